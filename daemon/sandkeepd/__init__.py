@@ -1,1 +1,1 @@
-"""What runs: providers, sandboxes, processes and the servers that answer for them."""
+"""The daemon: providers, sandboxes, processes and their servers."""

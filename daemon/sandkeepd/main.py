@@ -12,7 +12,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep.settings import daemon
 
 OPEN_FILES: Final = 65536
-"""What the units ask for, too."""
+"""The same value as in the systemd units."""
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _open_missing_streams() -> None:
-    """Whoever starts a daemon may have closed its input, output and errors: nothing else may become one of them."""
+    """Open /dev/null for closed standard streams, so that no other file gets their numbers."""
     for number in range(3):
         try:
             os.fstat(number)

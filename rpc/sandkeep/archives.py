@@ -27,10 +27,10 @@ _MAGIC: Final[dict[bytes, ArchiveFormat]] = {b"\x1f\x8b": "tar.gz", b"\x28\xb5":
 
 
 def export_to(client: Client, snapshot_id: str, path: str, *, moved: Moved | None = None) -> SnapshotExport:
-    """Write a snapshot to a file as one whole archive. A file that is there is replaced, and a link to one stays; what
-    is no file, a FIFO or a device, is written to.
+    """Write a snapshot to a file as one whole archive. An existing file is replaced, and a symbolic link stays; FIFOs
+    and devices are written to.
 
-    Raises `permission_denied`, `not_found` and `invalid` for the path, and what the daemon refuses.
+    Raises `permission_denied`, `not_found` and `invalid` for the path, and the daemon's errors.
     """
     path = os.path.realpath(path)
     if _is_special(path):
@@ -43,7 +43,7 @@ def export_to(client: Client, snapshot_id: str, path: str, *, moved: Moved | Non
 
 
 def _is_special(path: str) -> bool:
-    """Whether it is there and no plain file. Raises `invalid` for a directory."""
+    """Return True if the path exists and is no regular file. Raises `invalid` for a directory."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -62,8 +62,8 @@ def _export_to_special(client: Client, snapshot_id: str, path: str, moved: Moved
 
 
 def export_into(client: Client, snapshot_id: str, descriptor: int, *, moved: Moved | None = None) -> SnapshotExport:
-    """Write a snapshot to an open descriptor, as one whole archive. Raises `snapshot_corrupt` when what came is not
-    what the daemon says.
+    """Write a snapshot to an open descriptor, as one whole archive. Raises `snapshot_corrupt` if the bytes received do
+    not match the daemon's digest.
     """
     with client.with_descriptors("snapshot.export", snapshot_id) as handed:
         [source] = handed.receive()
@@ -80,10 +80,10 @@ def export_into(client: Client, snapshot_id: str, descriptor: int, *, moved: Mov
 def import_from(
     client: Client, path: str, *, digest: str | None = None, moved: Moved | None = None, **options: Any
 ) -> Snapshot:
-    """Have a tar archive, plain or compressed by gzip or zstd, kept as a snapshot. `options` are the parameters of
-    ``snapshot.import`` besides.
+    """Import a tar archive, plain or compressed by gzip or zstd, as a snapshot. `options` are further parameters of
+    ``snapshot.import``.
 
-    Raises `snapshot_corrupt` for what is damaged or not safe to extract, and what the daemon refuses.
+    Raises `snapshot_corrupt` for an archive that is damaged or unsafe to extract, and the daemon's errors.
     """
     try:
         with open(path, "rb", buffering=0) as file:

@@ -82,7 +82,7 @@ class Client(BlockingMethods):
         self._take(sock)
 
     def _take(self, sock: socket | None) -> None:
-        """Have a new connection, or none yet."""
+        """Use a new connection, or none yet."""
         self._sock = sock
         self._unsent = self._daemon.greeting()
         self._buffer = LineBuffer()
@@ -97,7 +97,7 @@ class Client(BlockingMethods):
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection. What was begun and changes something goes on at the daemon."""
+        """Close the connection. Commands that change something continue in the daemon."""
         self._closed = True
         if self._sock is not None:
             self._sock.close()
@@ -140,8 +140,8 @@ class Client(BlockingMethods):
     def read_output(
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
     ) -> Iterator[ProcessOutput]:
-        """Iterate over what a process wrote, from byte offsets, until it has ended; or, without `follow`, what there
-        is.
+        """Iterate over a process's output, from byte offsets, until it has ended; without `follow`, over the present
+        output.
         """
         cursor = OutputCursor(stdout_offset, stderr_offset, follow)
         while query := cursor.next_query():
@@ -150,8 +150,8 @@ class Client(BlockingMethods):
                 yield piece
 
     def persist(self, work: Callable[[], T]) -> T:
-        """Do something that is made of several calls; all of it again when the daemon goes away in the middle. For what
-        can be begun anew.
+        """Run an operation of several calls, and repeat it when the daemon goes away in the middle. It must be
+        repeatable.
         """
         trial = Trial(self._daemon, "daemon.ping", {})
         while True:
@@ -283,7 +283,7 @@ class Client(BlockingMethods):
         return self._lines.popleft()
 
     def _last_words(self, sock: socket) -> jsonrpc.Answer | None:
-        """What the daemon said before it closed the connection, if it sent a reason that was not read yet."""
+        """Return the reason that the daemon sent before it closed the connection, if one is unread."""
         with contextlib.suppress(OSError, EOFError, DecodeError):
             while True:
                 answer = jsonrpc.parse_answer(self._read_line(sock))

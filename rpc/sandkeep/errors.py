@@ -27,7 +27,7 @@ class SandkeepError(Exception):
 
 
 class CallerError(SandkeepError):
-    """The request cannot be right, whatever the state of things: change it."""
+    """The request can never succeed: change it."""
 
 
 class StateError(SandkeepError):
@@ -39,11 +39,11 @@ class SetupError(SandkeepError):
 
 
 class ProviderError(SandkeepError):
-    """What runs the sandbox failed, or the sandbox used up what it was given."""
+    """The sandbox's runtime failed, or the sandbox exhausted its resources."""
 
 
 class DataError(SandkeepError):
-    """What was stored is missing, damaged, or gone by retention."""
+    """Stored data is missing, damaged, or removed by retention."""
 
 
 class DaemonError(SandkeepError):

@@ -31,14 +31,16 @@ MAX_EVENT_BYTES: Final = 64 * 1024
 DAEMON_STREAM: Final = "daemon"
 LOG_STREAM: Final = "/log"
 OLD_LOG_STREAM: Final = "log"
-"""Where older daemons wrote what the log tells of itself; as callers chose ids then, it may be a sandbox's, too."""
+"""The stream on which older daemons recorded the log's own events; as callers chose ids then, it may be a sandbox's,
+too.
+"""
 
 OWN_STREAMS: Final = (DAEMON_STREAM, LOG_STREAM, OLD_LOG_STREAM)
 """The streams of the daemon and the log, which do not end."""
 
 
 class Event(Struct, frozen=True, kw_only=True, gc=False):
-    """What all events have in common. `type` and `version` are set by each class."""
+    """The base of all events. `type` and `version` are set by each class."""
 
     type: ClassVar[str] = ""
     version: ClassVar[int] = 1
@@ -82,8 +84,8 @@ class DaemonStopped(Event, frozen=True, kw_only=True):
 
 
 class ProviderFellBack(Event, frozen=True, kw_only=True):
-    """Whoever left the choice of a provider to the daemon got `used`, as the one `asked` for does not work here. It is
-    in the daemon's own stream.
+    """The daemon chose the provider `used`, as the one `asked` for does not work here and the caller left the choice
+    open. It is in the daemon's own stream.
     """
 
     type = "provider.fell_back"
@@ -96,8 +98,8 @@ class ProviderFellBack(Event, frozen=True, kw_only=True):
 
 
 class LogCompactRequested(Event, frozen=True, kw_only=True):
-    """Events of what ended before a moment (microseconds since 1970) are about to go into the archive. From here on
-    no view holds these sandboxes and images.
+    """Events of objects that ended before a moment (microseconds since 1970) are about to go into the archive. From
+    here on no view holds these sandboxes and images.
     """
 
     type = "log.compact_requested"
@@ -120,7 +122,7 @@ class LogCompacted(Event, frozen=True, kw_only=True):
 
 
 class LogRedactRequested(Event, frozen=True, kw_only=True):
-    """What a caller put into the event at `position` is about to be taken out of the log and the archive."""
+    """A caller's data in the event at `position` is about to be removed from the log and the archive."""
 
     type = "log.redact_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("log.redacted",)
@@ -128,8 +130,8 @@ class LogRedactRequested(Event, frozen=True, kw_only=True):
 
 
 class LogRedacted(Event, frozen=True, kw_only=True):
-    """What a caller had put into the event at `position` is nowhere any more. It is `what` in the stream `of`, and was
-    recorded at `time_us`; all three are empty for an event that is not there any more.
+    """A caller's data in the event at `position` is removed everywhere. That event is of type `what` in the stream
+    `of`, and was recorded at `time_us`; all three are empty if the event is gone.
     """
 
     type = "log.redacted"
@@ -167,7 +169,7 @@ class ImageCreateRequested(Event, frozen=True, kw_only=True):
 
 class ImageCreated(Event, frozen=True, kw_only=True):
     """The image is complete. `digest` is that of its content; `skipped` the first of the files that were left out.
-    `details` are what its provider found out about it, and goes by when it makes sandboxes.
+    `details` are its provider's data, from which it makes sandboxes.
     """
 
     type = "image.created"
@@ -237,7 +239,7 @@ class SandboxCreateRequested(Event, frozen=True, kw_only=True):
 
 
 class SandboxCreated(Event, frozen=True, kw_only=True):
-    """The sandbox runs. `handle` is what its provider needs to find it again, also after a restart."""
+    """The sandbox runs. `handle` identifies it to its provider, also after a restart."""
 
     type = "sandbox.created"
     isolation: Isolation
@@ -284,7 +286,7 @@ class SandboxSuspendRequested(Event, frozen=True, kw_only=True):
 
 
 class SandboxSuspended(Event, frozen=True, kw_only=True):
-    """Everything in the sandbox stands still. `outside`: nobody asked Sandkeep for that, but somebody did it."""
+    """All processes in the sandbox are frozen. `outside`: not by Sandkeep, but by another program."""
 
     type = "sandbox.suspended"
     outside: bool = False
@@ -319,7 +321,7 @@ class SandboxResumed(Event, frozen=True, kw_only=True):
 
 
 class SandboxResumeFailed(Event, frozen=True, kw_only=True):
-    """The sandbox was not resumed, and is what it was before. `interrupted`: as in `image.create_failed`."""
+    """The sandbox was not resumed, and its status is as before. `interrupted`: as in `image.create_failed`."""
 
     type = "sandbox.resume_failed"
     code: str
@@ -328,8 +330,8 @@ class SandboxResumeFailed(Event, frozen=True, kw_only=True):
 
 
 class SandboxRestoreRequested(Event, frozen=True, kw_only=True):
-    """The sandbox's own files are about to be replaced by those of a snapshot, and what runs in it to be ended; or all
-    of it by what it was at the checkpoint `checkpoint_id`. `plan` is what it will be by then.
+    """The sandbox's own files are about to be replaced by those of a snapshot, and its processes ended; or all of it by
+    its state at the checkpoint `checkpoint_id`. `plan` is its provider's plan after that.
     """
 
     type = "sandbox.restore_requested"
@@ -341,9 +343,7 @@ class SandboxRestoreRequested(Event, frozen=True, kw_only=True):
 
 
 class SandboxRestored(Event, frozen=True, kw_only=True):
-    """The sandbox runs with the files of the snapshot, and with nothing in it; or it is what it was at the
-    checkpoint.
-    """
+    """The sandbox runs with the files of the snapshot, and without processes; or in its state at the checkpoint."""
 
     type = "sandbox.restored"
     snapshot_id: str = ""
@@ -353,8 +353,8 @@ class SandboxRestored(Event, frozen=True, kw_only=True):
 
 
 class SandboxRestoreFailed(Event, frozen=True, kw_only=True):
-    """The sandbox has the files that it had. With `ended` nothing runs in it any more, and it has failed; else it is
-    what it was before. `interrupted`: as in `image.create_failed`.
+    """The sandbox has its old files. With `ended` its processes were ended, and it has failed; else its status is as
+    before. `interrupted`: as in `image.create_failed`.
     """
 
     type = "sandbox.restore_failed"
@@ -414,10 +414,10 @@ class SandboxTerminated(Event, frozen=True, kw_only=True):
 
 
 class SandboxFileWritten(Event, frozen=True, kw_only=True):
-    """A caller put a file or a tree into the sandbox; it was complete when this was recorded. `sha256` is what older
-    daemons put down of a file's content; what is short can be found out by it, so it is None now.
+    """A caller put a file or a tree into the sandbox; it was complete when this was recorded. `sha256` was recorded by
+    older daemons; short contents can be guessed from a digest, so it is None now.
 
-    Its stream is ``SANDBOX/files``: files come while the sandbox's own stream waits for what ends it.
+    Its stream is ``SANDBOX/files``: files come while the sandbox's own stream waits for its end.
     """
 
     type = "sandbox.file_written"
@@ -477,7 +477,7 @@ class ProcessSignalled(Event, frozen=True, kw_only=True):
 
 
 class ProcessTimedOut(Event, frozen=True, kw_only=True):
-    """The process's own time limit passed, and its group is being killed; what it wrote is kept."""
+    """The process's own time limit passed, and its group is being killed; its output is kept."""
 
     type = "process.timed_out"
     timeout_s: float
@@ -485,7 +485,7 @@ class ProcessTimedOut(Event, frozen=True, kw_only=True):
 
 class ProcessExited(Event, frozen=True, kw_only=True):
     """The process ended. `exit_code` is the shell's: 128+n for signal n. The sizes are those of its journal at that
-    moment. `oom_killed`: the kernel killed it, or what it waited for, for want of memory.
+    moment. `oom_killed`: the kernel's OOM killer killed it, or a process it waited for.
     """
 
     type = "process.exited"
@@ -626,8 +626,9 @@ class ArchiveRemoveFailed(Event, frozen=True, kw_only=True):
 
 
 class CheckpointCreateRequested(Event, frozen=True, kw_only=True):
-    """A sandbox is about to be kept with all that runs in it, in files at `place`. It goes on, or is suspended with
-    that. `spec`, `secrets`, `plan` and `needs_image` are the sandbox's; `facts` are what of this machine it depends on.
+    """A sandbox is about to be checkpointed with all its processes, in files at `place`. It goes on, or is suspended
+    with that. `spec`, `secrets`, `plan` and `needs_image` are the sandbox's; `facts` are the properties of this machine
+    that a restore depends on.
     """
 
     type = "checkpoint.create_requested"
@@ -735,7 +736,7 @@ class LockAcquired(Event, frozen=True, kw_only=True):
 
 
 class LockContended(Event, frozen=True, kw_only=True):
-    """The lock was not taken, as somebody else has it, `held_by` until `expires_at`, or will have it next: `waiting`.
+    """The lock was not taken, as another owner holds it, `held_by` until `expires_at`, or will get it next: `waiting`.
     `code` is ``lock_contended``, or ``lock_timeout`` when it was waited for.
     """
 
@@ -748,7 +749,7 @@ class LockContended(Event, frozen=True, kw_only=True):
 
 
 class LockAcquireFailed(Event, frozen=True, kw_only=True):
-    """The lock was not taken. `interrupted`: as in `image.create_failed`, or whoever waited for it has gone."""
+    """The lock was not taken. `interrupted`: as in `image.create_failed`, or the waiting caller has gone."""
 
     type = "lock.acquire_failed"
     code: str
@@ -757,20 +758,20 @@ class LockAcquireFailed(Event, frozen=True, kw_only=True):
 
 
 class LockReleaseRequested(Event, frozen=True, kw_only=True):
-    """The lock is about to be given back; from here on nothing is written under it."""
+    """The lock is about to be released; from here on nothing is written under it."""
 
     type = "lock.release_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("lock.released", "lock.lost", "lock.expired")
 
 
 class LockReleased(Event, frozen=True, kw_only=True):
-    """The lock was given back."""
+    """The lock was released."""
 
     type = "lock.released"
 
 
 class LockExpired(Event, frozen=True, kw_only=True):
-    """The lock was not renewed in time, and is held no more, whether or not somebody else has it by now."""
+    """The lock was not renewed in time, and is lost, even if no other owner has taken it."""
 
     type = "lock.expired"
     message: str
@@ -787,7 +788,7 @@ class LockLost(Event, frozen=True, kw_only=True):
 
 
 class LockStealRequested(Event, frozen=True, kw_only=True):
-    """An administrator is about to free a lock, whoever holds it, and whatever is in the place of its document."""
+    """An administrator is about to free a lock, held by any owner, and with any content in place of its document."""
 
     type = "lock.steal_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("lock.stolen", "lock.steal_failed")
@@ -797,7 +798,7 @@ class LockStealRequested(Event, frozen=True, kw_only=True):
 
 
 class LockStolen(Event, frozen=True, kw_only=True):
-    """The lock is free, and its owner, who hears of it when he renews it, has lost it."""
+    """The lock is free, and its owner has lost it, and learns so at the next renewal."""
 
     type = "lock.stolen"
 

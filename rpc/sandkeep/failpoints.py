@@ -109,7 +109,7 @@ _name, _, _which = os.environ.get(SETTING, "").partition("@")
 _times = count(1)
 
 armed: Final = bool(_name)
-"""Whether any of them matters."""
+"""True if any failpoint is set."""
 
 
 def reach(name: str) -> None:

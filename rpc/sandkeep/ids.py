@@ -43,12 +43,12 @@ def new_id(prefix: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` may be an id or a name."""
+    """Return True if `text` is valid as an id or a name."""
     return _NAME.match(text) is not None
 
 
 def is_log_id(text: str) -> bool:
-    """Whether `text` is what an event log calls itself."""
+    """Return True if `text` is the id of an event log."""
     return _LOG_ID.fullmatch(text) is not None
 
 
@@ -64,13 +64,13 @@ def check_name(text: str, field: str) -> str:
 
 
 def looks_like_id(text: str) -> bool:
-    """Whether `text` begins as ids do that Sandkeep makes, of any kind."""
+    """Return True if `text` has the prefix of an id of any kind."""
     kind, underscore, _ = text.partition("_")
     return bool(underscore) and kind in (*PREFIXES, "log")
 
 
 def check_own_name(text: str, field: str) -> str:
-    """Return a caller's name for a sandbox; raise `invalid`, naming `field`, for what an id could be."""
+    """Return a caller's name for a sandbox; raise `invalid`, naming `field`, for one that looks like an id."""
     check_name(text, field)
     if looks_like_id(text):
         raise CallerError("invalid", f"{field}: {text!r} looks like an id: choose another name", field=field)

@@ -63,9 +63,9 @@ class Lifecycle(Generic[S]):
         """The states that no event leads out of."""
 
     def after(self, event: Event, now: S, before: S | None = None) -> S:
-        """Answer the state that an event leads to. `before` is the one in which the last intent found the object.
+        """Return the state that an event leads to. `before` is the one in which the last intent found the object.
 
-        What is in a log has happened, maybe by the rules of another version: `sources` are not looked at.
+        Events in a log may follow the rules of another version: `sources` are not checked.
         """
         return self.targets.get(event.type) or self._after(event, now, before)
 

@@ -11,10 +11,11 @@ from msgspec import Meta, Struct, field
 from sandkeep.ids import MAX_NAME_LENGTH, NAME_PATTERN
 
 MAX_INLINE_BYTES: Final = 1024 * 1024
-"""How much of each stream an ``exec`` answers inline. The rest is in the journal."""
+"""Maximum bytes of each stream in the answer of an ``exec``. The rest is in the journal."""
 
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
-"""How much one `process.read` answers: base64 of two streams of that stays below the 16 MiB of a message."""
+"""Maximum bytes in the answer of one `process.read`: base64 of two streams of that stays below the 16 MiB of a message.
+"""
 
 Name: TypeAlias = Annotated[
     str,
@@ -105,8 +106,8 @@ class Image(Struct, frozen=True, kw_only=True):
 
 
 class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is seen at `target` in a sandbox besides its image: a directory of the host, by its absolute path, for
-    administrators; or a volume of the owner's, by a name, which is made when it is not there and outlives sandboxes.
+    """A mount at `target` in a sandbox: a directory of the host, by its absolute path, for administrators; or a named
+    volume of the owner, which is made on first use and outlives sandboxes.
     """
 
     source: Annotated[str, Meta(max_length=4096, pattern=r"^(/[^\x00:]*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)")]
@@ -115,7 +116,7 @@ class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SandboxSpec(Struct, frozen=True, kw_only=True):
-    """What a sandbox was asked to be. Limits mean the same with every provider; None is the provider's default.
+    """The requested properties of a sandbox. Limits mean the same with every provider; None is the provider's default.
 
     `user` is a uid inside the sandbox, or ``uid:gid``. `working_dir` is where processes start.
     """
@@ -188,7 +189,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 
 
 class Place(Struct, frozen=True, kw_only=True):
-    """Where an archive lies: `path` below `base`, which is a directory or a bucket, as `where` says: ``mount``,
+    """The location of an archive: `path` below `base`, a directory or a bucket according to `where`: ``mount``,
     ``directory``, ``state``, ``gcs`` or ``s3``. `uri` is the whole.
     """
 
@@ -236,7 +237,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 
 class SnapshotList(Struct, frozen=True, kw_only=True):
-    """Snapshots, oldest first; `next` is what to give as `after` for more."""
+    """Snapshots, oldest first; `next` is the `after` for the next page."""
 
     snapshots: list[Snapshot]
     next: str | None = None
@@ -286,7 +287,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointList(Struct, frozen=True, kw_only=True):
-    """Checkpoints, oldest first; `next` is what to give as `after` for more."""
+    """Checkpoints, oldest first; `next` is the `after` for the next page."""
 
     checkpoints: list[Checkpoint]
     next: str | None = None
@@ -300,8 +301,8 @@ class CheckpointRestoreResult(Struct, frozen=True, kw_only=True):
 
 
 class SnapshotGcReport(Struct, frozen=True, kw_only=True):
-    """What a collection removed, or would have: snapshots that retention let go, and archives that no event owns, by
-    where they lay. `left` are archives that could not be told to be ours, or not be removed, each with why.
+    """The result of a collection, or of a dry run: expired snapshots, and archives that no event owns, by their places.
+    `left` are archives that could not be identified as ours, or not be removed, each with the reason.
     """
 
     snapshots: list[str] = field(default_factory=list)
@@ -385,8 +386,8 @@ class Process(Struct, frozen=True, kw_only=True):
 
 
 class ExecResult(Struct, frozen=True, kw_only=True):
-    """How an ``exec`` ended, with up to `MAX_INLINE_BYTES` of each stream; the whole is in the journal of
-    `process_id`. `oom_killed` is as in `Process`; `error` says then what the sandbox's limit is.
+    """The outcome of an ``exec``, with up to `MAX_INLINE_BYTES` of each stream; the whole is in the journal of
+    `process_id`. `oom_killed` is as in `Process`; `error` then names the sandbox's limit.
     """
 
     process_id: str
@@ -406,11 +407,11 @@ class ExecResult(Struct, frozen=True, kw_only=True):
 
 
 class ProcessOutput(Struct, frozen=True, kw_only=True):
-    """A piece of a journal. Ask again from `next_stdout_offset` and `next_stderr_offset`; `ended` means no more will
+    """A piece of a journal. Continue from `next_stdout_offset` and `next_stderr_offset`; `ended` means no more will
     come.
 
-    `stdout_offset` is further on than what was asked for when the beginning of the stream was dropped, as is
-    `stderr_offset`. `note` tells of that and of anything odd, such as a journal that became shorter.
+    `stdout_offset` is larger than requested when the beginning of the stream was dropped, as is `stderr_offset`. `note`
+    reports that and any anomaly, such as a journal that became shorter.
     """
 
     process_id: str
@@ -438,8 +439,8 @@ class Attachment(Struct, frozen=True, kw_only=True):
 class OpenOutput(Struct, frozen=True, kw_only=True):
     """The journals of a process, given to a client as two descriptors for reading: stdout, then stderr.
 
-    They go on growing while the process runs. Read them by offset; what is in them was written inside the sandbox. What
-    was dropped of one is a hole at its beginning (SEEK_DATA tells its end), as may come while it is read.
+    They go on growing while the process runs. Read them by offset; their content is untrusted. Dropped data is a hole
+    at the beginning (SEEK_DATA finds its end), which may grow during a read.
     """
 
     process: Process
@@ -463,7 +464,7 @@ class FileEntry(Struct, frozen=True, kw_only=True):
 
 
 class DirectoryList(Struct, frozen=True, kw_only=True):
-    """The files of a directory, by name; `next` is what to give as `after` for more."""
+    """The files of a directory, by name; `next` is the `after` for the next page."""
 
     entries: list[FileEntry]
     next: str | None = None
@@ -490,7 +491,7 @@ class FileWritten(Struct, frozen=True, kw_only=True):
 
 
 class Copied(Struct, frozen=True, kw_only=True):
-    """A copy that is complete. `path` is where it lies in the sandbox, or lay; `files` counts what it consists of."""
+    """A complete copy. `path` is its place in the sandbox; `files` counts its files."""
 
     path: str
     files: int
@@ -510,9 +511,10 @@ class StreamAccess(Struct, frozen=True, kw_only=True):
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event as it is in the log and on the wire. `version` is its shape's, `revision` its place in its stream.
+    """An event as it is in the log and on the wire. `version` is that of its type, `revision` its place in its stream.
 
-    In the history of a sandbox, `moment` is there where one was kept, also if what it was kept in was deleted since.
+    In the history of a sandbox, `moment` is set where one was kept, even if its snapshot or checkpoint was deleted
+    since.
     """
 
     position: int
@@ -553,14 +555,14 @@ class SandboxAt(Struct, frozen=True, kw_only=True):
 
 
 class ImageList(Struct, frozen=True, kw_only=True):
-    """Images, oldest first; `next` is what to give as `after` for more."""
+    """Images, oldest first; `next` is the `after` for the next page."""
 
     images: list[Image]
     next: str | None = None
 
 
 class SandboxList(Struct, frozen=True, kw_only=True):
-    """Sandboxes, oldest first; `next` is what to give as `after` for more."""
+    """Sandboxes, oldest first; `next` is the `after` for the next page."""
 
     sandboxes: list[Sandbox]
     next: str | None = None
@@ -597,14 +599,14 @@ class SandboxStats(Struct, frozen=True, kw_only=True):
 
 
 class SandboxStatsList(Struct, frozen=True, kw_only=True):
-    """What running sandboxes use, oldest sandbox first; `next` is what to give as `after` for more."""
+    """Resource usage of running sandboxes, oldest sandbox first; `next` is the `after` for the next page."""
 
     sandboxes: list[SandboxStats]
     next: str | None = None
 
 
 class ProcessList(Struct, frozen=True, kw_only=True):
-    """Processes, oldest first; `next` is what to give as `after` for more."""
+    """Processes, oldest first; `next` is the `after` for the next page."""
 
     processes: list[Process]
     next: str | None = None
@@ -642,14 +644,14 @@ class Pong(Struct, frozen=True, kw_only=True):
 
 
 class Capability(Struct, frozen=True, kw_only=True):
-    """Whether something works here; if not, or not fully, `why` says what is missing and what to do."""
+    """A feature of this machine. If it does not work fully, `why` names the cause and the remedy."""
 
     works: bool
     why: str | None = None
 
 
 class ProviderCapabilities(Struct, frozen=True, kw_only=True):
-    """What a provider can do on this machine."""
+    """The features of a provider on this machine."""
 
     provider: str
     works: bool
@@ -666,7 +668,7 @@ class ProviderChoice(Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What works on this machine, provider by provider."""
+    """The features of this machine, provider by provider."""
 
     providers: list[ProviderCapabilities]
 
@@ -701,7 +703,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True):
 
 
 class VerifyReport(Struct, frozen=True, kw_only=True):
-    """What a check of the event log and of every `metadata.json` found."""
+    """The result of a check of the event log and of every `metadata.json`."""
 
     ok: bool
     events: int
@@ -711,7 +713,7 @@ class VerifyReport(Struct, frozen=True, kw_only=True):
 
 
 class RebuildReport(Struct, frozen=True, kw_only=True):
-    """What a rebuild of every `metadata.json` did."""
+    """The result of a rebuild of every `metadata.json`."""
 
     position: int
     written: int
@@ -720,8 +722,8 @@ class RebuildReport(Struct, frozen=True, kw_only=True):
 
 
 class CompactReport(Struct, frozen=True, kw_only=True):
-    """What a compaction moved from the event log into `segments` of the archive, which take `size_bytes`. The log has
-    no gaps from `first_position` on.
+    """The result of a compaction: events moved into `segments` of the archive, which take `size_bytes`. The log has no
+    gaps from `first_position` on.
     """
 
     events: int = 0
@@ -733,7 +735,7 @@ class CompactReport(Struct, frozen=True, kw_only=True):
 
 
 class RedactReport(Struct, frozen=True, kw_only=True):
-    """Which event was redacted, and in which `places`: the ``log``, or segments of the archive."""
+    """The redacted event, and the `places` it was in: the ``log``, or segments of the archive."""
 
     position: int
     type: str
@@ -742,8 +744,8 @@ class RedactReport(Struct, frozen=True, kw_only=True):
 
 
 class RepairReport(Struct, frozen=True, kw_only=True):
-    """What is wrong with a log, and how many of its events are `kept` by its repair. Once it is `mended`, the damaged
-    files are in `quarantine`.
+    """The problems of a log, and the number of events `kept` by its repair. Once it is `mended`, the damaged files are
+    in `quarantine`.
     """
 
     kept: int
@@ -781,7 +783,7 @@ class Lock(Struct, frozen=True, kw_only=True):
 
 
 class LockList(Struct, frozen=True, kw_only=True):
-    """`next` is what to give as `after` for more; None when that was all."""
+    """Locks; `next` is the `after` for the next page, None on the last."""
 
     locks: list[Lock]
     next: str | None = None

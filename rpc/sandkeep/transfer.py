@@ -41,22 +41,22 @@ Moved = Callable[[int], None]
 P = ParamSpec("P")
 
 BEAT_S: Final = 0.1
-"""How often it is told how much was moved."""
+"""Seconds between progress reports."""
 
 MAX_SAID_BYTES: Final = 65536
-"""How much of what a program says on stderr is of interest."""
+"""Maximum bytes kept of a program's stderr."""
 
 _CHANGED: Final = 1
-"""What tar exits with when a file changed, or went away, while it was read."""
+"""Exit code of tar if a file changed, or went away, while it was read."""
 
 _NO_READER: Final = -signal.SIGPIPE
-"""How a program ends when the sandbox does not take what it writes: the call tells why."""
+"""Exit code of a program when the sandbox stops reading: the call has the reason."""
 
 _CUT_SHORT: Final = ("Unexpected EOF", "does not look like a tar archive")
-"""What tar says of an archive whose sender failed: he has more to tell."""
+"""Messages of tar for an archive whose sender failed: the sender has the reason."""
 
 _NO_ROOM: Final = ("No space left", "Wrote only", "quota")
-"""What tar says of a disk that is full; of a short write only how short it was."""
+"""Messages of tar for a full disk; a short write names only its size."""
 
 _WARNING: Final = re.compile("tar: Removing leading ")
 
@@ -72,7 +72,7 @@ _SCALARS: Final = {"TAR_OPTIONS": None, "POSIXLY_CORRECT": None, "LC_ALL": "C"}
 
 
 def _persistent(copy: Callable[Concatenate[Client, P], Copied]) -> Callable[Concatenate[Client, P], Copied]:
-    """Have a copy begun anew when the daemon went away in the middle: nothing of it counts before its end."""
+    """Make a copy restart when the daemon went away in the middle: nothing of it counts before its end."""
 
     def copy_at_last(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Copied:
         return client.persist(lambda: copy(client, *args, **kwargs))
@@ -173,7 +173,9 @@ def receive_archive(client: Client, descriptor: int, sandbox_id: str, path: Path
 def _receiving(
     client: Client, sandbox_id: str, path: Path, *, contents: bool
 ) -> Iterator[tuple[Handed, Callable[[], Copied], int]]:
-    """A copy into a sandbox: the call, what makes it effective, and the descriptor to write to, to be closed."""
+    """Begin a copy into a sandbox: yield the call, the function that commits it, and the descriptor to write to and
+    close.
+    """
     transfer_id = new_id("cpy")
 
     def commit() -> Copied:
@@ -268,8 +270,8 @@ def _ending(program: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 def _watch(calls: list[Handed], program: "subprocess.Popen[bytes]", moved: Moved | None, counter: str) -> None:
-    """Wait until the program has ended. A call that fails meanwhile ends it, and is raised: nothing good can follow,
-    and what is inside a sandbox may hold the program's pipe open for ever.
+    """Wait until the program has ended. A call that fails meanwhile ends the program, and is raised: code inside a
+    sandbox may hold the program's pipe open for ever.
     """
     with _ended(program) as ended:
         poll = select.poll()
@@ -288,7 +290,7 @@ def _watch(calls: list[Handed], program: "subprocess.Popen[bytes]", moved: Moved
 
 
 def _hear(call: Handed, poll: select.poll) -> None:
-    """Take what a call has to say, and no more of it once it has been answered well."""
+    """Take a message of a call; once it has succeeded, stop polling it."""
     call.hear()
     if call.answered:
         poll.unregister(call.fileno())
@@ -306,7 +308,7 @@ def _ended(program: "subprocess.Popen[bytes]") -> Iterator[int]:
 
 
 def _count(pid: int, counter: str) -> int:
-    """How many bytes a program has read or written so far."""
+    """Return the number of bytes that a program has read or written so far."""
     with suppress(OSError), open(f"/proc/{pid}/io", encoding="ascii") as file:
         return int(dict(line.split(": ") for line in file)[counter])
     return 0
@@ -331,7 +333,7 @@ def _is_contents(path: bytes) -> bool:
 
 
 def _source(path: bytes) -> tuple[bytes, bytes, bool]:
-    """From where tar reads what: a directory, a name in it, and whether only what is in that name counts."""
+    """Return tar's source: a directory, a name in it, and whether to take only the contents of that name."""
     with _telling(path):
         status = os.stat(path) if path.endswith(b"/") else os.lstat(path)
     if _is_contents(path):
@@ -346,7 +348,7 @@ def _source(path: bytes) -> tuple[bytes, bytes, bool]:
 
 
 def _create(without: Sequence[str]) -> list[str | bytes]:
-    """The words that make an archive of what is in a directory, which follows."""
+    """Return the argv that makes an archive of a directory, which follows."""
     return [_CREATE[0], "--no-wildcards", *(f"--exclude={name}" for name in without), *_CREATE[1:]]
 
 
@@ -364,7 +366,7 @@ def _place(stage: Stage, target: bytes) -> bytes:
 
 
 def _complete(call: Handed, tar: "subprocess.Popen[bytes]") -> Copied:
-    """What the sandbox says of a copy that was unpacked here. Raises what failed, there or here."""
+    """Return the sandbox's answer for a copy that was unpacked here. Raises the error of either side."""
     if tar.returncode and not any(words in _said(tar) for words in _CUT_SHORT):
         raise _unwritable(tar)
     answer: Copied = call.answer()
@@ -392,7 +394,7 @@ def _unwritable(tar: "subprocess.Popen[bytes]") -> SandkeepError:
 
 @contextmanager
 def _telling(path: bytes) -> Iterator[None]:
-    """What the operating system says about a path of this machine, as errors that say what to do."""
+    """Translate errors of the operating system for a path of this machine."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -1,1 +1,1 @@
-"""The socket: who is there, what they ask, and what they are answered."""
+"""The socket: connections, their requests, and the answers."""

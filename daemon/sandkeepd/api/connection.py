@@ -93,21 +93,21 @@ class Connection:
 
     @property
     def calls_in_flight(self) -> int:
-        """How many calls have a task now."""
+        """Number of calls that have a task now."""
         return self._room.calls
 
     @property
     def uid(self) -> int:
-        """Whose connection it is."""
+        """The uid of the peer."""
         return self._peer.uid
 
     @property
     def descriptors(self) -> int:
-        """How many open descriptors calls under way may give, or were given and not read yet."""
+        """Number of descriptors that calls in flight may send, or that were sent and not read yet."""
         return self._descriptors_asked_for + self._writer.descriptors_unread
 
     def stop(self) -> None:
-        """Read no more and cancel what only reads; `run` returns when the other calls have ended and were answered."""
+        """Stop reading and cancel read-only calls; `run` returns when the other calls have ended and were answered."""
         self._stopped = True
         self._reading.cancel()
         self._cancel_waiting()
@@ -130,12 +130,10 @@ class Connection:
     async def run(self) -> None:
         """Serve the client until it goes away, or `stop` is called.
 
-        Resource handling
-            The socket is closed at the end.
+        Resource handling: the socket is closed at the end.
 
-        Error handling
-            Whatever the client does ends at most its own connection. A defect of a handler is logged and answered as
-            `internal`.
+        Error handling: a client can end at most its own connection. A defect of a handler is logged and answered as
+        `internal`.
         """
         try:
             async with trio.open_nursery() as self._tasks:
@@ -183,7 +181,7 @@ class Connection:
             self.lose()
 
     def _cut(self, data: bytes) -> list[bytes]:
-        """The lines that are complete now; what is left of one is on its user's account."""
+        """Return the complete lines; the incomplete rest is charged to its user."""
         before = len(self._lines)
         lines = self._lines.feed(data)
         if before or self._lines:
@@ -194,7 +192,7 @@ class Connection:
         return lines
 
     async def _take(self, lines: list[bytes]) -> None:
-        """Begin the calls of these lines, in their order, and send what could be answered at once."""
+        """Begin the calls of these lines, in their order, and send the immediate answers."""
         ready: list[bytes] = []
         size = 0
         for line in lines:
@@ -402,7 +400,7 @@ class Connection:
             return jsonrpc.error(request.id, report(unfit, request.method, call.params if call else None))
 
     async def _tell_progress(self, request_id: Raw, message: str) -> None:
-        """Tell how far a call is, unless the client has not even taken what was sent before."""
+        """Send a call's progress, unless the client has yet to read earlier data."""
         if self._writer.idle:
             await self._send([jsonrpc.progress(request_id, message)])
         await trio.lowlevel.checkpoint()
@@ -435,7 +433,7 @@ class Connection:
     # -- endings ------------------------------------------------------------------------------------------------------
 
     async def _refuse_overflow(self) -> None:
-        """Say what is wrong, and let the client finish sending: cut off while it sends, it would not see why."""
+        """Send the error, and let the client finish sending: cut off while it sends, it would not see the error."""
         self._cancel_waiting()
         await self._send([_TOO_LONG.answer()])
         with trio.move_on_after(self._deadline_s), contextlib.suppress(OSError):
@@ -445,7 +443,7 @@ class Connection:
         self.lose()
 
     def _discard(self) -> bool:
-        """Throw away what arrived; False at its end."""
+        """Discard received data; return False at its end."""
         try:
             return bool(self._sock.recv(_CHUNK_BYTES))
         except BlockingIOError:

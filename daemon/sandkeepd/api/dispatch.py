@@ -1,4 +1,4 @@
-"""From a call to its handler: access first, then, for what changes something, the promise that it is done only once."""
+"""Dispatch of calls to handlers: access first, then, for changes, the guarantee of at most one execution."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""By what a command is the same command: its method, and a digest of its parameters."""
+"""The identity of a command: its method, and a digest of its parameters."""
 
 from hashlib import blake2b
 from typing import Any, Final
@@ -15,10 +15,11 @@ _encode: Final = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 async def fingerprint(method: Method, params: Mutation) -> str:
-    """The method's name and a digest. It goes on record only once it is keyed: what is short can be found out by it.
+    """Return the method's name and a digest. It goes on record only once it is keyed, as short values could be guessed
+    from it.
 
-    Left out are the `command_id`, parameters at their defaults, so that a newer daemon with more of them makes the same
-    of the same command, and the values of secrets, which are in no record in any form.
+    Excluded are the `command_id`, parameters at their defaults, so that a newer daemon with more of them gets the same
+    fingerprint, and the values of secrets, which are in no record in any form.
     """
     if _size(params) > _LARGE_BYTES:
         return await trio.to_thread.run_sync(_of, method, params)
@@ -35,6 +36,6 @@ def _of(method: Method, params: Mutation) -> str:
 
 
 def _size(params: Mutation) -> int:
-    """How many bytes the parameters bring along, but for what is small anyway."""
+    """Return the size of the large parameters in bytes."""
     brought = (getattr(params, name, None) for name in ("data", "stdin"))
     return sum(len(value) for value in brought if isinstance(value, bytes))

@@ -59,10 +59,10 @@ def listening(
 
 
 def refuse_descriptors(listener: socket.socket) -> None:
-    """Have the kernel refuse open descriptors that clients send (EPERM); their connections inherit that.
+    """Make the kernel refuse descriptors that clients send (EPERM); accepted connections inherit that.
 
-    Nobody has a use for them here, and who throws one away closes it: of a TCP socket that lingers, that would hold
-    the whole daemon for as long as its sender likes. Kernels before 6.16 cannot refuse.
+    The daemon has no use for them, and discarding one closes it: closing a TCP socket with SO_LINGER would block the
+    whole daemon for as long as its sender likes. Kernels before 6.16 cannot refuse.
     """
     if listener.family == socket.AF_UNIX:
         with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ def _make_directory(path: str) -> None:
 
 
 def _refuse_others(path: str, setting: str) -> None:
-    """Raise when something is there that must stay: no socket, or one on which somebody listens."""
+    """Raise if the path must not be replaced: it is no socket, or another process listens on it."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             words = f"{path} is there and is no socket: set {setting} to another path"
@@ -126,7 +126,7 @@ def _somebody_listens(path: str) -> bool:
 
 
 def _bind(path: str, mode: int, gid: int) -> socket.socket:
-    """Bind, then set who may connect, then listen: before that nobody can connect, whatever the umask was."""
+    """Bind, then set mode and group, then listen: before that no connection is possible, for any umask."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.setblocking(False)

@@ -1,7 +1,7 @@
-"""Idempotency: a change that is given again with its `command_id` is not made again, but answered as it was.
+"""Idempotency: a change repeated with its `command_id` is not made again, but answered as before.
 
-What is known of a command is its first event in the log; of one that makes no event, a line beside the log. Whoever
-repeats a command while it is carried out waits for that.
+A command is known by its first event in the log; one that makes no event, by a line beside the log. A repetition of a
+running command waits for it.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -60,7 +60,7 @@ class RepeatedCommands:
 
     @asynccontextmanager
     async def _turn(self, key: tuple[str, str]) -> AsyncIterator[None]:
-        """For the length of a block nobody else carries out this command: whoever repeats it waits."""
+        """Execute one command exclusively for the length of a block: repetitions wait."""
         while key in self._running:
             await self._running[key].wait()
         self._running[key] = trio.Event()
@@ -70,7 +70,7 @@ class RepeatedCommands:
             self._running.pop(key).set()
 
     async def _once(self, request: Request[Any], handle: Handle, owner: str, command_id: str) -> Any:
-        """Answer from what is known of the command, and carry it out if that is nothing."""
+        """Answer a known command from its record, and carry out an unknown one."""
         first = await self._first_of(request, owner, command_id)
         if first is not None and now_us() - first.time_us < REMEMBERED_US:
             self._check_same(request, _command_of(first), f"{first.type} {first.sandbox_id}")
@@ -87,7 +87,7 @@ class RepeatedCommands:
         return answer
 
     async def _first_of(self, request: Request[Any], owner: str, command_id: str) -> Recorded | None:
-        """Find the event of the command given before; None also for what is done even if that cannot be looked up."""
+        """Find the event of the first execution; None also if the lookup fails and the method runs even then."""
         try:
             return await self._core.log.find_command(command_id, owner)
         except DaemonError:
@@ -111,9 +111,9 @@ class RepeatedCommands:
         return past
 
     def _check_same(self, request: Request[Any], recorded: str, told: str = "") -> None:
-        """Raise `conflict` unless it is the same command again, by what is on record of the first: its fingerprint.
+        """Raise `conflict` unless the fingerprint on record is that of this command.
 
-        `told` is what came of it, which is all that the oldest daemons have put down, and all that a redaction leaves.
+        `told` is the outcome, for records without a digest: those of the oldest daemons, and redacted ones.
         """
         key, subject = self._core.log.command_key, getattr(request.params, "sandbox_id", None)
         same_method = without_digest(recorded) in ("", request.method.name)
@@ -128,8 +128,8 @@ class RepeatedCommands:
 
 
 def _as_known_again(call: Call, request: Request[Any]) -> Mutation:
-    """The parameters by which a command is known when it is given again: as they were sent, since a name may mean
-    another sandbox by then. What makes no event tells of no sandbox, so that there it has to mean the same one.
+    """Return the parameters for the fingerprint: as they were sent, since a name may mean another sandbox by the time
+    of a repetition. A method without an event records no sandbox, so there the resolved ids count.
     """
     assert isinstance(call.params, Mutation)
     return call.params if request.method.intent is not None else request.params

@@ -19,10 +19,10 @@ _ANSWER_BYTES: Final = {"max_bytes": 8 / 3, "inline_bytes": 8 / 3}
 
 
 class Route(Struct, frozen=True, gc=False):
-    """How calls of one method are carried out.
+    """The execution of one method's calls.
 
-    `lasting` calls run to their end although their caller has gone; `sized_by` is the parameter that says how long the
-    answer may become, and `factor` what one of it costs in bytes.
+    `lasting` calls run to their end although their caller has gone; `sized_by` is the parameter that bounds the size of
+    the answer, and `factor` its bytes per unit.
     """
 
     method: Method
@@ -33,7 +33,7 @@ class Route(Struct, frozen=True, gc=False):
     factor: float = 0
 
     def weight(self, request_bytes: int, decoded: Params) -> int:
-        """How many bytes a call of this method may hold in memory."""
+        """Return the maximum memory of a call of this method, in bytes."""
         return request_bytes + (int(getattr(decoded, self.sized_by) * self.factor) if self.sized_by else 0)
 
 
@@ -47,7 +47,7 @@ def routes_of(handler: Handler) -> dict[str, Route]:
 
 @cache
 def _discovered() -> Raw:
-    """The document, made when it is first asked for: it takes a tenth of what the whole start takes."""
+    """Return the OpenRPC document, made on first use: that takes a tenth of the whole start."""
     return Raw(jsonrpc.encode(document()))
 
 

@@ -22,19 +22,19 @@ __all__ = ["Call", "Handler", "Peer", "Server", "ServerStatistics", "serve"]
 log: Final = logging.getLogger(__name__)
 
 SEND_DEADLINE_S: Final = 30.0
-"""How long a client may take to read one answer, or to send the rest of a line that it began."""
+"""Seconds a client may take to read one answer, or to send the rest of a line that it began."""
 
 GRACE_S: Final = 10.0
-"""How long calls that change something may go on when the server stops."""
+"""Seconds that calls that change something may go on when the server stops."""
 
 MAX_CONNECTIONS: Final = 512
-"""How many connections a user may have; root may have as many as there are descriptors."""
+"""Maximum connections of a user; root may have as many as there are descriptors."""
 
 _FEW: Final = 4
 
 
 class ServerStatistics(Struct, frozen=True, kw_only=True):
-    """What a server is doing: `answers` is since it started, the others are at this moment."""
+    """Counters of a server: `answers` since its start, the others at this moment."""
 
     connections: int
     calls_in_flight: int
@@ -42,7 +42,7 @@ class ServerStatistics(Struct, frozen=True, kw_only=True):
 
 
 class Server:
-    """Answers the calls of all who connect, by one handler.
+    """Answers the calls of all clients, by one handler.
 
     Several listeners can be served at once, each by a `serve` of its own.
     """
@@ -135,11 +135,11 @@ class Server:
         )
 
     def _descriptors_of(self, uid: int) -> int:
-        """How many descriptors are on their way to a user."""
+        """Return the number of descriptors in flight to a user."""
         return sum(connection.descriptors for connection in self._connections if connection.uid == uid)
 
     def _is_quiet(self) -> bool:
-        """Whether so few are connected that looking twice before sleeping costs nobody anything."""
+        """Return True if there are so few connections that polling twice before sleeping is cheap."""
         return len(self._connections) <= _FEW
 
     async def _run(self, connection: Connection, peer: Peer) -> None:

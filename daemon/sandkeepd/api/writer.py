@@ -17,9 +17,8 @@ _MOST_AT_ONCE: Final = 1024 * 1024  # so that one large answer does not hold up 
 class Writer:
     """Sends lines whole and one after another, from any number of tasks.
 
-    A line that the kernel takes at once costs no more than that call. Otherwise its task waits until the client has
-    taken it, and those behind it wait their turn: what is not sent yet is held by the tasks that wait, never by a
-    queue.
+    If the kernel takes a line at once, that is one system call. Otherwise its task waits until the client has read, and
+    later tasks queue behind it: unsent data is held by the waiting tasks, never by a queue.
     """
 
     def __init__(self, sock: socket.socket, deadline_s: float, share: Share) -> None:
@@ -32,12 +31,12 @@ class Writer:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be sent."""
+        """True if nothing waits to be sent."""
         return not self._turn.locked()
 
     @property
     def descriptors_unread(self) -> int:
-        """How many descriptors were sent since the client had last read everything: so many at most are on the way."""
+        """Number of descriptors sent since the client had last read everything: an upper bound of those in flight."""
         if self._descriptors_unread and not self._unread_bytes():
             self._descriptors_unread = 0
         return self._descriptors_unread
@@ -65,7 +64,7 @@ class Writer:
             self._share.let_go(len(data))
 
     async def _send_rest(self, rest: memoryview, descriptors: Sequence[int]) -> None:
-        """Send what the kernel did not take at once. It is this task's turn, and over then."""
+        """Send the rest of a line, holding the turn, and release it."""
         try:
             await self._drain(rest, descriptors)
         except BaseException:
@@ -86,7 +85,7 @@ class Writer:
                     await trio.lowlevel.wait_writable(self._sock.fileno())
 
     def _push(self, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
-        """Send what the kernel takes now. The descriptors are gone with the first byte, or not at all."""
+        """Send as much as the kernel takes now. The descriptors go with the first byte."""
         if self._broken:
             raise BrokenPipeError
         try:
@@ -99,6 +98,6 @@ class Writer:
         return sent
 
     def _unread_bytes(self) -> int:
-        """How much of what was sent lies in the kernel (on a Unix socket, until the client has read it)."""
+        """Return the number of bytes that the kernel holds (on a Unix socket, until the client has read them)."""
         (count,) = struct.unpack("i", fcntl.ioctl(self._sock, termios.TIOCOUTQ, b"\0" * 4))
         return int(count)

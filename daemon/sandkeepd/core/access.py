@@ -1,8 +1,7 @@
-"""Who may do what: from the peer's credentials to an owner, and from a method's row to yes or no.
+"""Access control: from the peer's credentials to an owner, and from a method's row to a decision.
 
 The check is made once, here, before any handler runs, for every object that the parameters name. Another owner's object
-and none at all are the same `not_found`, so that ids cannot be tried out. From here on a sandbox goes by its id: a name
-that its owner gave it is resolved.
+and a missing one give the same `not_found`, so that ids cannot be probed. Names of sandboxes are resolved to ids here.
 """
 
 import grp
@@ -28,9 +27,9 @@ P_co = TypeVar("P_co", bound=Params, covariant=True)
 
 
 class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
-    """A call that was let through: its parameters, and on whose behalf it is.
+    """An admitted call: its parameters, and its owner.
 
-    Of a command that has an id, `command` says what it is, and `past` how far it came before, if it makes no event.
+    For a command with an id, `command` is its fingerprint, and `past` its earlier progress, if it makes no event.
     """
 
     method: Method
@@ -51,12 +50,12 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
 
     @property
     def command_id(self) -> str | None:
-        """What the caller calls this change, if it is one."""
+        """The caller's id of the command; None if it changes nothing or has none."""
         return self.params.command_id if isinstance(self.params, Mutation) else None
 
     @property
     def meta(self) -> Meta:
-        """What goes on record with the events that the call causes."""
+        """The metadata of the events that the call causes."""
         return Meta(
             command_id=self.command_id,
             command=self.command,
@@ -66,7 +65,7 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
         )
 
     def sees(self, owner: str | None) -> bool:
-        """Whether an object of that owner is shown to the caller."""
+        """Return True if the caller may see an object of that owner."""
         return self.admin or (owner is not None and owner == self.owner)
 
 
@@ -75,7 +74,7 @@ class _Owned(Protocol):
 
     @property
     def owner(self) -> str:
-        """Whose it is."""
+        """The owner of the object."""
         ...
 
 
@@ -131,7 +130,7 @@ def _check(method: Method, params: Params) -> None:
 
 
 def _resolved(state: State, method: Method, params: Params, owner: str, *, admin: bool) -> Params:
-    """The parameters with the ids of what they name. Raises `not_found` unless the caller is shown all of it."""
+    """Return the parameters with names replaced by ids. Raises `not_found` unless the caller may see every object."""
     ids: dict[str, str] = {}
     for field, kind in method.references.items():
         text: str | None = getattr(params, field)
@@ -146,7 +145,7 @@ def _resolved(state: State, method: Method, params: Params, owner: str, *, admin
 
 
 def not_found(state: State, kind: Kind, text: str, field: str) -> CallerError:
-    """The error of who names what is not there, or is another owner's: nothing in it tells which."""
+    """Return the error for a missing object and for another owner's: it does not tell which."""
     return CallerError("not_found", f"there is no {kind} {text!r}{state.log.hint}", **{field: text})
 
 

@@ -1,4 +1,4 @@
-"""What a handler gets and gives: one call, checked and decoded, and the two ways to answer it."""
+"""The interface of handlers: one call, checked and decoded, and the two ways to answer it."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -38,7 +38,7 @@ class Call(Struct, frozen=True, gc=False):
 
 
 class Handler(Protocol):
-    """Answers calls. It raises `SandkeepError` for what it refuses; anything else it raises is a defect and `internal`.
+    """Answers calls. It raises `SandkeepError` to refuse one; any other exception is a defect and `internal`.
 
     A call of a method that only reads is cancelled when its caller goes away; one that changes something runs to its
     end.

@@ -27,21 +27,22 @@ from sandkeepd.host.fairness import yield_to_loop
 logger = logging.getLogger("sandkeepd")
 
 ANEW: Final = object()
-"""What is answered to a command given again when nothing came of it, as the daemon died: carry it out after all."""
+"""The answer to a repeated command that failed only because the daemon died: carry it out after all."""
 
 RETRY_S = 1.0
-"""How long a carrier waits before it tries again to record an outcome that the disk did not take."""
+"""Seconds before a carrier retries to record an outcome after a failure of the disk."""
 
 
 TRY_AGAIN_S: Final = (0.0, *islice(pauses(0.002, 1.0), 9))
-"""How long after each conflict an order is made anew: about a second in all. Once is enough but for a defect."""
+"""Pauses before an order that met a conflict is retried: about a second in all. One retry is enough but for a defect.
+"""
 
 
 class Tries:
-    """Bounds how often an order is made anew that another change has got ahead of.
+    """Bounds the retries of an order that conflicts with a concurrent change.
 
-    The views hear of a change before whoever it got ahead of does, so that the next try fits. Where none ever does,
-    as the views are not where the log is, the loop must end in an error, and not go round for ever.
+    The views see a change before the conflict is raised, so that the next try fits. If the views never catch up with
+    the log, the loop must end in an error.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class Core:
         self.caching = trio.Lock()
         """Held while the cached fold is written or removed."""
         self.foreign: dict[str, list[str]] = {}
-        """What each provider found that is of other logs, in words."""
+        """Findings of each provider that belong to other logs, in sentences."""
         self._waiting: dict[str, trio.Event] = {}
         self._stalled: dict[str, SandkeepError] = {}
         log.on_commit.append(self._committed)
@@ -125,10 +126,10 @@ class Core:
         essential: bool = False,
         awaited: bool = True,
     ) -> Sequence[Recorded]:
-        """Append an outcome, trying again for as long as the disk refuses it: what happened has happened. It was
-        caused by the event `cause`, or as `meta` says. Answers what was recorded.
+        """Append an outcome, retrying while the disk fails: the fact has happened. Its cause is the event `cause`, or
+        `meta`. Returns the recorded events.
 
-        Meanwhile whoever waits for something to happen to the same is told `storage_unavailable`, if it is `awaited`.
+        While it is `awaited`, callers that wait for the same streams get `storage_unavailable`.
         """
         meta = meta or (Meta(caused_by=self.log.token(cause.position)) if cause is not None else Meta())
         try:
@@ -152,8 +153,8 @@ class Core:
 
     @contextmanager
     def stalling(self, streams: Sequence[str], then: str) -> Iterator[Callable[[SandkeepError], None]]:
-        """For the length of a block that insists on what is on record already: whoever waits for these streams is told
-        `provider_unavailable` as soon as what the block was given hears that an `engine` is down, and what comes of it
+        """For the length of a block that retries a recorded order: yield a callback for its errors. When one says that
+        an `engine` is down, callers that wait for these streams get `provider_unavailable`, with the consequence
         `then`.
         """
 
@@ -168,7 +169,7 @@ class Core:
                 self._stalled.pop(stream, None)
 
     def stalled(self, stream: str) -> str | None:
-        """Why what is to happen to it does not happen yet, if that is known."""
+        """Return the reason why the stream's next event is delayed, if known."""
         stalled = self._stalled.get(stream)
         return stalled.message if stalled is not None else None
 

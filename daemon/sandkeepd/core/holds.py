@@ -1,4 +1,4 @@
-"""Counts of those who are about to use something, of which nothing is on record yet."""
+"""Counts of users of a resource that are not on record yet."""
 
 from collections import Counter
 from collections.abc import Iterator

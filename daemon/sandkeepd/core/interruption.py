@@ -7,7 +7,7 @@ import trio
 
 
 class Interruptible:
-    """Some work that can be interrupted. `why` says what it waits for, when that is known."""
+    """Work that can be interrupted. `why` names the cause of its waiting, when known."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
@@ -15,7 +15,7 @@ class Interruptible:
         self.why: str | None = None
 
     async def interrupt(self) -> None:
-        """Have it end, and wait until it has."""
+        """Cancel the work, and wait for its end."""
         self.scope.cancel()
         await self.finished.wait()
 
@@ -27,7 +27,7 @@ class UnderWay:
         self._work: dict[str, list[Interruptible]] = {}
 
     def note(self, stream: str, work: Interruptible) -> None:
-        """Have what is about to begin be interrupted from now on. It must be entered by `running`."""
+        """Register work that is about to begin, to be interruptible. It must be entered by `running`."""
         self._work.setdefault(stream, []).append(work)
 
     @contextmanager
@@ -45,6 +45,6 @@ class UnderWay:
                 del self._work[stream]
 
     async def interrupt(self, stream: str) -> None:
-        """Have all of it end that is under way with a subject, and wait until it has."""
+        """Cancel all work on a subject, and wait for its end."""
         for work in list(self._work.get(stream, ())):
             await work.interrupt()

@@ -36,14 +36,14 @@ from sandkeepd.core.interruption import Interruptible
 from sandkeepd.core.retry import insist
 
 STEPS: Final = ("begun", "acted", "recorded", "done")
-"""Where each operation can be told to die, as ``SandboxCreation.acted``: see `sandkeep.failpoints`."""
+"""Failpoints of each operation, such as ``SandboxCreation.acted``: see `sandkeep.failpoints`."""
 
 
 class Subject(Protocol):
     """An object of a view, which an operation makes or ends. Its id is the stream of the operation's intent.
 
-    `status` says where in its life it is, `error` with code and message what its creation failed with; `interrupted`:
-    only as the daemon died.
+    `status` is its state in its lifecycle, `error` code and message of a failed creation; `interrupted`: it failed only
+    because the daemon died.
     """
 
     error: tuple[str, str] | None
@@ -66,11 +66,10 @@ R = TypeVar("R", bound=Revised)
 
 
 class Order(Interruptible, Generic[S]):
-    """One order, while it is carried out. What an earlier daemon had begun has neither `intent` nor `request`.
+    """One order, while it is carried out. One begun by an earlier daemon has neither `intent` nor `request`.
 
-    What is entered into `resources` is let go when it has failed, or is through and its outcome is on record.
-    `abandoned` is cancelled when the caller has gone, for work that is nothing without him. `given` is for `act`, and
-    on record nowhere, such as secrets.
+    `resources` are released when it has failed, or its outcome is on record. `abandoned` is cancelled when the caller
+    has gone, for work that is useless without the caller. `given` is unrecorded input of `act`, such as secrets.
     """
 
     def __init__(
@@ -138,10 +137,10 @@ class Operation(ABC, Generic[S]):
     """The status of a subject between the intent and the outcome."""
 
     essential: ClassVar[bool] = False
-    """Whether intent and outcome may use what the log keeps in reserve for when the disk is full."""
+    """True if intent and outcome may use the log's reserve on a full disk."""
 
     interruptible: ClassVar[bool] = False
-    """Whether `Core.under_way` interrupts its orders."""
+    """True if `Core.under_way` interrupts its orders."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -182,7 +181,7 @@ class Operation(ABC, Generic[S]):
     # Carrying out
 
     async def run(self, new: NewEvent, request: Request[Any], given: Any = None) -> Any:
-        """Give the order, wait until it is carried out, and answer it. Raises what it failed with."""
+        """Begin the order, wait until it is carried out, and answer it. Raises the error of a failure."""
         order = await self.begin(new, request.meta, request, given)
         try:
             return await self.answer(request, order.stream)
@@ -197,7 +196,7 @@ class Operation(ABC, Generic[S]):
         return self.start(intent, request, given)
 
     def start(self, intent: Recorded, request: Request[Any] | None = None, given: Any = None) -> Order[S]:
-        """Have an order carried out that is on record."""
+        """Start carrying out a recorded order."""
         order = Order(intent.stream, self.subjects[intent.stream], intent, request, given)
         if self.interruptible:
             self.core.under_way.note(order.stream, order)
@@ -209,7 +208,7 @@ class Operation(ABC, Generic[S]):
         self.core.carry(partial(self._carry, order), what)
 
     async def refuse(self, order: Order[S], error: SandkeepError) -> None:
-        """Have an order fail that cannot be carried out."""
+        """Fail an order that cannot be carried out."""
         await self._fail(order, error)
 
     async def _carry(self, order: Order[S]) -> None:
@@ -269,8 +268,8 @@ class Operation(ABC, Generic[S]):
         deadline_s: float = math.inf,
         waiting: Sequence[str] = (),
     ) -> None:
-        """Do a part of an order, again and again until it is done; whoever is `waiting` for these streams is told why
-        that takes long, too. See `core.retry.insist`.
+        """Retry a part of an order until it is done; callers that are `waiting` for these streams get the reason of a
+        delay, too. See `core.retry.insist`.
         """
         what = f"{type(self).__name__} of {stream}"
         await insist(self.core, [stream, *waiting], work, what, then, provider=provider, deadline_s=deadline_s)
@@ -294,7 +293,7 @@ class Operation(ABC, Generic[S]):
     # After a crash
 
     def announce(self) -> None:
-        """Note what is on record as begun: what clients begin from now on is not for `recover`."""
+        """Note the orders that are on record as begun: orders of clients from now on are not for `recover`."""
         for stream, subject in self.subjects.items():
             if subject.status == self.under_way and self.owns(subject) and stream not in self._due:
                 self._due[stream] = Order(stream, subject)
@@ -302,7 +301,7 @@ class Operation(ABC, Generic[S]):
                     self.core.under_way.note(stream, self._due[stream])
 
     async def recover(self) -> None:
-        """Bring to an end what was noted, each by itself, so that an engine that is down delays no other."""
+        """Finish the noted orders, each in its own task, so that an engine that is down delays no other."""
         async with trio.open_nursery() as nursery:
             for order in self._due.values():
                 what = f"{type(self).__name__} of {order.stream}, begun by an earlier daemon"
@@ -315,7 +314,7 @@ class Operation(ABC, Generic[S]):
                 await self._recover(order)
 
     async def _recover(self, order: Order[S]) -> None:
-        """Undo or finish an order of an earlier daemon; here, others tell what came of it."""
+        """Undo or finish an order of an earlier daemon; does nothing where another part records the outcome."""
 
 
 class Creation(Operation[S]):
@@ -328,10 +327,10 @@ class Creation(Operation[S]):
 
     @abstractmethod
     def failure(self, subject: S, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """Events to record of one of which nothing came. `interrupted`: who gives the order again has it begun anew."""
+        """Return the events of a failed creation. `interrupted`: a repeated order begins it again."""
 
     async def undo(self, order: Order[S]) -> None:
-        """Remove whatever an earlier daemon may have made, however often that takes."""
+        """Remove everything that an earlier daemon may have made, retrying until done."""
 
     async def undone(self, order: Order[S]) -> None:
         """Go on once it is on record that it was undone."""
@@ -345,7 +344,7 @@ class Creation(Operation[S]):
         return self.failure(order.subject, error, interrupted=False)
 
     async def answer(self, request: Request[Any], stream: str) -> Any:
-        """See `Operation.answer`. Raises what the creation failed with."""
+        """See `Operation.answer`. Raises the error of a failed creation."""
         subject = await self.settled(stream)
         if subject.error is not None:
             raise error_from(*subject.error, self.told(subject))

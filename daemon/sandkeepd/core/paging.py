@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def page(items: Iterable[T], key: Callable[[T], str], after: str | None, limit: int) -> tuple[list[T], str | None]:
-    """Up to `limit` items in their own order, beginning behind the one that `after` names, and what to give for more.
+    """Return up to `limit` items in their own order, beginning behind the one that `after` names, and the next `after`.
 
     An `after` that is not among them any more begins at the front, so that nothing is missed.
     """

@@ -1,8 +1,8 @@
-"""Who is at the other end of a Unix socket, as the kernel tells it.
+"""Credentials of the peer of a Unix socket, from the kernel.
 
-What the kernel recorded when the peer connected is the only thing believed: it holds also when that process has
-ended, or executed a set-uid program since, and cannot be changed by anything that the peer sends. Its ``/proc`` entry
-could be that of another process by now, and is never looked at.
+Only the credentials that the kernel recorded at connect are trusted: they hold also when that process has ended, or
+executed a set-uid program since, and the peer cannot change them. Its ``/proc`` entry could be that of another process
+by now, and is never read.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ class Peer(Struct, frozen=True, kw_only=True):
 
     @property
     def owner(self) -> str:
-        """The owner of what this peer makes."""
+        """The owner of objects that this peer makes."""
         return f"uid:{self.uid}"
 
 

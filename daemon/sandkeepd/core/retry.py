@@ -18,7 +18,7 @@ logger = logging.getLogger("sandkeepd")
 
 RETRY_S: Final = 1.0
 MOST_RETRY_S: Final = 60.0
-"""How long after a failure it is tried again; each time twice as long as before, up to the most."""
+"""Maximum seconds between retries; the pause doubles with each failure."""
 
 
 async def retry_until_done(
@@ -30,10 +30,10 @@ async def retry_until_done(
     told: Callable[[SandkeepError], None] | None = None,
     passing: tuple[type[SandkeepError], ...] = (),
 ) -> T:
-    """Do some work, again and again until it is done. What takes longer than `deadline_s` is tried anew.
+    """Retry some work until it succeeds. An attempt is cancelled after `deadline_s`, and repeated.
 
-    `told` hears of each failure. Errors that are `passing` are raised at once. When the engine of the `provider` was
-    down, and answers again, nobody waits any longer.
+    `told` is called with each failure. Errors in `passing` are raised at once. A wait ends early when the engine of the
+    `provider` answers again.
     """
     backoff = pauses(RETRY_S, MOST_RETRY_S)
     while True:
@@ -64,8 +64,8 @@ async def insist(
     provider: str = "",
     deadline_s: float = math.inf,
 ) -> None:
-    """Do what is ordered, again and again until it is done. While an engine is down, whoever waits for these streams is
-    told so, and what comes of the order `then`. See `retry_until_done`.
+    """Carry out an order, retrying until it succeeds. While an engine is down, callers that wait for these streams get
+    that error, with the consequence `then`. See `retry_until_done`.
     """
     with core.stalling(streams, then) as told:
         await retry_until_done(work, what, core.providers.get(provider), deadline_s=deadline_s, told=told)

@@ -1,7 +1,6 @@
 """Rules: pure decisions, from the state and a command to the event to append or the error.
 
-Nothing here waits, reads or writes. In which states an event may be appended is told by the tables of
-`sandkeep.lifecycle`.
+Nothing here waits, reads or writes. The tables of `sandkeep.lifecycle` say in which states an event may be appended.
 """
 
 import json
@@ -158,7 +157,7 @@ def create_checkpoint(
 
 
 def return_to(sandbox: SandboxState, checkpoint: CheckpointState) -> None:
-    """Raise unless the sandbox can be what it was at the checkpoint: `not_ready`, `invalid` for another's."""
+    """Raise unless the sandbox can return to the checkpoint: `not_ready`, `invalid` for another sandbox's."""
     if not may(sandbox, "sandbox.restore_requested"):
         raise not_ready(sandbox)
     if checkpoint.sandbox_id != sandbox.sandbox_id:
@@ -250,7 +249,7 @@ class Subject(Protocol):
 
     @property
     def status(self) -> str:
-        """Where in its life it is."""
+        """The state in its lifecycle."""
         ...
 
 
@@ -307,7 +306,9 @@ def revive(sandbox: SandboxState, secrets: Container[str], *, can_revive: bool) 
 def create_image(
     command: ImageCreate, owner: str, provider: str, source: Source, default_base: str | None
 ) -> events.ImageCreateRequested:
-    """The intent to make an image of a source. `default_base` is what the provider puts plain directories onto."""
+    """Return the intent to make an image of a source. `default_base` is the provider's base image for plain
+    directories.
+    """
     if _size(command.labels) > MAX_SPEC_BYTES:
         raise _too_large("labels", "they are")
     return events.ImageCreateRequested(
@@ -374,9 +375,7 @@ def interrupted_sandbox(state: State, sandbox_id: str, owner: str) -> SandboxSta
 def create_sandbox(
     state: State, command: SandboxCreate, disk_bytes: int, *, network: Network = "none"
 ) -> tuple[ImageState, SandboxSpec]:
-    """Check a request for a new sandbox and answer its image and full spec. `network` is the one of who asks for
-    none.
-    """
+    """Check a request for a new sandbox and return its image and full spec. `network` is the default."""
     source = image(state, command.image_id)
     if source.status != "ready":
         raise StateError(

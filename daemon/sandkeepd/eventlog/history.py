@@ -1,5 +1,5 @@
-"""The record as callers read it: events from a token on, whole or of one sandbox, as they were committed; and what was
-the case after any of them.
+"""The history for callers: events from a token on, of all or of one sandbox, as they were committed; and the state
+after any of them.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""Retention: what ended longer ago than ``SANDKEEP_RETAIN`` goes into the archive, by itself or on request."""
+"""Retention: events of objects that ended longer ago than ``SANDKEEP_RETAIN`` are archived, hourly or on request."""
 
 import logging
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ logger = logging.getLogger("sandkeepd")
 FIRST_AFTER_S: Final = 60.0
 EVERY_S: Final = 3600.0
 LEAST_EVENTS: Final = 1000
-"""What is fewer is not worth a segment; it goes with the next ones."""
+"""Minimum number of events for a segment; fewer wait for the next ones."""
 
 
 class Retention:
@@ -37,14 +37,14 @@ class Retention:
         self._one_at_a_time = trio.Lock()
 
     async def compact(self, request: Request[StoreCompact]) -> CompactReport:
-        """Archive what ended longer ago than the caller says, or the setting."""
+        """Archive objects that ended longer ago than the caller's limit, or the setting."""
         age_s = request.params.older_than_s or RETAIN()
         if age_s is None:
             return CompactReport(first_position=self._core.log.first_position)
         return await self.archive(now_us() - int(age_s * 1e6), request.meta)
 
     async def run(self) -> None:
-        """Archive what is due, every hour, until cancelled. What was interrupted is finished first."""
+        """Archive old objects every hour, until cancelled. Interrupted redactions are finished first."""
         await self._finish_redactions()
         await trio.sleep(FIRST_AFTER_S)
         while True:
@@ -58,7 +58,7 @@ class Retention:
             await trio.sleep(EVERY_S)
 
     async def redact(self, request: Request[StoreRedact]) -> RedactReport:
-        """Take what a caller put into an event out of the log and the archive."""
+        """Remove a caller's data from an event in the log and the archive."""
         core, position = self._core, request.params.position
         if core.problems:
             raise DaemonError("storage_unavailable", core.problems[0])
@@ -70,7 +70,7 @@ class Retention:
             raise
 
     async def _finish_redactions(self) -> None:
-        """Do what is on record as requested, after a crash or a failure of the disk."""
+        """Carry out recorded requests, after a crash or a failure of the disk."""
         try:
             async with self._one_at_a_time:
                 for position in list(self._core.state.log.redacting):
@@ -82,7 +82,7 @@ class Retention:
         return Redaction(self._core.log, self._core.state, self._forget_event, self._renew)
 
     async def _forget_event(self, target: Target) -> None:
-        """Remove what was made of an event."""
+        """Remove data computed from an event."""
         core = self._core
         async with core.caching:
             await trio.to_thread.run_sync(state_cache.discard, core.log.directory)
@@ -98,7 +98,7 @@ class Retention:
             await self._core.files.rewrite(target.sandbox_id)
 
     async def archive(self, before_us: int, meta: Meta, *, least: int = 1) -> CompactReport:
-        """Archive what had ended before a moment in the past. Raises `storage_unavailable`."""
+        """Archive objects that had ended before a moment in the past. Raises `storage_unavailable`."""
         core = self._core
         if core.problems:
             raise DaemonError("storage_unavailable", core.problems[0])
@@ -112,10 +112,10 @@ class Retention:
         return report
 
     async def _forget_processes(self, sandbox_id: str, process_ids: Sequence[str]) -> None:
-        """Remove the journals of processes that ended in a sandbox that is still here.
+        """Remove the journals of archived processes in a live sandbox.
 
-        Error handling: the code inside, which may have put something else there, cannot keep others from the archive.
-        What stays goes with the sandbox, or when it is too much.
+        Error handling: code inside may have replaced the journals, and must not block archiving. Leftovers go with the
+        sandbox, or when they exceed a limit.
         """
         sandbox = self._core.state.sandboxes[sandbox_id]
         provider = self._core.providers.get(sandbox.requested.provider)
@@ -128,7 +128,7 @@ class Retention:
             logger.warning("output of processes that are archived stays", extra=extra)
 
     async def _forget(self, sandboxes: Sequence[str]) -> None:
-        """Remove journals and documents. Who made a sandbox is not known any more, so all are asked."""
+        """Remove journals and documents. The provider of a forgotten sandbox is unknown, so all are called."""
         for provider in self._core.providers.values():
             await provider.forget(sandboxes)
         for sandbox_id in sandboxes:

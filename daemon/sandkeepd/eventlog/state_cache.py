@@ -1,7 +1,7 @@
-"""When the cached fold is used and written: at the start, now and then, and when the daemon stops.
+"""Use of the cached fold: it is loaded at the start, and written now and then, and at the stop.
 
-What a start did not fold it did not look at either. So that damage is told all the same, and not first by whoever reads
-there, the rows are checked afterwards, a few at a time.
+A start does not read events that it does not fold. So that damage is reported before a reader meets it, these rows are
+checked afterwards, a few at a time.
 """
 
 import logging
@@ -23,7 +23,7 @@ WORTH_EVENTS: Final = 20_000
 """Folding as many events takes some hundredths of a second. A cached fold saves more than that, or there is none."""
 
 END_EVENTS: Final = 1000
-"""How many of the last events every start looks at, whatever is cached."""
+"""Number of last events that every start checks, with any cache."""
 
 CHECK_AFTER_S: Final = 10.0
 CHECKED_AT_ONCE: Final = 500
@@ -84,8 +84,8 @@ def _stop_changes(core: Core, problem: str) -> None:
 
 
 async def check_later(core: Core) -> None:
-    """Once the start is over, check what it took from the cached fold, and the file's own structure, by which readers
-    find the events of a sandbox or of a process. Damage is a problem as for `check`.
+    """After the start, check the events that it took from the cached fold, and the file's own structure, including the
+    indexes of sandboxes and processes. Damage is a problem as for `check`.
     """
     await trio.sleep(CHECK_AFTER_S)
     await check(core, core.state.cached_upto)
@@ -98,7 +98,7 @@ async def check_later(core: Core) -> None:
 
 
 def _is_cancelled() -> bool:
-    """Whether what waits for this thread was cancelled."""
+    """Return True if the task that waits for this thread was cancelled."""
     try:
         trio.from_thread.check_cancelled()
     except trio.Cancelled:

@@ -14,7 +14,7 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 
 TRY_AGAIN_S: Final = 1.0
-"""How often a log that could not be written is tried again when nobody appends."""
+"""Seconds between attempts to write to a failed log without appends."""
 
 
 async def recover(core: Core) -> None:

@@ -31,10 +31,10 @@ from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 
 MAX_SKIPPED: Final = 100
-"""How many of the skipped files are named."""
+"""Maximum number of skipped files that are named."""
 
 MAX_PATH_BYTES: Final = 4095
-"""What the kernel takes for a path. There can be longer ones below a directory, but nobody could copy them."""
+"""Maximum path length of the kernel. There can be longer ones below a directory, but programs could not copy them."""
 
 MAX_DEPTH: Final = MAX_PATH_BYTES // 2 + 1
 MAX_NAMES_BYTES: Final = 4 * 1024**3
@@ -42,14 +42,14 @@ MAX_FILE_BYTES: Final = 1024**4
 """A sparse file can have any length at no cost, but all of it has to be read for the digest."""
 
 IMPORTS_AT_ONCE: Final = 2
-"""For each caller, who can make his own take as long as he likes."""
+"""Maximum imports of one caller at once, as callers can make their own take as long as they like."""
 
 _SKIPPED: Final = {b"s": "socket", b"b": "device", b"c": "device", b"D": "door", b"K": "kernel"}
 _SETUID: Final = stat.S_ISUID | stat.S_ISGID
 _PIECE_BYTES: Final = 1024 * 1024
 _FIRST_BYTES: Final = 64 * 1024
 _PATIENCE_MS: Final = 500
-"""How long it takes at most until a cancellation is noticed."""
+"""Maximum delay of noticing a cancellation."""
 
 # $1 the directory, $2 what must not be copied into itself, if the caller can see it at all. What the kernel shows as
 # files is left out: it may have no end (kcore), or never answer (kmsg).
@@ -72,7 +72,7 @@ echo directory
 
 
 class Survey(Struct, frozen=True, kw_only=True):
-    """What a directory holds: `names` is an open file of paths for tar, each ended by a NUL."""
+    """The contents of a directory: `names` is an open file of paths for tar, each ended by a NUL."""
 
     names: int
     skipped: list[SkippedFile]
@@ -112,7 +112,8 @@ async def import_tree(
 
 
 async def look(source: str, caller: Caller, dockerfile: str) -> Seen:
-    """What `caller` finds at the absolute path `source`: whether there is such a `dockerfile` below it, too.
+    """Return what kind of source is at the absolute path `source`, as `caller` may see it, and if the `dockerfile`
+    exists below it.
 
     Raises `invalid` (there is nothing) and `permission_denied`.
     """
@@ -126,7 +127,7 @@ _busy: Final[WeakValueDictionary[tuple[int, str], trio.Semaphore]] = WeakValueDi
 
 
 def _turns(caller: Caller, what: str = "import") -> trio.Semaphore:
-    """What the caller's imports take turns by; there is one for him as long as he has any. His looks have another."""
+    """Return the semaphore that limits a caller's imports, kept while in use. Looks have another."""
     return _busy.setdefault((caller.uid, what), trio.Semaphore(IMPORTS_AT_ONCE))
 
 
@@ -145,7 +146,7 @@ def _check_caller(caller: Caller) -> None:
 
 
 def _as_caller(caller: Caller) -> list[str]:
-    """The words that take the caller's rights. A caller who is root keeps his, and his capabilities."""
+    """Return the argv prefix that takes the caller's rights. Root as a caller keeps its capabilities."""
     if os.geteuid() != 0:
         return ["setpriv", "--no-new-privs", "--inh-caps=-all"]
     if caller.uid == 0:
@@ -202,7 +203,7 @@ def _kill(program: "subprocess.Popen[bytes]") -> None:
 
 
 class _Listing:
-    """Separates what tar shall read from what an image cannot hold, as it is told. It may be told anything."""
+    """Splits find's listing into names for tar and files that an image cannot hold. The listing is untrusted."""
 
     def __init__(self, source: str, names: IO[bytes]) -> None:
         self._source = source
@@ -241,7 +242,7 @@ class _Listing:
         raise CallerError("invalid", message, field="source")
 
     def survey(self) -> Survey:
-        """What came of it. Its names cannot be written to, as the caller's own programs get them."""
+        """Return the result. Its file of names is read-only, as the caller's own programs get it."""
         self._names.flush()
         names = os.open(f"/proc/self/fd/{self._names.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
         return Survey(names=names, skipped=self._skipped, skipped_count=self._skipped_count)
@@ -316,7 +317,9 @@ def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[by
 
 
 def _lend(target: str) -> str:
-    """Make the target reachable, in this thread's namespace, for the image's owner, who may not enter the state."""
+    """Make the target reachable, in this thread's namespace, for the image's owner, who may not enter the state
+    directory.
+    """
     scratch = mounts.enter_private_namespace()
     opened = mounts.open_place(target)
     try:
@@ -329,7 +332,7 @@ def _lend(target: str) -> str:
 
 
 def _jail(place: str, calls: int | None) -> list[str]:
-    """What is put before a program: bubblewrap, with the filter of system calls that it finds as descriptor `calls`."""
+    """Return the argv prefix of bubblewrap, with the seccomp filter from descriptor `calls`."""
     if not os.path.exists("/usr/bin/bwrap"):
         return []
     # No --die-with-parent: the parent is the thread that started it, which ends at once, and not the daemon.
@@ -347,9 +350,9 @@ def _jail(place: str, calls: int | None) -> list[str]:
 def _drain(
     pipes: Mapping[IO[bytes] | None, Callable[[bytes], None] | None], programs: Sequence["subprocess.Popen[bytes]"]
 ) -> list[bytes]:
-    """Read what programs say until they have ended, keeping the beginning of what nobody takes.
+    """Read programs' output until they have ended, keeping the beginning of untaken output.
 
-    The ends of the pipes are not waited for: the caller can have given them to another program of his.
+    The ends of the pipes are not waited for: the caller may have passed them to another program.
     """
     takers = {pipe.fileno(): taker for pipe, taker in pipes.items() if pipe}
     kept = dict.fromkeys(takers, b"")
@@ -419,7 +422,7 @@ def _not_written(stderr: bytes) -> SandkeepError:
 
 
 def _drop_setuid(root: str) -> None:
-    """Take away what the reading half should have left out: the caller can have made it say something else. Blocks."""
+    """Remove set-uid bits that the reading half should have left out: the caller can manipulate its output. Blocks."""
     top = os.open(os.fsencode(root), os.O_RDONLY | os.O_DIRECTORY)
     try:
         for path, info in _walk(top):
@@ -430,7 +433,7 @@ def _drop_setuid(root: str) -> None:
 
 
 def digest_tree(root: str) -> tuple[str, int, int]:
-    """The digest of a tree that nobody changes meanwhile, the bytes of its files, and how many entries it has. Blocks.
+    """Return the digest of an unchanging tree, the bytes of its files, and its number of entries. Blocks.
 
     Hashed is, in the order of the names' bytes, for each entry: path, type and mode, and the link's target or the
     content's own hash. Times and owners are left out, so that equal trees have equal digests wherever they come from.

@@ -14,13 +14,13 @@ SHA256: Final = "sha256"
 
 
 class Hasher(Protocol):
-    """What takes bytes and answers the digest of all of them."""
+    """A hash object: takes bytes and returns their digest."""
 
     def update(self, data: bytes, /) -> object:
         """Take some more."""
 
     def hexdigest(self) -> str:
-        """The digest of what was taken."""
+        """Return the digest."""
 
 
 class Digest:
@@ -35,7 +35,7 @@ class Digest:
         self._hasher.update(data)
 
     def text(self) -> str:
-        """The digest of what was taken."""
+        """Return the digest, with its kind."""
         return f"{self._kind}:{self._hasher.hexdigest()}"
 
 
@@ -50,7 +50,7 @@ def _hasher(kind: str) -> Hasher:
 
 
 def kind_of(digest: str) -> str:
-    """How a digest was made. Raises `snapshot_corrupt` for what is not understood."""
+    """Return a digest's algorithm. Raises `snapshot_corrupt` for an unknown one."""
     kind = digest.partition(":")[0]
     if kind not in (BLAKE3, SHA256):
         words = f"the checkpoint's digest is {kind[:20]!r}, which this version does not know: it may be of a newer one"

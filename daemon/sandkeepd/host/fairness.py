@@ -10,11 +10,11 @@ from typing import Final
 import trio
 
 _AT_ONCE: Final = 2
-"""How many go each time round. More let no more be done, and take longer."""
+"""Tasks per round of the event loop. More would slow down other tasks."""
 
 
 class _Turns(trio.abc.Instrument):
-    """Whose turn it is, in one run of the event loop. `given` are the turns of this round that nobody waited for."""
+    """The turns in one run of the event loop. `given` are those of this round that were taken without waiting."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -26,7 +26,7 @@ class _Turns(trio.abc.Instrument):
 
     @property
     def are_free(self) -> bool:
-        """Whether nobody waits, and this round has a turn left."""
+        """True if no task waits, and this round has a turn left."""
         return self.given < _AT_ONCE and self.few.value == _AT_ONCE
 
 

@@ -28,10 +28,10 @@ _WRITABLE: Final = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 _READ_ONLY: Final = _WRITABLE | mounts.MS_RDONLY
 _CHANGES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _QUIETLY: Final = os.O_NONBLOCK | os.O_NOCTTY
-"""A FIFO, or a file that somebody has a lease on, holds nobody up."""
+"""A FIFO, or a file with a lease of another process, must not block the open."""
 
 _CANNOT: Final = (errno.EPERM, errno.ENOSYS, errno.EINVAL)
-"""What the kernel says to whoever may not make detached mounts, or where it has none."""
+"""Errors of the kernel if detached mounts are not permitted, or not supported."""
 
 
 class NotAFileError(Exception):
@@ -102,9 +102,9 @@ def _close_all(descriptors: Sequence[int]) -> None:
 
 
 class HostileRoot:
-    """The directory `path`, which is the daemon's, as is all above it; what is below may be anybody's.
+    """The directory `path`, which is the daemon's, as is all above it; anything below may belong to hostile code.
 
-    A tree stays with the directory that had this path when it was asked for, whatever is mounted there later.
+    A tree stays with the directory that had this path when it was opened, even if another is mounted there later.
     """
 
     def __init__(self, path: str) -> None:
@@ -125,9 +125,9 @@ class HostileRoot:
 
 
 class HostileTree:
-    """A directory of which hostile code may own anything, itself included. Paths are relative to it.
+    """A directory in which hostile code may own anything, itself included. Paths are relative to it.
 
-    Every method raises OSError: ELOOP for a link in any component, EXDEV for what leads out.
+    Every method raises OSError: ELOOP for a link in any component, EXDEV for a path that leads out.
     """
 
     def __init__(self, anchor: _Anchor, path: str) -> None:
@@ -139,7 +139,7 @@ class HostileTree:
 
     @property
     def is_confined(self) -> bool:
-        """Tell if a file opened for reading can be handed to anybody who may read it. False before it is there."""
+        """True if a file opened for reading can be handed to any user who may read it. False before it exists."""
         return self._anchor.is_confined
 
     def below(self, path: str) -> "HostileTree":
@@ -158,8 +158,8 @@ class HostileTree:
         return self._checked(path, self.open(path, flags | _QUIETLY, 0o600), stat.S_IFREG)
 
     def open_fifo(self, path: str, flags: int = os.O_RDWR | os.O_NONBLOCK) -> int:
-        """Open a FIFO. Raises also `NotAFileError`. That a mount is read-only does not keep FIFOs from being written
-        to, but keeps whoever gets the descriptor from changing their modes.
+        """Open a FIFO. Raises also `NotAFileError`. A read-only mount does not prevent writes to FIFOs, but prevents
+        receivers of the descriptor from changing their modes.
         """
         directory = self._anchor.descriptor(writable=False)
         return self._checked(path, open_beneath(directory, f"{self._path}/{path}", flags), stat.S_IFIFO)
@@ -209,7 +209,7 @@ class HostileTree:
             return os.listdir(directory)
 
     def unlink(self, path: str) -> None:
-        """Remove a file, whatever it is, but a directory."""
+        """Remove a file of any type but a directory."""
         with self._around(path) as (directory, name):
             os.unlink(name, dir_fd=directory)
 

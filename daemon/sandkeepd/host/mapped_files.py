@@ -1,7 +1,7 @@
 """Writable shared mappings of processes: files they may change without a system call.
 
-Once such a page was written to, the kernel does not see it being written to again until it has put it on the disk. So
-a file's times tell nothing while somebody has it mapped so.
+Once such a page was written to, the kernel does not notice further writes until it has flushed the page. So a file's
+times are unreliable while it is mapped.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Final
 
 MOST_BYTES: Final = 32 * 1024 * 1024
-"""How much is read of what the kernel tells of mappings, of all processes together."""
+"""Maximum bytes read of the kernel's lists of mappings, of all processes together."""
 
 _SHARED: Final = re.compile(rb"^\S+ .w.s \S+ \S+ \S+ +(/.*)$", re.MULTILINE)
 _ESCAPE: Final = re.compile(rb"\\012")

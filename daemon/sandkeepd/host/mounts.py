@@ -27,13 +27,13 @@ MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 MS_NOEXEC: Final = 8
 NO_LINKS: Final = 0x200000
-"""On a detached mount: no symbolic link is followed, in no component of any path, whoever resolves it. This is
+"""Flag of a detached mount: symbolic links are not followed, in any component of any path, for any process. This is
 MOUNT_ATTR_NOSYMFOLLOW, of Linux 5.14; for mount(2) it has another value.
 """
 
 TO_WRITE: Final = MS_NOSUID | MS_NODEV | MS_NOEXEC | NO_LINKS
 TO_READ: Final = TO_WRITE | MS_RDONLY
-"""How directories are mounted for programs that go through files which hostile code made, or changes meanwhile."""
+"""Mount flags for programs that read files which hostile code made, or changes meanwhile."""
 
 MS_REMOUNT: Final = 32
 MS_BIND: Final = 4096
@@ -61,7 +61,7 @@ _WORD: Final = b"here\n"
 _MNT_DETACH: Final = 2
 _UMOUNT_NOFOLLOW: Final = 8
 _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
-"""How the kernel writes blanks and backslashes in its table of mounts."""
+"""The kernel's escape of blanks and backslashes in its table of mounts."""
 
 Mapped = tuple[int, int]
 """The uid and gid outside, and the one that they are seen as."""
@@ -123,7 +123,7 @@ def open_place(path: str) -> int:
 
 
 def at(fd: int) -> str:
-    """A path to what a descriptor refers to."""
+    """Return a path that refers to a descriptor."""
     return f"/proc/self/fd/{fd}"
 
 
@@ -209,7 +209,7 @@ class _InUserNamespace:
         self._said = said
 
     def mapped(self, outside: int, inside: int) -> int:
-        """Have the namespace map one uid and gid; answer a descriptor of it. Raises OSError."""
+        """Map one uid and gid in the namespace; return a descriptor of it. Raises OSError."""
         if os.read(self._said, 100) != _WORD:
             raise OSError(errno.EPERM, "user namespaces are switched off")
         for name in ("uid_map", "gid_map"):
@@ -274,8 +274,8 @@ def _set_attributes(tree: int, attributes: int, namespace: int = 0) -> None:
 
 
 def reconfigure(root: int, options: Mapping[str, str]) -> None:
-    """Give the filesystem whose root directory is open new options, in whatever mount namespace it is seen. It has no
-    others of its own kind then. Needs CAP_SYS_ADMIN there. Raises OSError.
+    """Set options of the filesystem whose root directory is open, in any mount namespace. They replace its earlier
+    specific ones. Needs CAP_SYS_ADMIN there. Raises OSError.
     """
     context = _syscall(_SYS_FSPICK, "fspick", root, b"", _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH)
     try:
@@ -287,12 +287,12 @@ def reconfigure(root: int, options: Mapping[str, str]) -> None:
 
 
 def overlay_read_only(lowers: Sequence[str], target: str) -> None:
-    """Mount what directories show, each hiding parts of the next, at `target`."""
+    """Mount directories at `target` as a read-only overlay, each over the next."""
     options = f"lowerdir={':'.join(lowers)},redirect_dir=nofollow,metacopy=off,index=off"
     mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV | MS_RDONLY, options)
 
 
 def overlay(lower: str, upper: str, work: str, target: str) -> None:
-    """Mount what `upper` changes of `lower` at `target`. The options keep a hostile upper from pointing elsewhere."""
+    """Mount `upper` over `lower` at `target`. The options keep a hostile upper from leading elsewhere."""
     options = f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=nofollow,metacopy=off"
     mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, options)

@@ -1,15 +1,14 @@
-"""The pools that the kernel counts by user, and a sandbox's share of each.
+"""Limits of resources that the kernel counts by user, and a sandbox's share of each.
 
-Where sandboxes have one user in common, with each other or with the host's root, what keeps them apart is a user
-namespace for each: the kernel counts what is taken in it both for its user there, with a ceiling of its own, and for
-the user outside.
+Where sandboxes share one user, with each other or with the host's root, user namespaces separate them: the kernel
+counts usage in a namespace both for its user there, with a ceiling of its own, and for the user outside.
 """
 
 import os
 from typing import Final
 
 SHARE: Final = 8
-"""A sandbox gets that part of what the daemon's user may have: enough to watch some ten thousand files."""
+"""A sandbox gets this fraction of the limit of the daemon's user: enough to watch some ten thousand files."""
 
 _PLACE: Final = "/proc/sys/user"
 _COUNTED: Final = ("inotify", "fanotify")

@@ -1,6 +1,6 @@
-"""Capabilities of the programs that root's daemon starts: none but those that their work takes.
+"""Capabilities of the programs that root's daemon starts: only those that their work needs.
 
-They are properties of a thread, which what it starts inherits; so a thread gives them up that ends afterwards
+They are properties of a thread, which its child processes inherit; so they are dropped in a thread that ends afterwards
 (`sandkeep.system.fresh_thread`), and the daemon keeps its own.
 """
 
@@ -22,7 +22,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def keep_only(kept: Collection[int]) -> None:
-    """Let what this thread starts have these capabilities at most, also as root. Does nothing for other users."""
+    """Limit the capabilities of this thread's children to these, also as root. Does nothing for other users."""
     _libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for capability in range(_MOST):
         if capability not in kept:

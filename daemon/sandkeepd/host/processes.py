@@ -27,11 +27,11 @@ from sandkeepd.host import spawn as spawning
 T = TypeVar("T")
 
 KILL_DEADLINE_S: Final = 20.0
-"""How long a killed process may take to be gone: it can be stuck in a read from a dead disk."""
+"""Seconds a killed process may take to be gone: it can be stuck in a read from a dead disk."""
 
 TOOL_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 TOOL_ENV: Final = {"PATH": TOOL_PATH, "LC_ALL": "C"}
-"""What tools of the host are started with: messages that can be read, and no variables of the daemon's."""
+"""The environment of host tools: untranslated messages, and no variables of the daemon's."""
 
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENODEV)
 
@@ -59,7 +59,7 @@ _RESET: Final = [
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """What names one process of this machine for good."""
+    """The unique identity of a process of this machine."""
 
     pid: int
     started: int
@@ -67,14 +67,14 @@ class Identity(Struct, frozen=True, kw_only=True):
 
 
 def boot_id() -> str:
-    """What the kernel calls its present run."""
+    """Return the kernel's id of the present boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is none, or only its remains. Raises OSError
-    when that cannot be seen. One whose first thread has ended while others run has not ended.
+    """Return the start time of a process, in clock ticks since boot; None if it is gone or a zombie. Raises OSError
+    when that cannot be read. A process whose first thread has ended while others run counts as alive.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -138,12 +138,12 @@ def kill_known(process: Identity) -> None:
 
 
 def has_ended(pidfd: int, timeout_s: float = 0) -> bool:
-    """Whether a process ends within `timeout_s`. Blocks."""
+    """Return True if a process ends within `timeout_s`. Blocks."""
     return poll_in(pidfd, timeout_s)
 
 
 def poll_in(fd: int, timeout_s: float) -> bool:
-    """Whether a descriptor has something to be read within that time, or its end. Blocks."""
+    """Return True if a descriptor becomes readable, or reaches its end, within that time. Blocks."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
@@ -189,10 +189,11 @@ def spawn(
 
 
 def take_precedence() -> None:
-    """Go before what is started from now on: on a machine that is busy with sandboxes, calls are answered all the same.
+    """Raise the daemon's priority over its children: on a machine that is busy with sandboxes, calls are still answered
+    promptly.
 
-    Where the kernel shares the processors out by session first, the session needs precedence, too: what the daemon
-    starts are sessions of their own, beside which `nice` counts for nothing. Only root may; nothing happens for others.
+    Where the kernel schedules by session first, the session's priority is raised, too: the daemon's children are
+    sessions of their own, against which `nice` alone has no effect. Only root may; nothing happens for others.
     """
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _PRECEDENCE)
@@ -216,9 +217,9 @@ def ordinary_priority() -> Iterator[None]:
 
 
 def keep_descriptors_private() -> None:
-    """Let no program that is started from now on inherit what this process was itself started with.
+    """Set close-on-exec on all descriptors that this process was itself started with.
 
-    Python's own descriptors never are inherited; those of whoever started the daemon would get into every sandbox.
+    Python's own descriptors are never inherited; those of the daemon's parent would leak into every sandbox.
     """
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -229,9 +230,9 @@ def keep_descriptors_private() -> None:
 
 
 def leave_session_keyring() -> None:
-    """Give the calling thread, and what it starts from now on, a session keyring of its own, without keys.
+    """Give the calling thread, and its future children, a session keyring of its own, without keys.
 
-    The kernel hands the daemon's down to every program, whatever its uid, and whoever has it can read the keys in it.
+    Child processes of any uid inherit the daemon's keyring, and could read the keys in it.
     """
     call = _SYS_KEYCTL.get(os.uname().machine, _SYS_KEYCTL_ELSEWHERE)
     if _libc.syscall(call, _KEYCTL_JOIN_SESSION_KEYRING, None) >= 0:
@@ -244,7 +245,7 @@ def leave_session_keyring() -> None:
 def in_fresh_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread of its own, which ends with it, and wait.
 
-    What it unshares, no other thread ever sees. What it starts has none of the daemon's keys. Blocks.
+    Its unshared namespaces are invisible to other threads. Its children have none of the daemon's keys. Blocks.
     """
 
     def run() -> T:
@@ -289,7 +290,7 @@ def _closed_by(stack: contextlib.ExitStack, fd: int) -> int:
 
 
 def _listen_to_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
-    """All that is said on the pipes until their other ends are closed; None when that takes too long. Blocks."""
+    """Read the pipes until their other ends are closed; None after the deadline. Blocks."""
     said = {pipe: bytearray() for pipe in pipes}
     poll = select.poll()
     for pipe in pipes:
@@ -342,9 +343,9 @@ def owned_by(uid: int) -> Callable[[int], bool]:
 
 
 def marked(variables: Mapping[str, str], uids: Collection[int]) -> list[int]:
-    """The processes of `uids` that were started with these variables set so; never this one.
+    """Return the processes of `uids` that were started with these variables, without this one.
 
-    Anybody can set a variable, so nobody else's processes count.
+    Any user can set a variable, so other users' processes do not count.
     """
     return [pid for pid, found in bearing(list(variables), uids) if found == variables and pid != os.getpid()]
 
@@ -376,14 +377,14 @@ def _value(name: str, settings: Sequence[bytes]) -> str | None:
 
 
 def is_inside(pid: int) -> bool:
-    """Whether a process is deep in another pid namespace than ours, and not the one with which that began."""
+    """Return True if a process is in a pid namespace below ours, and is not its init."""
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         seen_as = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [])
     return len(seen_as) > 2 or (len(seen_as) == 2 and seen_as[1] != "1")
 
 
 def listen(pipe: int, timeout_s: float) -> bytes:
-    """What a keeper says on a pipe until it is ready, the other end is closed, or the time has passed. Blocks."""
+    """Read a keeper's messages from a pipe until it is ready, the other end is closed, or the time is over. Blocks."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     deadline = time.monotonic() + timeout_s

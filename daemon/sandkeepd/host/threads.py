@@ -15,7 +15,7 @@ class GivenUpError(Exception):
 
 
 class Meter:
-    """Is called by the work with how many bytes are through, from whatever thread. It raises when that is to end."""
+    """Called by the work with the bytes done, from any thread. It raises to cancel the work."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -28,7 +28,7 @@ class Meter:
             raise GivenUpError
 
     def give_up(self) -> None:
-        """Have the work end at its next step."""
+        """Make the next call raise, which ends the work."""
         self._given_up = True
 
 
@@ -39,9 +39,9 @@ async def watched(
     *,
     limiter: trio.CapacityLimiter | None = None,
 ) -> T:
-    """Run `work` in a thread to its end. `progress` hears what is being done, and how many bytes are through.
+    """Run `work` in a thread to its end. `progress` is called with a description, and the bytes done.
 
-    Cancelled, it has the work end by itself, so that nothing of it goes on unseen.
+    On cancellation the work ends itself first, so that it does not go on unseen.
     """
     meter = Meter()
     outcome: list[T | Exception] = []

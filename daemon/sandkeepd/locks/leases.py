@@ -1,8 +1,8 @@
-"""The leases that this daemon holds: one task renews each until it is given back or lost, and tells of a loss.
+"""The leases that this daemon holds: one task renews each until it is released or lost, and records a loss.
 
-Resource handling: leases outlive the daemon. One that stops gives none back, since what they are for goes on; the next
-one renews what is still valid, and tells the rest as lost.
-Error handling: a store that does not answer is asked again until the lease's own deadline, and not one second longer.
+Resource handling: leases outlive the daemon. A stopping daemon releases none, since their sandboxes go on; the next one
+renews valid leases, and records the rest as lost. Error handling: requests to a store are retried until the lease's own
+deadline, and not one second longer.
 """
 
 import logging
@@ -33,10 +33,10 @@ T = TypeVar("T")
 logger = logging.getLogger("sandkeepd")
 
 RETRY_S: Final = 1.0
-"""How long after a renewal that failed it is tried again."""
+"""Seconds between a failed renewal and its retry."""
 
 THREADS: Final = 16
-"""How many requests may wait for stores of locks at once; renewals have as many of their own."""
+"""Maximum requests to lock stores at once; renewals have as many of their own."""
 
 INTERRUPTED: Final = "the daemon stopped while the lock was being taken: take it again"
 GIVEN_UP: Final = "whoever waited for the lock has gone"
@@ -69,7 +69,7 @@ class Leases:
         self.on_adopted: Callable[[str], None] = lambda name: None  # noqa: ARG005
         """Hears of a lock that an earlier daemon held, once it is held again."""
         self.before_release: Callable[[str], Awaitable[None]] = _nothing
-        """What is still to be written under a lock that is about to be given back."""
+        """Called to write the last documents before a lock is released."""
 
     def locks(self, where: str) -> Locks:
         """The locks of a place."""
@@ -78,11 +78,10 @@ class Leases:
         return self._places[where]
 
     def fence(self, name: str, owner: str) -> Fence | None:
-        """What every write carries that an owner's lock guards, which is called by that name: a sandbox's by its id, or
-        by what its owner calls it. None when it guards nothing here: it was never taken, or was given back. Ask before
-        each write, and do not keep it.
+        """Return the fence for writes to `name`, a sandbox's id or its owner's name for it. None if no lock guards it
+        here: it was never taken, or was released. Call before each write, and do not cache the result.
 
-        Raises `lock_lost` when it was lost, or is being given back; `not_ready` while an earlier daemon's is adopted.
+        Raises `lock_lost` when it was lost, or is being released; `not_ready` while an earlier daemon's is adopted.
         """
         state = self._core.state
         sandbox = state.sandboxes.get(name)
@@ -107,19 +106,19 @@ class Leases:
         raise lost(self._place(last), "expired" if last.status == "expired" else "taken")
 
     def _guards(self, lock: LockState, owner: str) -> bool:
-        """Whether it is the owner's own, or was taken of his sandbox by somebody who may do as he does, and not under
-        a name that is the same by chance.
+        """Return True if the lock belongs to the owner, or was taken for his sandbox by a user with his rights, and not
+        under an equal name by chance.
         """
         sandbox = self._core.state.sandboxes.get(lock.name)
         is_his = sandbox is not None and sandbox.owner == owner and lock.requested_us >= sandbox.requested_us
         return lock.owner == owner or (is_his and not is_anothers(lock.where, owner))
 
     def holds(self, name: str) -> bool:
-        """Whether a lock of that name, or of the sandbox of that id, is held here, as far as is known."""
+        """Return True if a lock of that name, or of the sandbox of that id, is held here, as far as is known."""
         return any(name in (held.lease.name, self._core.state.file_of(held.lock)) for held in self._held.values())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Renew what is held, beginning with what an earlier daemon has left, until cancelled."""
+        """Renew leases, beginning with those of an earlier daemon, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for lock in list(self._core.state.locks.values()):
@@ -153,21 +152,21 @@ class Leases:
         return None
 
     async def drop(self, lease: Lease) -> None:
-        """Give back what was taken for somebody who has gone meanwhile; what cannot be given back expires."""
+        """Release a lock whose caller has gone meanwhile; it expires if that fails."""
         try:
             await self.ask(lease.release)
         except SandkeepError as error:
             logger.info("not given back", extra={"lock": lease.name, "why": error.message})
 
     async def drop_unknown(self, lock: LockState) -> None:
-        """The same, of what may have been taken although its store did not say so."""
+        """Release a lock whose acquisition has an unknown outcome; see `drop`."""
         try:
             await self.ask(lambda: self._free(lock, None))
         except SandkeepError as error:
             logger.info("not given back", extra={"lock": lock.name, "why": error.message})
 
     async def freed(self, lock: LockState) -> events.Event:
-        """Free a lock whose release was ordered; answer what came of it."""
+        """Free a lock whose release is on record; return the outcome."""
         settling, held = self._settling.get(lock.lock_id), self._held.pop(lock.lock_id, None)
         if settling is not None:
             settling.cancel()
@@ -186,8 +185,8 @@ class Leases:
         return self.locks(lock.where).give_up(lock.name, lock.owner_id or "")
 
     async def _in_time(self, work: Callable[[], T], what: str) -> T:
-        """Ask a store again and again. Raises `lock_lost` when it has not answered for as long as a lease lasts, by
-        when what was written there has expired; and what the store says against it.
+        """Retry a request to a store. Raises `lock_lost` after the length of a lease, by when the lease has expired;
+        and the store's refusals.
         """
         with trio.move_on_after(rules.LEASE_S):
             return await retry_until_done(partial(self.ask, work), what, passing=(StateError, DataError))
@@ -199,7 +198,7 @@ class Leases:
     # -- keeping ------------------------------------------------------------------------------------------------------
 
     def keep(self, lock: LockState, lease: Lease, on_record: trio.Event) -> None:
-        """Renew a lease from now on. Its loss is told once it is `on_record` that it was taken."""
+        """Renew a lease from now on. Its loss is recorded after its acquisition is `on_record`."""
         assert self._nursery is not None
         held = self._held[lock.lock_id] = Held(lease, lock, trio.CancelScope())
         self._nursery.start_soon(self._core.guarded, partial(self._keep, lock, held, on_record), f"keeping {lock.name}")
@@ -305,7 +304,7 @@ async def _nothing(name: str) -> None:
 
 
 def _loss(error: SandkeepError) -> events.Event:
-    """What is recorded of a lock that was lost, by the error that told it."""
+    """Return the event of a lost lock, by its error."""
     if error.data.get("reason") == "expired":
         return events.LockExpired(message=error.message)
     reason = "damaged" if isinstance(error, DataError) else str(error.data.get("reason", "taken"))

@@ -1,8 +1,8 @@
 """Locks of sandboxes that several daemons share: the handlers of ``lock.*``.
 
-The owner of a lock is who took it. His names are his
-own: what others call the same, on this daemon too, is another lock, of which he sees nothing. Its events are filed
-under the sandbox of its name, also when that is not there yet, so that they are in its history.
+A lock's owner is the caller that took it. Names are private to an owner: an equal name of another owner, on this daemon
+too, is another lock, and invisible. A lock's events are filed under the sandbox of its name, even before that exists,
+so that they are in its history.
 """
 
 import uuid
@@ -75,7 +75,9 @@ class LockOperation(Operation[LockState]):
 
 
 class LockAcquisition(LockOperation):
-    """``lock.acquire``. What is given is set when the caller goes: then it is given up, or nobody would know of it."""
+    """``lock.acquire``. `given` is set when the caller goes: then the lock is released, as its caller would not know of
+    it.
+    """
 
     method = "lock.acquire"
     under_way = "acquiring"
@@ -85,7 +87,7 @@ class LockAcquisition(LockOperation):
         return lock.status != "acquiring"
 
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
-        """See `Operation.act`. Left is what is to be set once it is on record that the lock was taken."""
+        """See `Operation.act`. The order's context is an event to set once the acquisition is on record."""
         lock, given_up = order.subject, order.given
         lease = await self.leases.take(lock, given_up)
         failpoints.reach("lock.taken")
@@ -146,7 +148,7 @@ class LockReturn(LockOperation):
 
 
 class LockSteal(LockOperation):
-    """``lock.release`` by force: the lock of a name is freed, whoever holds it."""
+    """``lock.release`` by force: the lock of a name is freed from any owner."""
 
     method = "lock.release"
     under_way = "stealing"
@@ -201,8 +203,8 @@ class LockService:
         return NewEvent(lock_id, event, self._core.state.file_for(lock_id, event.owner, event.name, event.where), 0)
 
     def _where(self, request: Request[Any], name: str) -> str:
-        """Where the caller's lock of a name is, by the settings; that of a sandbox which he is shown, where its owner's
-        is. Raises `not_configured`, and `not_supported` where an SDK is missing.
+        """Return the place of the caller's lock of a name, by the settings; for a visible sandbox, that of its owner.
+        Raises `not_configured`, and `not_supported` where an SDK is missing.
         """
         root = self._storage.lock_root()
         require_sdk(root)
@@ -214,13 +216,15 @@ class LockService:
         return part_of(shared, owner)
 
     def _is_old(self, lock: LockState, name: str, owner: str, shared: str) -> bool:
-        """Whether it is an owner's and held where older daemons had the locks of all: there it still has to be seen."""
+        """Return True if it is an owner's and held in the place that older daemons used for all locks: there it still
+        has to be seen.
+        """
         return lock.under_way and (lock.name, lock.owner, lock.where) == (name, owner, shared)
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
     async def release(self, request: Request[LockRelease]) -> Lock:
-        """Give a lock back; one that was given back or lost is answered as it is."""
+        """Release a lock; one that was released or lost is answered as it is."""
         name, force = request.params.name, request.params.force
         lock = self._find(request, name)
         if force and (lock is None or lock.status not in ("held", "releasing")):
@@ -283,7 +287,7 @@ def _not_found(name: str, hint: str) -> CallerError:
 
 
 def _refusal(error: SandkeepError) -> events.Event:
-    """What is recorded of a lock that was not taken."""
+    """Return the event of a failed acquisition."""
     if error.code not in ("lock_contended", "lock_timeout"):
         return events.LockAcquireFailed(code=error.code, message=error.message)
     told = {key: error.data.get(key) for key in ("held_by", "expires_at", "waiting")}

@@ -31,7 +31,7 @@ logger = logging.getLogger("sandkeepd")
 DEBOUNCE_S: Final = 0.25
 RETRY_S: Final = 5.0
 LAST_S: Final = 10.0
-"""How long a lock that is given back waits for the last document."""
+"""Seconds that a release waits for the last document."""
 
 ENDS_IT: Final = ("lock_lost", "lock_damaged")
 
@@ -58,12 +58,12 @@ class Publisher:
                 self.mark(fact.sandbox_id)
 
     def mark(self, sandbox_id: str) -> None:
-        """Say that what others read of a sandbox is out of date."""
+        """Mark the published document of a sandbox as outdated."""
         self._dirty[sandbox_id] = None
         self._wake.set()
 
     async def run(self) -> None:
-        """Write what is out of date, until cancelled."""
+        """Write outdated documents, until cancelled."""
         while True:
             await self._wake.wait()
             await trio.sleep(DEBOUNCE_S)
@@ -80,7 +80,7 @@ class Publisher:
                 await self._publish(sandbox_id)
 
     async def finish(self, sandbox_id: str) -> None:
-        """Write what is out of date of one sandbox, as its lock is about to be given back, if that is soon done."""
+        """Write an outdated document before its lock is released, within `LAST_S`."""
         with trio.move_on_after(LAST_S):
             async with self._writing:
                 if sandbox_id in self._dirty:
@@ -97,7 +97,7 @@ class Publisher:
                 self.mark(sandbox_id)
 
     async def _write(self, sandbox_id: str) -> None:
-        """Raises `lock_lost`, and whatever the store says."""
+        """Write the document of a sandbox. Raises `lock_lost`, and the store's errors."""
         sandbox = self._core.state.sandboxes.get(sandbox_id)
         root = self._root()
         fence = self._leases.fence(sandbox_id, sandbox.owner) if sandbox is not None and root is not None else None
@@ -108,7 +108,7 @@ class Publisher:
             await self._leases.ask(partial(_write_to, root, _path(sandbox, fence), content, fence))
 
     def _root(self) -> Root | None:
-        """Where other daemons look for it; None when that is not set."""
+        """Return the root that other daemons read; None when none is set."""
         try:
             return self._storage.root("metadata", shared=True)
         except SandkeepError as error:
@@ -117,7 +117,7 @@ class Publisher:
 
 
 def _path(sandbox: SandboxState, fence: Fence) -> str:
-    """Where the document lies: by what the lock is called, which other daemons know it by; a name is its owner's."""
+    """Return the document's path: by the lock's name, which other daemons use; names are private to an owner."""
     part = "" if fence.name == sandbox.sandbox_id else part_of("", sandbox.owner)
     return f"{part}/sandboxes/{fence.name}/{FILE_NAME}".removeprefix("/")
 

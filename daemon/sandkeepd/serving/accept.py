@@ -12,8 +12,9 @@ import trio
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S: Final = 0.1
 _AT_ONCE: Final = 16
-"""How many are accepted before those have their turn that are in already. One at a time, each would wait until all of
-them had one, and hundreds that come at once would wait for seconds."""
+"""Maximum accepts before accepted clients get their turn. One at a time, each would wait until all of them had one, and
+hundreds that come at once would wait for seconds.
+"""
 
 
 async def accept_clients(

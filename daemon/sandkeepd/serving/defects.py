@@ -1,4 +1,4 @@
-"""What becomes of an exception that no handler should raise: a report in the log, and `internal` for the caller."""
+"""Handling of unexpected exceptions: a report in the log, and `internal` for the caller."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ log: Final = logging.getLogger(__name__)
 
 
 def only_error(error: Exception) -> Exception:
-    """The one error in a group of one, as nurseries make them; otherwise what was given."""
+    """Unwrap groups of one exception, as nurseries make them."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
@@ -36,6 +36,6 @@ def report(error: Exception, method: str, params: Params | None) -> DaemonError:
 
 
 def _secrets(params: Params | None) -> list[str]:
-    """What must not be repeated, longest first so that no part of one is left."""
+    """Return the values to hide, longest first so that no part of one is left."""
     values = [*getattr(params, "secrets", {}).values(), *getattr(params, "env", {}).values()]
     return sorted((value for value in values if value), key=len, reverse=True)

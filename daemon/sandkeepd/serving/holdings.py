@@ -1,7 +1,7 @@
-"""What the clients of each user make the daemon hold in memory, and which of them has to go when that is too much.
+"""Memory that each user's clients make the daemon hold, and the choice of the client to drop over the limit.
 
-Counted are the bytes of lines and messages that are not complete yet, of calls under way, and of answers that were not
-taken yet. What an idle connection costs is bounded by how many of them a user may have.
+Counted are the bytes of incomplete lines and messages, of calls in flight, and of unread answers. The cost of idle
+connections is bounded by their number per user.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from weakref import WeakValueDictionary
 from sandkeep.settings.daemon import CLIENT_MEMORY
 
 CALL_BYTES: Final = 8 * 1024
-"""What a call under way weighs besides its own bytes: its task, and what belongs to that."""
+"""Weight of a call in flight besides its own bytes: its task and related objects."""
 
 
 class Account:
-    """What one user's connections hold. `shares` are those that hold something, in the order in which they last moved.
+    """The memory held for one user. `shares` are the connections that hold some, least recently active first.
 
-    Over the limit, one that holds at least as much as they do on average has to go: of these the one that has gone
-    longest without taking or giving anything. So those who never read go, and those beside them who do stay.
+    Over the limit, a connection with at least the average is dropped: the least recently active of these. So clients
+    that never read are dropped, and active ones stay.
     """
 
     def __init__(self, limit: int) -> None:
@@ -29,19 +29,19 @@ class Account:
 
     @property
     def is_over(self) -> bool:
-        """Whether more is held than may be."""
+        """True if the limit is exceeded."""
         return self.loose + self.kept > self._limit
 
     def relieve(self) -> None:
-        """Part with connections until what is left is within the limit, or nobody is left."""
+        """Drop connections until the rest is within the limit, or none is left."""
         while self.is_over and self.shares:
             average = self.loose / len(self.shares)
             next(share for share in self.shares if share.held >= average).part()
 
 
 class Share:
-    """What one connection holds. `give_up` is called, once, when it has to go; from then on it counts for nothing but
-    what it has to keep.
+    """The memory held for one connection. `give_up` is called, once, when it is dropped; from then on only memory that
+    it has to keep counts.
     """
 
     def __init__(self, account: Account, give_up: Callable[[], None]) -> None:
@@ -89,7 +89,7 @@ class Share:
         self._account.kept -= size
 
     def part(self) -> None:
-        """Have the connection go."""
+        """Drop the connection."""
         self.close()
         self._give_up()
 
@@ -114,6 +114,6 @@ class Holdings:
         return Share(account, give_up)
 
     def of(self, uid: int) -> int:
-        """How many bytes a user makes the daemon hold."""
+        """Return the bytes held for a user."""
         account = self._accounts.get(uid)
         return account.loose + account.kept if account is not None else 0

@@ -22,7 +22,7 @@ class CallLimits:
         self._changed = trio.Event()
 
     def try_take(self, calls: int, weight: int) -> bool:
-        """Take room if there is enough. What is too big for any room is let in alone."""
+        """Take room if there is enough. A request larger than any room is admitted alone."""
         if self.calls and (self.calls + calls > MAX_CALLS or self.bytes + weight > MAX_BYTES):
             return False
         self.calls += calls

@@ -1,7 +1,7 @@
-"""Decoding a method's parameters, and refusing them in words: which field, and what it takes instead.
+"""Decoding of a method's parameters, with errors that name the field and its valid values.
 
-A refusal never repeats a value, as a value may be a secret. What msgspec says is the source of the words; where it
-would show a value or a regular expression, the field's own annotation says what is right.
+An error never repeats a value, which may be a secret. The text is based on msgspec's; where that would show a value or
+a regular expression, the field's own annotation describes valid values.
 """
 
 import re
@@ -53,7 +53,7 @@ def _invalid(field: str, words: str) -> CallerError:
 
 
 def _words(said: str, annotation: Any) -> str:
-    """What msgspec `said` about a field with this annotation, in the terms of JSON and without the value."""
+    """Rephrase msgspec's message about a field with this annotation, in the terms of JSON and without the value."""
     if said.startswith("Invalid enum value"):
         return "must be one of " + ", ".join(f"`{choice}`" for choice in _choices(annotation))
     if "matching regex" in said:

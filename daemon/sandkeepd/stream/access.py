@@ -15,13 +15,13 @@ class Access:
         self._pin = pin
 
     async def access(self, request: Request[StreamQuery]) -> StreamAccess:
-        """Tell the caller, whom the kernel vouches for, what it needs on TCP."""
+        """Return the caller's address and token for TCP. The kernel vouches for the caller's uid."""
         uid = request.peer.uid
         token = await self._tokens.renew(uid) if request.params.renew else self._tokens.token(uid)
         return self._answer(token)
 
     async def given_before(self, request: Request[StreamQuery]) -> StreamAccess:
-        """The answer to a command that was given before: what was renewed then is not renewed again."""
+        """Answer a repeated command: an earlier renewal is not repeated."""
         return self._answer(self._tokens.token(request.peer.uid))
 
     def _answer(self, token: str) -> StreamAccess:

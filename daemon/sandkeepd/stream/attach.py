@@ -22,7 +22,7 @@ from sandkeepd.stream.session import Session, Talk, Visitor, checked
 
 PIECE_BYTES: Final = 64 * 1024
 ENDING_S: Final = 1.0
-"""How long it may take from a terminal's going, or an input's, until the process's end is on record."""
+"""Seconds from the hangup of a terminal or an input until the process's end must be on record."""
 
 
 class Attach:
@@ -87,7 +87,7 @@ class Attached:
     # -- a process without one ----------------------------------------------------------------------------------------
 
     async def journal(self, session: Session) -> None:
-        """Send what the process writes, from the offsets asked for or from now, and write what it reads."""
+        """Send the process's output, from the requested offsets or from now, and write its input."""
         query, read = self._query, self._processes.outputs.read_journal
         stdout = read(self._process, "stdout", 0, 0).size if query.stdout is None else query.stdout
         stderr = read(self._process, "stderr", 0, 0).size if query.stderr is None else query.stderr
@@ -107,7 +107,7 @@ class Attached:
                     raise
 
     async def _act(self, message: bytes | FromClient) -> None:
-        """Do what a client asks, the way that calls go: so it is checked as they are, and on record where they are."""
+        """Carry out a client's message as an ordinary call: with the same checks and records."""
         where = {"sandbox_id": self._process.sandbox_id, "name": self._process.process_id}
         if self._query.read_only:
             raise CallerError(
@@ -124,14 +124,14 @@ class Attached:
             raise CallerError("invalid", "send bytes, or a resize, eof or signal")
 
     async def _ends(self) -> bool:
-        """Whether the process has ended, or is about to."""
+        """Return True if the process has ended, or ends within `ENDING_S`."""
         with trio.move_on_after(ENDING_S):
             await self._core.settled(self._process.process_id, lambda: self._process.ended)
         return self._process.ended
 
 
 async def _show(session: Session, pty: trio.lowlevel.FdStream) -> None:
-    """Send what the terminal draws until it is gone."""
+    """Send the terminal's output until it hangs up."""
     offset, drawing = 0, Filter()
     while data := await _receive(session, pty):
         if shown := drawing.feed(data):

@@ -1,8 +1,8 @@
-"""Who comes in: from a websocket's opening request to the peer on whose behalf it is, or a refusal in words.
+"""Authentication of websockets: from the opening request to its peer, or a refusal.
 
-On a Unix socket the kernel says who connected. On TCP anybody on the machine can connect, a web page in somebody's
-browser included; there a token says it, and the request must name the machine itself as its host, since a page that
-has its own name point here could otherwise pass for one of ours.
+On a Unix socket the kernel vouches for the peer. On TCP any program on the machine can connect, a web page in a browser
+included; there a token identifies the user, and the Host header must be that of the machine itself, since a page whose
+own name points here could otherwise pass for one of ours.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ class RefusedError(Exception):
 
 
 def peer_by_token(request: WebSocketRequest, host: str, tokens: Tokens) -> Peer:
-    """Whom a request over TCP is from. Raises `RefusedError`.
+    """Return the peer of a request over TCP. Raises `RefusedError`.
 
-    A token stands for its user alone: what groups may do is for Unix sockets, where the kernel vouches for them.
+    A token stands for its user alone: rights of groups are for Unix sockets, where the kernel vouches for them.
     """
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     if name.lower() not in _LOOPBACK:
@@ -64,7 +64,7 @@ def subprotocol(request: WebSocketRequest) -> str | None:
 
 
 def _bearers(request: WebSocketRequest) -> list[str]:
-    """What is in `Authorization`, with what is not a bearer's token as one that is worth nothing."""
+    """Return the tokens in `Authorization`, with an empty one for every other scheme."""
     found = []
     for value in _values(request, b"authorization"):
         scheme, _, token = value.partition(" ")

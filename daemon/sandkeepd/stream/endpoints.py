@@ -1,4 +1,4 @@
-"""Which endpoint serves which path: the table of `frames.PATHS`, from the daemon's side."""
+"""The daemon's endpoint of each path: the table of `frames.PATHS`."""
 
 from sandkeepd.core.core import Core
 from sandkeepd.eventlog.history import History

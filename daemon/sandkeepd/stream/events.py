@@ -15,8 +15,7 @@ from sandkeepd.stream.session import Session, Talk, Visitor, checked
 PAGE_EVENTS: Final = 256
 PAGE_BYTES: Final = 256 * 1024
 STRIDE: Final = 4096
-"""After so many events that the reader may not or will not see it is told a newer token, so that its own does not grow
-too old."""
+"""After so many events that the reader does not see, a newer token is sent, so that its own does not grow too old."""
 
 
 class Batch(Struct, frozen=True, tag_field="kind", tag="events"):
@@ -37,7 +36,7 @@ class Events:
         self._history = history
 
     async def __call__(self, visitor: Visitor) -> Talk:
-        """See that the reader may see what it asks for, and that there is something to go on from."""
+        """Check access to the events, and the token to start from."""
         query = visitor.query(EventsQuery)
         wanted = checked(EventQuery, after=query.after, sandbox_id=query.sandbox, type=query.type, limit=PAGE_EVENTS)
         request = visitor.request(self._core, "event.list", wanted)

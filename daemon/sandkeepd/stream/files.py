@@ -34,7 +34,7 @@ class FileStreams:
         self._files = files
 
     async def __call__(self, visitor: Visitor) -> Talk:
-        """See that the visitor may; what the path leads to is found out when the copy begins."""
+        """Check access; the path is resolved when the copy begins."""
         query = visitor.query(FilesQuery)
         called = visitor.target.parts[2]
         form: Form = "bytes" if query.kind == "file" else "contents" if query.contents else "whole"
@@ -62,7 +62,7 @@ class FileStreams:
         await session.send(Done(path=copied.path, files=copied.files, size_bytes=copied.size_bytes))
 
     async def _take(self, session: Session, incoming: Incoming) -> None:
-        """Take all that the client sends, whose digest has to be what the client says it is."""
+        """Receive a client's data, and verify it against the client's digest."""
         digest = hashlib.sha256()
         async with _pipe(incoming.take_data()) as pipe:
             while isinstance(message := await session.receive(), bytes):
@@ -90,7 +90,7 @@ async def _carry(pipe: trio.lowlevel.FdStream, session: Session, digest: "hashli
 
 @asynccontextmanager
 async def _pipe(fd: int) -> AsyncIterator[trio.lowlevel.FdStream]:
-    """One end of a pipe, which is closed afterwards. What is closed must not wait: it is the other end's sign."""
+    """Use one end of a pipe, and close it afterwards. Closing is shielded: the other end waits for it."""
     os.set_blocking(fd, False)
     pipe = trio.lowlevel.FdStream(fd)
     try:

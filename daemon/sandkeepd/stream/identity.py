@@ -63,7 +63,9 @@ def _certificate_in(pem: bytes) -> str:
 
 
 def _made() -> bytes:
-    """A new key with a certificate of its own, in PEM. Names and use let a browser take it, if it is told to."""
+    """Return a new key with a self-signed certificate, in PEM. Names and key usage let a browser accept it, if it is
+    told to.
+    """
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization

@@ -1,7 +1,7 @@
-"""``/v1/logs``: what a process wrote, from byte offsets, and then how it ended.
+"""``/v1/logs``: a process's output, from byte offsets, and then its exit.
 
-A reader is at two offsets, and that is all there is to it: nothing is kept for one that stalls, and one that was cut
-off comes back with the offsets that it has reached.
+The two offsets are a reader's whole state: nothing is kept for one that stalls, and one that was cut off returns with
+the offsets that it has reached.
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.stream.session import Session, Talk, Visitor, checked
 
 PIECE_BYTES: Final = 128 * 1024
-"""How much goes into a frame: what a Unix socket with room takes at once, so that nothing is held for a slow reader."""
+"""Bytes per frame: a size that a Unix socket with room takes at once, so that nothing is held for a slow reader."""
 
 _STREAMS: Final = (("stdout", frames.STDOUT), ("stderr", frames.STDERR))
 
@@ -52,7 +52,7 @@ class JournalReader:
         self._told: set[str] = set()
 
     async def send(self, session: Session, *, follow: bool) -> None:
-        """Send what there is, and with `follow` what comes, until the process has ended."""
+        """Send present output, and with `follow` later output, until the process has ended."""
         caught_up = False
         while True:
             ended = self._process.ended  # looked at before the journal: what is read after the end is all there is
@@ -98,7 +98,7 @@ class JournalReader:
 
 
 def exit_of(process: ProcessState) -> Exit:
-    """How a process ended."""
+    """Return the message of a process's end."""
     return Exit(
         status=process.status,
         exit_code=process.exit_code,

@@ -40,21 +40,22 @@ log: Final = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 10.0
 HANDSHAKE_BYTES: Final = 32 * 1024
-"""How long an opening request may take to arrive and be answered, and how long it may be."""
+"""Maximum duration of an opening handshake, and size of its request."""
 
 MAX_STRANGERS: Final = 64
-"""How many may be in the handshake at once, of one user or over TCP. For one more the oldest has to go."""
+"""Maximum handshakes at once, of one user or over TCP. One more drops the oldest."""
 
 MAX_CONNECTIONS: Final = 512
-"""How many websockets a user may have open; root may have as many as there are descriptors."""
+"""Maximum websockets of a user; root may have as many as there are descriptors."""
 
 CLOSE_S: Final = 5.0
 STOP_S: Final = 1.0
-"""How long a client has for answering that its websocket is closed, and how long what it sent last may take once it has
-gone; when the daemon stops, it has less."""
+"""Seconds a client has to answer the closing of its websocket, and to process its last messages once it has gone; less
+when the daemon stops.
+"""
 
 TCP_SEND_BYTES: Final = 256 * 1024
-"""How much the kernel may hold for a reader on TCP that stalls; otherwise it would be megabytes."""
+"""Maximum bytes in the kernel for a stalled reader on TCP; the default would be megabytes."""
 
 _STATUS: Final[dict[str, HTTPStatus]] = {
     "not_found": HTTPStatus.NOT_FOUND,
@@ -72,7 +73,7 @@ _NORMAL, _GOING_AWAY, _REFUSED, _DEFECT = 1000, 1001, 1008, 1011
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What the server allows."""
+    """The limits of the server."""
 
     handshake_s: float = HANDSHAKE_S
     strangers: int = MAX_STRANGERS
@@ -81,9 +82,9 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class StreamServer:
-    """Serves the endpoints to all who connect, on any number of listeners, each by a `serve` of its own.
+    """Serves the endpoints to all clients, on any number of listeners, each by a `serve` of its own.
 
-    `endpoints` are by the first part of the path after ``/v1/``. Without `tokens` nobody gets in over TCP.
+    `endpoints` are by the first part of the path after ``/v1/``. Without `tokens` TCP clients are refused.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class StreamServer:
 
     @property
     def connections(self) -> int:
-        """How many websockets are open."""
+        """Number of open websockets."""
         return self._of_uid.total()
 
     async def serve(
@@ -198,7 +199,7 @@ class StreamServer:
 
     @contextlib.contextmanager
     def _on_account(self, connection: Connection, peer: Peer) -> Iterator[None]:
-        """Count what a client sends among what its user's clients make the daemon hold."""
+        """Charge a client's unprocessed data to its user."""
 
         def part() -> None:
             log.warning("dropped a websocket of %s: its user's clients hold too much", peer.owner)
@@ -212,7 +213,7 @@ class StreamServer:
             share.close()
 
     def _recognised(self, request: WebSocketRequest, host: str, peer: Peer | None) -> Visitor:
-        """See who it is and where to. Raises `RefusedError`."""
+        """Identify the peer and its target. Raises `RefusedError`."""
         with _refusing():
             door.check_origin(request, self._origins)
             target = frames.parse_target(request.path)
@@ -221,7 +222,7 @@ class StreamServer:
             return visitor
 
     async def _let_in(self, visitor: Visitor) -> Talk:
-        """See whether it may have what it wants. Raises `RefusedError`."""
+        """Check access at the endpoint. Raises `RefusedError`."""
         with _refusing():
             return await self._endpoint(visitor.target)(visitor)
 
@@ -249,7 +250,9 @@ class StreamServer:
                 await connection.aclose(code)
 
     async def _hold(self, connection: Connection, talk: Callable[[], Awaitable[None]]) -> None:
-        """Talk, but not for long with one that has gone: what it sent last is for a process which may never read it."""
+        """Run a talk, and end it soon after the client has gone: its last messages may be for a process that never
+        reads them.
+        """
         async with trio.open_nursery() as nursery:
 
             async def let_go() -> None:
@@ -276,7 +279,9 @@ def _connection(wire: Wire, tls: ssl.SSLContext | None) -> Connection:
 
 
 def _prepare(sock: socket.socket) -> Peer | None:
-    """Who is at the other end, if the kernel says so. Over TCP it does not, and there the other end may have died."""
+    """Return the peer of a Unix socket, by the kernel. For TCP, return None, and set keepalive, as a peer may die
+    unnoticed.
+    """
     if sock.family == socket.AF_UNIX:
         return peer_of(sock)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, TCP_SEND_BYTES)
@@ -288,7 +293,7 @@ def _prepare(sock: socket.socket) -> Peer | None:
 
 @contextlib.contextmanager
 def _refusing() -> Iterator[None]:
-    """Makes a refusal of whatever keeps a client out."""
+    """Translate exceptions of the handshake into refusals."""
     try:
         yield
     except SandkeepError as error:
@@ -301,7 +306,7 @@ def _refusing() -> Iterator[None]:
 
 
 def _plain_answer() -> bytes:
-    """What a client gets that speaks HTTP where TLS is spoken."""
+    """Return the answer to a client that speaks HTTP to the TLS port."""
     words = "this port speaks TLS 1.3 only: connect to tls://, with the token and the pin that `stream.access` answers"
     body = frames.encode(Refusal(error=frames.wire_error(CallerError("invalid", words))))
     lines = ["HTTP/1.1 400 Bad Request", "Content-Type: application/json", f"Content-Length: {len(body)}"]
@@ -320,7 +325,9 @@ async def _refuse(request: WebSocketRequest, refused: RefusedError) -> None:
 
 
 def _failure(error: Exception) -> SandkeepError:
-    """What ended a talk, out of the nurseries that it came through. Raises ConnectionClosed when the client went."""
+    """Return the error that ended a talk, unwrapped from nurseries' groups. Raises ConnectionClosed when the client
+    went.
+    """
     leaves = list(_leaves(error))
     for kind in (ConnectionClosed, SandkeepError):
         for leaf in leaves:

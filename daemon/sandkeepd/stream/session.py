@@ -1,4 +1,4 @@
-"""A websocket that was let in, as those see it who talk over it."""
+"""The interface of an open websocket for endpoints."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
@@ -24,8 +24,8 @@ P = TypeVar("P", bound=Params)
 class Session:
     """Sends and receives. All of it raises ConnectionClosed once the client has gone.
 
-    Nothing is queued: what is sent is with the kernel when `send` returns, and what a client sends waits there until
-    it is asked for. So a client that stalls stops the one task that serves it, which holds one piece at most.
+    Nothing is queued: sent data is in the kernel when `send` returns, and a client's data waits there until it is
+    received. So a stalled client stops the one task that serves it, which holds one piece at most.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -42,7 +42,7 @@ class Session:
         await self._connection.send_message(text)
 
     async def receive(self) -> bytes | FromClient:
-        """What the client sends next: bytes, or one of its messages. Raises `invalid` for anything else."""
+        """Return the client's next message: bytes, or a `FromClient`. Raises `invalid` for anything else."""
         got = await self._connection.get_message()
         if isinstance(got, bytes):
             return got
@@ -53,7 +53,7 @@ class Session:
         return message
 
     async def while_it_listens(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work` until it is done or the client has gone; one that sends anything is told that nothing is wanted."""
+        """Do `work` until it is done or the client has gone; refuse any message of the client."""
         async with trio.open_nursery() as nursery:
 
             async def expect_nothing() -> None:
@@ -66,7 +66,7 @@ class Session:
 
 
 class Visitor(Struct, frozen=True):
-    """Who opened a websocket, and what for."""
+    """The peer and target of a websocket request."""
 
     peer: Peer
     target: frames.Target
@@ -87,7 +87,7 @@ Talk = Callable[[Session], Awaitable[None]]
 
 
 class Endpoint(Protocol):
-    """One path. What it raises, a `SandkeepError`, refuses the request before there is a websocket."""
+    """One path. A `SandkeepError` refuses the request before there is a websocket."""
 
     async def __call__(self, visitor: Visitor) -> Talk:
         """See that the request is right, and answer how it is served."""

@@ -1,7 +1,7 @@
-"""Tokens: by which the stream server on TCP tells owners apart, where the kernel does not say who connected.
+"""Tokens that identify owners on TCP, where the kernel does not vouch for peers.
 
-A token is a uid and a code that only this daemon can make of it. So none is stored: what is kept is one key, and how
-often each owner has renewed.
+A token is a uid and a MAC that only this daemon can compute. So none is stored: the file has one key, and the number of
+renewals of each owner.
 """
 
 import base64
@@ -29,7 +29,7 @@ _KEY_BYTES: Final = 32
 
 
 class StoredToken(Struct, frozen=True, kw_only=True):
-    """What the file holds: the key, and each uid's generation, which a renewal raises."""
+    """The content of the file: the key, and each uid's generation, which a renewal raises."""
 
     key: bytes
     generations: dict[str, int] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Tokens:
         return f"skt_{uid}_{self._code(uid)}"
 
     async def renew(self, uid: int) -> str:
-        """Make the user's earlier token worthless, and answer the new one. Who is in by the earlier one has to go.
+        """Invalidate the user's earlier token, and return the new one. Connections with the earlier one are closed.
 
         Raises `storage_unavailable`.
         """
@@ -65,7 +65,7 @@ class Tokens:
 
     @contextmanager
     def while_valid(self, uid: int) -> Iterator[None]:
-        """For what is done on the strength of a user's token: it is cancelled when that is renewed."""
+        """Run a block on the strength of a user's token: it is cancelled when that is renewed."""
         with trio.CancelScope() as scope:
             self._in_use.setdefault(uid, set()).add(scope)
             try:
@@ -77,7 +77,7 @@ class Tokens:
                     self._in_use.pop(uid, None)
 
     def uid_of(self, token: str) -> int | None:
-        """Whom a token stands for; None when it is worth nothing."""
+        """Return the uid of a valid token, else None."""
         found = _TOKEN.fullmatch(token)
         if found is None:
             return None

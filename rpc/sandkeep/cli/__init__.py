@@ -1,6 +1,6 @@
 """The `sandkeep` command. Ids and answers go to stdout, everything else to stderr.
 
-Its exit codes are in `exit_codes`. What a command needs is imported when it runs.
+Its exit codes are in `exit_codes`. Each command imports its dependencies when it runs.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def main() -> NoReturn:
 
 
 def _fill_descriptors() -> None:
-    """Have something where a standard stream is closed: a connection that got its number would be written to."""
+    """Open /dev/null for closed standard streams: otherwise a connection could get their numbers, and be written to."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _show(error: "click.ClickException", as_json: bool) -> None:
-    """Say what was wrong; of wrong usage, programs get a document as they do of other errors."""
+    """Print an error; a usage error with `--json` also as a document, as other errors."""
     from click import UsageError
     from click.exceptions import NoArgsIsHelpError
 

@@ -1,4 +1,4 @@
-"""Exit codes of the command, and what ends it with one of them."""
+"""Exit codes of the command, and the exceptions that lead to some of them."""
 
 from typing import Final
 
@@ -19,14 +19,14 @@ EXIT_CODES: Final[dict[int | str, str]] = {
     BROKEN_PIPE: "Whoever read the output has gone.",
     "any": "The process's own; 128 + n of signal n (exec, run, shell, attach, wait).",
 }
-"""What a code that the command exits with means, for the help and the manual."""
+"""The meaning of each exit code, for the help and the manual."""
 
 COMPLETE_VARIABLE: Final = "_SANDKEEP_COMPLETE"
 """Set by a shell's completion function to its own name: then the arguments are a line to complete."""
 
 
 class ReaderLeftError(Exception):
-    """Whoever read our output has gone. (For a BrokenPipeError, click would choose the exit code.)"""
+    """The reader of our output has gone. (For a BrokenPipeError, click would choose the exit code.)"""
 
 
 class UnwritableError(Exception):

@@ -69,8 +69,8 @@ def command(name: str | None = None, *, examples: Sequence[str], **settings: Any
 
 
 class Refusal(click.ClickException):
-    """Sandkeep said no, or failed. One sentence on stderr, and what a program said last on more lines; with `--json`
-    also the error as a document.
+    """An error from Sandkeep. One sentence on stderr, and a program's last output on more lines; with `--json` also the
+    error as a document.
     """
 
     def __init__(self, error: SandkeepError, exit_code: int = 1, as_json: bool = False) -> None:
@@ -114,7 +114,7 @@ def _tell(words: str) -> None:
 
 
 class Frontend:
-    """How the caller wants to be served: over which socket, and whether in JSON."""
+    """The options common to all commands: the socket, and whether to print JSON."""
 
     def __init__(self, socket: str | None, as_json: bool, failure_code: int) -> None:
         self.socket = socket
@@ -134,7 +134,7 @@ class Frontend:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the daemon has gone, and is waited for."""
+        """True while waiting for a daemon that has gone."""
         return self._daemon is not None and self._daemon.is_away
 
     @contextmanager

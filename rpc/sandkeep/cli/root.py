@@ -57,7 +57,7 @@ SUBJECTS: Final = {
     "What happened": ("events", "history"),
     "The daemon": ("daemon", "status", "capabilities", "store", "rpc"),
 }
-"""Which commands the help lists together; what is in none comes last."""
+"""Groups of commands in the help; commands in no group come last."""
 
 IMAGE_COMMANDS: Final = {
     "create": ("images:create", "Make an image of a directory."),
@@ -120,7 +120,7 @@ class LazyGroup(click.Group):
         self.subjects: dict[str, tuple[str, ...]] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command, in the table's order: what a newcomer needs comes first."""
+        """Return every command, in the table's order: the ones for newcomers first."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -159,7 +159,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), self.table[name][1]) for name in names])
 
     def by_subject(self) -> Iterator[tuple[str, list[str]]]:
-        """The names of the commands, under what they are about."""
+        """Yield the names of the commands, by subject."""
         rest = list(self.table)
         for subject, names in self.subjects.items():
             if known := [name for name in names if name in self.table]:

@@ -36,8 +36,8 @@ class Unfinished:
         self.quote, self.opened, self.begun = quote, len(self.text), True
 
     def kept(self, breaks: str) -> int:
-        """How much of the beginning bash keeps when it completes: up to an open quote, else to the last bare character
-        of `breaks`.
+        """Return the length of the prefix that bash keeps when it completes: up to an open quote, else to the last bare
+        character of `breaks`.
         """
         if self.quote:
             return self.opened

@@ -30,14 +30,14 @@ def entries() -> Iterator[tuple[str, list[Entry]]]:
 
 
 def root_options() -> list[tuple[str, str]]:
-    """What can be given before a command."""
+    """Return the options before a command."""
     from sandkeep.cli.root import sandkeep
 
     return _records(sandkeep.params, click.Context(sandkeep, info_name="sandkeep"))
 
 
 def common_options() -> list[tuple[str, str]]:
-    """What can be given to every command that answers."""
+    """Return the options of every command that answers."""
     from sandkeep.cli.commands.daemon import status
 
     return _records((p for p in status.params if p.opts[0] in COMMON), click.Context(status))

@@ -16,7 +16,7 @@ class Word(click.ParamType[str]):
         self.name = kind
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        """What there is of this kind that begins so."""
+        """Return the names of this kind that begin so."""
         return LOOKUPS[self.name](ctx, incomplete)
 
 

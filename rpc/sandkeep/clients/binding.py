@@ -1,4 +1,4 @@
-"""From ``client.noun.verb(...)`` to a row of the table: what both clients have in common, without any I/O."""
+"""Binding of ``client.noun.verb(...)`` to a row of the table, for both clients, without any I/O."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -103,7 +103,7 @@ def check_plain(method: str) -> None:
 
 
 def outcome(answer: Answer, kind: type[T]) -> T:
-    """What an answer says: its result as that type, or its error raised."""
+    """Return an answer's result as that type, or raise its error."""
     if answer.error is not None:
         raise answer.error.to_exception()
     try:

@@ -30,11 +30,11 @@ ANCILLARY_BYTES: Final = CMSG_SPACE(253 * 4)
 RECEIVE_FLAGS: Final = MSG_CMSG_CLOEXEC
 _REQUEST_ID: Final = 1
 _STREAMS: Final = frozenset({"sandbox.copy_in", "sandbox.copy_out", "snapshot.import"})
-"""What is handed over here ends with the call; elsewhere it stays good without it."""
+"""Methods whose descriptors end with the call; those of others stay valid without it."""
 
 
 class Handover:
-    """One call that is answered with descriptors: what to send, and what came back so far.
+    """One call that is answered with descriptors: its request, and the answer so far.
 
     Raises TypeError for a method that gives none, or for arguments that do not fit, as `binding.bind` does.
     """
@@ -52,16 +52,16 @@ class Handover:
 
     @property
     def path(self) -> str:
-        """Where to connect to."""
+        """Path of the socket."""
         return self._daemon.path
 
     def request(self) -> bytes:
-        """What to send on a new connection."""
+        """Return the first bytes on a new connection."""
         return self._daemon.greeting() + jsonrpc.request(_REQUEST_ID, self.row.name, self.trial.params)
 
     def take(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], flags: int) -> None:
-        """Take what one ``recvmsg`` brought. Raises `SandkeepError` when it is not what the method's row says, and
-        EOFError when the connection ended; then all that came is closed.
+        """Take the result of one ``recvmsg``. Raises `SandkeepError` when it contradicts the method's row, and EOFError
+        when the connection ended; then all received descriptors are closed.
         """
         try:
             self._arrived += _descriptors_in(ancillary)
@@ -135,7 +135,7 @@ class Handover:
         return DaemonError("internal", words)
 
     def close(self) -> None:
-        """Close what came and nobody took."""
+        """Close the descriptors that were not handed to the caller."""
         for descriptor in (*self._arrived, *(self._given or ())):
             os.close(descriptor)
         self._arrived = []
@@ -177,7 +177,7 @@ class Handed:
                 return sock
 
     def receive(self) -> list[int]:
-        """Wait for the descriptors. They are yours, to close too. Raises what the daemon refuses the call with."""
+        """Wait for the descriptors. The caller owns and closes them. Raises the daemon's errors."""
         while (given := self._handover.given()) is None:
             self.hear()
         return given
@@ -190,16 +190,16 @@ class Handed:
 
     @property
     def answered(self) -> bool:
-        """Whether `answer` would wait for nothing."""
+        """True if `answer` would not block."""
         return self._handover.answer is not None
 
     def fileno(self) -> int:
-        """What a selector can wait for while there is no answer. It is another one when the call was made again."""
+        """Descriptor for a selector while there is no answer. It changes when the call is made again."""
         return self._sock.fileno()
 
     def hear(self) -> None:
-        """Wait until something of the answer arrives, and take it. Raises what `receive` and `answer` do when it is the
-        end of the connection, and the call cannot be made again.
+        """Wait for a part of the answer, and take it. Raises as `receive` and `answer` do at the end of the connection,
+        if the call cannot be made again.
         """
         try:
             data, ancillary, flags, _ = self._sock.recvmsg(CHUNK_BYTES, ANCILLARY_BYTES, RECEIVE_FLAGS)

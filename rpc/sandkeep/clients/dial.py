@@ -1,6 +1,6 @@
-"""The daemon as clients see it: where it listens, how it is known again, how long it is waited for when it went away.
+"""The daemon as clients see it: its socket, its identity, and the time to wait for it when it went away.
 
-No input or output here: what can go wrong on the way to the socket becomes an error that says what to do.
+No input or output here: errors of the connection become messages that say what to do.
 """
 
 import errno
@@ -31,7 +31,7 @@ _GROWTH: Final = 1.6
 _MOST_PATH_BYTES: Final = 107
 _NOBODY: Final = frozenset({errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR})
 _NOT_AGAIN: Final = frozenset({"daemon.shutdown"})
-"""What nobody waits for a daemon with: that it has gone is what was wanted."""
+"""Methods that are not retried when the daemon has gone: that is their purpose."""
 
 
 class Daemon:
@@ -50,7 +50,7 @@ class Daemon:
         self._log_id: str | None = None
 
     def greeting(self) -> bytes:
-        """What a connection begins with."""
+        """Return the first request of a connection."""
         return jsonrpc.request(GREETING_ID, "rpc.hello", {"client": self._client})
 
     def recognise(self, answer: Answer) -> None:
@@ -85,14 +85,14 @@ class Trial:
 
     @property
     def params(self) -> dict[str, Any]:
-        """What to send. What is left of a time to wait for the end of a process is less each time."""
+        """Parameters to send. The time left to wait for the end of a process shrinks with each attempt."""
         timeout_s = self._params.get("timeout_s")
         if self._backoff is None or timeout_s is None or self._method != "process.wait":
             return self._params
         return {**self._params, "timeout_s": max(0.001, timeout_s - (time.monotonic() - self._began))}
 
     def failure(self, said: Answer | None = None) -> SandkeepError:
-        """The error of a call whose connection was lost; `said` is what the daemon told about that, if it did."""
+        """Return the error of a call whose connection was lost; `said` is the daemon's reason, if any."""
         return connection_lost(self.daemon.path, self._method, self._params, said)
 
     def lost(self, error: SandkeepError) -> None:
@@ -104,7 +104,7 @@ class Trial:
         self._begin()
 
     def pause(self, error: SandkeepError) -> float:
-        """How many seconds to wait before the next attempt to connect. Raises `error` when that has no point."""
+        """Return the seconds to wait before the next attempt to connect. Raises `error` when the time is over."""
         pause_s = self._begin().pause()
         if pause_s is None:
             self.daemon.is_away = False
@@ -149,7 +149,7 @@ def socket_path(given: str | os.PathLike[str] | None) -> str:
 
 
 def cannot_connect(path: str, error: OSError) -> SandkeepError:
-    """Why nobody could be reached at `path`."""
+    """Return the error for a failed connection to `path`."""
     if error.errno in _NOBODY:
         return StateError(
             "not_ready", f"no daemon is listening on {path}: start one with `sandkeep daemon`", socket=path
@@ -164,10 +164,10 @@ def cannot_connect(path: str, error: OSError) -> SandkeepError:
 
 
 def connection_lost(path: str, method: str, params: dict[str, Any], said: Answer | None = None) -> SandkeepError:
-    """The connection ended before `method` was answered; `said` is what the daemon told about that, if it did.
+    """Return the error for a connection that ended before `method` was answered; `said` is the daemon's reason, if any.
 
-    A command that changes something may have been carried out. Given again with the `command_id` of this error's data,
-    it is not done twice.
+    A command that changes something may have been carried out. Repeated with the `command_id` of this error's data, it
+    takes effect once.
     """
     if said is not None and said.error is not None:
         return said.error.to_exception()
@@ -178,5 +178,5 @@ def connection_lost(path: str, method: str, params: dict[str, Any], said: Answer
 
 
 def is_lost(error: SandkeepError) -> bool:
-    """Whether nobody answered, rather than somebody refused."""
+    """Return True if the connection failed, rather than the daemon refusing."""
     return error.code == "not_ready" and "socket" in error.data

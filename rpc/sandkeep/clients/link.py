@@ -1,7 +1,7 @@
 """One connection of the client on trio: calls out, answers in, until it is lost.
 
-There is no task in the background: whoever waits for an answer reads, for all who wait, until its own is there, and
-then leaves that to another of them.
+There is no background task: one of the waiting callers reads, for all, until its own answer is there, and then wakes
+another to read.
 """
 
 import errno
@@ -47,7 +47,7 @@ async def dial(path: str) -> socket.socket:
 
 
 class _Slot:
-    """A call that waits for its answer, and what was told about it meanwhile."""
+    """A call that waits for its answer, and its progress messages so far."""
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
@@ -57,8 +57,8 @@ class _Slot:
 
 
 class Link:
-    """A connection that is there, or was: `is_lost`. `last_words` is what the daemon said of the reason; `refusal` is
-    raised by who finds that it is another daemon than before.
+    """A connection, which may be lost: `is_lost`. `last_words` is the daemon's reason; `refusal` is raised if another
+    daemon is found after reconnecting.
     """
 
     def __init__(self, sock: socket.socket, daemon: Daemon) -> None:
@@ -156,7 +156,7 @@ class Link:
             await self._read_or_sleep(slot)
 
     async def _read_or_sleep(self, slot: _Slot) -> None:
-        """Read what arrives, for all; or sleep while another does, until there is something for us or our turn."""
+        """Read arriving messages, for all callers; or sleep while another caller reads, until woken."""
         if not self._someone_reads:
             return await self._read()
         slot.wake = trio.Event()
@@ -232,7 +232,7 @@ class Link:
             slot.wake.set()
 
     def _hand_over(self) -> None:
-        """Wake one of those who sleep, so that it reads from now on."""
+        """Wake a sleeping caller to read from now on."""
         if not self._someone_reads:
             sleeper = next((slot for slot in self._slots.values() if slot.sleeps), None)
             if sleeper is not None:

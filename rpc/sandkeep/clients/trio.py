@@ -68,9 +68,7 @@ class Client(TrioMethods):
         self._closed = trio.Event()
 
     def close(self) -> None:
-        """Let go of the connection; calls under way fail. What they began and changes something goes on at the
-        daemon.
-        """
+        """Close the connection; calls in flight fail. Commands that change something continue in the daemon."""
         self._closed.set()
         self._link.close()
 
@@ -112,8 +110,8 @@ class Client(TrioMethods):
     async def read_output(
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
     ) -> AsyncIterator[ProcessOutput]:
-        """Iterate over what a process wrote, from byte offsets, until it has ended; or, without `follow`, what there
-        is.
+        """Iterate over a process's output, from byte offsets, until it has ended; without `follow`, over the present
+        output.
         """
         cursor = OutputCursor(stdout_offset, stderr_offset, follow)
         while query := cursor.next_query():
@@ -205,7 +203,7 @@ class Handed:
                 return trial.connected()
 
     async def receive(self) -> list[int]:
-        """Wait for the descriptors. They are yours, to close too. Raises what the daemon refuses the call with."""
+        """Wait for the descriptors. The caller owns and closes them. Raises the daemon's errors."""
         while (given := self._handover.given()) is None:
             await self._read()
         return given

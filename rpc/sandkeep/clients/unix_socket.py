@@ -6,7 +6,7 @@ from sandkeep.clients.dial import cannot_connect
 
 
 def dial(path: str) -> socket:
-    """Connect to the Unix socket `path`; the caller closes it. Raises what `blocking.connect` does."""
+    """Connect to the Unix socket `path`; the caller closes it. Raises as `blocking.connect` does."""
     sock = socket(AF_UNIX, SOCK_STREAM)
     try:
         sock.connect(path)

@@ -68,7 +68,7 @@ _SHELL: Final = 'exec "$(command -v bash || echo sh)" -i'
 
 
 class Provider(enum.Enum):
-    """Where a sandbox runs."""
+    """The provider of a sandbox."""
 
     LOCAL = "local"
     DOCKER = "docker"
@@ -135,7 +135,7 @@ def list_images() -> tuple[str, ...]:
 
 
 def get_image(image_id: str) -> ImageRecord:
-    """What is known of an image."""
+    """Return the record of an image."""
     with _daemon() as client:
         return _image_record(client, client.image.get(image_id))
 
@@ -159,7 +159,7 @@ def list_sandboxes(list_all: bool = False) -> tuple[SandboxRecord, ...]:
 
 
 def get_sandbox(sandbox_id: str) -> SandboxRecord:
-    """What is known of a sandbox."""
+    """Return the record of a sandbox."""
     with _daemon() as client:
         return _sandbox_record(client.daemon.status().state_dir, client.sandbox.get(sandbox_id))
 
@@ -189,9 +189,9 @@ def launch_background_process(name: str, sandbox_id: str, command: str) -> None:
 
 
 def launch_and_stream_process(name: str, sandbox_id: str, command: str) -> Generator[str, None, None]:
-    """Start a shell command under a name and yield what it writes, as it comes, until it ends.
+    """Start a shell command under a name and yield its output, as it comes, until it ends.
 
-    What it writes is taken for UTF-8, with U+FFFD for the rest, and lines end in a newline alone. Closing the generator
+    Output is decoded as UTF-8, with U+FFFD for invalid bytes, and lines end in a newline alone. Closing the generator
     leaves the process running. It is started when the first piece is asked for.
     """
     with _daemon() as client:
@@ -207,7 +207,7 @@ def list_processes(list_all: bool = False) -> tuple[ProcessRecord, ...]:
 
 
 def get_process(name: str, sandbox_id: str) -> ProcessRecord:
-    """What is known of a process."""
+    """Return the record of a process."""
     with _daemon() as client:
         return _process_record(client.process.get(sandbox_id, name))
 
@@ -230,14 +230,14 @@ def kill_process(name: str, sandbox_id: str) -> None:
 
 
 class CommandProcess:
-    """A command that an `Executor` started. Its output is kept, however late somebody reads it."""
+    """A command that an `Executor` started. Its output is kept, and can be read late."""
 
     def __init__(self, sandbox_id: str, process_id: str) -> None:
         self.sandbox_id = sandbox_id
         self.process_id = process_id
 
     def stream(self) -> Generator[str, None, None]:
-        """What it writes, output and errors together, as it comes, until it ends."""
+        """Yield its output, stdout and stderr together, as it comes, until it ends."""
         with _daemon() as client:
             yield from _text_of(client, self.sandbox_id, self.process_id)
 
@@ -256,12 +256,12 @@ class CommandProcess:
 
     @property
     def stdout(self) -> str:
-        """What it has written so far."""
+        """Return its stdout so far."""
         return self._whole("stdout")
 
     @property
     def stderr(self) -> str:
-        """What it has written to its standard error so far."""
+        """Return its stderr so far."""
         return self._whole("stderr")
 
     def _whole(self, stream: str) -> str:
@@ -271,14 +271,14 @@ class CommandProcess:
 
 
 class Executor(Protocol):
-    """What every provider's sandbox can do for a program."""
+    """The operations of every provider's sandbox."""
 
     def run_command(self, command: str) -> CommandProcess:
         """Start a shell command and answer it while it runs."""
         ...
 
     def is_alive(self) -> bool:
-        """Whether commands can be run."""
+        """Return True if commands can be run."""
         ...
 
     def read_file(self, path: str) -> str:
@@ -291,7 +291,7 @@ class Executor(Protocol):
 
 
 class SandboxExecutor:
-    """The `Executor` of a sandbox, whatever its provider."""
+    """The `Executor` of a sandbox of any provider."""
 
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
@@ -312,7 +312,7 @@ class SandboxExecutor:
         return found.status == "running"
 
     def read_file(self, path: str) -> str:
-        """See `Executor.read_file`. Raises `not_found`, and `invalid` for what is not text in UTF-8."""
+        """See `Executor.read_file`. Raises `not_found`, and `invalid` for content that is not UTF-8."""
         content = bytearray()
         with _daemon() as client:
             while True:

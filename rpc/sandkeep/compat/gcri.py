@@ -48,18 +48,18 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 IGNORED: Final = (".git", "__pycache__", "venv", "node_modules", ".gcri")
-"""What is not copied into a branch, wherever in the project it lies."""
+"""Names that are not copied into a branch, at any depth of the project."""
 
 FALLING_BACK: Final = "Docker unavailable, falling back to LocalSandbox"
 SUCCESS: Final = "(Success, no output)"
 MOST_BYTES: Final = 16 * 1024 * 1024
-"""How much of what a command writes is answered. The rest is in the journal of its process."""
+"""Maximum output of a command in an answer, in bytes. The rest is in the journal of its process."""
 
 _PYTHON: Final = 'exec "$(command -v python3 || echo python)" "$1"'
 
 
 class SandboxConfig(Struct, frozen=True, kw_only=True):
-    """What ``config.sandbox`` may say; anything with these attributes will do, and what it lacks is as here.
+    """The values of ``config.sandbox``; any object with these attributes will do, with these defaults.
 
     `timeout` is in seconds, `cpu_limit` in processors. Local sandboxes take no `image`, and have no bridge: there
     ``bridge`` is ``none``.
@@ -74,7 +74,7 @@ class SandboxConfig(Struct, frozen=True, kw_only=True):
 
 
 class Output(str):
-    """What a command wrote, both streams in one text; `exit_code` is None when it was not run to its end."""
+    """A command's output, both streams in one text; `exit_code` is None when it was not run to its end."""
 
     __slots__ = ("exit_code",)
     exit_code: int | None
@@ -87,14 +87,14 @@ class Output(str):
 
 
 class SandboxStrategy(Protocol):
-    """What can be done with branches, whatever isolates them."""
+    """The operations on branches, for any isolation."""
 
     def setup_branch(self, iteration: int, branch: int, source_dir: str) -> str:
-        """Make a sandbox for a branch with a copy of `source_dir`, but for what is `IGNORED`; answer its id."""
+        """Make a sandbox for a branch with a copy of `source_dir`, without `IGNORED`; return its id."""
         ...
 
     def execute_command(self, container_id: str, command: str) -> str:
-        """Run a shell command in the workspace; answer what it wrote, or a sentence on why there is nothing."""
+        """Run a shell command in the workspace; return its output, or the reason why there is none."""
         ...
 
     def execute_python(self, container_id: str, code: str) -> str:
@@ -125,7 +125,7 @@ def get_sandbox(config: Any) -> SandboxStrategy:
 
 
 class _Branches(ABC):
-    """What both strategies do: all but what is asked of the image and of the sandboxes."""
+    """The common part of both strategies."""
 
     provider: ClassVar[str]
     prefix: ClassVar[str]
@@ -259,7 +259,7 @@ def _daemon() -> Client:
 
 
 def _configuration(config: Any) -> SandboxConfig:
-    """What ``config.sandbox`` says, as far as it says anything. Raises `invalid`."""
+    """Return the values of ``config.sandbox``, with defaults. Raises `invalid`."""
     given = getattr(config, "sandbox", None)
     known = {name: getattr(given, name) for name in SandboxConfig.__struct_fields__ if hasattr(given, name)}
     try:
@@ -276,7 +276,7 @@ def _empty(client: Client, provider: str, base: str | None = None) -> str:
 
 
 def _text(client: Client, done: ExecResult) -> str:
-    """What a command wrote, first to its stdout, then to its stderr; of very much only the beginning."""
+    """Return a command's output, first its stdout, then its stderr; cut at `MOST_BYTES`."""
     if not done.stdout_truncated and not done.stderr_truncated:
         return (done.stdout + done.stderr).decode(errors="replace")
     out, err = bytearray(), bytearray()

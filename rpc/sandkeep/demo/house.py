@@ -15,11 +15,11 @@ from sandkeep.demo import traces
 from sandkeep.errors import SandkeepError
 
 LIMIT_S: Final = 120.0
-"""How long anything is waited for. It is there to end a demo that hangs; a busy machine does not come near it."""
+"""Limit of any wait, in seconds. It ends a demo that hangs; a busy machine does not come near it."""
 
 
 class StartError(Exception):
-    """The daemon ended, or did not answer in time; the message is what it said."""
+    """The daemon ended, or did not answer in time; the message is its output."""
 
 
 class House:
@@ -31,7 +31,7 @@ class House:
         self.socket = os.path.join(self.root, "sock")
         self.environment = {**os.environ, "SANDKEEP_STATE_DIR": self.state_dir, "SANDKEEP_SOCKET": self.socket}
         self.in_use = False
-        """Whether there may be sandboxes to end."""
+        """True if there may be sandboxes to end."""
         self._daemon: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
@@ -67,7 +67,7 @@ class House:
 
     @property
     def log(self) -> str:
-        """Where the daemon's own log goes."""
+        """Path of the daemon's own log."""
         return os.path.join(self.root, "daemon.log")
 
     def last_words(self) -> str:
@@ -97,7 +97,7 @@ class House:
         return code
 
     def clear(self, *, keep: bool) -> list[str]:
-        """End everything, remove the directory, and answer what had to be cleaned by force: nothing, if all is well."""
+        """End everything, remove the directory, and return the list of forced cleanups: empty, if all is well."""
         with suppress(SandkeepError, StartError):
             if self.in_use:
                 self._terminate_all()
@@ -143,7 +143,7 @@ def remove_tree(path: str) -> None:
 
 @contextmanager
 def house(*, keep: bool, left: list[str]) -> Iterator[House]:
-    """A House for the length of a block. What had to be cleaned by force is added to `left`.
+    """Yield a House for the length of a block. Forced cleanups are added to `left`.
 
     SIGTERM ends the block as Ctrl-C does, so that it is cleared then too.
     """

@@ -25,7 +25,7 @@ FLASHES: Final = 12
 
 
 class MismatchError(Exception):
-    """Something was not as it should be; the message says what."""
+    """A check of the demo failed; the message says which."""
 
 
 def run(*, keep: bool = False, fast: bool = False) -> int:
@@ -216,7 +216,7 @@ class Demo:
 
     @property
     def metadata(self) -> Path:
-        """Where the sandbox's metadata.json is."""
+        """Path of the sandbox's metadata.json."""
         return Path(self.place.state_dir, "sandboxes", self.sandbox, "metadata.json")
 
     def settled_metadata(self) -> bytes:
@@ -256,7 +256,7 @@ class Demo:
             raise MismatchError(otherwise)
 
     def answer(self, *words: str, shown: str | None = None, environment: dict[str, str] | None = None) -> str:
-        """Run a command that must succeed; answer what it printed on stdout."""
+        """Run a command that must succeed; return its stdout."""
         code, lines = self.sandkeep(*words, shown=shown, environment=environment)
         self.require(code == 0, f"`sandkeep {words[0]}` exited with {code}")
         return "\n".join(lines)
@@ -288,7 +288,7 @@ class Demo:
         return process.returncode, lines
 
     def short(self, word: str) -> str:
-        """What to show for a word: ids are long, and a reader would use a shell variable."""
+        """Return the form of a word to show: ids are long, and a reader would use a shell variable."""
         return {self.sandbox: "$BOX", self.image: "$IMG"}.get(word) or shlex.quote(word)
 
     def relay(self, stream: IO[bytes], lines: list[str], error: bool) -> None:
@@ -300,7 +300,7 @@ class Demo:
 
 
 def flashes(count: int) -> list[str]:
-    """What light.sh prints on stdout."""
+    """Return the lines that light.sh prints."""
     return [f"flash {number} of {count}" for number in range(1, count + 1)]
 
 

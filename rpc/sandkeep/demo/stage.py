@@ -1,7 +1,7 @@
-"""What the demo's audience sees: titles, commands, their output, and the events beside them.
+"""The demo's output: titles, commands, their output, and the events beside them.
 
-Two threads speak, the demo and the follower of events; a line is said whole. Colours are for terminals, and NO_COLOR is
-obeyed.
+Two threads print, the demo and the follower of events; each line is printed whole. Colours are for terminals, and
+NO_COLOR is obeyed.
 """
 
 import sys
@@ -42,7 +42,7 @@ class Stage:
         self.say("    " + paint(f"$ {words}", "cyan"))
 
     def output(self, line: str, *, error: bool = False) -> None:
-        """Show a line that a command printed; what went wrong is shown whole."""
+        """Show a line that a command printed; errors are wrapped instead of cut."""
         if not error:
             return self.say("    " + cut(plain(line), WIDTH - 4))
         for piece in textwrap.wrap(plain(line), WIDTH - 4) or [""]:
@@ -54,9 +54,9 @@ class Stage:
         self.say(paint(cut(f"      ◦ {line}".rstrip(), WIDTH), "dim"))
 
     def fact(self, text: str) -> None:
-        """Say what was just checked and found right."""
+        """Show a check that succeeded."""
         self.say("    " + paint("✓ ", "green") + text)
 
     def failure(self, text: str) -> None:
-        """Say what was not as it should be."""
+        """Show a check that failed."""
         self.say("    " + paint("✗ ", "red") + text)

@@ -1,4 +1,4 @@
-"""What of a place is still on the machine: processes that run from it or see it, and mounts below it."""
+"""Remains of a directory on the machine: processes that run from it or see it, and mounts below it."""
 
 import os
 import time
@@ -58,7 +58,7 @@ def mounts(root: str) -> list[str]:
 
 
 def remaining(root: str) -> list[str]:
-    """What is still there after a moment: the kernel takes its time to clear a namespace."""
+    """Return the remains after a moment: the kernel takes its time to clear a namespace."""
     deadline = time.monotonic() + VANISH_S
     while True:
         left = [f"process {pid}" for pid in processes(root)] + [f"mount {path}" for path in mounts(root)]

@@ -24,7 +24,8 @@ RESET: Final = (
     b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?2026l\x1b[?69l\x1b[?1l\x1b>\x1b[4l"
     b"\x1b[?7h\x1b[?12l\x1b[34h\x1b[?25h\x1b[0 q\x0f\x1b)B\x1b(B\x1b[m"
 )
-"""What undoes all that can be passed, but for screen and margins: modes, keypad, cursor, characters, colours."""
+"""Sequences that undo all that can be passed, but for screen and margins: modes, keypad, cursor, characters, colours.
+"""
 
 _ALTERNATE: Final = re.compile(rb"\x1b\[\?(?:47|1047|1049)([hl])")
 """A change to the alternate screen, or back."""
@@ -68,7 +69,7 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 class Filter:
-    """Passes what draws, of bytes that come in pieces. A sequence is passed as a whole, or not at all."""
+    """Passes drawing sequences, of bytes that come in pieces. A sequence is passed as a whole, or not at all."""
 
     def __init__(self) -> None:
         self._pending = b""
@@ -77,7 +78,7 @@ class Filter:
         self._way_back = b""
 
     def reset(self) -> bytes:
-        """Sequences that put a terminal back as it was, whatever was passed."""
+        """Return the sequences that restore a terminal after any passed bytes."""
         return RESET + (b"\x1b[r" + self._way_back if self._way_back else b"\x1b7\x1b[r\x1b8")
 
     def feed(self, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Following what goes on by long polls: where a reader is, and what to ask next. No I/O."""
+"""Cursors for following events and output by long polls. No I/O."""
 
 from collections import deque
 from typing import Any, Final
@@ -6,17 +6,15 @@ from typing import Any, Final
 from sandkeep.model import Event, EventPage, ProcessOutput
 
 POLL_S: Final = 30.0
-"""How long one request waits at the daemon for something new."""
+"""Seconds that one request waits at the daemon for something new."""
 
 
 NOW: Final = "now"
-"""The token of the end of what there is."""
+"""The token of the present end of the log."""
 
 
 class EventCursor:
-    """Where a reader of events is. `token` is that of the last event it was given: go on from there with
-    ``after=token``.
-    """
+    """The position of a reader of events. `token` is that of the last event returned: continue with ``after=token``."""
 
     def __init__(self, after: str | None, sandbox_id: str | None, type: str | None, follow: bool) -> None:
         self.token = after
@@ -27,14 +25,14 @@ class EventCursor:
         self._caught_up = False
 
     def next_query(self) -> dict[str, Any] | None:
-        """What to ask `event.list` for when `next_event` has none; None when there is no more to come."""
+        """Return the parameters of the next `event.list` when `next_event` has none; None at the end."""
         if self._caught_up and not self._wait_s:
             return None
         wait_s = 0.0 if self.token == NOW else self._wait_s  # a token first, to go on from if the daemon is restarted
         return {"after": self.token, "wait_s": wait_s, **self._filters}
 
     def take(self, page: EventPage) -> None:
-        """Take what was answered."""
+        """Take a page of the answer."""
         self._page.extend(page.events)
         self._page_end = page.next
         self._caught_up = page.caught_up
@@ -52,18 +50,18 @@ class EventCursor:
 
 
 class OutputCursor:
-    """Where a reader of a process's output is."""
+    """The position of a reader of a process's output."""
 
     def __init__(self, stdout_offset: int, stderr_offset: int, follow: bool) -> None:
         self._query: dict[str, Any] | None = {"stdout_offset": stdout_offset, "stderr_offset": stderr_offset}
         self._wait_s = POLL_S if follow else 0.0
 
     def next_query(self) -> dict[str, Any] | None:
-        """What to ask `process.read` for; None when there is no more to come."""
+        """Return the parameters of the next `process.read`; None at the end."""
         return self._query and {**self._query, "wait_s": self._wait_s}
 
     def take(self, piece: ProcessOutput) -> bool:
-        """Take what was answered; True when it tells something."""
+        """Take an answer; return True if it has news."""
         told = bool(piece.stdout or piece.stderr)
         over = piece.ended or not (told or self._wait_s)
         self._query = (
@@ -72,6 +70,6 @@ class OutputCursor:
         return told or piece.ended or piece.note is not None
 
     def move_to(self, stdout_offset: int, stderr_offset: int) -> None:
-        """Go on from there, what is before having been read in another way."""
+        """Continue from these offsets, after earlier output was read in another way."""
         if self._query is not None:
             self._query = {"stdout_offset": stdout_offset, "stderr_offset": stderr_offset}

@@ -23,17 +23,16 @@ PROTOCOL: Final = "sandkeep.v1"
 """The subprotocol. A client that proposes any must propose this one."""
 
 TOKEN_PROTOCOL: Final = "sandkeep.token."  # noqa: S105  # what a token is put behind
-"""A second proposal, with the token behind it, is how a client without headers of its own, such as a browser, says who
-it is."""
+"""Prefix of a second proposal that holds the token, for clients that cannot set headers, such as browsers."""
 
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
-"""How large a message of a client's may be."""
+"""Maximum size of a client's message, in bytes."""
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 
 
 class LogsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What follows the path of a log: where to begin in each stream, and whether to wait for more."""
+    """The query of a log: the start offset in each stream, and whether to wait for more."""
 
     stdout: Offset = 0
     stderr: Offset = 0
@@ -41,7 +40,9 @@ class LogsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class EventsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which events: those after a token, of one sandbox, of a type or its first word. ``after=now`` begins at once."""
+    """The query of events: those after a token, of one sandbox, of a type or its first word. ``after=now`` begins at
+    once.
+    """
 
     after: Token | None = None
     sandbox: Name | None = None
@@ -74,7 +75,7 @@ class FilesQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Target(NamedTuple):
-    """A request's path, in its parts, and what it asks."""
+    """The path and query of a request's target."""
 
     parts: tuple[str, ...]
     query: dict[str, bytes]
@@ -86,7 +87,7 @@ PATHS: Final[dict[str, type[Params]]] = {
     "/v1/attach/<sandbox>/<process>": AttachQuery,
     "/v1/files/<sandbox>": FilesQuery,
 }
-"""Every path there is, and what its query may hold."""
+"""All paths, with the type of each one's query."""
 
 _SECRETS: Final = frozenset({"token", "access_token", "authorization", "bearer"})
 
@@ -110,7 +111,7 @@ def parse_target(text: str) -> Target:
 
 
 def target(*parts: str, **query: Any) -> str:
-    """A request's target from its parts; what is None is left out."""
+    """Return a request's target from its parts, without those that are None."""
     asked = "&".join(f"{name}={_quoted(value)}" for name, value in query.items() if value is not None)
     return (
         "/v1/" + "/".join(quote_from_bytes(part.encode(), safe="") for part in parts) + (f"?{asked}" if asked else "")
@@ -124,7 +125,7 @@ def _quoted(value: Any) -> str:
 
 
 def parse_query(wanted: type[P], query: dict[str, bytes]) -> P:
-    """A target's query as what it must be. Raises msgspec's ValidationError, and `invalid` for what is not UTF-8."""
+    """Convert a target's query. Raises msgspec's ValidationError, and `invalid` for text that is not UTF-8."""
     raw = wanted is FilesQuery
     values = {name: value if raw and name == "path" else _text(name, value) for name, value in query.items()}
     return msgspec.convert(values, wanted, strict=False)
@@ -165,7 +166,7 @@ def pack_output(stream: int, offset: int, data: bytes) -> bytes:
 
 
 def parse_output(frame: bytes) -> Output:
-    """What a binary frame of output holds. Raises ValueError."""
+    """Parse a binary frame of output. Raises ValueError."""
     if len(frame) < HEADER_BYTES or frame[0] not in _STREAMS:
         raise ValueError("this is no frame of output")
     stream, offset = _HEADER.unpack_from(frame)
@@ -180,7 +181,7 @@ class Message(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults
 
 
 class CaughtUp(Message, frozen=True, kw_only=True, tag="caught_up"):
-    """All that there was is sent; what follows is new. Of events it carries the token to go on from."""
+    """All earlier data is sent; the rest is new. For events with the token from which to resume."""
 
     token: str | None = None
 
@@ -225,7 +226,7 @@ class End(Message, frozen=True, kw_only=True, tag="end"):
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
-    """What was put is in place: at `path`, so many `files`, and the bytes in them."""
+    """The upload is in place: at `path`, so many `files`, and the bytes in them."""
 
     path: str
     files: int
@@ -241,7 +242,7 @@ class WireError(Struct, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="error"):
-    """What was asked for cannot go on; the connection is closed after it."""
+    """The request failed; the connection is closed after it."""
 
     error: WireError
 
@@ -289,7 +290,7 @@ def wire_error(error: SandkeepError) -> WireError:
 
 
 def as_exception(error: WireError) -> SandkeepError:
-    """An error that travelled, as what it was."""
+    """Convert an error from the wire into its exception."""
     return error_from(error.code, error.message, error.data)
 
 

@@ -51,7 +51,7 @@ class Request(Struct, gc=False):
 
     @property
     def wants_answer(self) -> bool:
-        """Whether the sender waits for an answer."""
+        """True if the sender waits for an answer."""
         return self.id is not NO_ID
 
 
@@ -80,7 +80,7 @@ Message: TypeAlias = Request | Fault | Batch
 
 
 def parse(line: bytes) -> Message:
-    """Make of a line what it is. Never raises: what is no request comes back as the `Fault` to answer."""
+    """Parse a line. Never raises: an invalid request comes back as the `Fault` to answer."""
     try:
         if not line.isascii():
             line.decode()
@@ -161,9 +161,9 @@ class Descriptors(Struct, frozen=True):
 
 
 def request(request_id: int | UnsetType, method: str, params: dict[str, Any]) -> bytes:
-    """A request's line, newline included; without an id a notification's.
+    """Return a request's line, with its newline; without an id a notification's.
 
-    Raises `invalid` for text that JSON cannot have, as what Python makes of arguments and names that are not UTF-8.
+    Raises `invalid` for text that JSON cannot have, such as surrogates from arguments that are not UTF-8.
     """
     try:
         return encode(_Outgoing(jsonrpc="2.0", id=request_id, method=method, params=params)) + b"\n"
@@ -191,7 +191,7 @@ def descriptors(request_id: Raw, count: int) -> bytes:
 
 
 def parse_answer(line: bytes) -> Answer:
-    """Decode what a server sent. Raises `msgspec.DecodeError` when it is no answer at all."""
+    """Decode a server's message. Raises `msgspec.DecodeError` when it is no answer at all."""
     return _decode_answer(line)
 
 
@@ -216,7 +216,7 @@ class _Outgoing(Struct, frozen=True, omit_defaults=False):
 
 
 class _Identified(Struct):
-    """As much of a message as is needed to answer it, whatever else is wrong with it."""
+    """The part of a message that is needed to answer it, if the rest is invalid."""
 
     id: Raw = NULL_ID
 
@@ -235,7 +235,7 @@ def _with_checked_id(request: Request) -> Request | Fault:
 
 
 def _parse_slowly(line: bytes, why: Exception) -> Message:
-    """Tell apart what the typed decoder refused: it stops at the first thing wrong, be it JSON, an array or a wrong
+    """Classify a message that the typed decoder refused: it stops at the first error, be it JSON, an array or a wrong
     type.
     """
     if isinstance(why, RecursionError):

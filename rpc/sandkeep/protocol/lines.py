@@ -7,22 +7,22 @@ MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 
 
 class LineBuffer:
-    """Cuts a stream of bytes into lines.
+    """Splits a stream of bytes into lines.
 
-    What came of a line that is not complete is appended to one growing buffer and never searched again, so that a peer
-    which sends a byte at a time costs no more than one which sends all at once.
+    An incomplete line is kept in one growing buffer and never searched again, so that a peer which sends a byte at a
+    time costs no more than one which sends all at once.
     """
 
     def __init__(self) -> None:
         self._partial = bytearray()
         self.overflowed = False
-        """A line was too long. It and all that follows is dropped: what comes next cannot be told from its rest."""
+        """A line was too long. It and all that follows is dropped: the next line cannot be told from its rest."""
 
     def __len__(self) -> int:
         return len(self._partial)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take what arrived and answer the lines that are complete now, without newlines and without empty ones."""
+        """Add bytes and return the lines that are complete now, without newlines and without empty ones."""
         if self.overflowed:
             return []
         if not self._partial and 1 < len(data) <= MAX_LINE_BYTES and data.find(b"\n") == len(data) - 1:

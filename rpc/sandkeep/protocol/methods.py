@@ -1,4 +1,4 @@
-"""THE table: every method, with its parameters, result, access, deadline and one line on what it is for.
+"""The table of methods: each with its parameters, result, access, deadline and a one-line summary.
 
 The server dispatches by it, both clients are made from it, and ``rpc.discover`` and the reference are written from it.
 """
@@ -15,10 +15,10 @@ Limit = Annotated[int, Meta(ge=1, le=1000)]
 Wait = Annotated[float, Meta(ge=0, le=60)]
 MAX_AGE_S: Final = 100 * 366 * 86_400
 MAX_FORKS: Final = 256
-"""How many sandboxes one `sandbox.fork` makes."""
+"""Maximum number of sandboxes that one `sandbox.fork` makes."""
 
 MAX_WRITE_BYTES: Final = 8 * 1024 * 1024
-"""How much one `sandbox.write_file` takes. More goes by `sandbox.copy_in`, or the stream server."""
+"""Maximum bytes of one `sandbox.write_file`. Larger files go by `sandbox.copy_in`, or the stream server."""
 
 MAX_LOCK_WAIT_S: Final = 3600.0
 
@@ -28,7 +28,7 @@ PathBytes = Annotated[bytes, Meta(min_length=1, max_length=4096)]
 Token = Annotated[str, Meta(max_length=128)]
 Position = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Where = Position | Token
-"""Where in the log: a position, as `sandkeep history` shows it, or a token of that log, which names it by its end."""
+"""A place in the log: a position, as `sandkeep history` shows it, or a token of that log, which names it by its end."""
 
 EventType = Annotated[
     str, Meta(max_length=64, pattern=r"^[a-z_]+(\.[a-z_]+)?$(?!\n)", description="A type, or its first word.")
@@ -40,7 +40,7 @@ Signal = Annotated[
 
 
 class Access(enum.Enum):
-    """Who may call a method."""
+    """The callers that may call a method."""
 
     ANYONE = "anyone who may connect"
     OWNER = "the owner of the object named, or an administrator"
@@ -328,7 +328,7 @@ class SnapshotPromote(Mutation, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SnapshotGc(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """With `dry_run` it is only told what would be removed."""
+    """`dry_run` only reports the objects that would be removed."""
 
     dry_run: bool = False
 
@@ -412,8 +412,8 @@ class ProcessLaunch(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ProcessAttach(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process that has a terminal. `term` is the kind of the client's own terminal, as in ``$TERM``; with
-    `read_only` what is typed goes nowhere.
+    """A process that has a terminal. `term` is the kind of the client's own terminal, as in ``$TERM``; with `read_only`
+    input is discarded.
     """
 
     sandbox_id: Name
@@ -425,7 +425,7 @@ class ProcessAttach(Params, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ProcessResize(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The size of a process's terminal while nobody is attached; whoever attaches brings a size of their own."""
+    """The size of a process's terminal while no client is attached; each attached client brings a size of its own."""
 
     sandbox_id: Name
     name: Name
@@ -459,7 +459,7 @@ class FileWrite(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class DirectoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A directory. `after` is what an earlier page named as `next`."""
+    """A directory. `after` is the `next` of an earlier page."""
 
     sandbox_id: Name
     path: Path | None = None
@@ -469,10 +469,10 @@ class DirectoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class CopyOut(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file or tree, which comes as a tar archive with one entry at its top, under its name; with `contents` a
-    directory comes without itself, and what is in it is at the top. A link is copied as a link.
+    """A file or tree, returned as a tar archive with one entry at its top, under its name; with `contents` a
+    directory's entries are at the top instead. A link is copied as a link.
 
-    The descriptor is the reading end of a pipe. Only the answer says that nothing is missing in what was read.
+    The descriptor is the reading end of a pipe. Only the answer confirms that the archive was complete.
     """
 
     sandbox_id: Name
@@ -550,9 +550,7 @@ class ProcessSignal(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ProcessWriteStdin(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`data` is written whole, or not beyond what `written_bytes` of the answer says; `eof` closes the input after
-    it.
-    """
+    """`data` is written whole, or up to `written_bytes` of the answer; `eof` closes the input after it."""
 
     sandbox_id: Name
     name: Name
@@ -561,7 +559,7 @@ class ProcessWriteStdin(Mutation, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Written(Struct, frozen=True, kw_only=True):
-    """How many bytes the process's input took."""
+    """The number of bytes that the process's input took."""
 
     written_bytes: int
 
@@ -580,8 +578,9 @@ class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class LockAcquire(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The lock to take, by its name: that of the sandbox that daemons share. While somebody else holds it, it is waited
-    for up to `timeout_s`, unless another waits already; with 0 not at all. A caller who goes meanwhile gives it up.
+    """The lock to take, by its name: that of the sandbox that daemons share. While another owner holds it, the call
+    waits up to `timeout_s`, unless another one waits already; with 0 not at all. A caller who disconnects cancels the
+    wait.
     """
 
     name: Name
@@ -595,8 +594,8 @@ class LockRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LockRelease(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The lock to give back, by its name or its lock_id. With `force` the lock of that name is free afterwards, whoever
-    held it, and a document that was damaged is mended; its owner loses it, and writes nothing more under it.
+    """The lock to release, by its name or its lock_id. With `force` the lock of that name is freed from any owner, and
+    a damaged document is repaired; its owner loses it, and writes nothing more under it.
     """
 
     name: Name
@@ -636,8 +635,8 @@ class StateQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class StoreCompact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ended longer ago than `older_than_s`, at least a day, goes into the archive; without it the daemon's setting
-    says how long.
+    """Events of objects that ended longer ago than `older_than_s`, at least a day, go into the archive; the default is
+    the daemon's setting.
     """
 
     older_than_s: Annotated[float, Meta(ge=86_400, le=MAX_AGE_S)] | None = None
@@ -650,7 +649,7 @@ class StoreRedact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 Kind = Literal["sandbox", "image", "snapshot", "checkpoint"]
-"""What a parameter may name."""
+"""Kinds of objects that a parameter may name."""
 
 
 class Method(Struct, frozen=True, kw_only=True):
@@ -686,7 +685,7 @@ REFERENCES: Final[dict[str, Kind]] = {
     "parent_id": "snapshot",
     "checkpoint_id": "checkpoint",
 }
-"""The parameters that name an object, in whatever method, and its kind. A sandbox may go by the name its owner gave."""
+"""The parameters that name an object, in any method, and its kind. A sandbox may go by the name its owner gave."""
 
 
 def _method(name: str, summary: str, result: Any, params: type[Params] = NoParams, **rest: Any) -> Method:

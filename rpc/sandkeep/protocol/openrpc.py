@@ -38,7 +38,7 @@ def document() -> dict[str, Any]:
 
 
 def error_codes(row: Method) -> list[str]:
-    """The codes that a method may answer by what its row says. What its object and provider add is in the message."""
+    """Return the codes that a method may answer by its row. Codes of its object and provider are in the message."""
     expected = {
         "invalid": True,
         "not_found": bool(row.references) or row.access is Access.OWNER,

@@ -1,4 +1,4 @@
-"""TLS 1.3 over a `Wire`, for the stream server on TCP: who listens on a port may be anybody until it shows its key.
+"""TLS 1.3 over a `Wire`, for the stream server on TCP: any program may listen on a port, so the server proves its key.
 
 The key's certificate is pinned, not signed by an authority: its digest comes by the daemon's Unix socket, where file
 permissions say who may listen.
@@ -41,7 +41,7 @@ class SecureStream(trio.abc.Stream):
         return certificate is not None and hmac.compare_digest(pin_of(certificate), pin)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of it, after what other tasks are sending. One that is broken off is the last."""
+        """Send all bytes, after other tasks have sent theirs. A cancelled call leaves the stream unusable."""
         async with turn(self._sending):
             await self._tls.send_all(data)
 
@@ -65,7 +65,7 @@ class SecureStream(trio.abc.Stream):
 
 
 def client_context() -> ssl.SSLContext:
-    """TLS 1.3 with whoever is there: the caller compares the pin before sending anything."""
+    """Return a context of TLS 1.3 without verification: the caller compares the pin before sending anything."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -24,22 +24,22 @@ MAX_PIECES: Final = 1024
 """In how many pieces a message may come. Each costs memory of its own, however little it holds."""
 
 EVENTS_A_TURN: Final = 16
-"""How many frames are looked at before others have their turn: thousands of empty ones fit into one read."""
+"""Frames handled before other tasks get a turn: thousands of empty ones fit into one read."""
 
 CHARACTER_BYTES: Final = 4
-"""What a character of a client's text weighs: as much as it may take in memory."""
+"""Weight of a character of a client's text: its maximum size in memory."""
 
 MESSAGE_S: Final = 30.0
-"""How long a client may take to send the rest of a message that it began."""
+"""Seconds that a client may take to send the rest of a message that it began."""
 
 MAX_REFUSAL_BYTES: Final = 64 * 1024
-"""How much a server may say when it refuses. Ours says a sentence."""
+"""Maximum size of a server's refusal. Ours is a sentence."""
 
 
 @asynccontextmanager
 async def turn(lock: trio.Lock) -> AsyncIterator[None]:
-    """Senders come one after the other. Who need not wait goes on at once: fifty who have the same to tell are then
-    through with the first when they come to the second.
+    """Hold the lock. A free lock is taken without a checkpoint: fifty senders of the same messages then all send the
+    first before any sends the second.
     """
     if lock.locked():
         await lock.acquire()
@@ -73,8 +73,8 @@ class Wire(trio.abc.Stream):
         self._patience = None
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of it, as the other end makes room. After one that was broken off nothing can be sent: what came
-        next would be taken for its rest.
+        """Send all bytes, as the other end makes room. After a cancelled call nothing can be sent: the peer would take
+        it for the rest of the message.
         """
         async with turn(self._sending):
             rest = memoryview(data)
@@ -96,7 +96,7 @@ class Wire(trio.abc.Stream):
 
     @property
     def has_room(self) -> bool:
-        """Whether the socket takes a message of moderate size at once."""
+        """True if the socket takes a message of moderate size at once."""
         return bool(self._room.poll(0))
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -107,7 +107,7 @@ class Wire(trio.abc.Stream):
             await self._stream.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """What has arrived; nothing at the end."""
+        """Return received bytes; nothing at the end."""
         data: bytes | bytearray = b""
         try:
             with trio.CancelScope(deadline=self.deadline):
@@ -124,7 +124,7 @@ class Wire(trio.abc.Stream):
         return data
 
     async def departed(self) -> None:
-        """Return when the other end will send no more, also while much of what it sent waits to be read."""
+        """Return when the other end will send no more, even if received data is unread."""
         number = self._stream.socket.fileno()
         if number >= 0:  # it is open
             with select.epoll() as watch:
@@ -133,7 +133,7 @@ class Wire(trio.abc.Stream):
         self.gone.set()
 
     def cut(self) -> None:
-        """Let go of the other end at once, in the middle of whatever is being said."""
+        """Shut down the socket at once, even in the middle of a message."""
         with contextlib.suppress(OSError):
             self._stream.socket.shutdown(socket.SHUT_RDWR)
 
@@ -144,8 +144,8 @@ class Wire(trio.abc.Stream):
 
 
 class Connection(WebSocketConnection):
-    """A websocket on a `Wire`, or on the `secure` stream over it. Its reading task is `read`; `rejection` is what a
-    server answered instead of a yes.
+    """A websocket on a `Wire`, or on the `secure` stream over it. Its reading task is `read`; `rejection` is a server's
+    refusal of the handshake.
     """
 
     def __init__(
@@ -169,13 +169,13 @@ class Connection(WebSocketConnection):
         self._looked_at = 0
         self._in_hand = 0
         self.weigh: Callable[[int], None] = lambda _: None
-        """Is told by how many bytes more, or less, what arrived and was not done with yet weighs."""
+        """Called with the change in bytes of received data that is not processed yet."""
         self.host = ""
-        """What a client's request named as the host."""
+        """The host that a client's request named."""
 
     async def read(self) -> None:
-        """Read until the end, whatever arrives, or until `stop_reading`; cancellation alone does not stop it, as there
-        is still a closing to be answered.
+        """Read until the end, or until `stop_reading`, without raising for malformed input; cancellation alone does not
+        stop it, as the closing handshake has still to be answered.
         """
         try:
             with self._reading:
@@ -279,7 +279,7 @@ class Connection(WebSocketConnection):
             await trio.lowlevel.checkpoint()
 
     def _is_full(self) -> bool:
-        """Whether a message that arrives now has to wait until somebody asks for one."""
+        """Return True if an arriving message has to wait until one is taken from the queue."""
         queue = self._send_channel.statistics()
         return queue.current_buffer_used >= queue.max_buffer_size
 

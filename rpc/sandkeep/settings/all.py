@@ -1,4 +1,4 @@
-"""Every setting there is, in the order in which the reference tells of them, whatever was imported before."""
+"""Every setting, in the order of the reference, independent of the order of imports."""
 
 from typing import Any, Final
 

@@ -94,8 +94,8 @@ def parse_output_limit(text: str) -> int | None:
 
 
 class SnapshotRule(NamedTuple):
-    """How many snapshots of a sandbox are kept that have a label, and how old they may be; None is no bound. `label`
-    is a key, or a key and a value; without one the rule fits all.
+    """Retention of snapshots with a label: their maximum number and age; None is no bound. `label` is a key, or a key
+    and a value; without one the rule fits all.
     """
 
     label: tuple[str, str | None] | None
@@ -103,7 +103,7 @@ class SnapshotRule(NamedTuple):
     age_s: float | None
 
     def fits(self, labels: Mapping[str, str]) -> bool:
-        """Whether the rule is for a snapshot with these labels."""
+        """Return True if the rule applies to a snapshot with these labels."""
         if self.label is None:
             return True
         key, value = self.label
@@ -228,7 +228,7 @@ def _default_socket() -> str:
 
 
 UID_RANGE: Final = 65_536
-"""How many host uids root's daemons may use, from `UID_BASE` on. The first owns the images."""
+"""Number of host uids for root's daemons, from `UID_BASE` on. The first owns the images."""
 
 STATE_DIR = Setting(
     "SANDKEEP_STATE_DIR",

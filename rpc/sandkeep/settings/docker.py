@@ -1,4 +1,5 @@
-"""The settings of the Docker provider, for the administrator: what no caller can loosen. See `settings` for the manner.
+"""The settings of the Docker provider, for the administrator: limits that no caller can loosen. See `settings` for the
+manner.
 
 The names and meanings of the ``SANDBOX_DOCKER_*`` are those of AstraForge's sandboxes.
 """

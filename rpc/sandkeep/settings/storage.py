@@ -1,7 +1,7 @@
-"""Where archives, metadata and locks lie that outlive this machine: mounts and buckets. See `settings` for the manner.
+"""Mounts and buckets of archives, metadata and locks that outlive this machine. See `settings` for the manner.
 
-The names and meanings are those of the projects that Sandkeep serves. `sandkeep_store.buckets.config` decides by
-them; nothing else reads them.
+The names and meanings are those of the projects that Sandkeep serves. `sandkeep_store.buckets.config` decides by them;
+nothing else reads them.
 """
 
 import os

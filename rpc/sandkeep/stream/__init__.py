@@ -28,7 +28,7 @@ from sandkeep.stream.live import Attached, EventStream, LogStream, Stream
 __all__ = ["Attached", "EventStream", "LogStream", "StreamClient"]
 
 PATIENCE_S: Final = 60.0
-"""How long a log or the events wait for a daemon that has gone, before they give up."""
+"""Seconds that a log or the events wait for a daemon that has gone."""
 
 Place = str | os.PathLike[str]
 S = TypeVar("S", bound=Stream)
@@ -59,7 +59,7 @@ class StreamClient:
     def logs(
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
     ) -> AbstractAsyncContextManager[LogStream]:
-        """What a process wrote, from byte offsets, and with `follow` what it writes until it has ended."""
+        """Return a process's output, from byte offsets; with `follow` until it has ended."""
         offsets = (stdout_offset, stderr_offset)
         return self._begun(lambda nursery: LogStream(self._dialer, nursery, sandbox_id, name, offsets, follow=follow))
 
@@ -105,8 +105,8 @@ class StreamClient:
                 return await files.receive(connection, files.writer(file))
 
     async def put_file(self, sandbox_id: str, source: Place | BinaryIO, path: str | bytes) -> Done:
-        """Copy a file of this machine, or what an open file holds from where it stands, into a sandbox. It is put in
-        place whole, or nothing is changed.
+        """Copy a file of this machine, or the rest of an open file, into a sandbox. It is put in place whole, or
+        nothing is changed.
         """
         if isinstance(source, str | os.PathLike):
             with await trio.to_thread.run_sync(lambda: open(source, "rb")) as file:

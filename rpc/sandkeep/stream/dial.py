@@ -1,4 +1,4 @@
-"""Reaching the stream server: sockets, websockets, and what it says when there is none to be had."""
+"""Connections to the stream server: sockets, websockets, and errors."""
 
 import errno
 import socket
@@ -23,7 +23,7 @@ from sandkeep.system.backoff import Backoff
 CONNECT_S: Final = 10.0
 CLOSE_S: Final = 5.0
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
-"""How large a message of the server's may be: an append of events is never split."""
+"""Maximum size of a server's message: an append of events is never split."""
 
 _FIRST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 1.0
@@ -80,7 +80,7 @@ class Dialer:
 
 
 async def close(connection: Connection) -> None:
-    """Close a websocket, whoever is at its other end, and end its reading task."""
+    """Close a websocket with any peer, and end its reading task."""
     with trio.CancelScope(shield=True):
         with trio.move_on_after(CLOSE_S if not connection.wire.gone.is_set() else 0):
             await connection.aclose()
@@ -96,7 +96,7 @@ def _default_address() -> str:
 
 
 async def _connect(address: str) -> socket.socket:
-    """A socket that is connected. Raises what `sandkeep.clients.dial` makes of it when it cannot be."""
+    """Return a connected socket. Raises the errors of `sandkeep.clients.dial`."""
     kind, _, path = address.partition(":")
     try:
         if kind == "unix":
@@ -173,7 +173,7 @@ def _host(address: str) -> str:
 
 
 def _refusal(connection: Connection, address: str) -> SandkeepError:
-    """Why there is no websocket."""
+    """Return the error for a failed handshake."""
     if connection.rejection is not None:
         error = frames.refusal_of(connection.rejection.body or b"")
         if error is not None:
@@ -183,7 +183,7 @@ def _refusal(connection: Connection, address: str) -> SandkeepError:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Lets an exception out of the nursery around a caller's code as what it was."""
+    """Unwrap a single exception from the groups of the nursery around a caller's code."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -230,6 +230,6 @@ async def next_message(connection: Connection) -> bytes | FromServer:
 
 
 def lost(closed: ConnectionClosed) -> NoReturn:
-    """Say that a connection was lost, and with it what it was for."""
+    """Raise `not_ready` for a lost connection, with the reason."""
     why = closed.reason.reason if closed.reason is not None and closed.reason.reason else "it went away"
     raise StateError("not_ready", f"the stream server closed the connection: {why}") from None

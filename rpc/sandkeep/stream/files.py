@@ -1,7 +1,7 @@
-"""Files and trees between this machine and a sandbox, over the stream server.
+"""Copy of files and trees between this machine and a sandbox, over the stream server.
 
-Trees travel as tar archives. What comes from a sandbox can be anything, so it is unpacked in a private place by a tar
-that can write nowhere else (see `confined`), and put in place when its digest is right.
+Trees travel as tar archives. Data from a sandbox is untrusted, so it is unpacked in a private place by a tar that can
+write nowhere else (see `confined`), and put in place when its digest is right.
 """
 
 import hashlib
@@ -128,7 +128,9 @@ async def unpacking(target: str) -> AsyncIterator[Write]:
 
 @asynccontextmanager
 async def packing(source: str) -> AsyncIterator[tuple[Read, Callable[[], Awaitable[None]]]]:
-    """Reads a file or directory as an archive, with it at the top; and what raises unless all of it could be read."""
+    """Yield a reader of a file or directory as an archive, with it at the top; and a function that raises unless all of
+    it could be read.
+    """
     whole = await trio.to_thread.run_sync(os.path.realpath, source) if source.endswith("/") else source
     parent, name = os.path.split(whole)
     argv = [*_PACK, "-C", parent or ".", f"./{name}"]
@@ -140,7 +142,8 @@ async def packing(source: str) -> AsyncIterator[tuple[Read, Callable[[], Awaitab
 async def _tar(
     begin: Callable[..., "subprocess.Popen[bytes]"], *, writes: bool
 ) -> AsyncIterator[tuple[trio.lowlevel.FdStream, Callable[[], Awaitable[None]]]]:
-    """A tar for the length of a block: our end of its pipe, and what waits for its end and raises what it failed with.
+    """Run a tar for the length of a block: yield our end of its pipe, and a function that waits for its end and raises
+    its error.
 
     `begin` starts it, with its standard streams as keywords.
     """
@@ -186,7 +189,7 @@ def _environment() -> dict[str, str]:
 
 
 async def _telling(work: Callable[[], T], path: str) -> T:
-    """Do something with the disk in a thread, and tell what cannot be done in words."""
+    """Run disk work in a thread, and translate OSError into `invalid`."""
     try:
         return await trio.to_thread.run_sync(work)
     except OSError as error:

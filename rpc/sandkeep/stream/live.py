@@ -1,6 +1,4 @@
-"""What goes on: a process's output, events, a terminal. Each is an asynchronous iterator, and a way to act where there
-is one.
-"""
+"""Streams of a process's output, of events, of a terminal. Each is an asynchronous iterator, some with actions."""
 
 from collections import deque
 from typing import Final
@@ -20,7 +18,7 @@ _SEND_BYTES: Final = 256 * 1024
 
 
 class Stream:
-    """What goes on over one connection after another."""
+    """A stream that continues over successive connections."""
 
     def __init__(self, dialer: Dialer, nursery: trio.Nursery) -> None:
         self._dialer = dialer
@@ -28,10 +26,10 @@ class Stream:
         self._connection: Connection | None = None
         self._backoff = dialer.backoff()
         self.caught_up = False
-        """Whether all that there was at some moment since the beginning has been answered."""
+        """True once all data that existed at some moment since the beginning has been returned."""
 
     def _target(self) -> str:
-        """What to ask for in order to go on."""
+        """Return the target of a request that resumes the stream."""
         raise NotImplementedError
 
     async def begin(self) -> None:
@@ -118,7 +116,7 @@ class LogStream(Stream):
             self._over = True
 
     def _pass_over(self, stream: str, first: int) -> None:
-        """Go on behind what was dropped of a stream."""
+        """Continue behind the dropped beginning of a stream."""
         if stream == "stderr":
             self.stderr_offset = max(first, self.stderr_offset)
         else:
@@ -175,7 +173,7 @@ class EventStream(Stream):
 
 
 class Attached:
-    """A process that one is attached to: an asynchronous iterator over what it writes, and the ways to act on it.
+    """An attached process: an asynchronous iterator over its output, and methods to act on it.
 
     Of a terminal each piece has the stream `frames.TERMINAL`. When the iteration is over, `exit` says how the process
     ended, or is None if it goes on.

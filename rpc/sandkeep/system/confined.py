@@ -39,13 +39,13 @@ _FIRST_WITH_TRUNCATE: Final = 3
 
 _RULESET: Final = struct.Struct("=Q")
 _RULE: Final = struct.Struct("=Qi")
-"""What is allowed, and the descriptor of the directory below which."""
+"""A struct landlock_path_beneath_attr: the allowed access, and the descriptor of the directory."""
 
 
 def start(argv: Sequence[str | bytes], directory: bytes, **settings: Any) -> "subprocess.Popen[bytes]":
     """Start a program that can write nothing outside `directory`, and no device, socket or set-uid file in it.
 
-    `settings` are those of `subprocess.Popen`; what they name must be open already. Raises OSError.
+    `settings` are those of `subprocess.Popen`; descriptors in them must be open already. Raises OSError.
     """
 
     def work() -> "subprocess.Popen[bytes]":
@@ -57,7 +57,7 @@ def start(argv: Sequence[str | bytes], directory: bytes, **settings: Any) -> "su
 
 
 def _give_up_capabilities() -> None:
-    """What this thread executes from now on has none, also as root; no program gives any back."""
+    """Drop all capabilities of programs that this thread executes, also as root; no program regains any."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise _failed("no_new_privs")

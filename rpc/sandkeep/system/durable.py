@@ -1,7 +1,7 @@
-"""Files and names that survive a power cut, and files that are replaced whole or not at all.
+"""Files and names that survive a power cut, and atomic replacement of files.
 
-The fsync of a file makes its content durable, that of a directory the names in it: what was made, renamed or removed
-there. Everything here blocks, and raises OSError.
+The fsync of a file makes its content durable, that of a directory the names in it: creations, renames and removals.
+Everything here blocks, and raises OSError.
 """
 
 import os
@@ -22,7 +22,7 @@ def sync(path: str, flags: int = 0) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Fsync what has to be a directory."""
+    """Fsync a directory. Raises OSError if it is none."""
     sync(path, os.O_DIRECTORY)
 
 
@@ -34,7 +34,7 @@ def make_directory(name: str, parent: int) -> None:
 
 
 def rename(source: str, target: str) -> None:
-    """Rename, and fsync the directory of the target: for what is durable itself."""
+    """Rename, and fsync the directory of the target: for files that are durable themselves."""
     os.rename(source, target)
     sync_directory(os.path.dirname(target))
 
@@ -106,8 +106,8 @@ class Replacement:
         self.file = open(descriptor, "wb")  # noqa: SIM115 - `complete` and `discard` close it
 
     def complete(self) -> None:
-        """Fsync and close the new file, if it is open: it takes no more content. For what looks at it, or removes what
-        is in its way, before it is put in place.
+        """Fsync and close the new file, if it is open: it takes no more content. For callers that inspect it, or clear
+        its target, before it is put in place.
         """
         if not self.file.closed:
             self.file.flush()
@@ -122,7 +122,7 @@ class Replacement:
         self._is_there = False
 
     def discard(self) -> None:
-        """Remove the new file, if it is not in place. Raises nothing: what stays is what a dead writer would leave."""
+        """Remove the new file, if it is not in place. Raises nothing: the remains are those of a dead writer."""
         if self._is_there:
             self._is_there = False
             with suppress(OSError):  # a full disk: what is buffered cannot be written

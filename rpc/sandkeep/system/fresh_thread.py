@@ -1,4 +1,6 @@
-"""Run a function in a thread of its own, for what the kernel keeps per thread: namespaces, capabilities, Landlock."""
+"""A function in a thread of its own, for attributes that the kernel keeps per thread: namespaces, capabilities,
+Landlock.
+"""
 
 from collections.abc import Callable
 from threading import Thread
@@ -8,9 +10,9 @@ T = TypeVar("T")
 
 
 def in_fresh_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread that ends with it, and wait; answer or raise what it does.
+    """Run `work` in a thread that ends with it, and wait; return its result or raise its exception.
 
-    What that thread gives up or unshares, the programs that it starts inherit, and no other thread. Blocks.
+    Programs that it starts inherit the thread's namespaces and dropped capabilities; other threads do not. Blocks.
     """
     outcome: dict[str, Any] = {}
 

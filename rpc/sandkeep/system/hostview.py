@@ -1,18 +1,18 @@
-"""What bubblewrap shows of this machine to programs that are to run, and to see little: the programs themselves."""
+"""The part of this machine's files that bubblewrap shows to jailed programs: the programs themselves."""
 
 import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 LOADER: Final = ("/usr", "/etc/ld.so.cache")
-"""What it takes to start a program."""
+"""Paths needed to start a program."""
 
 _TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
 def shown(paths: Sequence[str] = LOADER) -> Iterator[str]:
-    """The arguments that show `paths` of the host, as far as they are there, to be read only. ``/usr`` is one of them:
-    what leads there, or is it on machines of another order, comes with it.
+    """Yield the arguments that bind existing `paths` of the host read-only. For ``/usr`` its links at the top, or
+    directories on machines of another order, come with it.
     """
     for path in paths:
         if os.path.exists(path):

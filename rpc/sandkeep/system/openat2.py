@@ -31,7 +31,7 @@ def open_beneath(directory: int, path: str | bytes, flags: int, mode: int = 0) -
     """Open `path`, relative to the open `directory`; close-on-exec always.
 
     Raises OSError: ELOOP for a symbolic link in any component, EXDEV for a path that leads out of the directory, EAGAIN
-    where whoever can change the directory keeps it from being opened.
+    where concurrent renames keep it from being opened.
     """
     return _open(directory, path, flags, mode, _RESOLVE)
 

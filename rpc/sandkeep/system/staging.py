@@ -1,7 +1,7 @@
-"""A place beside a destination where something is made that is seen there whole or not at all.
+"""A directory beside a destination where a tree is made that appears there whole or not at all.
 
-A program of its own waits for this one's end, however that comes, ends those that still write there, and removes what
-is left of the place.
+A helper program waits for this process's end, however that comes, ends the programs that still write there, and removes
+the directory.
 """
 
 import errno
@@ -72,7 +72,7 @@ class Stage:
 
     @property
     def group(self) -> int:
-        """The process group of programs that write in `tree`: they end with the stage, whatever becomes of this one."""
+        """The process group of programs that write in `tree`: they end with the stage, even if we are killed."""
         return self._remover.pid
 
     def only_entry(self) -> bytes:
@@ -98,7 +98,7 @@ class Stage:
         return self.target
 
     def merge_into_target(self) -> bytes:
-        """Make what is in `tree` part of the target, a directory, which is made if it is not there. See `place`."""
+        """Merge `tree` into the target, a directory, which is made if it is missing. See `place`."""
         self._place(self.tree, os.path.realpath(self.target))
         return self.target
 
@@ -115,10 +115,10 @@ class Stage:
 
 
 def _settle(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -> None:
-    """Bring one thing to its place, a name in an open directory; or, without `act`, see that it could be.
+    """Move one entry to its place, a name in an open directory; or, without `act`, check that it could be.
 
-    Directories that are there are opened one by one and never through a link, so that nobody who may write there can
-    have it go elsewhere.
+    Existing directories are opened one by one and never through a link, so that another writer there cannot redirect
+    it.
     """
     is_tree = stat.S_ISDIR(os.lstat(made).st_mode)
     try:
@@ -144,7 +144,7 @@ def _settle(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -
 
 
 def _may_go(there: int, made: int) -> bool:
-    """Whether something may be replaced. Nobody who names a device means that there be none of it any more."""
+    """Return True if an entry may be replaced. A caller who names a device does not mean to remove it."""
     return stat.S_ISREG(there) or stat.S_ISLNK(there) or stat.S_IFMT(there) == stat.S_IFMT(made)
 
 
@@ -158,7 +158,7 @@ def _merge(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) ->
 
 
 def _move(made: bytes, name: bytes, parent: int, *, is_tree: bool) -> None:
-    """Move by renaming. A directory can be moved only by who may write to it."""
+    """Move by renaming. Moving a directory needs write permission on it."""
     mode = stat.S_IMODE(os.lstat(made).st_mode)
     if not is_tree or mode & stat.S_IWUSR:
         os.rename(made, name, dst_dir_fd=parent)

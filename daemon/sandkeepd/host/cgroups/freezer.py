@@ -19,14 +19,14 @@ from sandkeep.errors import DaemonError, ProviderError
 from sandkeepd.host.cgroups import placement
 
 DEADLINE_S: Final = 10.0
-"""How long a process may take to stand still: it may wait in the kernel for a disk."""
+"""Seconds a process may take to freeze: it may wait in the kernel for a disk."""
 
 STUCK: Final = "a process in the sandbox does not stand still: its disk may be stuck; try again later"
 _LOOK_EVERY_S: Final = 0.0002
 
 
 class Switch(NamedTuple):
-    """The file that freezes a group, and what is written to it."""
+    """The file that freezes a group, and the values to write."""
 
     file: str
     freeze: str
@@ -34,7 +34,7 @@ class Switch(NamedTuple):
 
 
 def switch_of(groups: Mapping[str, str]) -> Switch | None:
-    """What freezes the groups: version 1 has a hierarchy of its own for that, version 2 a file in every group."""
+    """Return the freezer of the groups: version 1 has a hierarchy for it, version 2 a file in every group."""
     first = f"{groups['freezer']}/freezer.state" if "freezer" in groups else ""
     if first and os.access(first, os.W_OK):
         return Switch(first, "FROZEN", "THAWED")
@@ -46,7 +46,7 @@ def switch_of(groups: Mapping[str, str]) -> Switch | None:
 
 
 def thaw(groups: Mapping[str, str]) -> None:
-    """Have the groups go on, whoever had them stand still. Safe to repeat, and for groups that are not there."""
+    """Thaw the groups, frozen for any reason. Safe to repeat, and for groups that are not there."""
     switch = switch_of(groups)
     if switch is not None:
         with suppress(OSError):
@@ -54,13 +54,13 @@ def thaw(groups: Mapping[str, str]) -> None:
 
 
 def stand_still(groups: Mapping[str, str]) -> bool:
-    """Whether the groups stand still, for whatever reason."""
+    """Return True if the groups are frozen, for any reason."""
     switch = switch_of(groups)
     return switch is not None and _is_frozen(switch)
 
 
 class Turn:
-    """What those share who have the same group stand still. Who reads holds the `lock` as long as that takes."""
+    """The shared state of all users of one group's freezer. A reader holds the `lock` for the time of its read."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -68,7 +68,7 @@ class Turn:
         """Held while it is frozen or thawed, or while that changes hands."""
         self.is_read = False
         self.is_ours = False
-        """Whether it stands still only to be read."""
+        """True while it is frozen only for a read."""
 
 
 _turns: Final[WeakValueDictionary[str, Turn]] = WeakValueDictionary()
@@ -82,13 +82,13 @@ def turn(what: str) -> Turn:
 
 
 def turn_of(groups: Mapping[str, str]) -> Turn | None:
-    """By what those take turns who have a sandbox stand still, or suspend it; None for one that has no such group."""
+    """Return the shared freezer state of a sandbox's groups; None without a freezer."""
     switch = switch_of(groups)
     return turn(switch.file) if switch is not None else None
 
 
 class Freezer:
-    """What has a sandbox's group stand still by its `switch`. `mark` is the path of its mark."""
+    """Freezes a sandbox's group by its `switch`. `mark` is the path of its mark."""
 
     def __init__(self, switch: Switch, mark: str) -> None:
         self._switch = switch
@@ -98,7 +98,7 @@ class Freezer:
     # For those who read
 
     def begin_reading(self) -> None:
-        """Have it stand still, if it does not already. Raises `provider_unavailable` and `storage_unavailable`."""
+        """Freeze for a read, unless frozen already. Raises `provider_unavailable` and `storage_unavailable`."""
         with self.turn.deciding:
             if not _is_frozen(self._switch):
                 self._put_mark()
@@ -106,7 +106,7 @@ class Freezer:
             self.turn.is_read = True
 
     def end_reading(self) -> bool:
-        """Have it go on, unless it is suspended. Answer whether it has stood still until now."""
+        """Thaw after a read, unless suspended. Return True if it was frozen all the time."""
         with self.turn.deciding:
             self.turn.is_read = False
             stood = self.turn.is_ours or _is_frozen(self._switch)
@@ -117,15 +117,13 @@ class Freezer:
     # For those who suspend
 
     def suspend(self) -> None:
-        """Have it stand still until it is resumed, also when it is being read. Raises `provider_unavailable`."""
+        """Freeze until resumed, also during a read. Raises `provider_unavailable`."""
         with self.turn.deciding:
             self._drop_mark()
             self._freeze()
 
     def resume(self) -> None:
-        """Have it go on; if it is being read, when that is through. Raises `provider_unavailable`, and
-        `storage_unavailable`.
-        """
+        """Thaw, or let the present read thaw at its end. Raises `provider_unavailable`, and `storage_unavailable`."""
         with self.turn.deciding:
             if self.turn.is_read and _is_frozen(self._switch):
                 self._put_mark()
@@ -136,7 +134,7 @@ class Freezer:
             )
 
     def is_suspended(self) -> bool | None:
-        """Whether it stands still, for more than to be read; None while that is changing. Does not wait."""
+        """Return True if it is frozen other than for a read; None while that is changing. Does not wait."""
         if not self.turn.deciding.acquire(blocking=False):
             return None
         try:
@@ -178,13 +176,13 @@ class Freezer:
 
 
 def freezer_of(groups: Mapping[str, str], mark: str) -> Freezer | None:
-    """What has the groups stand still; None where nothing can."""
+    """Return the freezer of the groups; None if there is none."""
     switch = switch_of(groups)
     return Freezer(switch, mark) if switch is not None else None
 
 
 def recover(groups: Mapping[str, str], mark: str) -> None:
-    """Have the groups go on if an earlier daemon, and its guard, died while they were read. Safe to repeat."""
+    """Thaw the groups if an earlier daemon, and its guard, died during a read. Safe to repeat."""
     if os.path.exists(mark):
         thaw(groups)
         with suppress(FileNotFoundError):
@@ -207,7 +205,7 @@ def _is_frozen(switch: Switch) -> bool:
 
 
 def read(path: str) -> str:
-    """What a file of the kernel's tells; nothing where it cannot be read."""
+    """Return the content of a kernel file; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

@@ -28,14 +28,13 @@ REMOVE_DEADLINE_S: Final = 10.0
 
 
 COUNTING: Final = frozenset({"pids", "memory", "cpuacct", "blkio", "io", "freezer"})
-"""What every sandbox has a group of, so that it is known what it uses, and can stand still. Not so ``cpu``, in which
-all sandboxes together would get no more of a busy machine than one process outside; version 2 counts the time of every
-group anyway.
+"""Controllers of every sandbox, for usage counts and freezing. Not ``cpu``, by which all sandboxes together would get
+no more of a busy machine than one process outside; version 2 counts the time of every group anyway.
 """
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a group may use at most; None is no limit."""
+    """The limits of a group; None is no limit."""
 
     pids: int | None = None
     memory_bytes: int | None = None
@@ -48,10 +47,10 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Hierarchies:
-    """Which controllers this process can use, and where.
+    """The controllers that this process can use, and their directories.
 
-    `membership` is the text of ``/proc/self/cgroup``; `root` where the hierarchies are mounted; `log_id` the log whose
-    sandboxes they are.
+    `membership` is the text of ``/proc/self/cgroup``; `root` the mount point of the hierarchies; `log_id` the log that
+    owns the sandboxes.
     """
 
     def __init__(self, root: str = ROOT, membership: str | None = None, log_id: str = "") -> None:
@@ -79,15 +78,15 @@ class Hierarchies:
                     self._version.setdefault(name, 2)
 
     def has(self, controller: str) -> bool:
-        """Whether ``pids``, ``memory``, … can be limited or counted."""
+        """Return True if ``pids``, ``memory``, … can be limited or counted."""
         return controller in self._base
 
     def can_freeze(self) -> bool:
-        """Whether a group of processes can be had stand still: version 2 needs no controller for that."""
+        """True if groups can be frozen: version 2 needs no controller for that."""
         return "freezer" in self._base or 2 in self._version.values()
 
     def uncounted(self) -> list[str]:
-        """What of that which sandboxes use is not counted here, in words."""
+        """Return the kinds of usage that are not counted here, in words."""
         counted = {
             "cpu time": self.has("cpuacct") or 2 in self._version.values(),
             "memory": self.has("memory"),
@@ -96,8 +95,8 @@ class Hierarchies:
         return [what for what, is_counted in counted.items() if not is_counted]
 
     def plan(self, sandbox_id: str, limits: Limits) -> dict[str, str]:
-        """The group of a sandbox in each hierarchy that its limits need, or that counts what it uses: controller ->
-        directory. No effect.
+        """Return the group of a sandbox in each hierarchy that its limits or counts need: controller -> directory. No
+        effect.
         """
         group, wanted = self._prefix + sandbox_id, COUNTING.union(limits.controllers())
         return {name: f"{base}/{group}" for name, base in self._base.items() if name in wanted}
@@ -136,9 +135,9 @@ class Hierarchies:
         os.makedirs(directory, exist_ok=True)
 
     def join_thread(self, groups: Mapping[str, str]) -> None:
-        """Move the calling thread, and what it starts from now on, into the groups of version 1.
+        """Move the calling thread, and its future children, into the groups of version 1.
 
-        It is called 0: by its number it might be another's, which has the kernel wait until all processors know of it.
+        The thread is written as 0: a number might be another's, which makes the kernel synchronize all processors.
         """
         for name, directory in groups.items():
             if self._version[name] == 1:
@@ -172,16 +171,16 @@ def _set(directory: str, settings: Sequence[tuple[str, str]]) -> None:
 
 
 def log_and_sandbox(directory: str) -> tuple[str, str] | None:
-    """Whose group it is, as its name tells: the log's id and the sandbox's."""
+    """Parse a group's name: the ids of its log and its sandbox."""
     log_id, _, sandbox_id = os.path.basename(directory).partition(".")
     return (log_id, sandbox_id) if is_log_id(log_id) and is_name(sandbox_id) else None
 
 
 def groups_of_pid(pid: int, root: str = ROOT, member_of: str | None = None) -> dict[str, str]:
-    """The groups that a process is in, by controller, as directories; none that others may be in as well: those of this
-    daemon, and the root of a hierarchy. Empty for a process that has gone.
+    """Return the groups of a process, by controller, as directories; without shared ones: those of this daemon, and the
+    root of a hierarchy. Empty for a process that has gone.
 
-    For sandboxes that somebody else, such as a container engine, put into groups. `member_of` is the text of
+    For sandboxes in groups of another program, such as a container engine. `member_of` is the text of
     ``/proc/PID/cgroup``.
     """
     text = _read(f"/proc/{pid}/cgroup") if member_of is None else member_of
@@ -197,7 +196,7 @@ def groups_of_pid(pid: int, root: str = ROOT, member_of: str | None = None) -> d
 
 
 def is_frozen(pid: int) -> bool:
-    """Whether the group that a process is in stands still."""
+    """Return True if the group of a process is frozen."""
     groups = placement.parse(_read(f"/proc/{pid}/cgroup"))
     first = _read(f"{ROOT}/freezer{groups['freezer']}/freezer.state") if "freezer" in groups else ""
     second = "".join(_read(f"{top}{groups['']}/cgroup.events") for top in (ROOT, f"{ROOT}/unified") if "" in groups)
@@ -210,7 +209,7 @@ def _is_private(path: str, own: str | None) -> bool:
 
 
 def _counted_v2(directory: str) -> list[str]:
-    """What a group of version 2 limits or counts: nothing, if the directory is none."""
+    """Return the controllers of a group of version 2; empty if there is no such directory."""
     enabled = _read(f"{directory}/cgroup.controllers").split()
     return [name for name in CONTROLLERS if name in enabled]
 
@@ -233,7 +232,7 @@ def members(groups: Mapping[str, str]) -> list[int]:
 
 
 def ran_out_of_memory(groups: Mapping[str, str]) -> bool:
-    """Whether the kernel killed something in the group because it used too much memory."""
+    """Return True if the kernel OOM-killed a process in the group."""
     return bool(usage.oom_kills(groups))
 
 

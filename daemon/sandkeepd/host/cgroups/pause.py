@@ -38,7 +38,7 @@ done 2>/dev/null
 
 
 class Pause(Struct):
-    """How long a sandbox stood still, once it goes on; None for one that could not be made to."""
+    """Milliseconds for which a sandbox was frozen, set at the end; None if it could not be frozen."""
 
     ms: float | None = None
 
@@ -105,7 +105,7 @@ def _all_stopped(first_pid: int) -> Iterator[None]:
 
 
 def _stop(namespace: str, before: Collection[int], told: list[int]) -> bool:
-    """Stop what runs; answer whether nothing did."""
+    """Stop running processes; return True if there was none."""
     running = [pid for pid in _inside(namespace) if pid not in before and not _is_still(pid)]
     told.extend(pid for pid in running if pid not in told)
     _signal(running, signal.SIGSTOP)
@@ -128,7 +128,7 @@ def _signal(pids: Iterable[int], number: int) -> None:
 
 @contextmanager
 def _guard(script: str, *words: str) -> Iterator[None]:
-    """Have a program run `script` when the block has ended, or this process, whichever is first."""
+    """Start a program that runs `script` at the end of the block, or of this process."""
     waiting, ours = os.pipe()
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:

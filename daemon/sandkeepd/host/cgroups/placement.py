@@ -26,8 +26,8 @@ Ts = TypeVarTuple("Ts")
 
 ROOT: Final = "/sys/fs/cgroup"
 CONTROLLERS: Final = ("pids", "memory", "cpu", "cpuacct", "blkio", "io", "freezer")
-"""Those that limit what sandboxes use, those that count it, and the one that has them stand still. Version 2 has no
-``cpuacct``, has ``io`` for ``blkio``, and freezes every group without a controller.
+"""Controllers that limit or count usage, and the freezer. Version 2 has no ``cpuacct``, has ``io`` for ``blkio``, and
+freezes every group without a controller.
 """
 
 LEAF: Final = "daemon"
@@ -36,7 +36,7 @@ PLACE_UNIT: Final = "sandkeep-sandboxes.service"
 """The unit whose group is the sandboxes' when it is there beside the daemon's unit."""
 
 _MARKS: Final = ("trusted.delegate", "user.delegate")
-"""How systemd marks a group that it has delegated. Only root may read the first."""
+"""Attributes by which systemd marks a delegated group. Only root may read the first."""
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -48,10 +48,11 @@ def membership() -> str:
 
 
 def settle(root: str = ROOT, member_of: str | None = None, environ: Mapping[str, str] = os.environ) -> None:
-    """Move this process into a leaf of its unit's groups and make the sandboxes' place. To be done once, before others.
+    """Move this process into a leaf of its unit's groups and make the sandboxes' parent. To be called once, before
+    other uses.
 
-    Only the process that systemd itself started as a unit's, in a group that was delegated to it, is moved. What cannot
-    be done is logged, and limits are weaker then: `Hierarchies.has` tells.
+    Only the main process of a systemd unit, in a group that was delegated to it, is moved. Failures are logged and
+    weaken limits: see `Hierarchies.has`.
     """
     if environ.get("SYSTEMD_EXEC_PID") != str(os.getpid()):
         return
@@ -144,7 +145,7 @@ def _settle_v2(unit: str, in_leaf: bool) -> None:
 
 
 def _open_place(unit: str) -> None:
-    """Have a unit's group hand its controllers on to the sandboxes' place."""
+    """Delegate a unit's controllers to the sandboxes' parent group."""
     os.makedirs(f"{unit}/{SANDBOXES}", exist_ok=True)
     for name in CONTROLLERS:
         if name in _words(f"{unit}/cgroup.controllers"):

@@ -33,7 +33,7 @@ _OF_A_PROCESS: Final = {"read_bytes": "rbytes", "write_bytes": "wbytes"}
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What the processes of a group have used and use, and its limits. See `sandkeep.model.SandboxStats`."""
+    """The usage of a group's processes, and its limits. See `sandkeep.model.SandboxStats`."""
 
     cpu_s: float | None = None
     cpu_user_s: float | None = None
@@ -50,7 +50,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 def measure(groups: Mapping[str, str]) -> Usage | None:
-    """What the groups tell: controller -> directory. None when they have gone. Blocks, for a short time."""
+    """Read the usage of the groups: controller -> directory. None when they have gone. Blocks, for a short time."""
     if groups and not any(map(os.path.isdir, set(groups.values()))):
         return None
     found: dict[str, int | float] = {}
@@ -62,7 +62,7 @@ def measure(groups: Mapping[str, str]) -> Usage | None:
 
 
 def _tellers(groups: Mapping[str, str]) -> list[tuple["Teller", str]]:
-    """What tells something of the groups, and in which directory."""
+    """Return the readers for the groups, each with its directory."""
     version_2 = {directory for directory in groups.values() if is_version_2(directory)}
     asked = [(tell, directory) for directory in sorted(version_2) for tell in VERSION_2]
     for controller, directory in groups.items():
@@ -72,7 +72,7 @@ def _tellers(groups: Mapping[str, str]) -> list[tuple["Teller", str]]:
 
 
 def oom_kills(groups: Mapping[str, str]) -> int | None:
-    """How many processes of the group the kernel has killed for want of memory; None where it does not tell."""
+    """Return the number of OOM kills in the group; None if unknown."""
     directory = groups.get("memory")
     if directory is None:
         return None
@@ -84,7 +84,7 @@ def oom_kills(groups: Mapping[str, str]) -> int | None:
 
 
 def is_version_2(directory: str) -> bool:
-    """Whether a group is one of version 2."""
+    """Return True if a group is one of version 2."""
     return os.path.exists(f"{directory}/cgroup.controllers")
 
 
@@ -178,21 +178,21 @@ VERSION_1: Final[dict[str, Teller]] = {
     "blkio": _blkio_v1,
     "pids": _pids,
 }
-"""What each controller tells."""
+"""The reader of each controller."""
 
 VERSION_2: Final[tuple[Teller, ...]] = (_cpu_v2, _memory_v2, _io_v2, _pids)
-"""What a group tells, as far as its controllers are there. The time of its processes is counted without one."""
+"""The readers of a group, for its available controllers. CPU time needs no controller."""
 
 
 def _io(pairs: list[tuple[str, str]]) -> dict[str, int | None]:
-    """Sums over all disks, of what is read and what is written."""
+    """Sum bytes read and bytes written over all disks."""
     read = [_number(value) for name, value in pairs if name in _READS]
     written = [_number(value) for name, value in pairs if name not in _READS]
     return {"io_read_bytes": _sum(read), "io_written_bytes": _sum(written)}
 
 
 def _io_of_processes(group: str) -> dict[str, int | None]:
-    """The sums of what the processes of a group have had read and written, with those that ended before them."""
+    """Sum the bytes that a group's processes read and wrote, with those of their children that ended before."""
     alive = _pids_in(f"{group}/cgroup.procs")
     if not 0 < len(alive) <= MOST_PROCESSES:
         return {}
@@ -222,7 +222,7 @@ def _sum(counts: list[int | None]) -> int | None:
 
 
 def _without(used: int | None, cached: int | None) -> int | None:
-    """What is in use without what only lies in the cache. The two were not read in the same instant."""
+    """Return the memory in use without the cache. The two were not read in the same instant."""
     return None if used is None else max(0, used - (cached or 0))
 
 

@@ -1,7 +1,7 @@
 """The seccomp filter of sandboxes: for bubblewrap as a BPF program, for Docker as a profile in JSON.
 
-Both are made of `profile.toml`, which says whose profile that is and what differs; the programs are made by
-``scripts/build-seccomp``.
+Both are made of `profile.toml`, which names its origin and the differences; ``scripts/build-seccomp`` compiles the
+programs.
 """
 
 import json
@@ -17,7 +17,7 @@ _EPERM, _ENOSYS = 1, 38
 
 
 def why_missing() -> str | None:
-    """Why sandboxes have no filter on this machine; None if there is one for it."""
+    """Return the reason why this machine has no filter; None if there is one."""
     if not os.path.isdir("/proc/sys/kernel/seccomp"):
         return "this kernel has no filters of system calls"
     if os.path.exists(_PROGRAM):

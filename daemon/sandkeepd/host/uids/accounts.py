@@ -1,7 +1,7 @@
 """Host uids and gids that belong to accounts: those of passwd and group, and the ranges of subuid and subgid.
 
-Only the files are read. A directory service could take seconds to answer, so an administrator who has one chooses a
-range of uids that it does not use.
+Only the files are read. A directory service could take seconds to answer, so an administrator of one chooses a range of
+uids that it does not use.
 """
 
 import os

@@ -29,7 +29,7 @@ from sandkeepd.host.uids.registry import Entry, Registry, now
 logger: Final = logging.getLogger("sandkeepd")
 
 REST_S: Final = 300
-"""How long a uid rests after its sandbox. A range of 65,535 then lasts for 218 sandboxes a second, for ever."""
+"""Seconds a uid rests after its sandbox. A range of 65,535 then lasts for 218 sandboxes a second, for ever."""
 
 RENEW_PERIOD_S: Final = 10.0
 SWEEP_EVERY: Final = 6
@@ -138,7 +138,7 @@ class Claims:
         return True
 
     def _put_back(self, uid: int, sandbox_id: str, seen: Entry) -> bool:
-        """Replace an entry by a claim, if it still is what was seen."""
+        """Replace an entry by a claim, if it is unchanged since `seen`."""
         with self._registry.locked():
             if self._registry.read(uid) != seen:
                 return False
@@ -164,9 +164,9 @@ class Claims:
             self._registry.remove(uid)
 
     def end(self, sandbox_id: str, uid: int) -> None:
-        """Kill every process of the uid of a sandbox that is on record, if the uid is claimed for it.
+        """Kill every process of the uid of a recorded sandbox, if the uid is claimed for it.
 
-        Does nothing to a uid that rests, or is anybody else's. Blocks.
+        Does nothing to a uid that rests, or belongs to another sandbox. Blocks.
         """
         if self._own(sandbox_id, uid):
             processes.end_all(uid)
@@ -191,8 +191,8 @@ class Claims:
             self._let_go(uid)
 
     def _own(self, sandbox_id: str, uid: int) -> bool:
-        """Tell if the uid is claimed for a sandbox of ours. It is claimed now if somebody has removed the registry, or
-        an earlier version had none.
+        """Return True if the uid is claimed for a sandbox of ours. It is claimed now if the registry was removed, or an
+        earlier version had none.
         """
         found = self._registry.read(uid)
         if found is None or found.is_void:
@@ -214,9 +214,9 @@ class Claims:
     # Bringing the registry and the record together
 
     def settle(self, on_record: Mapping[int, str]) -> list[str]:
-        """At a start: claim what is on record, give back what is claimed and not; answer what there is to be told.
+        """At the start: claim uids on record, and release other claims of ours; return messages for the administrator.
 
-        `on_record` is whose uid each is. Blocks.
+        `on_record` maps uids to sandboxes. Blocks.
         """
         for uid, sandbox_id in on_record.items():
             found = self._registry.read(uid)
@@ -233,7 +233,7 @@ class Claims:
         return told
 
     def renew(self) -> None:
-        """Put back what is missing of our claims. Blocks."""
+        """Restore missing claims of ours. Blocks."""
         if self._base_is_claimed:
             self._registry.take(self._base, Entry("images"))
         for uid, sandbox_id in list(self._held.items()):

@@ -17,7 +17,7 @@ from sandkeepd.host import spawn
 from sandkeepd.host.processes import TOOL_ENV, has_ended, ordinary_priority, owned_by, pids_where
 
 DEADLINE_S: Final = 10.0
-"""How long killed processes may take to be gone."""
+"""Seconds killed processes may take to be gone."""
 
 _HELPER_S: Final = 5.0
 _CONTINUE_EVERY_S: Final = 0.1
@@ -40,10 +40,10 @@ except ProcessLookupError:
 
 
 def any_of(uid: int) -> bool:
-    """Tell if the kernel knows of a process with this real uid, be it only what is left of one. Takes a microsecond.
+    """Return True if the kernel has a process with this real uid, even a zombie. Takes a microsecond.
 
-    Looking for all four uids of a process takes a file of /proc for each. Code in sandboxes has the same in all four:
-    it was started so, and has no privileges by which one could become another.
+    Checking all four uids of a process would take a file of /proc for each. Code in sandboxes has the same in all four:
+    it was started so, and has no privileges to change them.
     """
     try:
         os.getpriority(os.PRIO_USER, uid)
@@ -58,11 +58,11 @@ def living(uid: int) -> list[int]:
 
 
 def end_all(uid: int, deadline_s: float = DEADLINE_S) -> bool:
-    """Kill every process of a uid that belongs to a sandbox of ours; answer whether it is certain that none is left.
+    """Kill every process of a uid that belongs to a sandbox of ours; return True if certainly none is left.
 
-    Only after a kill that hit all of them at once it is certain what is found in /proc: of processes that fork and end
-    all the time, a look sees neither the one that has gone nor the one that came. Blocks. It is not certain of one that
-    the kernel cannot end now, such as one that waits for a dead disk.
+    A scan of /proc is conclusive only after a kill that hit all of them at once: with processes that fork and exit all
+    the time, a scan misses both the one that has gone and the one that came. Returns False if a process cannot be
+    killed now, such as one that waits for a dead disk. Blocks.
     """
     if uid <= 0:
         raise ValueError(f"uid {uid} belongs to no sandbox")

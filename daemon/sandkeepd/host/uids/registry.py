@@ -25,14 +25,14 @@ from sandkeepd.host.processes import boot_id
 State = Literal["claimed", "resting", "stuck", "images", "unreadable"]
 
 LOCK_DEADLINE_S: Final = 5.0
-"""How long to wait for another daemon's look through the registry, which takes milliseconds."""
+"""Seconds to wait for another daemon's scan of the registry, which takes milliseconds."""
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NOBODY: Final = "-"
 
 
 class Entry(NamedTuple):
-    """Whose a uid is. `since` counts seconds of this boot; `home` is the state directory of the log."""
+    """The holder of a uid. `since` counts seconds of this boot; `home` is the state directory of the log."""
 
     state: State
     log_id: str = ""
@@ -68,7 +68,7 @@ class Registry:
             return _read(str(uid), directory)
 
     def put(self, uid: int, entry: Entry) -> None:
-        """Replace the entry of a uid, at once. Only for whoever owns it, or holds the lock."""
+        """Replace the entry of a uid, atomically. Only for its owner, or under the lock."""
         with self._opened() as directory:
             beside = f".{uid}.{os.getpid()}"
             with contextlib.suppress(FileNotFoundError):
@@ -77,19 +77,19 @@ class Registry:
             os.rename(beside, str(uid), src_dir_fd=directory, dst_dir_fd=directory)
 
     def remove(self, uid: int) -> None:
-        """Remove the entry of a uid. Only for whoever owns it, or holds the lock. Safe to repeat."""
+        """Remove the entry of a uid. Only for its owner, or under the lock. Safe to repeat."""
         with self._opened() as directory, contextlib.suppress(FileNotFoundError):
             os.unlink(str(uid), dir_fd=directory)
 
     def entries(self) -> dict[int, Entry]:
-        """All entries. What is not named by a number is no entry."""
+        """Return all entries, ignoring names that are no numbers."""
         with self._opened() as directory:
             found = {int(name): _read(name, directory) for name in os.listdir(directory) if _is_uid(name)}
         return {uid: entry for uid, entry in found.items() if entry is not None}
 
     @contextlib.contextmanager
     def locked(self, wait_s: float = LOCK_DEADLINE_S) -> Iterator[None]:
-        """Be the only one who removes or replaces entries that are not his own. Claims need no lock.
+        """Hold the lock needed to remove or replace others' entries. Claims need no lock.
 
         Raises `provider_unavailable` when another process holds it for longer than `wait_s`.
         """

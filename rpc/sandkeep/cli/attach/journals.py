@@ -16,7 +16,7 @@ from sandkeep.model import OpenOutput
 
 STREAMS: Final = ("stdout", "stderr")
 PIECE_BYTES: Final = 8 * 1024 * 1024
-"""How much of one stream is copied before it is the other's turn."""
+"""Bytes of one stream copied before the other's turn."""
 
 _BLOCK_BYTES: Final = 1024 * 1024
 _CANNOT: Final = frozenset(
@@ -31,7 +31,7 @@ _CANNOT: Final = frozenset(
         errno.EOVERFLOW,
     )
 )
-"""What the kernel says when it cannot copy between such files; anything else is a failure of the copy itself."""
+"""Errors of the kernel if it cannot copy between such files; any other is a failure of the copy itself."""
 
 
 class Journals:
@@ -48,7 +48,7 @@ class Journals:
         self._copiers = [Copier(descriptor, stream + 1) for stream, descriptor in enumerate(self._descriptors)]
 
     def sizes(self) -> tuple[int, int]:
-        """How long they are: as recorded, of a process that had ended when they were opened; else at this moment."""
+        """Sizes of both journals: as recorded, if the process had ended when they were opened; else at present."""
         process = self._opened.process
         now = [os.fstat(descriptor).st_size for descriptor in self._descriptors]
         if process.ended_at is not None and process.stdout_bytes is not None and process.stderr_bytes is not None:
@@ -64,10 +64,10 @@ class Journals:
         return out, err
 
     def copy(self, stdout_at: int, stderr_at: int, wanted: Collection[str] = STREAMS) -> tuple[int, int]:
-        """Copy what there is from these offsets on to our own stdout and stderr; answer the offsets after it.
+        """Copy the journals from these offsets on to our own stdout and stderr; return the offsets after it.
 
-        A stream that is not wanted counts as copied. What is dropped of a journal at its beginning is passed over, and
-        told; so is what was dropped while it was copied, of which zeros may have come out.
+        A stream not in `wanted` counts as copied. Dropped beginnings are skipped and reported; so are parts dropped
+        during the copy, for which zeros may have been written.
         """
         ends = self.sizes()
         at = [stdout_at, stderr_at]
@@ -86,7 +86,7 @@ class Journals:
         return out, err
 
     def _skip_hole(self, number: int, offset: int) -> int:
-        """The offset, or the first that is kept after it; then it is told."""
+        """Return the offset, or the first one still kept after it, which is reported."""
         first = first_kept(self._descriptors[number])
         if offset >= first:
             return offset
@@ -142,7 +142,7 @@ class Copier:
 
 
 def first_kept(descriptor: int) -> int:
-    """The offset from which on a journal still holds what was written: behind the hole at its beginning, if any."""
+    """Return the offset of the first byte that a journal still holds: behind the hole at its beginning, if any."""
     try:
         return os.lseek(descriptor, 0, os.SEEK_DATA)
     except OSError as error:
@@ -160,7 +160,7 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def wait_writable(descriptor: int) -> None:
-    """Wait until a descriptor takes more: somebody else, who shares it, may have made it non-blocking."""
+    """Wait until a descriptor is writable: another process that shares it may have made it non-blocking."""
     import select
 
     poll = select.poll()

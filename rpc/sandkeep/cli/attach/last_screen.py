@@ -1,7 +1,7 @@
-"""What stays on our screen of a terminal that was shown there, and has ended.
+"""The last lines of a terminal that has ended, left on our own screen.
 
-It was shown on the alternate screen, and has gone with that. Who typed something was there, and knows what happened.
-Who typed nothing waits for what a command has to say, and may have seen nothing of it if it was quick.
+The terminal was shown on the alternate screen, and has gone with that. Without any input from the user, the command's
+output is the point, and a quick command may have ended unseen.
 """
 
 import re
@@ -14,7 +14,7 @@ from sandkeep.errors import StateError
 from sandkeep.protocol.control_sequences import Filter
 
 MOST_BYTES: Final = 64 * 1024
-"""How much of the last lines stays; one can be endless."""
+"""Maximum size of the last lines; a line can be endless."""
 
 _WHOLE_SCREEN: Final = re.compile(rb"\x1b\[\?(?:1049|1047|47)h")
 _NO_COLOUR: Final = rb"\x1b(?!\[[0-9;:]*[mK])"
@@ -22,13 +22,13 @@ _STRING: Final = rb"[P\]_^X][^\x07\x1b]*(?:\x07|\x1b\\)?"
 _NO_TEXT: Final = re.compile(
     _NO_COLOUR + rb"(?:\[[0-?]*[ -/]*[@-~]|" + _STRING + rb"|[ -/]*[0-~]?)|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f]"
 )
-"""What does more than write on: every sequence but those for colours and for clearing the rest of a line."""
+"""Sequences with an effect beyond text: all but those for colours and for clearing the rest of a line."""
 
 
 def leave(reader: Reader, rows: int) -> None:
-    """Leave the last lines that an ended process wrote to its terminal on our screen.
+    """Print the last lines that an ended process wrote to its terminal on our screen.
 
-    Nothing of a program that took the whole screen: what it wrote is a picture, and no lines.
+    Prints nothing of a full-screen program: its output is a picture, and no lines.
     """
     with suppress(StateError):  # the code inside has put something else in the place of the journal
         written = _last(reader, rows)

@@ -1,4 +1,4 @@
-"""A table on the whole terminal that follows what it shows, and the terminal as it was afterwards."""
+"""A live table on the whole terminal, which is restored afterwards."""
 
 import contextlib
 import os
@@ -30,10 +30,10 @@ _ENDS: Final = b"qQ\x04"
 """The keys that end it: q and Ctrl-D. Ctrl-C is a signal."""
 
 _SPECIAL: Final = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|O?.)?", re.DOTALL)
-"""What other keys send, such as arrows; of keys that were pressed quickly, several come at once."""
+"""Sequences of other keys, such as arrows; several may come at once."""
 
 Lines = Callable[[int], Iterable[str]]
-"""What to show, in lines for so many columns."""
+"""The lines to show, for so many columns."""
 
 
 class Live:
@@ -86,7 +86,7 @@ class Live:
                 termios.tcsetattr(self._source, termios.TCSADRAIN, self._before)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z: somebody else has the terminal meanwhile."""
+        """Handle Ctrl-Z: restore the terminal while stopped."""
         self._give_back()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._take()

@@ -1,6 +1,6 @@
-"""What is passed on to a process that we are with: our signals and our standard input.
+"""Forwarding of our signals and our standard input to an attached process.
 
-They have threads and connections of their own, as a read of output may be waiting on the first.
+They have threads and connections of their own, as a read of output may block the first.
 """
 
 import os
@@ -19,7 +19,7 @@ STDIN_PIECE: Final = 65536
 
 
 def left(process: Process) -> str:
-    """What to say when somebody leaves a process that goes on."""
+    """Return the message for detaching from a process that goes on."""
     return f"sandkeep: detached; it goes on: sandkeep attach {process.sandbox_id} {process.name}"
 
 
@@ -46,7 +46,7 @@ class Signals:
         self._begin({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *([signal.SIGHUP] if hangs_up else [])})
 
     def pass_on_interrupts(self) -> None:
-        """From now on INT goes to the process, and QUIT leaves it. Whatever else ends us leaves it too."""
+        """Forward SIGINT to the process from now on, and detach on SIGQUIT. Any other end of ours detaches, too."""
         self._begin({signal.SIGINT, signal.SIGQUIT})
 
     def _begin(self, numbers: set[signal.Signals]) -> None:
@@ -73,7 +73,7 @@ class Signals:
         threading.Thread(target=self.send, args=(name,), daemon=True).start()  # the daemon may keep it waiting
 
     def send(self, name: str) -> None:
-        """Send a signal to the process. That it could not be sent is told, and no more can be done."""
+        """Send a signal to the process. A failure is only reported."""
         try:
             with self._front.client() as client:
                 client.process.signal(self._process.sandbox_id, self._process.process_id, signal=name)

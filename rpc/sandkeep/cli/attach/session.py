@@ -57,7 +57,7 @@ class Collector:
         self.stderr = bytearray()
 
     def take(self, output: ProcessOutput) -> None:
-        """Keep what there is room for."""
+        """Append output up to the limit."""
         for kept, piece in ((self.stdout, output.stdout), (self.stderr, output.stderr)):
             kept.extend(piece[: MAX_INLINE_BYTES - len(kept)])
 
@@ -86,8 +86,8 @@ class Collector:
 class Reader:
     """Reads a journal over a connection of its own.
 
-    What is far behind is copied from the journals' own descriptors, which outlive the daemon that opened them. A daemon
-    that is not root hands them to its own user alone: others read all of it from the daemon.
+    Large backlogs are copied from the journals' own descriptors, which outlive the daemon that opened them. A daemon
+    that is not root hands them to its own user alone: other users read all of it through the daemon.
     """
 
     def __init__(self, front: Frontend, sandbox_id: str, name: str) -> None:
@@ -97,7 +97,7 @@ class Reader:
         self._refused: SetupError | None = None
 
     def follow(self, sink: Sink, out_at: int = 0, err_at: int = 0, *, follow: bool = True) -> ProcessOutput:
-        """Read until there is no more, and answer the last piece; without `follow`, what there is now."""
+        """Read to the end, and return the last piece; without `follow`, read the present output."""
         cursor = OutputCursor(out_at, err_at, follow)
         while query := cursor.next_query():
             piece = self._read(query)
@@ -122,11 +122,11 @@ class Reader:
         return journals.copy(out_at, err_at, sink.streams)
 
     def remark(self, out_at: int, err_at: int) -> None:
-        """Tell what is odd about the journals at these offsets, if anything is."""
+        """Report anomalies of the journals at these offsets, if any."""
         _tell(self._read({"stdout_offset": out_at, "stderr_offset": err_at, "max_bytes": 0}))
 
     def sizes(self) -> tuple[int, int]:
-        """How long both streams are now; as much as nothing when the code inside has replaced one."""
+        """Present sizes of both streams; 0 if the code inside has replaced one."""
         try:
             return self._opened().sizes()
         except StateError:
@@ -149,7 +149,7 @@ class Reader:
         return out, err
 
     def _read_exactly(self, stream: str, size: int, offset: int) -> bytes:
-        """That many bytes of one stream; zeros for what has been dropped of it meanwhile, and fewer if it was cut."""
+        """Return `size` bytes of one stream; zeros for dropped parts, and fewer if it was cut."""
         found = bytearray()
         other = {f"{each}_offset": _BEYOND for each in STREAMS}
         while len(found) < size:
@@ -197,7 +197,7 @@ class Reader:
 
 
 def _sizes_told(refused: SetupError) -> tuple[int, int]:
-    """How long the journals are, as a daemon tells that does not hand them out. Raises any other error."""
+    """Return the sizes of the journals, from a daemon's refusal to hand them out. Raises any other error."""
     try:
         return refused.data["stdout_bytes"], refused.data["stderr_bytes"]
     except KeyError:
@@ -226,9 +226,9 @@ def visit(front: Frontend, process: Process, *, interactive: bool = False, from_
 
 
 def attach(front: Frontend, process: Process, *, interactive: bool = False, kill_when_unread: bool = False) -> int:
-    """Be with the process to its end; answer what to exit with.
+    """Follow the process to its end; return the exit code.
 
-    `kill_when_unread` ends it when nobody reads our output any more, or it cannot be written.
+    `kill_when_unread` ends it when our output has no reader any more, or cannot be written.
     """
     signals = Signals(front, process)
     signals.pass_on(hangup=kill_when_unread)

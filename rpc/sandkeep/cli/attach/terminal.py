@@ -1,7 +1,7 @@
-"""Our own terminal, while it shows another one: raw, in step with the other's size, and as it was afterwards.
+"""Our own terminal, while it shows another one: raw, with the other's size kept in step, and restored afterwards.
 
-What is shown comes from inside a sandbox: it may draw on this terminal, and nothing else (`control_sequences`). What it
-can leave behind there is cleared away at the end.
+The bytes come from inside a sandbox: they may draw on this terminal, and nothing else (`control_sequences`). Their
+lasting effects are reset at the end.
 """
 
 import contextlib
@@ -46,14 +46,14 @@ class SignalledError(Exception):
 
 @dataclass(frozen=True)
 class Shown:
-    """What became of showing another terminal: the last bytes of it, and whether anybody typed anything meanwhile."""
+    """The result of showing another terminal: its last bytes, and whether the user typed anything."""
 
     last: bytes
     was_typed: bool
 
 
 class OwnTerminal:
-    """What our standard input and output are. Without a terminal at either, they are a pipe to one of 24 by 80."""
+    """Our standard input and output. Unless both are a terminal, they are a pipe to one of 24 by 80."""
 
     def __init__(self, source: int = 0, sink: int = 1) -> None:
         self.source = source
@@ -62,7 +62,7 @@ class OwnTerminal:
 
     @property
     def term(self) -> str:
-        """What kind of terminal it is, for tmux."""
+        """Name of the terminal's type, for tmux."""
         known = os.environ.get("TERM", "dumb")
         usable = self.is_interactive and known not in ("dumb", "unknown") and _TERM.fullmatch(known)
         return known if usable else DEFAULT_TERM
@@ -76,14 +76,14 @@ class OwnTerminal:
         return min(rows, _MOST) or DEFAULT_SIZE[0], min(cols, _MOST) or DEFAULT_SIZE[1]
 
     def request(self) -> dict[str, Any]:
-        """What `process.launch` is asked for, so that a process gets such a terminal."""
+        """The parameters of `process.launch` for a process with such a terminal."""
         rows, cols = self.size
         return {"tty": True, "rows": rows, "cols": cols}
 
     def show(self, master: int) -> Shown:
-        """Be connected to the terminal whose controlling side this is, until it hangs up.
+        """Connect to the terminal with this controlling side, until it hangs up.
 
-        Raises `SignalledError` when we are told to end. Whatever happens, our terminal is as it was before.
+        Raises `SignalledError` when a signal ends us. Our terminal is restored in any case.
         """
         os.set_blocking(master, False)
         view = _View(self, master)
@@ -92,7 +92,7 @@ class OwnTerminal:
         return Shown(view.last, view.was_typed)
 
     def make_raw(self) -> None:
-        """Have every byte passed on as it is, both ways."""
+        """Make the terminal raw: pass every byte unchanged, both ways."""
         if self.is_interactive:
             tty.setraw(self.source, termios.TCSADRAIN)
 
@@ -114,7 +114,7 @@ class OwnTerminal:
 
 @contextlib.contextmanager
 def _signals(view: "_View") -> Iterator[None]:
-    """While this lasts, a new size goes on to the other terminal, and what ends us does so in good order."""
+    """For the length of a block, forward size changes to the other terminal, and exit cleanly on fatal signals."""
     handlers: dict[int, Any] = {signal.SIGWINCH: view.resized, signal.SIGCONT: view.resumed}
     for leaving in _LEAVING:
         if signal.getsignal(leaving) is not signal.SIG_IGN:  # as `nohup` would have it
@@ -149,7 +149,7 @@ class _View:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """Have a signal end the wait for bytes also when it comes just before that begins; otherwise it would wait."""
+        """Make a signal end the wait for bytes even if it comes just before the wait begins."""
         before = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         try:
             yield
@@ -159,7 +159,7 @@ class _View:
             os.close(self._woken)
 
     def told_to_leave(self, number: int, frame: FrameType | None) -> None:
-        """A signal wants us to end. It breaks off the carrying of bytes, once, and never what is done after that."""
+        """Handle a fatal signal: interrupt the copying of bytes, once, and never the cleanup after it."""
         self._told = number
         if self._running:
             self._running = False
@@ -172,7 +172,7 @@ class _View:
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
     def resumed(self, number: int, frame: FrameType | None) -> None:
-        """We were stopped, and somebody else has had the terminal: have all drawn again, which a new size does."""
+        """Handle SIGCONT: another program has had the terminal, so redraw everything, by a change of size."""
         with contextlib.suppress(OSError, termios.error):
             if self._running:
                 self._own.make_raw()
@@ -194,7 +194,7 @@ class _View:
             self._running = False
 
     def _carry(self) -> bool:
-        """Carry what there is; False when the other side has hung up."""
+        """Copy available bytes; return False when the other side has hung up."""
         for descriptor, _ in self._poll.poll():
             if descriptor == self._wakes:
                 os.read(self._wakes, _CHUNK_BYTES)
@@ -223,7 +223,7 @@ class _View:
                 raise SignalledError(signal.SIGHUP)
 
     def _write_master(self) -> None:
-        """Type what came in, as fast as the other side takes it; nothing more is read until it has."""
+        """Write pending input, as fast as the other side takes it; until then no more is read."""
         if self._unsent:
             try:
                 self._unsent = self._unsent[os.write(self._master, self._unsent) :]
@@ -237,7 +237,7 @@ class _View:
             self._poll.modify(self._own.source, 0 if waits else select.POLLIN)
 
     def _read_master(self) -> bool:
-        """Show what came; False when nothing more will."""
+        """Show available output; return False at its end."""
         try:
             data = os.read(self._master, _CHUNK_BYTES)
         except BlockingIOError:
@@ -254,7 +254,7 @@ class _View:
         return True
 
     def _watch_keys(self, data: bytes) -> None:
-        """Know whether somebody has typed, also when what the terminal says by itself comes in pieces."""
+        """Detect typed keys, also when the terminal's own reports come in pieces."""
         if self.was_typed:
             return
         self._own_words = _OWN_WORDS.sub(b"", self._own_words + data)

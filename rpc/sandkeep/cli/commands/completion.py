@@ -40,7 +40,7 @@ class _TooLateError(Exception):
 
 
 def answer(shell: str, arguments: list[str]) -> int:
-    """Print what could follow the line that the arguments hold. Says nothing where it does not know."""
+    """Print the completions of the line in the arguments. Prints nothing where it knows none."""
     from sandkeep.cli.root import sandkeep
 
     line, breaks = [*arguments, "", ""][:2]
@@ -58,7 +58,7 @@ def answer(shell: str, arguments: list[str]) -> int:
 
 
 def _line(shell: str, item: Item, option: str, last: Unfinished, breaks: str) -> str:
-    """One completion in the form that the script of `shell` takes; `option` is what it stands after, in one word."""
+    """Format one completion for the script of `shell`; `option` is the prefix before it in the same word."""
     kind = "word" if item.type == "plain" else item.type
     value, about = option + item.value, plain(item.help or "")
     if shell == "bash":  # it replaces only what stands after the last character that breaks words, or in the quote
@@ -74,7 +74,7 @@ def _line(shell: str, item: Item, option: str, last: Unfinished, breaks: str) ->
 
 @contextlib.contextmanager
 def _in_time() -> Iterator[None]:
-    """End what takes longer than `PATIENCE_S`. A connection knows no deadline, and an alarm interrupts it."""
+    """End a block after `PATIENCE_S`. A connection knows no deadline, and an alarm interrupts it."""
 
     def late(*_: object) -> None:
         raise _TooLateError
@@ -89,7 +89,7 @@ def _in_time() -> Iterator[None]:
 
 
 def _ask(ctx: click.Context, question: Callable[[Client], list[Item]]) -> list[Item]:
-    """What the daemon answers; nothing when it does not, or not in time."""
+    """Return the daemon's answer; nothing if it fails, or is late."""
     socket = ctx.params.get("socket") or ctx.find_root().params.get("socket")
     try:
         with _in_time(), connect(socket, client=CLIENT_NAME) as client:

@@ -74,7 +74,7 @@ def status(front: Frontend) -> int:
 
 
 MOST_SHOWN = 5
-"""Of so much that was left alone it is told in the status that people read."""
+"""Maximum number of foreign objects listed in the status for people."""
 
 
 def _counts(by_status: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""What happened: the events of all that the caller owns, and the history of one sandbox."""
+"""`events`, of all that the caller owns, and `history`, of one sandbox."""
 
 from collections.abc import Iterator
 
@@ -44,7 +44,9 @@ def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None
 
 
 def _doubt(kind: str) -> None:
-    """Say that a type is not known here, as whoever mistyped it would wait for ever; a newer daemon may know it."""
+    """Warn about an unknown event type, as a follower of a mistyped one would wait for ever; a newer daemon may know
+    it.
+    """
     from difflib import get_close_matches
 
     from sandkeep.events import EVENTS

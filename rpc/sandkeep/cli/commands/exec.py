@@ -1,7 +1,7 @@
-"""`exec` and `run`: start a process and, unless told otherwise, be with it to its end.
+"""`exec` and `run`: start a process and, unless told otherwise, follow it to its end.
 
-Both launch and then follow the journal, so output streams as it comes and a signal always has somebody to go to.
-That is two short requests more than `sandbox.exec` takes; beside the start of this command itself they do not show.
+Both launch and then follow the journal, so output streams as it comes and a signal always has a target. That is two
+short requests more than `sandbox.exec` takes; beside the start of this command itself they do not show.
 """
 
 from typing import Any

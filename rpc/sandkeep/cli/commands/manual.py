@@ -1,4 +1,4 @@
-"""The manual page, written from the tree of commands; and `help`, for those who type it before the command."""
+"""The manual page, generated from the tree of commands; and `help`, for users who type it before the command."""
 
 import re
 import textwrap
@@ -104,6 +104,6 @@ def _line(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Text without what roff takes for its own; words in backquotes are bold."""
+    """Escape text for roff; words in backquotes are bold."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     return re.sub(r"`([^`]+)`", r"\\fB\1\\fR", escaped.replace("~", "\\(ti").replace("^", "\\(ha"))

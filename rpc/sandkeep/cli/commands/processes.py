@@ -93,7 +93,7 @@ def logs(
 
 
 def _show(reader: Reader, sink: Descriptors, at: tuple[int, int], *, follow: bool) -> None:
-    """What is there comes from the journals themselves; what comes later is told by the daemon."""
+    """Copy the present output from the journals themselves; follow later output through the daemon."""
     copied = reader.catch_up(sink, *at)
     if follow or copied is None:
         reader.follow(sink, *(copied or at), follow=follow)

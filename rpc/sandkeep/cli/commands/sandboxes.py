@@ -100,7 +100,7 @@ def ls(front: Frontend, everything: bool) -> None:
 
 
 def _remark(sandbox: Sandbox) -> str:
-    """What the note of a sandbox is about, in a word or two."""
+    """Return a short mark for a sandbox that has a note."""
     if not sandbox.note:
         return ""
     return ", waits" if sandbox.status == "stopping" else ", not adopted"

@@ -29,7 +29,7 @@ from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Process
 
 ENDING_S: Final = 5.0
-"""How long a process has for being known to have ended once its terminal has hung up."""
+"""Seconds to wait for a process's end on record, once its terminal has hung up."""
 
 MAX_SHELLS: Final = 100
 _DETACHED: Final = b"[detached"
@@ -37,12 +37,12 @@ _SHELL: Final = ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 
 
 def show(front: Frontend, process: Process, own: OwnTerminal, *, read_only: bool = False) -> int:
-    """Show a process's terminal on our own until it ends, or we are detached; answer what to exit with."""
+    """Show a process's terminal on our own until it ends, or we detach; return the exit code."""
     return _show(front, process, own, _open(front, process, own, read_only=read_only))
 
 
 def show_from_start(front: Frontend, process: Process, own: OwnTerminal) -> int:
-    """Show the terminal of a process that was just launched; of one that has ended already, what it wrote."""
+    """Show the terminal of a process that was just launched; if it has ended already, its output."""
     try:
         master = _open(front, process, own)
     except SandkeepError:
@@ -83,9 +83,9 @@ def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> i
 
 
 def _how_it_ended(front: Frontend, process: Process, patience_s: float, *, rows: int = 0) -> int:
-    """What to exit with after the terminal has hung up. A daemon that is just being restarted is waited for.
+    """Return the exit code after the terminal has hung up. Waits for a daemon that is being restarted.
 
-    `rows` is how many of the last lines that it wrote stay on our screen.
+    `rows` is the number of its last lines to leave on our screen.
     """
     reader = Reader(front, process.sandbox_id, process.process_id)
     try:

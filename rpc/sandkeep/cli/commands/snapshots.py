@@ -74,7 +74,7 @@ def create(
 
 
 def _made(front: Frontend, snapshot: Snapshot) -> None:
-    """Print a new snapshot's id; what is to be known of it besides goes to stderr."""
+    """Print a new snapshot's id; its note goes to stderr."""
     if front.as_json:
         return json_line(snapshot)
     if snapshot.note:

@@ -1,4 +1,4 @@
-"""`stats`: what running sandboxes use, as a table that follows it, as one table, in JSON, and for Prometheus."""
+"""`stats`: resource usage of running sandboxes, as a live table, as one table, in JSON, and for Prometheus."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ SORTS: Final[dict[str, Callable[[SandboxStats, Rates], float]]] = {
     "pids": lambda found, _: found.pids or 0,
     "io": lambda found, _: (found.io_read_bytes or 0) + (found.io_written_bytes or 0),
 }
-"""By what the table can be sorted, most first; what is equal stays in the order in which it was made."""
+"""Sort keys of the table, largest first; equal rows stay in order of creation."""
 
 INTERVAL_S: Final = 1.0
 
@@ -102,7 +102,7 @@ def _ask(client: Client, sandboxes: Sequence[str]) -> list[SandboxStats]:
 def _watch(
     client: Client, sandboxes: Sequence[str], found: list[SandboxStats], interval: float, sort: str
 ) -> int | None:
-    """Show the table until somebody ends it, or none of those is left that were named."""
+    """Show the table until the user ends it, or none of the named sandboxes is left."""
     from sandkeep.cli.attach.live import Live
     from sandkeep.cli.attach.terminal import SignalledError
 
@@ -170,7 +170,7 @@ def _row(found: SandboxStats, rate: float | None) -> Sequence[object]:
 
 
 def _of(used: str, limit: str) -> str:
-    """What is used, and the limit if there is one."""
+    """Format the usage, with the limit if there is one."""
     return used if limit == "-" else f"{used}/{limit}"
 
 

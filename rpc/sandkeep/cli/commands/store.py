@@ -1,4 +1,4 @@
-"""The event log: check it, and compute again what is computed from it. Through the daemon, or without one."""
+"""`store`: check the event log, and rebuild data computed from it. Through the daemon, or without one."""
 
 import click
 

@@ -59,7 +59,7 @@ def restore(front: Frontend, sandbox: str, at: dict[str, Any], env: Any, secret:
 
 
 def used(made: RestoredAt) -> Iterator[str]:
-    """What a sandbox was made from, and how far that is from what was asked for."""
+    """Yield lines about the source of a new sandbox, and its distance from the requested moment."""
     moment = made.moment
     name = f" ({plain(moment.name)})" if moment.name else ""
     yield f"from {moment.kind} {moment.source_id}{name}, of position {moment.position}"

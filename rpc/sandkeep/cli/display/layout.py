@@ -1,7 +1,7 @@
 """Text in columns of a terminal. Pure: text and a width in, text out.
 
-A column counts what a terminal counts: a Chinese character takes two, a combining accent none. Nothing here is right
-for every font; it is right for what terminals agree upon.
+Widths are the terminal's: a Chinese character takes two columns, a combining accent none. Nothing here is right for
+every font; it is right where terminals agree.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ GAP: Final = 2
 class Column(NamedTuple):
     """A column of a table. On a narrow terminal the columns with a `least` give way, the last one first.
 
-    They shrink to `least` columns, then those that are `spare` are left out; `shorten` says how a cell shrinks. What
-    has no `least` is never cut: one copies it from the screen. `colour` chooses a colour for a cell, or none.
+    They shrink to `least` columns, then those that are `spare` are left out; `shorten` shortens a cell. A column
+    without `least` is never cut: users copy it from the screen. `colour` chooses a colour for a cell, or none.
     """
 
     title: str
@@ -33,7 +33,7 @@ def plain(text: object) -> str:
 
 
 def width(text: str) -> int:
-    """How many columns of a terminal `text` takes."""
+    """Return the number of terminal columns that `text` takes."""
     return len(text) if text.isascii() else sum(map(_width_of, text))
 
 
@@ -91,7 +91,7 @@ def wrap(text: str, columns: int | None) -> list[str]:
 
 
 def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None) -> list[tuple[Column, int, int]]:
-    """Which columns to show in so much room: each with its index in a row, and its width."""
+    """Choose the columns that fit into so much room: each with its index in a row, and its width."""
     shown = [
         (column, index, max([width(column.title), *(width(row[index]) for row in rows)]))
         for index, column in enumerate(columns)
@@ -109,5 +109,5 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | No
 
 
 def taken(shown: Sequence[tuple[Column, int, int]]) -> int:
-    """How many columns of the terminal they take, with the gaps between them."""
+    """Return the total width of the columns, with the gaps between them."""
     return sum(wanted for _, _, wanted in shown) + GAP * (len(shown) - 1)

@@ -1,4 +1,4 @@
-"""How answers are shown: tables and facts for people, JSON for programs.
+"""Output of answers: tables and facts for people, JSON for programs.
 
 On a terminal, lines are made to fit its width; piped, they are whole. Text that came from a sandbox or a caller is
 shown without its control characters, so that a name cannot drive the reader's terminal.
@@ -31,7 +31,7 @@ _STATUS: Final = {
 }  # fmt: skip
 
 colour = "auto"
-"""What ``--color`` says: ``auto``, ``always`` or ``never``."""
+"""The value of ``--color``: ``auto``, ``always`` or ``never``."""
 
 
 def terminal_width(stream: IO[str] | None = None) -> int | None:
@@ -46,7 +46,7 @@ def terminal_width(stream: IO[str] | None = None) -> int | None:
 
 
 def has_colour() -> bool:
-    """Whether stdout may be coloured: as ``--color`` says, else on a terminal that is not dumb, without NO_COLOR
+    """Return True if stdout may be coloured: as ``--color`` says, else on a terminal that is not dumb, without NO_COLOR
     (https://no-color.org).
     """
     if colour != "auto":
@@ -87,9 +87,9 @@ def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> 
 
 
 def table_lines(columns: Sequence[str | Column], rows: Iterable[Sequence[object]], room: int | None) -> Iterator[str]:
-    """The same as lines for so much room.
+    """Return the table as lines for so much room.
 
-    Where there is not even room for what cannot be cut, the first column becomes headings over the others.
+    If even the columns that cannot be cut do not fit, the first column becomes headings over the others.
     """
     *first, last = columns
     known = [column if isinstance(column, Column) else Column(column) for column in first]
@@ -181,7 +181,7 @@ def span(seconds: float) -> str:
 
 
 def age(timestamp: str) -> str:
-    """How long ago an RFC 3339 time was."""
+    """Return the time since an RFC 3339 time, as text."""
     import time
 
     return span(time.time() - moment(timestamp))

@@ -1,6 +1,6 @@
-"""How a long call is getting on: one line on stderr where that is a terminal, gone when the call has ended.
+"""Progress of a long call: one line on stderr if that is a terminal, erased when the call has ended.
 
-Piped, there is nothing. The line comes after a moment, so that what is done at once shows none of it.
+Piped, nothing is shown. The line comes after a moment, so that quick calls show none.
 """
 
 import os
@@ -53,7 +53,7 @@ class Progress:
             self._thread.join()
 
     def _run(self) -> None:
-        """Show what was told until the end, then erase it. Nothing of it fails the command."""
+        """Show the latest progress until the end, then erase it. Errors of it never fail the command."""
         try:
             if self._ended.wait(PATIENCE_S):
                 return

@@ -1,6 +1,6 @@
-"""What sandboxes use in Prometheus' text format: samples in, text out.
+"""Resource usage of sandboxes in Prometheus' text format: samples in, text out.
 
-Units are base units and stand in the names, counters end in ``_total``; what is not known has no sample. There are no
+Units are base units and stand in the names, counters end in ``_total``; an unknown value has no sample. There are no
 timestamps, which the textfile collector refuses.
 """
 
@@ -14,7 +14,9 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Family(NamedTuple):
-    """A metric: its name after `PREFIX`, its type, what it is, and the field it comes from, or one for each `mode`."""
+    """A metric: its name after `PREFIX`, its type, its description, and the field it comes from, or one for each
+    `mode`.
+    """
 
     name: str
     type: str

@@ -191,7 +191,7 @@ COLOURS: Final = {
 
 
 def detail(event: Event) -> str:
-    """What matters of an event, in a few words; of a type that is not known here, what it says about itself."""
+    """Summarize an event in a few words; for an unknown type, by its usual fields."""
     data = event.data
     try:
         if event.type in DETAILS:
@@ -208,7 +208,7 @@ class Names:
         self._known: dict[str, str] = {}
 
     def of(self, event: Event) -> str:
-        """The name of what the event tells about."""
+        """Return the name of the event's object."""
         told = event.data.get("requested") if event.type == "process.restored" else event.data
         if event.type in ("process.launch_requested", "process.restored") and told and told.get("name"):
             self._known[event.stream] = plain(told["name"])
@@ -236,7 +236,7 @@ def clock(event: Event, room: int | None = None) -> str:
 
 
 def elapsed(seconds: float) -> str:
-    """How long after the beginning: ``12.345``, ``1h02m05s`` or ``3d04h05m``, in nine columns."""
+    """Format the time since the beginning: ``12.345``, ``1h02m05s`` or ``3d04h05m``, in nine columns."""
     if seconds < 3600:
         return f"{seconds:.3f}"
     minutes, rest = divmod(int(seconds), 60)
@@ -247,14 +247,14 @@ def elapsed(seconds: float) -> str:
 
 
 def line(event: Event, names: Names, room: int | None = None) -> str:
-    """One event: its position, time, type, whom it is about, and what matters of it."""
+    """Format one event: its position, time, type, object, and summary."""
     who = pad(names.of(event), WHO_COLUMNS)
     return _fit(f"{event.position:>5}  {clock(event, room)}  ", event, f"{who}  {detail(event)}", room)
 
 
 def history_line(event: Event, seconds: float, names: Names, room: int | None = None) -> str:
-    """One event of a sandbox's life: its position, a sign where that moment was kept, and the time since the first.
-    What is about the sandbox itself has no name.
+    """Format one event of a sandbox's life: its position, a sign if that moment was kept, and the time since the first.
+    Events of the sandbox itself have no name.
     """
     about = "" if event.type.startswith("sandbox.") else pad(names.of(event), WHO_COLUMNS) + "  "
     after = kept(event.moment, event) if event.moment is not None else about + detail(event)
@@ -269,7 +269,7 @@ def sign(event: Event) -> str:
 
 
 def kept(moment: Moment, event: Event) -> str:
-    """What a moment was kept in, by its whole id, as that is typed next."""
+    """Name the snapshot or checkpoint of a moment, by its whole id, as that is typed next."""
     gone = "" if moment.status == "ready" else moment.status
     more = detail(event) if event.type.startswith(f"{moment.kind}.") else ""
     return plain("  ".join(filter(None, [moment.source_id, moment.name, gone, more])))
