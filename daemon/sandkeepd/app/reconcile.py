@@ -39,7 +39,7 @@ T = TypeVar("T")
 logger = logging.getLogger("sandkeepd")
 
 ANSWER_DEADLINE_S: Final = 20.0
-"""How long a provider may take for one answer before it is asked again."""
+"""Seconds a provider may take for one answer before the request is repeated."""
 
 
 def _is_to_be_adopted(sandbox: SandboxState) -> bool:
@@ -47,7 +47,7 @@ def _is_to_be_adopted(sandbox: SandboxState) -> bool:
 
 
 class Owned:
-    """The `Ledger` of one provider: what the log says at the moment of asking."""
+    """The `Ledger` of one provider: the log's present content."""
 
     def __init__(self, core: Core, layers: LayerReferences, provider: str) -> None:
         self._state = core.state
@@ -89,8 +89,8 @@ class Reconciler:
         self._processes = processes
 
     def announce(self) -> None:
-        """Before the first request: say what is about to be adopted or undone, so that requests to it wait. What is
-        begun from then on is nobody's to undo.
+        """Before the first request: note the sandboxes to be adopted or undone, so that requests to them wait. Later
+        work is never undone.
         """
         self._settling.announce()
         for sandbox_id, sandbox in self._core.state.sandboxes.items():
@@ -133,7 +133,7 @@ class Reconciler:
         adoption: Interruptible | None = None,
         tried: trio.Event | None = None,
     ) -> T:
-        """Do some work with a provider, again and again until it answers. `adoption` is told why it takes so long."""
+        """Retry some work with a provider until it answers. `adoption` gets the reason of a delay."""
         core = self._core
 
         async def attempt() -> T:
@@ -232,7 +232,7 @@ class Reconciler:
     # -- what nobody owns ---------------------------------------------------------------------------------------------
 
     async def _clean_up(self, provider: Provider) -> None:
-        """Remove what the provider holds and nobody owns, and note what is another log's."""
+        """Remove the provider's objects that no event owns, and note those of other logs."""
         swept = await provider.clean_up(Owned(self._core, self._kept.layers, provider.name))
         for what in swept.removed:
             logger.warning("removed what no event owns", extra={"what": what})

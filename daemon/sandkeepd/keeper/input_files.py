@@ -23,7 +23,7 @@ from sandkeepd.keeper.talk import Talk
 from sandkeepd.keeper.watcher import Watcher
 
 AHEAD_BYTES: Final = 65536
-"""How much more than a process was fed its file may hold, as much as a FIFO."""
+"""Bytes that a process's file may be ahead of its reading, as much as a FIFO."""
 
 DATA_AHEAD_BYTES: Final = 4 * 1024 * 1024
 _PIECE_BYTES: Final = 256 * 1024
@@ -120,7 +120,7 @@ async def piped(
 
 
 async def _pump_in(talk: Talk, place: Place, process_id: str, source: int) -> None:
-    """Put what comes through a pipe into the file that a command is fed its data from."""
+    """Copy a pipe into the file from which a command is fed its data."""
     process = talk.known(process_id)
     fd = place.open_growing(f"{process_id}.data")
     try:
@@ -140,7 +140,7 @@ async def _pump_in(talk: Talk, place: Place, process_id: str, source: int) -> No
 
 
 async def _pump_out(talk: Talk, place: Place, watcher: Watcher, process_id: str, target: int) -> None:
-    """Put what a command writes into the file of its data into a pipe, until it has ended and that is at its end."""
+    """Copy a command's data file into a pipe, until the command has ended and all is copied."""
     process = talk.known(process_id)
     try:
         fd = journal.open_journal(place.out, process_id, "data")

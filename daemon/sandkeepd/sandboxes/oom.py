@@ -17,18 +17,18 @@ from sandkeepd.contract.provider import Instance, Measuring
 from sandkeepd.host.cgroups.usage import oom_kills
 
 KILLED: Final = 128 + 9
-"""The exit code of what SIGKILL ended."""
+"""Exit code of a process that SIGKILL ended."""
 
 
 class Mark(NamedTuple):
-    """How many the kernel had killed when a process was started, and how many of them had been told."""
+    """The kernel's count of OOM kills at a process's start, and the number attributed until then."""
 
     killed: int
     told: int
 
 
 class OomWatcher:
-    """The kernel's kills in one sandbox. Where they are not counted, none is told."""
+    """The OOM kills in one sandbox. Where the kernel does not count them, none is attributed."""
 
     def __init__(self, instance: Instance) -> None:
         self._measuring = instance if isinstance(instance, Measuring) else None
@@ -36,13 +36,15 @@ class OomWatcher:
         self._told = 0
 
     def begin(self, process_id: str) -> None:
-        """A process is about to be started, or was found running: what was killed before was not that."""
+        """Mark the present count, as a process is about to be started, or was found running: earlier kills were not of
+        it.
+        """
         killed = self._count()
         if killed is not None:
             self._marks[process_id] = Mark(killed, self._told)
 
     def took(self, process: ProcessState, exit_code: int | None) -> bool:
-        """Whether a process that ended so was killed for want of memory. To be asked once."""
+        """Return True if a process with this exit was OOM-killed. To be called once."""
         mark = self._marks.pop(process.process_id, None)
         if mark is None or exit_code != KILLED or process.timed_out or process.last_signal == "KILL":
             return False

@@ -20,7 +20,7 @@ from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 logger = logging.getLogger("sandkeepd")
 
 GRACE_S = 0.1
-"""How long the start of an ``exec`` waits for its end, so that both go on record in one append."""
+"""Seconds the start of an ``exec`` waits for its end, so that both go on record in one append."""
 
 
 class ProcessSupervisor:
@@ -73,9 +73,9 @@ class ProcessSupervisor:
         await self.follow(runtime, process, None)
 
     async def _find(self, runtime: Runtime, process: ProcessState, asked: trio.Event) -> int | None:
-        """Ask a sandbox after a process, again and again until it answers: who follows a process does not give up.
+        """Ask a sandbox for a process's pid, retrying until it answers.
 
-        Raises `not_ready` when the sandbox has ended, of which another task tells.
+        Raises `not_ready` when the sandbox has ended, which another task records.
         """
 
         async def find() -> int | None:
@@ -100,7 +100,7 @@ class ProcessSupervisor:
         )
 
     async def _sync(self, instance: Instance, process_id: str) -> None:
-        """Have the journals on the disk. One that fails to write them may never do so, and the end has to be told."""
+        """Fsync the journals. A failure may be permanent, and is only logged, so that the end can be recorded."""
         try:
             await trio.to_thread.run_sync(instance.sync, process_id)
         except OSError as error:
@@ -112,7 +112,7 @@ class ProcessSupervisor:
 
 
 def _never_seen(process: ProcessState) -> events.Event:
-    """What is told of a process that its sandbox knows nothing of, when a daemon adopts it."""
+    """Return the event of a process that its adopted sandbox does not know."""
     if process.status == "starting":
         message = "the daemon stopped before the process was started: launch it again"
         return events.ProcessLaunchFailed(code="not_ready", message=message, interrupted=True)
@@ -120,7 +120,7 @@ def _never_seen(process: ProcessState) -> events.Event:
 
 
 async def _wait(instance: Instance, process_id: str, seconds: float) -> Exit | None:
-    """How the process ended, or None if it still runs after so many seconds."""
+    """Return the process's exit, or None if it still runs after so many seconds."""
     known = instance.exit_of(process_id)
     if known is not None:  # it had ended before anybody waited, however little time is left
         return known

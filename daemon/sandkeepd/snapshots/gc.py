@@ -41,10 +41,10 @@ logger = logging.getLogger("sandkeepd")
 
 EVERY_S: Final = 600.0
 ABANDONED_AFTER_S: Final = 86_400.0
-"""How old what a writer left must be to count as left: others may write to the same place."""
+"""Age in seconds at which an unfinished upload counts as abandoned: others may write to the same place."""
 
 AT_ONCE: Final = 20
-"""How many archives are named in one event, which has to hold their paths."""
+"""Maximum number of archives in one event, which has to hold their paths."""
 
 MOST_TOLD: Final = 1000
 
@@ -111,11 +111,11 @@ class GarbageCollector:
         return [snapshot for snapshot, _ in going]
 
     async def gc(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
-        """Delete what retention lets go, and remove archives that no event owns."""
+        """Delete expired snapshots, and remove archives that no event owns."""
         return await self._collect(request, dry_run=request.params.dry_run)
 
     async def collected_before(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
-        """The answer to a command that was carried out: nothing more goes, and it is told what would go by now."""
+        """Answer a repeated command: nothing is removed, and the result is that of a dry run."""
         return await self._collect(request, dry_run=True)
 
     async def _collect(self, request: Request[SnapshotGc], *, dry_run: bool) -> SnapshotGcReport:
@@ -161,7 +161,7 @@ class GarbageCollector:
         return removed, left, freed
 
     async def _remove(self, places: list[model.Place], orphans: Sequence[Stored], meta: Meta) -> None:
-        """Put it on record that archives go, and remove them. Raises what that failed with."""
+        """Record the intent to remove archives, and remove them. Raises the first failure."""
         core = self._core
         order = events.ArchiveRemoveRequested(places=places, size_bytes=sum(orphan.size_bytes for orphan in orphans))
         intent = await core.intend(NewEvent(DAEMON_STREAM, order), meta, essential=True)
@@ -184,7 +184,9 @@ class GarbageCollector:
         await self._core.record([NewEvent(DAEMON_STREAM, outcome)], intent)
 
     async def settle(self) -> None:
-        """Tell what an earlier daemon did not: that it ended while it removed archives. They are looked for anew."""
+        """Record the failure of a removal that the end of an earlier daemon interrupted. The next collection finds the
+        archives again.
+        """
         for position in list(self._core.state.log.removing):
             failed = events.ArchiveRemoveFailed(
                 position=position, code="not_ready", message=INTERRUPTED, interrupted=True
@@ -200,7 +202,7 @@ class GarbageCollector:
         ]
 
     def _is_owned(self, path: str) -> bool:
-        """Whether there is a snapshot of which an archive of that name is, or is about to be."""
+        """Return True if a snapshot owns an archive of that name, or is about to."""
         snapshot = self._core.state.snapshots.get(_snapshot_id(path))
         return snapshot is not None and snapshot.alive
 

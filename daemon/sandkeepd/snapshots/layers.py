@@ -1,7 +1,7 @@
 """References to layers: kept files that sandboxes begin with, removed with the last sandbox that uses them.
 
-Who needs them is what the log says: the plans of sandboxes that have not ended. `held` is for those that are about to
-go on record.
+The log has the references: the plans of sandboxes that have not ended. `held` counts those that are about to go on
+record.
 """
 
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger("sandkeepd")
 
 
 class LayerReferences:
-    """Which kept files are needed, and the end of those that are not."""
+    """The references to kept files, and their removal with the last reference."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -31,11 +31,11 @@ class LayerReferences:
         self._turns: dict[str, trio.Lock] = {}
 
     def turn(self, name: str) -> trio.Lock:
-        """What those take turns by who make or remove kept files of that name."""
+        """Return the lock for making or removing kept files of that name."""
         return self._turns.setdefault(name, trio.Lock())
 
     def is_needed(self, name: str) -> bool:
-        """Whether a sandbox begins with them, or is about to."""
+        """Return True if a sandbox uses these files, or is about to."""
         state = self._core.state
         fork, snapshot = state.forks.get(name), state.snapshots.get(name)
         being_copied = (fork is not None and fork.ended_us is None) or (
@@ -48,7 +48,7 @@ class LayerReferences:
         return any(name in self._kept_by(checkpoint) for checkpoint in state.checkpoints.values() if checkpoint.alive)
 
     def _kept_by(self, checkpoint: CheckpointState) -> Collection[str]:
-        """What a checkpoint cannot be brought back without."""
+        """Return the layers that a restore of a checkpoint needs."""
         provider: object = self._core.providers.get(checkpoint.requested.provider)
         return provider.layers_of(checkpoint.requested.plan) if isinstance(provider, Layering) else ()
 
@@ -63,14 +63,14 @@ class LayerReferences:
         return [name for plan in sandbox.plans for name in provider.layers_of(plan)]
 
     async def release(self, sandbox: SandboxState) -> None:
-        """A sandbox is no more: remove what it began with, if it was the last.
+        """Remove the layers of a sandbox that has ended, if it was their last user.
 
-        Error handling: what cannot be removed now is when the provider's engine is back, or the daemon starts again.
+        Error handling: a failed removal is repeated when the provider's engine is back, or the daemon starts again.
         """
         await self.drop(sandbox.requested.provider, self._named_by(sandbox))
 
     async def drop_plans(self, provider_name: str, plans: Sequence[dict[str, Any]]) -> None:
-        """The same of what these plans begin with."""
+        """Remove the layers of these plans, if unused."""
         provider: object = self._core.providers.get(provider_name)
         if isinstance(provider, Layering):
             await self.drop(provider_name, [name for plan in plans for name in provider.layers_of(plan)])
@@ -93,6 +93,6 @@ class LayerReferences:
                 del self._turns[name]
 
     async def _drop_later(self, provider: Recovering, provider_name: str, name: str) -> None:
-        """Somebody may need them by then."""
+        """Remove unused layers after the engine has recovered. They may be in use again by then."""
         await provider.recovered()
         await self.drop(provider_name, [name])

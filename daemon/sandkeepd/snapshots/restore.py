@@ -44,7 +44,7 @@ class Unpacking:
         self._archives = archives
 
     async def unpack(self, snapshot: SnapshotState, provider_name: str, progress: Progress) -> None:
-        """Have the files of a snapshot, and of all that it builds on, be there for sandboxes to begin with."""
+        """Unpack the files of a snapshot, and of all its ancestors, unless they are there already."""
         provider = layering(self._core.provider(provider_name))
         for each in reversed(list(chain(self._core.state, snapshot))):
             async with self._layers.turn(each.snapshot_id):
@@ -107,7 +107,7 @@ class Restores:
         return await self._creation.made(sandbox_id)
 
     def _spec(self, source: SandboxState | None, snapshot: SnapshotState, command: SnapshotRestore) -> SandboxSpec:
-        """Answer what the new sandbox is asked to be: as the one that the files were of."""
+        """Return the spec of the new sandbox: that of the snapshot's sandbox."""
         if source is not None:
             return rules.like(source.spec, command.labels, command.env)
         provider = self._core.provider_of(snapshot)
@@ -138,8 +138,8 @@ class Restores:
 
 
 class Replacement(msgspec.Struct):
-    """A sandbox whose files are replaced, while that is under way: the `plans` for the old files and the new, what held
-    the sandbox, once that is `ended`, and what runs from then on.
+    """The progress of a replacement of a sandbox's files: the `plans` for the old files and the new, its old runtime,
+    once that is `ended`, and the new instance.
     """
 
     plans: list[dict[str, Any]]
@@ -149,7 +149,7 @@ class Replacement(msgspec.Struct):
 
 
 class OwnRestore(SandboxChange):
-    """``sandbox.restore`` of a snapshot, over the sandbox's own files. What is given is the snapshot, and secrets."""
+    """``sandbox.restore`` of a snapshot, over the sandbox's own files. `given` is the snapshot, and secrets."""
 
     method = "sandbox.restore"
     under_way = "restoring"
@@ -243,7 +243,7 @@ def image_beneath(core: Core, snapshot: SnapshotState) -> str | None:
 
 
 def replacing(provider: object) -> Replacing:
-    """What replaces a sandbox's files. Raises `not_supported` where nothing does."""
+    """Return the provider as `Replacing`. Raises `not_supported` if it is none."""
     if isinstance(provider, Replacing):
         return provider
     raise SetupError("not_supported", "its provider cannot replace the files of a sandbox yet: restore into a new one")
