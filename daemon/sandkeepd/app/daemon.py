@@ -105,12 +105,12 @@ def config_from_settings() -> Config:
 async def run(
     config: Config, manager: Manager | None = None, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Be the daemon until SIGTERM, SIGINT, ``daemon.shutdown``, or cancellation.
+    """Run the daemon until SIGTERM, SIGINT, ``daemon.shutdown``, or cancellation.
 
-    `manager` is the service manager that it was started by; the sockets that it passed are served instead of new ones.
+    `manager` is the service manager that started it; the sockets that it passed are served instead of new ones.
 
-    Error handling: what makes a start impossible is a SandkeepError with a sentence for the administrator. A log that
-    holds something unknown or damaged does not stop the daemon: it answers reads and refuses to change anything.
+    Error handling: a failed start raises a SandkeepError with a sentence for the administrator. A log with unknown or
+    damaged events does not stop the daemon: it answers reads and refuses changes.
     """
     manager = manager or Manager()
     with ExitStack() as stack:

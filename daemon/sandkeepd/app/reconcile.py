@@ -1,13 +1,13 @@
-"""Start-up: what the log says against what the providers have.
+"""Reconciliation at the start, of the log with the providers.
 
-Intents without an outcome are undone (a sandbox half made) or finished (an end that was ordered; see `core.operation`
-for the others); running sandboxes are adopted with their processes, or told as lost; what a provider holds and no event
-owns is removed.
+Intents without an outcome are undone (a half-made sandbox) or finished (a requested end; see `core.operation` for the
+others); running sandboxes are adopted with their processes, or recorded as lost; a provider's objects that no event
+owns are removed.
 
-Each provider has a task of its own, and in it each sandbox, so that one that hangs delays nobody else. A sandbox is
-lost when its provider says that it is gone, and never because it says nothing: it is asked again, at growing intervals,
-until it answers. Meanwhile reads are answered, and requests to such a sandbox wait a while and are told what they wait
-for; its end can be ordered, and is carried out when the provider answers.
+Each provider has a task of its own, and in it each sandbox, so that one that hangs delays no other. A sandbox is lost
+when its provider says that it is gone, and never for lack of an answer: the request is retried, with backoff, until it
+is answered. Meanwhile reads are answered, and requests to such a sandbox wait a while and then fail with the reason;
+its end can be requested, and is carried out when the provider answers.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""What processes read where the code inside can open no FIFO of ours: files in `in` that grow.
+"""Input of processes where the code inside cannot open our FIFOs: files in `in` that grow.
 
-The keeper puts what is new in them into pipes of its own when it is told that there is more, and tells how far it came.
-So input waits for room as it does with a FIFO, what was taken is known, and all of it is there again when the sandbox
-is brought back from a checkpoint. What such a process sends out goes into a file, too, and from there into a pipe.
+The keeper copies new data in them into pipes of its own when it is notified, and reports its offset. So input waits for
+room as it does with a FIFO, the consumed part is known, and the data is still there when the sandbox is restored from a
+checkpoint. Output of such a process goes into a file, too, and from there into a pipe.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Reading what a sandbox wrote: journals of processes, and the keeper's answers. Nothing here is trusted.
+"""Reading of a sandbox's output: journals of processes, and the keeper's answers. Nothing here is trusted.
 
 The code inside can put anything in the place of a journal, at any moment. So it is opened in a `HostileTree`, never
-through a link, waiting for nobody; and what was opened is looked at before it is read. What the code inside can make,
-which no device is, does nothing by being opened so. Reads are bounded and never block. `out` is always the tree of the
-directory of that name, which holds `exits` and, in `p`, the journals.
+through a link, without blocking; and the file is checked before it is read. Opening has no side effects on any file
+that the code inside can make, as it can make no devices. Reads are bounded and never block. `out` is always the tree of
+the directory of that name, which holds `exits` and, in `p`, the journals.
 """
 
 import errno

@@ -1,8 +1,8 @@
-"""Journals that grow beyond what is kept: of processes that ended they go, oldest first; of others their beginning.
+"""Retention of journals: those of ended processes are removed, oldest first; of others the beginning is dropped.
 
-What is dropped of a journal becomes a hole: offsets stay what they are, the process goes on appending, and the hole is
-itself the record of what is gone; see `journal.first_kept`. Nothing here is done at a name that the code inside could
-point elsewhere, and only a file that belongs to whom the directory belongs to is ever changed. Everything blocks.
+A dropped part becomes a hole: offsets stay valid, the process goes on appending, and the hole itself records the loss;
+see `journal.first_kept`. No name that the code inside could redirect is used, and only files of the directory's owner
+are changed. Everything blocks.
 """
 
 import ctypes

@@ -1,10 +1,10 @@
 """Files of sandboxes: read, written and listed by RPC; copied, whole trees of them, through pipes.
 
-All of it happens inside, as the sandbox's own user (see `keeper.files` and `keeper.copies`). Of a copy the daemon holds
-only the ends: it gives the caller a pipe, or serves one itself to a websocket, and says when what came in counts.
+All of it happens inside, as the sandbox's own user (see `keeper.files` and `keeper.copies`). The daemon handles only
+the ends of a copy: it hands the caller a pipe, or serves one itself to a websocket, and commits incoming data.
 
-A copy into a sandbox has a carrier, a task in the nursery of its sandbox, because making it effective must go on when
-the caller has gone. Until then it is the caller who keeps it alive.
+A copy into a sandbox has a carrier, a task in the nursery of its sandbox, because a commit must go on when the caller
+has gone. Until then the caller keeps the copy alive.
 """
 
 import os

@@ -1,13 +1,12 @@
 """Attribute exits to the kernel's OOM killer.
 
-The kernel tells how many it has killed in a sandbox's group, and not which. So a process counts as one of them when all
-that is known speaks for it: it ended as SIGKILL ends a process, which nobody had ordered for it and no time limit had;
-and since it was started, the kernel has killed more than were told of others since. So of two that end so at once,
-after one kill, one is told, whichever is heard of first.
+The kernel counts its kills in a sandbox's group, and does not name the processes. So an exit is attributed if all known
+facts agree: it is that of SIGKILL, without an order for that or a time limit; and since the process's start, the kernel
+has killed more than were attributed since. Of two such exits after one kill, the first to be reported is attributed.
 
-What it waited for may have been killed instead, as a shell passes on how its last command ended. It can be wrong about
-a process that kills itself after the kernel had killed something else meanwhile, which nobody told. Of a process that
-an earlier daemon started, only what the kernel did after its adoption counts.
+The victim may have been a child instead, as a shell passes on its last command's exit. The attribution is wrong for a
+process that kills itself after an unattributed kill of another one. For a process that an earlier daemon started, only
+kills after its adoption count.
 """
 
 from typing import Final, NamedTuple

@@ -1,8 +1,8 @@
 """Deferred upload: archives whose store did not answer wait on this machine until it does.
 
 A snapshot is of one moment, which does not come again. So it counts as made when its archive is on the disk of this
-machine, and is sent as soon as the bucket answers; the next daemon goes on with that. Only then the one on the disk
-goes. What would not pass by itself, such as a bucket that is not there, fails the snapshot at once.
+machine, and is sent as soon as the bucket answers; the next daemon continues that. Only then is the local one deleted.
+A permanent error, such as a missing bucket, fails the snapshot at once.
 """
 
 import logging

@@ -1,13 +1,13 @@
 """Snapshot retention, and garbage collection of archives that no event references.
 
-Rules say how many snapshots of each sandbox are kept, and how old they may be; the first rule that fits a snapshot's
-labels decides. The last good one of a sandbox stays whatever the rules say, as it may be all that is left of it.
+Rules limit the number and age of each sandbox's snapshots; the first rule that fits a snapshot's labels decides. The
+last good one of a sandbox stays in any case, as it may be all that is left of it.
 
-An archive in a store is ours to remove when it lies where this daemon puts archives, is called by a snapshot's id and
-is not of another log. In a bucket its metadata tell of which log it is; a mount tells nothing, and is only reported.
-Whether a snapshot owns it is told by that id, and not by the place on record: a directory may have been moved since, or
-go by another name. It is asked right before an archive would go, as others are made while a store is looked through.
-What is removed is on record before: it may have been somebody's.
+An archive in a store is ours to remove when it lies where this daemon puts archives, is named by a snapshot's id and is
+not of another log. In a bucket its metadata name its log; a mount has no metadata, and its archives are only reported.
+The id decides whether a snapshot owns the archive, not the recorded place: a directory may have been moved since, or go
+by another name. That is checked right before a removal, as new archives are made during the scan. A removal is recorded
+first: the archive may have had another owner.
 """
 
 import logging

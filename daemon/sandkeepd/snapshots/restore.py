@@ -1,8 +1,8 @@
 """Restores: sandboxes with the files of a snapshot, new ones or over their own; images of snapshots; whole archives.
 
-A snapshot is unpacked once, into kept files that all sandboxes share which were restored from it; so is each that it
-builds on, and they lie one above the other, the last of them above an image if need be. Before a byte is unpacked an
-archive was read from its first byte to its last, whatever its digest says.
+A snapshot is unpacked once, into kept files that all sandboxes restored from it share; so is each of its ancestors, and
+they are stacked, the last of them above an image if need be. An archive is inspected from its first byte to its last
+before a byte is unpacked, even if its digest is right.
 """
 
 from collections.abc import Sequence

@@ -312,7 +312,7 @@ LOOKUPS.update(
 )
 @click.argument("shell", type=click.Choice([*SCRIPTS]))
 def completion(shell: str) -> None:
-    """Print the script that makes a shell complete these commands, and the names of what is there.
+    """Print a shell completion script, for commands and names of objects.
 
     Packages install it by themselves, in share/bash-completion/completions, share/zsh/site-functions and
     share/fish/vendor_completions.d.
