@@ -12,7 +12,7 @@ import os
 import time
 from _socket import (
     socket,
-)  # what the socket module wraps; that takes three milliseconds to import
+)  # wrapped by the socket module, whose import takes three milliseconds
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Iterator

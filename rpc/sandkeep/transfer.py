@@ -136,9 +136,9 @@ def copy_across(
     ):
         with _reader(["cat"], descriptor, source) as cat:
             _watch([into, out], cat, moved, "wchar")
-        # Whoever closed the pipe tells why: the sandbox that is read from has then only lost its reader.
+        # The side that closed the pipe has the reason: the source sandbox has only lost its reader.
         if cat.returncode != _NO_READER and not into.answered:
-            out.answer()  # raises what is missing
+            out.answer()  # raises if a part is missing
             if cat.returncode:
                 raise _unreadable(cat)
         return commit()

@@ -119,7 +119,7 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(
                     socket.SHUT_RDWR
-                )  # wakes whoever waits for it; its descriptor stays ours until `run` ends
+                )  # wakes the tasks that wait for it; its descriptor stays ours until `run` ends
             self._lines = LineBuffer()
 
     def _part(self) -> None:
@@ -462,7 +462,7 @@ class Connection:
 
     async def _watch_for_hangup(self) -> None:
         with select.epoll() as watcher:
-            watcher.register(self._sock, 0)  # asks for nothing: what is always told is EPOLLHUP, both directions closed
+            watcher.register(self._sock, 0)  # no events: EPOLLHUP, both directions closed, is always reported
             await trio.lowlevel.wait_readable(watcher.fileno())
         self.lose()
 

@@ -287,7 +287,7 @@ def fold(log: EventLog, state_dir: str, manager: Manager | None = None) -> tuple
     state = State()
     manager = manager or Manager()
     problems = []
-    gc.disable()  # the fold only makes what stays, so looking for garbage among it is time lost
+    gc.disable()  # the fold makes no garbage, so collections are wasted time
     try:
         with manager.starting(lambda: state.position):
             state = state_cache.load(state_dir, log) or state
@@ -328,7 +328,7 @@ def prepare_state_dir(path: str) -> None:
             os.unlink(probe)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and os.path.exists(f"{path}/{offline.LOG_NAME}"):
-            return  # what is there can be read, and sandboxes be ended, which may be what frees space
+            return  # reads work, and so does ending sandboxes, which may free space
         hint = (
             "free space there" if error.errno == errno.ENOSPC else f"make it writable, or set {daemon.STATE_DIR.name}"
         )

@@ -229,7 +229,7 @@ class Reconciler:
         told.append(NewEvent(sandbox.sandbox_id, lost, sandbox.sandbox_id, revision))
         await self._core.record(told, None, awaited=False)
 
-    # -- what nobody owns ---------------------------------------------------------------------------------------------
+    # -- objects without an owner -------------------------------------------------------------------------------------
 
     async def _clean_up(self, provider: Provider) -> None:
         """Remove the provider's objects that no event owns, and note those of other logs."""

@@ -228,7 +228,7 @@ class CheckpointReturn(SandboxChange):
             spec, isolation, handle = asked.spec, sandbox.isolation, sandbox.handle
             found = await provider.adopt(sandbox.sandbox_id, spec, asked.plan, isolation, handle)
             return None if isinstance(found, Ending) else found
-        except Exception as unforeseen:  # noqa: BLE001  # what it was stays aside
+        except Exception as unforeseen:  # noqa: BLE001  # the old files stay aside
             as_sandkeep_error(unforeseen)
             return None
 

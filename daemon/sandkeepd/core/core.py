@@ -114,7 +114,7 @@ class Core:
         if self.problems:
             raise DaemonError("storage_unavailable", self.problems[0])
         recorded = await self.log.append([new], meta, essential=essential)
-        self._stalled.pop(new.stream, None)  # of whatever waited for the disk before, nobody waits any more
+        self._stalled.pop(new.stream, None)  # earlier outcomes no longer wait for the disk
         return recorded[0]
 
     async def record(

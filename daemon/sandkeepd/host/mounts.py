@@ -228,7 +228,7 @@ def _in_user_namespace(ended: ExitStack, begun: ExitStack) -> _InUserNamespace:
         os.write(writing, _WORD)
         child = spawn(["unshare", "--user", "cat"], stdin=reading, output=saying)
     finally:
-        os.close(saying)  # so that what it says ends when it does
+        os.close(saying)  # so that its output ends when it does
     ended.callback(reap, child)
     return _InUserNamespace(child, said)
 

@@ -124,7 +124,7 @@ class Helpers:
     async def _drop(self, process_id: str) -> None:
         process = self._talk.processes.get(process_id)
         if process:
-            with trio.move_on_after(TIDY_UP_S):  # a helper removes what it had not finished
+            with trio.move_on_after(TIDY_UP_S):  # a helper removes its unfinished work
                 await self._ask_to_go(process_id, process)
         if process and process.exit is None and not self._talk.gone.is_set():
             for _ in range(2):  # of one whose pid is not known the second takes what it would be told by

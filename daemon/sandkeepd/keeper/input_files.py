@@ -147,7 +147,7 @@ async def _pump_out(talk: Talk, place: Place, watcher: Watcher, process_id: str,
     except (OSError, NotAFileError):
         fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with suppress(BrokenPipeError):  # whoever reads it has had enough
+        with suppress(BrokenPipeError):  # the reader has closed it
             await _follow(process, watcher, fd, target)
     finally:
         os.close(fd)

@@ -60,7 +60,7 @@ class Ends:
     def data(self, *, incoming: bool) -> int:
         """Return the daemon's end of the data, with a large buffer. It is blocking, as its receivers expect."""
         fd = self._open(self._path + DATA, os.O_WRONLY if incoming else os.O_RDONLY)
-        with suppress(OSError):  # a user may have only so much; what is smaller serves, too
+        with suppress(OSError):  # a user's pages are limited; a smaller pipe works, too
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return fd
 

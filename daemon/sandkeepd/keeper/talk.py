@@ -162,7 +162,7 @@ class Talk:
             self._rest()
             self._watcher.later(self._hear_again, REST_S)
         elif more:
-            trio.lowlevel.current_trio_token().run_sync_soon(self._hear)  # after what others have to say
+            trio.lowlevel.current_trio_token().run_sync_soon(self._hear)  # after other sandboxes' callbacks
 
     def _rest(self) -> None:
         """Stop reading for now, as the code inside writes excessively."""

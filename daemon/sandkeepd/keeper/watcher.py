@@ -19,7 +19,7 @@ logger: Final = logging.getLogger("sandkeepd")
 
 Callback = Callable[[], None]
 
-_CHANGES: Final = flags.MODIFY | flags.MASK_ADD  # the code inside can have two names for what is one file to the kernel
+_CHANGES: Final = flags.MODIFY | flags.MASK_ADD  # the code inside can give one file two names
 
 _AT_ONCE: Final = 4
 """Files reported per round of the event loop, when many have grown at once."""
@@ -220,7 +220,7 @@ class Watcher:
     def _poll(self) -> None:
         now = trio.current_time()
         for watch, polled in list(self._polled.items()):
-            # a callback may have removed what comes after it
+            # a callback may have removed a later one
             if polled.due <= now and watch in self._polled and polled.has_changed(now):
                 polled.callback()
         self._poll_later()
@@ -238,7 +238,7 @@ class Watcher:
             self._moved[name] = watch
             del self._polled[name]
             os.close(polled.fd)
-            polled.callback()  # for what came after the last look
+            polled.callback()  # for changes after the last poll
         self._said = False
         logger.info("the kernel gives out inotify watches again: no file is polled any more")
 

@@ -90,7 +90,7 @@ class Publisher:
     async def _publish(self, sandbox_id: str) -> None:
         try:
             await self._write(sandbox_id)
-        except Exception as unforeseen:  # noqa: BLE001  # whatever it was, the document is out of date still
+        except Exception as unforeseen:  # noqa: BLE001  # the document is still outdated
             error = as_sandkeep_error(unforeseen)
             logger.warning("metadata is not published", extra={"sandbox": sandbox_id, "why": error.message})
             if error.code not in ENDS_IT:

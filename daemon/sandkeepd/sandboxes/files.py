@@ -270,7 +270,7 @@ class Files:
         await self._record(sandbox_id, event, meta)
         return _copied(extent)
 
-    # -- what they share ----------------------------------------------------------------------------------------------
+    # -- common parts -------------------------------------------------------------------------------------------------
 
     async def _reach(self, sandbox_id: str) -> Runtime:
         return await self._runtimes.running(rules.sandbox(self._core.state, sandbox_id))

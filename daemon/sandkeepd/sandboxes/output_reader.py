@@ -27,10 +27,10 @@ class OutputReader:
         """
         deadline = trio.current_time() + query.wait_s
         while True:
-            ended = process.ended  # looked at before the journal: what is read after the end is all there is
+            ended = process.ended  # read before the journal: a read after the end is complete
             out = self.read_journal(process, "stdout", query.stdout_offset, query.max_bytes)
             err = self.read_journal(process, "stderr", query.stderr_offset, query.max_bytes)
-            if err.missing:  # of one that is there, it is told what the other lacks
+            if err.missing:  # an existing journal reports that the other is missing
                 require_kept(process, out)
             moved = (out.offset, err.offset) != (query.stdout_offset, query.stderr_offset)
             if out.data or err.data or moved or ended or trio.current_time() >= deadline or query.max_bytes == 0:

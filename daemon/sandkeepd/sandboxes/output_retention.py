@@ -52,7 +52,7 @@ class OutputRetention:
         provider = self._core.providers.get(sandbox.requested.provider)
         if provider is None:
             return
-        running = sandbox.active  # itself, and no copy: what was launched while files were listed is in it
+        running = sandbox.active  # no copy: it has processes launched during the listing
         try:
             trim = provider.trim_output
             dropped = await trio.to_thread.run_sync(trim, name, running, most, limiter=self._limiter)

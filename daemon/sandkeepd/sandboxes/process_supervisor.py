@@ -42,7 +42,7 @@ class ProcessSupervisor:
         instance = runtime.instance
         exited = await _wait(instance, process.process_id, _time_left(process))
         if exited is None:
-            await self._runtimes.awake(process.sandbox_id)  # what stands still cannot be killed, nor tell its end
+            await self._runtimes.awake(process.sandbox_id)  # a frozen process cannot be killed, nor report its end
             exited = instance.exit_of(process.process_id) or await self._time_out(instance, process, intent)
         await self._record(process, await self.told_end(runtime, process, exited), cause=intent)
         instance.forget(process.process_id)
@@ -62,7 +62,7 @@ class ProcessSupervisor:
         try:
             pid = await self._find(runtime, process, found)
         except StateError:
-            return  # the sandbox has ended, and whoever keeps it tells how its processes did
+            return  # the sandbox has ended, and its own task records the ends of its processes
         if pid is None:
             await self._record(process, _never_seen(process))
             return

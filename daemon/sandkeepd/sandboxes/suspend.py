@@ -57,7 +57,7 @@ class Suspension(SandboxChange):
     async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Operation.recorded`."""
         runtime = self.runtimes.by_id.get(order.stream)
-        if runtime is not None:  # somebody else may have had it go on meanwhile
+        if runtime is not None:  # another program may have thawed it meanwhile
             await self.runtimes.agree(runtime)
 
 
@@ -121,7 +121,7 @@ class Resumption(SandboxChange):
         runtime = self.runtimes.by_id.get(order.stream)
         if order.context is not None:
             self.runtimes.keep(order.context)
-        elif runtime is not None:  # somebody else may have it stand still meanwhile
+        elif runtime is not None:  # another program may have frozen it meanwhile
             await self.runtimes.agree(runtime)
 
     def owns(self, subject: SandboxState) -> bool:

@@ -202,7 +202,7 @@ class SnapshotArchives:
                 logger.warning("an archive is not to be had", extra={"place": str(place), "why": error.message})
                 failures.append(error)
             finally:
-                for descriptor in had:  # nobody waits any more for what was had at that moment
+                for descriptor in had:  # no caller waits for this copy any more
                     os.close(descriptor)
         raise most_telling(failures)
 

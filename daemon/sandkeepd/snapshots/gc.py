@@ -177,7 +177,7 @@ class GarbageCollector:
         outcome: events.Event = events.ArchiveRemoved(position=intent.position)
         try:
             await self._archives.remove(places)
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded in any case
             failures.append(as_sandkeep_error(unforeseen))
             code, message = failures[0].code, failures[0].message
             outcome = events.ArchiveRemoveFailed(position=intent.position, code=code, message=message)

@@ -89,7 +89,7 @@ class LayerReferences:
                         if "engine" in error.data and isinstance(provider, Recovering):
                             again = partial(self._drop_later, provider, provider_name, name)
                             self._core.carry(again, f"removing the kept files {name}")
-            if self._turns.get(name) is turn and not turn.locked():  # whoever waited has it now
+            if self._turns.get(name) is turn and not turn.locked():  # a waiter has it now
                 del self._turns[name]
 
     async def _drop_later(self, provider: Recovering, provider_name: str, name: str) -> None:

@@ -64,7 +64,7 @@ class SnapshotIntake(SnapshotCreation):
         assert request is not None
         async with self._archives.making(asked.places) as making:
             sha256 = ""
-            with order.abandoned:  # nobody is there any more who would write; what has come already is kept
+            with order.abandoned:  # the writer has gone; a complete archive is kept
                 sha256 = await _received(request, making.descriptor)
             if order.abandoned.cancelled_caught:
                 raise StateError("not_ready", "who sent the archive went away before all of it had come: send it again")

@@ -183,7 +183,7 @@ class Connection(WebSocketConnection):
         except ConnectionRejected as rejection:
             self.rejection = rejection
         except (ConnectionClosed, ProtocolError, h11.ProtocolError, UnicodeError):
-            pass  # what made no sense is not worth more than an end
+            pass  # malformed input just ends the connection
         finally:
             self.wire.gone.set()
             with trio.CancelScope(shield=True):

@@ -54,7 +54,7 @@ class StreamClient:
     ) -> None:
         self._dialer = Dialer(address, token, pin, patience_s)
 
-    # -- what goes on -------------------------------------------------------------------------------------------------
+    # -- streams ------------------------------------------------------------------------------------------------------
 
     def logs(
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True

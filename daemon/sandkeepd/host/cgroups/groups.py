@@ -127,7 +127,7 @@ class Hierarchies:
     def _make(self, name: str, directory: str) -> None:
         parent = os.path.dirname(directory)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(parent)  # and no more than that: what is above it is not ours to make
+            os.mkdir(parent)  # only this level: directories above it are not ours to make
         if self._version[name] == 2:
             _write(f"{parent}/cgroup.subtree_control", f"+{name}")
         os.makedirs(directory, exist_ok=True)

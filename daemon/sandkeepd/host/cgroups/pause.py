@@ -24,10 +24,10 @@ from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.freezer import Freezer, Switch, read, switch_of, turn, wait_until
 from sandkeepd.host.processes import pids_where, reap, spawn
 
-# What the guard of a control group does: $1 thaws it when it is written to $2, if its mark $3 is there.
+# The guard of a control group: $1 thaws it when it is written to $2, if its mark $3 is there.
 _THAW: Final = 'read -r _; [ ! -e "$3" ] || { echo "$1" >"$2"; rm -f "$3"; }'
 
-# What the guard of single processes does: $1 is their namespace, the rest are those that had been stopped before.
+# The guard of single processes: $1 is their namespace, the rest are those that had been stopped before.
 _CONTINUE: Final = """
 read -r _
 for place in /proc/[0-9]*; do

@@ -58,7 +58,7 @@ def measure(groups: Mapping[str, str]) -> Usage | None:
         found |= _known(tell(directory))
     if "io_read_bytes" not in found and "pids" in groups:
         found |= _known(_io_of_processes(groups["pids"]))
-    return Usage(**found)  # type: ignore[arg-type]  # what tells has values of these fields' types
+    return Usage(**found)  # type: ignore[arg-type]  # the readers return values of these fields' types
 
 
 def _tellers(groups: Mapping[str, str]) -> list[tuple["Teller", str]]:

@@ -76,7 +76,7 @@ def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> i
         return 128 + told.number
     finally:
         os.close(master)
-    # What tmux says at its end only decides how long we wait.
+    # The exit of tmux only decides how long we wait.
     patience_s = AT_ONCE_S if _DETACHED in shown.last else ENDING_S
     saw_it = shown.was_typed or front.as_json or not own.is_interactive
     return _how_it_ended(front, process, patience_s, rows=0 if saw_it else own.size[0])
