@@ -58,9 +58,9 @@ def _run() -> None:
     from sandkeepd.host import processes
     from sandkeepd.host.cgroups import placement
 
-    os.umask(0o022)  # sandboxes have uids of their own and read what is made for them, in a directory that is 0700
+    os.umask(0o022)  # sandboxes read files made for them under uids of their own, in a directory with mode 0700
     faulthandler.enable()  # a watchdog ends the daemon by SIGABRT; where it hung is then in its log
-    faulthandler.register(signal.SIGUSR1)  # the same for whoever asks, also of a daemon that hangs
+    faulthandler.register(signal.SIGUSR1)  # the same on request, also for a daemon that hangs
     logging.set_up(daemon.LOG_LEVEL())
     _raise_limit_of_open_files()
     processes.take_precedence()

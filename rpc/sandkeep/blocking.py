@@ -12,7 +12,7 @@ import os
 import time
 from _socket import (
     socket,
-)  # what the socket module wraps; that takes three milliseconds to import
+)  # wrapped by the socket module, whose import takes three milliseconds
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -49,10 +49,9 @@ def connect(
 ) -> "Client":
     """Connect to the daemon on the socket `path`, by default the one that SANDKEEP_SOCKET names.
 
-    `client` is a name for the record. `patience_s` is how long a call waits for a daemon that goes away later, by
-    default what SANDKEEP_PATIENCE says; see `Client`. Raises `not_ready` when no daemon listens there,
-    `permission_denied` when you may not connect, `not_configured` when the path is of no use. Close it, or use it in a
-    ``with`` statement.
+    `client` is a name for the record. `patience_s` is the time that a call waits for a daemon that goes away later, by
+    default SANDKEEP_PATIENCE; see `Client`. Raises `not_ready` when no daemon listens there, `permission_denied` when
+    you may not connect, `not_configured` for an unusable path. Close the client, or use it in a ``with`` statement.
     """
     daemon = Daemon(path, client, patience_s)
     return Client(daemon, dial(daemon.path))
@@ -62,15 +61,15 @@ class Client(BlockingMethods):
     """A connection to the daemon, with a method for each of the table: ``client.sandbox.get(sandbox_id)``.
 
     Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function
-    that is told in sentences how a long call is getting on. It answers the typed result or raises `SandkeepError`.
+    that is called with progress messages of a long call. It returns the typed result or raises `SandkeepError`.
 
-    A daemon that goes away, as in a restart, is waited for, and asked again what it had not answered; what changes
-    something is done once all the same. Only when it stays away for longer than `connect` was told is that an error,
-    `not_ready`. A daemon of another event log is `wrong_log`.
+    When the daemon goes away, as in a restart, the client waits for it and repeats unanswered calls; changes take
+    effect once all the same. Only when it stays away for longer than `patience_s` does the call raise `not_ready`. A
+    daemon of another event log is `wrong_log`.
 
     Threads may share a client; their calls then follow one another. A call that waits, such as ``process.wait``, is
     therefore best made on a client of its own: see `another`. An interrupted call (KeyboardInterrupt) leaves the client
-    usable, and what it began at the daemon going on.
+    usable, and its command continues in the daemon.
     """
 
     def __init__(self, daemon: Daemon, sock: socket | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Errors: six classes by whose fault it is; each instance carries one stable code.
+"""Errors: six classes by responsible party; each instance carries one stable code.
 
 The codes are part of the protocol and never change: they travel as ``error.data.code`` of a JSON-RPC error, and a
-client raises the same class with the same code again. A message is one sentence for a person: what is wrong and what
-to do next.
+client raises the same class with the same code again. A message is one sentence for a person: the problem and the
+remedy.
 """
 
 from typing import Any, Final

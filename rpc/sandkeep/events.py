@@ -48,11 +48,11 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who caused an event: the command's id, the owner, the peer's process id and client name, or an earlier event.
+    """The cause of an event: the command's id, the owner, the peer's process id and client name, or an earlier event.
 
-    `command` tells the command from every other: its method, and a digest of its parameters, of secrets only the names.
-    It is made with a key that no event holds, and is in the first of the events that were committed together.
-    `caused_by` is an event's token, ``log_id:position``.
+    `command` is the command's fingerprint: its method, and a digest of its parameters, of secrets only the names. The
+    digest uses a key that no event holds, and is in the first of the events that were committed together. `caused_by`
+    is an event's token, ``log_id:position``.
     """
 
     command_id: str | None = None
@@ -216,11 +216,11 @@ class ImageRemoved(Event, frozen=True, kw_only=True):
 
 
 class SandboxCreateRequested(Event, frozen=True, kw_only=True):
-    """A sandbox is about to be made. `plan` is what its provider decided beforehand, such as the uid it will run as.
+    """A sandbox is about to be made. `plan` is its provider's plan, such as the uid it will run as.
 
     It gets the files of the sandbox `forked_from` or of the snapshot `restored_from`; without either the image's.
-    `needs_image` says whether any of them are the image's. The files that a fork shares are called `fork_id`. `name` is
-    what its owner calls it; older daemons had the caller choose the id itself, which stands for the name then.
+    `needs_image` is true if any of them are the image's. The files that a fork shares are called `fork_id`. `name` is
+    given by its owner; older daemons had the caller choose the id itself, which stands for the name then.
     """
 
     type = "sandbox.create_requested"
@@ -541,10 +541,9 @@ class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
 
 
 class SnapshotStored(Event, frozen=True, kw_only=True):
-    """The archive is complete, verified and durable where it was to be; or, `unsent` with the reason, on this machine
-    alone, `here`, until what it is to be sent to answers. `digest` is ``sha256:…`` of its bytes. `remarks` counts what
-    is not in it as it was, by why. `places` is what the oldest daemons put down of where it is, as they had not said so
-    before.
+    """The archive is complete, verified and durable in its places; or, `unsent` with the reason, on this machine alone,
+    `here`, until its store answers. `digest` is ``sha256:…`` of its bytes. `remarks` counts files that were omitted or
+    changed, by reason. `places` was recorded by the oldest daemons, which had not recorded it before.
     """
 
     type = "snapshot.stored"

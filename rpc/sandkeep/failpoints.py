@@ -1,9 +1,9 @@
-"""Places at which the daemon can be told to die, for the tests of what is left then.
+"""Places at which the daemon can be made to kill itself, for tests of recovery.
 
-``SANDKEEP_FAILPOINT=launch.sent`` has it kill itself where that is reached for the first time, and
-``launch.sent@3`` for the third. Around each commit there are two more for every type of event in it, such as
-``process.exited:before`` and ``process.exited:after``; and each operation has four, such as ``Forks.acted``. Unset,
-as always but in tests, a place costs one comparison.
+``SANDKEEP_FAILPOINT=launch.sent`` kills it when that is reached for the first time, and ``launch.sent@3`` for the
+third. Around each commit there are two more for every type of event in it, such as ``process.exited:before`` and
+``process.exited:after``; and each operation has four, such as ``Forks.acted``. Unset, as always but in tests, a place
+costs one comparison.
 """
 
 import os

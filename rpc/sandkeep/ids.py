@@ -1,10 +1,10 @@
 """Identifiers: prefixed, time-ordered and safe in a URL, a file name and a shell word.
 
-An id that Sandkeep makes is a three-letter prefix that names its kind, an underscore, and 26 characters of Crockford's
-base 32 in lower case: 48 bits of milliseconds since 1970 and 80 random bits (the layout of a ULID,
-https://github.com/ulid/spec). Sorting ids as text sorts them by the time they were made.
+An id is a three-letter prefix that names its kind, an underscore, and 26 characters of Crockford's base 32 in lower
+case: 48 bits of milliseconds since 1970 and 80 random bits (the layout of a ULID, https://github.com/ulid/spec).
+Sorting ids as text sorts them by the time they were made.
 
-What a caller chooses is a name, of a sandbox among all of its owner's, of a process within its sandbox. Names and ids
+A caller chooses names: of a sandbox, unique among its owner's; of a process, unique in its sandbox. Names and ids
 follow one rule, `NAME_PATTERN`, but no name looks like an id.
 """
 

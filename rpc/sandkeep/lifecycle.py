@@ -121,7 +121,7 @@ PROCESS: Final = Lifecycle[ProcessStatus](
     Row("process.timed_out", ("running",), Keep.SAME),
     Row("process.exited", ("running",), "exited"),
     Row("process.lost", ("starting", "running"), "lost"),
-    Row("process.restored", (None, *get_args(ProcessStatus)), "running"),  # whatever became of it since
+    Row("process.restored", (None, *get_args(ProcessStatus)), "running"),  # in any later state
 )
 
 SNAPSHOT: Final = Lifecycle[SnapshotStatus](

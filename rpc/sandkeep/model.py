@@ -1,4 +1,4 @@
-"""What callers send and see: frozen Structs, with units in the names of their fields.
+"""The values that callers send and see: frozen Structs, with units in the names of their fields.
 
 Times are text in RFC 3339 form, in UTC, with microseconds and a final ``Z``. Bytes travel in JSON as base64. A view
 names its own id by its word (`sandbox_id`, never `id`).
@@ -80,9 +80,9 @@ class SkippedFile(Struct, frozen=True, kw_only=True):
 class Image(Struct, frozen=True, kw_only=True):
     """An immutable template that sandboxes start from.
 
-    `source` is a directory's path, the reference of a container image, or the id of the snapshot that was promoted.
-    `base` is the reference that a plain directory was put onto, and `dockerfile` the path, below `source`, that it was
-    built by. For Docker's, `docker_image_id` names the content and `docker_image_tag` is what the engine calls it.
+    `source` is a directory's path, the reference of a container image, or the id of a promoted snapshot. `base` is the
+    reference of the image below a plain directory, and `dockerfile` the path, below `source`, of the Dockerfile. For
+    Docker's, `docker_image_id` names the content and `docker_image_tag` is the engine's name for it.
     """
 
     image_id: str
@@ -138,12 +138,11 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
 
 
 class Isolation(Struct, frozen=True, kw_only=True):
-    """Which mechanisms a sandbox got, so that nobody has to guess.
+    """The mechanisms that isolate a sandbox.
 
-    `mechanism` isolates (``bubblewrap``, ``none``); `files` is how the image became the sandbox's own
-    (``overlay``,
-    ``reflink``, ``copy``); `host_uid` is the uid that its code has on the host; `limits` says by what each limit is
-    held; `notes` are sentences on what is weaker than it could be.
+    `mechanism` isolates (``bubblewrap``, ``none``); `files` is how the image became the sandbox's own (``overlay``,
+    ``reflink``, ``copy``); `host_uid` is the uid that its code has on the host; `limits` names the mechanism of each
+    limit; `notes` are sentences on weaknesses.
     """
 
     mechanism: str
@@ -202,10 +201,10 @@ class Place(Struct, frozen=True, kw_only=True):
 class Snapshot(Struct, frozen=True, kw_only=True):
     """The files of a sandbox at one moment, kept as an archive in `places`, the first of them preferred.
 
-    Names in the archive begin at the directory `root` of the sandbox. One that is ``incremental`` holds what differs
-    from the snapshot `parent_id`, or from the image `image_id`. `pause_ms` is how long the sandbox stood still for it.
-    `imported` is one that was brought in from elsewhere. `digest`, `size_bytes` and `member_count` are those of the
-    archive, `content_bytes` those of the files in it. `remarks` counts what is not in it as it was, by why, such as
+    Names in the archive begin at the directory `root` of the sandbox. An ``incremental`` one holds the differences from
+    the snapshot `parent_id`, or from the image `image_id`. `pause_ms` is the time for which the sandbox was frozen.
+    `imported` is true for a foreign archive. `digest`, `size_bytes` and `member_count` are those of the archive,
+    `content_bytes` those of the files in it. `remarks` counts files that were omitted or changed, by reason, such as
     ``socket``.
     """
 
@@ -353,8 +352,8 @@ class Process(Struct, frozen=True, kw_only=True):
     """A command in a sandbox. `name` is its process_id when it was not given one (`named` is False then).
 
     With `tty` it runs in a terminal: a tmux session inside the sandbox, which `tmux_session` names. `exit_code` is the
-    shell's: 128+n when signal n ended it. `oom_killed` says that the kernel killed it, or what it waited for, for want
-    of memory. `kill_scope` says what a kill reaches: the process ``group``.
+    shell's: 128+n when signal n ended it. `oom_killed` is true if the kernel's OOM killer ended it, or a process it
+    waited for. `kill_scope` is the target of a kill: the process ``group``.
     """
 
     process_id: str
@@ -499,10 +498,11 @@ class Copied(Struct, frozen=True, kw_only=True):
 
 
 class StreamAccess(Struct, frozen=True, kw_only=True):
-    """Where the stream server listens, as ``unix:/path`` or ``tls://127.0.0.1:PORT``, and the caller's token for TCP.
+    """The addresses of the stream server, as ``unix:/path`` or ``tls://127.0.0.1:PORT``, and the caller's token for
+    TCP.
 
-    The token is a password: it stands for the caller until it is renewed. `pin` is the SHA-256 of the certificate that
-    the server shows on TLS: send the token to nobody who shows another. It is null where there is no TLS.
+    The token is a password: it stands for the caller until it is renewed. `pin` is the SHA-256 of the server's TLS
+    certificate: send the token to no server with another one. It is null where there is no TLS.
     """
 
     addresses: list[str]
@@ -569,13 +569,12 @@ class SandboxList(Struct, frozen=True, kw_only=True):
 
 
 class SandboxStats(Struct, frozen=True, kw_only=True):
-    """What a running sandbox uses, and may use at most, as the kernel counted it at `sampled_at`.
+    """Resource usage and limits of a running sandbox, as the kernel counted them at `sampled_at`.
 
-    None is what this machine does not tell, and a limit that there is not. `cpu_s` is the time of all its processes,
-    those that ended included; `cpu_user_s` and `cpu_system_s` are its parts, more coarsely counted. `memory_bytes` is
-    without files that only lie in the cache, `memory_peak_bytes` with them. `io_read_bytes` came from disks, and
-    `io_written_bytes` went there or will. `oom_kills` counts the processes that the kernel killed for want of memory;
-    `pids` all that run, `running_processes` those that callers started.
+    None is a value that this machine does not count, or no limit. `cpu_s` is the time of all its processes, ended ones
+    included; `cpu_user_s` and `cpu_system_s` are its parts, more coarsely counted. `memory_bytes` excludes the page
+    cache, `memory_peak_bytes` includes it. `io_read_bytes` were read from disks, `io_written_bytes` were or will be
+    written. `oom_kills` counts OOM kills; `pids` all processes, `running_processes` those that callers started.
     """
 
     sandbox_id: str
@@ -613,10 +612,10 @@ class ProcessList(Struct, frozen=True, kw_only=True):
 
 
 class ClientLimits(Struct, frozen=True, kw_only=True):
-    """How much clients may ask for. `message_bytes` is for a line either way, `batch` for the messages of one, `calls`
-    for those under way on a connection; `connections` and `websockets` are a user's, None for any number, and
-    `held_bytes` is what all its clients together may make the daemon hold. Who takes longer than `stalled_s` over the
-    rest of a line, or over an answer, is dropped.
+    """Limits on clients. `message_bytes` is for a line either way, `batch` for the messages of one, `calls` for those
+    in flight on a connection; `connections` and `websockets` are a user's, None for any number, and `held_bytes` limits
+    the memory that all its clients together may take in the daemon. A client that takes longer than `stalled_s` over
+    the rest of a line, or over an answer, is dropped.
     """
 
     message_bytes: int
@@ -674,10 +673,10 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 
 class DaemonStatus(Struct, frozen=True, kw_only=True):
-    """How the daemon is. `healthy` is False when mutations are refused; `problems` says why and what to do. `stream` is
-    where the stream server listens. `not_adopted` counts running sandboxes that have not answered since the start.
-    `foreign` is what was found on the machine that carries the id of another log and was left alone; only
-    administrators see it.
+    """The status of the daemon. `healthy` is False when mutations are refused; `problems` are the reasons and remedies.
+    `stream` has the addresses of the stream server. `not_adopted` counts running sandboxes that have not answered since
+    the start. `foreign` are objects on the machine that carry the id of another log and were left alone; only
+    administrators see them.
     """
 
     version: str
@@ -759,12 +758,11 @@ class Empty(Struct, frozen=True, kw_only=True):
 
 
 class Lock(Struct, frozen=True, kw_only=True):
-    """One acquisition of a lock by this daemon: under way, held, or over, and how.
+    """One acquisition of a lock by this daemon: pending, held, or ended.
 
-    `where` is the bucket or directory that the lock's document is in, which knows this acquisition as `owner_id`.
-    `fence` is larger than that of every acquisition before, whoever's. Of one that was ``contended``, `held_by` is who
-    had the lock, until `expires_at` if he did not renew it. One that was ``stolen`` is an administrator's, who freed
-    the lock whoever held it.
+    `where` is the bucket or directory of the lock's document, in which this acquisition is `owner_id`. `fence` is
+    larger than that of every earlier acquisition by any owner. For one that was ``contended``, `held_by` is the holder,
+    until `expires_at` unless renewed. One that was ``stolen`` is that of an administrator who freed the lock by force.
     """
 
     lock_id: str

@@ -93,10 +93,10 @@ def copy_in(
 ) -> Copied:
     """Copy a file or tree of this machine, as far as you may read it, to `path` in a sandbox.
 
-    `path` begins at the sandbox's working directory unless it is absolute. `moved` is told now and then how many bytes
-    are through. Files and directories with a name in `without` are left out, wherever in the tree they lie.
+    `path` begins at the sandbox's working directory unless it is absolute. `moved` is called now and then with the
+    bytes done. Files and directories with a name in `without` are left out, at any depth.
 
-    Raises `not_found`, `permission_denied`, `conflict`, `disk_limit` and what the daemon refuses.
+    Raises `not_found`, `permission_denied`, `conflict`, `disk_limit` and the daemon's errors.
     """
     directory, name, contents = _source(os.fsencode(source))
     with _receiving(client, sandbox_id, path, contents=contents) as (call, commit, descriptor):
@@ -136,9 +136,9 @@ def copy_across(
     ):
         with _reader(["cat"], descriptor, source) as cat:
             _watch([into, out], cat, moved, "wchar")
-        # Whoever closed the pipe tells why: the sandbox that is read from has then only lost its reader.
+        # The side that closed the pipe has the reason: the source sandbox has only lost its reader.
         if cat.returncode != _NO_READER and not into.answered:
-            out.answer()  # raises what is missing
+            out.answer()  # raises if a part is missing
             if cat.returncode:
                 raise _unreadable(cat)
         return commit()

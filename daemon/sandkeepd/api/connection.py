@@ -52,11 +52,10 @@ class Pending(Struct, frozen=True, gc=False):
 class Connection:
     """A client. `run` lives as long as it does, and as the calls that must run to their end.
 
-    The connection's own task reads. What can be answered at once is answered in that task; each other call gets a
-    task of its own, of which there are at most `limits.MAX_CALLS`: beyond that nothing more is read. What a client may
-    make the daemon hold is thereby bounded: a line that is not complete, the calls under way, and their answers. What
-    all clients of its user do is counted in `holdings`. `deadline_s` is how long a client may take to send the rest of
-    a line that it began, or to read an answer.
+    The connection's own task reads. It answers immediate calls itself; each other call gets a task of its own, of which
+    there are at most `limits.MAX_CALLS`: beyond that nothing more is read. The memory that a client takes is thereby
+    bounded: an incomplete line, the calls in flight, and their answers. `holdings` counts that of all clients of its
+    user. `deadline_s` is the time that a client has to send the rest of a line that it began, or to read an answer.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(
                     socket.SHUT_RDWR
-                )  # wakes whoever waits for it; its descriptor stays ours until `run` ends
+                )  # wakes the tasks that wait for it; its descriptor stays ours until `run` ends
             self._lines = LineBuffer()
 
     def _part(self) -> None:
@@ -463,7 +462,7 @@ class Connection:
 
     async def _watch_for_hangup(self) -> None:
         with select.epoll() as watcher:
-            watcher.register(self._sock, 0)  # asks for nothing: what is always told is EPOLLHUP, both directions closed
+            watcher.register(self._sock, 0)  # no events: EPOLLHUP, both directions closed, is always reported
             await trio.lowlevel.wait_readable(watcher.fileno())
         self.lose()
 

@@ -119,7 +119,7 @@ def _somebody_listens(path: str) -> bool:
         probe.setblocking(False)
         number = probe.connect_ex(path)
         if number:
-            return number == errno.EAGAIN  # somebody does, and has a full queue
+            return number == errno.EAGAIN  # a process listens, and has a full queue
         # A child that a killed daemon had begun to spawn has its socket until exec: the kernel still takes connections.
         pid = peer_of(probe).pid  # of who called listen(2)
         return pid == 0 or processes.start_time(pid) is not None  # 0: one that cannot be seen from here

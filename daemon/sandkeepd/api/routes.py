@@ -14,7 +14,7 @@ from sandkeepd.serving import params
 
 HELLO: Final = "rpc.hello"
 
-# What one of these parameters costs in an answer: base64 of two streams.
+# Bytes of an answer per unit of these parameters: base64 of two streams.
 _ANSWER_BYTES: Final = {"max_bytes": 8 / 3, "inline_bytes": 8 / 3}
 
 

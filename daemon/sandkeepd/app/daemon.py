@@ -86,11 +86,11 @@ logger = logging.getLogger("sandkeepd")
 
 STOP_PATIENCE_S = 5.0
 CALLS_PATIENCE_S = 3.0
-"""How long calls that change something may go on when the daemon stops; what an ``exec`` waits for outlives them."""
+"""Seconds calls that change something may go on when the daemon stops; the process of an ``exec`` outlives them."""
 
 
 class Config(Struct, frozen=True, kw_only=True):
-    """Where a daemon works."""
+    """The directories and addresses of a daemon."""
 
     state_dir: str
     socket: str
@@ -98,19 +98,19 @@ class Config(Struct, frozen=True, kw_only=True):
 
 
 def config_from_settings() -> Config:
-    """What the environment says, or the defaults."""
+    """Return the configuration from the environment, with defaults."""
     return Config(state_dir=daemon.STATE_DIR(), socket=daemon.SOCKET(), stream=daemon.STREAM())
 
 
 async def run(
     config: Config, manager: Manager | None = None, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Be the daemon until SIGTERM, SIGINT, ``daemon.shutdown``, or cancellation.
+    """Run the daemon until SIGTERM, SIGINT, ``daemon.shutdown``, or cancellation.
 
-    `manager` is the service manager that it was started by; the sockets that it passed are served instead of new ones.
+    `manager` is the service manager that started it; the sockets that it passed are served instead of new ones.
 
-    Error handling: what makes a start impossible is a SandkeepError with a sentence for the administrator. A log that
-    holds something unknown or damaged does not stop the daemon: it answers reads and refuses to change anything.
+    Error handling: a failed start raises a SandkeepError with a sentence for the administrator. A log with unknown or
+    damaged events does not stop the daemon: it answers reads and refuses changes.
     """
     manager = manager or Manager()
     with ExitStack() as stack:
@@ -243,8 +243,8 @@ async def _serve_until_stopped(
 
 
 def _reload(software: Software, manager: Manager) -> None:
-    """Look again at what was remembered of the machine: groups by name. Settings are read when used anyway, and those
-    of the environment need a restart, which costs no sandbox.
+    """Forget cached facts of the machine: groups by name. Settings are read on each use anyway, and those of the
+    environment need a restart, which costs no sandbox.
     """
     manager.reloading()
     access.forget_groups()
@@ -254,7 +254,7 @@ def _reload(software: Software, manager: Manager) -> None:
 
 @asynccontextmanager
 async def running_log(log: EventLog) -> AsyncIterator[None]:
-    """Have the log's writer run; on the way out it commits what it took and stops."""
+    """Run the log's writer during a block; at its end, commit pending appends and stop."""
     async with trio.open_nursery() as nursery:
         await nursery.start(log.run)
         yield
@@ -283,11 +283,11 @@ async def _record_stop(core: Core, reason: str, state_dir: str) -> None:
 
 
 def fold(log: EventLog, state_dir: str, manager: Manager | None = None) -> tuple[State, list[str]]:
-    """The state that the log tells, and what is wrong with the log, if anything: then nothing may be changed."""
+    """Return the state of the log, and the problems of the log, if any: then changes are refused."""
     state = State()
     manager = manager or Manager()
     problems = []
-    gc.disable()  # the fold only makes what stays, so looking for garbage among it is time lost
+    gc.disable()  # the fold makes no garbage, so collections are wasted time
     try:
         with manager.starting(lambda: state.position):
             state = state_cache.load(state_dir, log) or state
@@ -313,7 +313,7 @@ def _in_use(state_dir: str) -> StateError:
 
 
 def prepare_state_dir(path: str) -> None:
-    """Make the state directory, for its owner's eyes only. Raises `not_configured` with what to do."""
+    """Make the state directory, with mode 0700. Raises `not_configured` with the remedy."""
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         owner = os.stat(path).st_uid
@@ -328,7 +328,7 @@ def prepare_state_dir(path: str) -> None:
             os.unlink(probe)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) and os.path.exists(f"{path}/{offline.LOG_NAME}"):
-            return  # what is there can be read, and sandboxes be ended, which may be what frees space
+            return  # reads work, and so does ending sandboxes, which may free space
         hint = (
             "free space there" if error.errno == errno.ENOSPC else f"make it writable, or set {daemon.STATE_DIR.name}"
         )

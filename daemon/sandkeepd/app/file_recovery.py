@@ -1,7 +1,7 @@
-"""Recovery at start-up of what an earlier daemon had begun with the files of sandboxes.
+"""Recovery at start-up of interrupted work on the files of sandboxes.
 
-Operations are undone or finished by themselves; here is what remains. A sandbox whose own files were about to be
-replaced has the ones that it had: it still runs, if nothing of it was ended, or can be resumed.
+Operations recover by themselves; this covers the rest. A sandbox whose own files were about to be replaced has its old
+ones: it still runs, if none of its processes were ended, or can be resumed.
 """
 
 import logging
@@ -25,7 +25,7 @@ RESTORE_INTERRUPTED = "the daemon stopped while the sandbox was being restored, 
 
 
 class FileRecovery:
-    """Brings to an end what is on record as begun."""
+    """Finishes work that is on record as begun."""
 
     def __init__(self, core: Core, kept: SnapshotServices) -> None:
         self._core = core
@@ -33,7 +33,7 @@ class FileRecovery:
         self._abandoned: list[str] = []
 
     def announce(self) -> None:
-        """Note what is on record as begun: what a client begins from now on is not for `run` to undo."""
+        """Note the work that is on record as begun: `run` must not undo work of clients from now on."""
         for operation in self._kept.operations:
             operation.announce()
         self._abandoned = self._kept.checkpoints.files.abandoned()
@@ -52,7 +52,7 @@ class FileRecovery:
             nursery.start_soon(guarded, kept.collection.settle, "settling removals of archives")
 
     async def put_back(self, sandbox: SandboxState, provider: Provider) -> bool:
-        """Have a sandbox that was being restored be what it was; answer whether it was ended."""
+        """Return a sandbox whose restore was interrupted to its old files; return True if it was ended."""
         assert provider.replacement is not None
         return await provider.replacement.put_back(sandbox.sandbox_id, sandbox.requested.plan, sandbox.handle)
 

@@ -129,7 +129,7 @@ def dispatch(
 
 
 async def _restore_own(kept: SnapshotServices, request: Request[SandboxRestore]) -> Sandbox:
-    """Give a sandbox the files of a snapshot, or have it be what it was at a checkpoint."""
+    """Restore a sandbox's own files from a snapshot, or its state from a checkpoint."""
     asked = request.params
     if (asked.snapshot_id is None) == (asked.checkpoint_id is None):
         raise CallerError("invalid", "snapshot_id: give either that or checkpoint_id", field="snapshot_id")

@@ -1,4 +1,4 @@
-"""Where the daemon listens: opened in one place, before anything else, as it can fail and leaves nothing behind."""
+"""The daemon's listening sockets: opened in one place, before anything else: a failure leaves nothing behind."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ class StreamListener(Struct, frozen=True):
 
     @property
     def is_secure(self) -> bool:
-        """Whether TLS is spoken on it."""
+        """True if it serves TLS."""
         return self.address.startswith("tls://")
 
 
@@ -37,7 +37,7 @@ class Listeners(Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def opened(api_path: str, stream_addresses: Sequence[str], passed: PassedSockets) -> Iterator[Listeners]:
-    """Listen on all of them but those that somebody opened before; closed afterwards.
+    """Listen on all addresses but those of passed sockets; close all afterwards.
 
     Raises `not_configured` and `conflict`, naming the setting.
     """
@@ -56,7 +56,7 @@ def opened(api_path: str, stream_addresses: Sequence[str], passed: PassedSockets
 
 
 def _named(listener: socket.socket, stream_addresses: Sequence[str]) -> StreamListener:
-    """What was passed on TCP is for TLS, unless the setting names it without."""
+    """Name a passed socket. One on TCP is for TLS, unless the setting names it without."""
     plain = address_of(listener, "tcp")
     return StreamListener(listener, plain if plain in stream_addresses else address_of(listener))
 

@@ -33,7 +33,7 @@ def _value(value: object) -> str:
 
 
 def set_up(level: str) -> None:
-    """Send what `sandkeepd` and its parts log to stderr."""
+    """Send the log messages of `sandkeepd` and its parts to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Logfmt())
     logger = logging.getLogger("sandkeepd")

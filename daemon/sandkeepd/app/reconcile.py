@@ -1,13 +1,13 @@
-"""Start-up: what the log says against what the providers have.
+"""Reconciliation at the start, of the log with the providers.
 
-Intents without an outcome are undone (a sandbox half made) or finished (an end that was ordered; see `core.operation`
-for the others); running sandboxes are adopted with their processes, or told as lost; what a provider holds and no event
-owns is removed.
+Intents without an outcome are undone (a half-made sandbox) or finished (a requested end; see `core.operation` for the
+others); running sandboxes are adopted with their processes, or recorded as lost; a provider's objects that no event
+owns are removed.
 
-Each provider has a task of its own, and in it each sandbox, so that one that hangs delays nobody else. A sandbox is
-lost when its provider says that it is gone, and never because it says nothing: it is asked again, at growing intervals,
-until it answers. Meanwhile reads are answered, and requests to such a sandbox wait a while and are told what they wait
-for; its end can be ordered, and is carried out when the provider answers.
+Each provider has a task of its own, and in it each sandbox, so that one that hangs delays no other. A sandbox is lost
+when its provider says that it is gone, and never for lack of an answer: the request is retried, with backoff, until it
+is answered. Meanwhile reads are answered, and requests to such a sandbox wait a while and then fail with the reason;
+its end can be requested, and is carried out when the provider answers.
 """
 
 import logging
@@ -41,7 +41,7 @@ T = TypeVar("T")
 logger = logging.getLogger("sandkeepd")
 
 ANSWER_DEADLINE_S: Final = 20.0
-"""How long a provider may take for one answer before it is asked again."""
+"""Seconds a provider may take for one answer before the request is repeated."""
 
 
 def _is_to_be_adopted(sandbox: SandboxState) -> bool:
@@ -57,7 +57,7 @@ def _is_undone(sandbox: SandboxState) -> bool:
 
 
 class Owned:
-    """The `Ledger` of one provider: what the log says at the moment of asking."""
+    """The `Ledger` of one provider: the log's present content."""
 
     def __init__(self, core: Core, layers: LayerReferences, provider: str) -> None:
         self._state = core.state
@@ -100,8 +100,8 @@ class Reconciler:
         self._half_made: list[SandboxState] = []
 
     def announce(self) -> None:
-        """Before the first request: say what is about to be adopted or undone, so that requests to it wait. What is
-        begun from then on is nobody's to undo.
+        """Before the first request: note the sandboxes to be adopted or undone, so that requests to them wait. Later
+        work is never undone.
         """
         self._settling.announce()
         self._half_made = [sandbox for sandbox in self._core.state.sandboxes.values() if _is_half_made(sandbox)]
@@ -154,7 +154,7 @@ class Reconciler:
         adoption: Interruptible | None = None,
         tried: trio.Event | None = None,
     ) -> T:
-        """Do some work with a provider, again and again until it answers. `adoption` is told why it takes so long."""
+        """Retry some work with a provider until it answers. `adoption` gets the reason of a delay."""
         core = self._core
 
         async def attempt() -> T:
@@ -251,10 +251,10 @@ class Reconciler:
         told.append(NewEvent(sandbox.sandbox_id, lost, sandbox.sandbox_id, revision))
         await self._core.record(told, None, awaited=False)
 
-    # -- what nobody owns ---------------------------------------------------------------------------------------------
+    # -- objects without an owner -------------------------------------------------------------------------------------
 
     async def _clean_up(self, provider: Provider) -> None:
-        """Remove what the provider holds and nobody owns, and note what is another log's."""
+        """Remove the provider's objects that no event owns, and note those of other logs."""
         swept = await provider.clean_up(Owned(self._core, self._kept.layers, provider.name))
         for what in swept.removed:
             logger.warning("removed what no event owns", extra={"what": what})

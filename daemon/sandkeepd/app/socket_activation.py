@@ -1,7 +1,7 @@
 """Adopt listening sockets passed by systemd (`LISTEN_FDS`).
 
-They listen on while no daemon runs: who connects during a restart waits in their queue instead of being refused. Their
-mode, owner and file are the opener's, and stay as they are.
+They keep listening while no daemon runs: a client that connects during a restart waits in their queue instead of being
+refused. Their mode, owner and file are the opener's, and stay as they are.
 """
 
 import contextlib
@@ -26,20 +26,20 @@ MOST_DIGITS: Final = 20
 
 RPC: Final = ("rpc", "sandkeep.sock")
 STREAM: Final = ("stream", "stream.sock")
-"""What descriptors may be called. One with another name, such as its unit's, is known by its address."""
+"""Names of descriptors. One with another name, such as its unit's, is identified by its address."""
 
 
 class PassedSockets(Struct, frozen=True, kw_only=True):
-    """What was given: listening, close-on-exec and non-blocking, to be closed but never unlinked."""
+    """The passed sockets: listening, close-on-exec and non-blocking, to be closed but never unlinked."""
 
     rpc: socket.socket | None = None
     stream: list[socket.socket] = field(default_factory=list)
 
 
 def take_passed(environ: MutableMapping[str, str] = os.environ) -> PassedSockets:
-    """The sockets that the environment names. Its variables are taken out, whomever they were meant for.
+    """Return the sockets that the environment names. Its variables are removed, even if meant for another process.
 
-    Raises `not_configured`, naming the descriptor and what to do, when one cannot be served; it is closed then.
+    Raises `not_configured`, naming the descriptor and the remedy, when one cannot be served; it is closed then.
     """
     count, pid = environ.pop("LISTEN_FDS", ""), environ.pop("LISTEN_PID", "")
     names = environ.pop("LISTEN_FDNAMES", "").split(":")
@@ -111,7 +111,7 @@ def _is_loopback(sock: socket.socket) -> bool:
 
 
 def _is_rpc(sock: socket.socket, name: str, fd: int) -> bool:
-    """Whether the socket is the API's: by what it is called, else by where it is. The alternative is the stream's."""
+    """Return True if the socket is the API's: by its name, else by its address. Otherwise it is the stream's."""
     unix = sock.family == socket.AF_UNIX
     if name in RPC and not unix:
         raise _useless(f"descriptor {fd}", "is called rpc, and the API is served on a Unix socket only")

@@ -1,4 +1,4 @@
-"""What the daemon says of itself."""
+"""The daemon's reports about itself."""
 
 import os
 from collections import Counter
@@ -31,14 +31,14 @@ class Software:
         self.server: server.Server | None = None
         self.stream: list[str] = []
         self.serving = trio.Event()
-        """Set when requests are answered: what a start has to do besides is begun then."""
+        """Set when requests are answered: then the rest of the start begins."""
         self.adopting: Container[str] = ()
         self._stopping = stopping
         self._started_us = now_us()
         self._pong = Pong(version=VERSION, pid=os.getpid())
 
     def hello(self, request: Request[Hello]) -> Welcome:
-        """Say by what the daemon is known again."""
+        """Return the identity of the daemon."""
         return Welcome(version=VERSION, log_id=self.core.log.log_id, limits=_limits_of(request.peer.uid))
 
     def ping(self, request: Request[NoParams]) -> Pong:
@@ -46,7 +46,7 @@ class Software:
         return self._pong
 
     def status(self, request: Request[NoParams]) -> DaemonStatus:
-        """How the daemon is, counting what the caller may see."""
+        """Return the daemon's status, counting objects that the caller may see."""
         core = self.core
         sandboxes = [s for s in core.state.sandboxes.values() if request.sees(s.owner)]
         images = [i for i in core.state.images.values() if request.sees(i.owner)]
@@ -75,7 +75,7 @@ class Software:
         )
 
     def summary(self) -> str:
-        """How the daemon is, in one line for whoever looks after the machine."""
+        """Return a one-line status for administrators."""
         running = [s for s in self.core.state.sandboxes.values() if s.status == "running"]
         processes = sum(len(s.active) for s in running)
         figures = f"{_counted(len(running), 'sandbox', 'es')}, {_counted(processes, 'process', 'es')} running"
@@ -86,7 +86,7 @@ class Software:
         return [problem for problem in (*core.problems, core.log.failure, core.files.failure) if problem]
 
     async def capabilities(self, request: Request[NoParams]) -> Capabilities:
-        """What works here, asked of all providers side by side."""
+        """Return the capabilities of this machine, asking all providers concurrently."""
         found: dict[str, ProviderCapabilities] = {}
 
         async def ask(name: str) -> None:
@@ -125,6 +125,6 @@ def _counted(number: int, noun: str, plural: str) -> str:
 
 
 def resident_bytes() -> int:
-    """How much memory the daemon has in use."""
+    """Return the daemon's resident memory in bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

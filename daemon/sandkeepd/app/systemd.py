@@ -26,20 +26,20 @@ from sandkeepd.app.socket_activation import MOST_DIGITS, PassedSockets, take_pas
 logger: Final = logging.getLogger("sandkeepd")
 
 SEND_DEADLINE_S: Final = 0.5
-"""How long a message may wait for a manager that reads nothing; then it is dropped, and later ones do not wait."""
+"""Seconds a message may wait for a manager that reads nothing; then it is dropped, and later ones do not wait."""
 
 PING_AGAIN_S: Final = 1.0
 """After how long a ping that was not taken is sent again."""
 
 STATUS_PERIOD_S: Final = 1.0
-"""How often the status line may change."""
+"""Minimum seconds between changes of the status line."""
 
 REFRESH_S: Final = 15.0
-"""How long a status line may be wrong about what is no event, such as a disk that is full again."""
+"""Maximum seconds until the status line shows facts without an event, such as a disk that is full again."""
 
 EXTEND_PERIOD_S: Final = 5.0
 EXTEND_BY_S: Final = 30.0
-"""How much more time a start asks for, each `EXTEND_PERIOD_S` in which it got on."""
+"""Seconds that a start with progress requests, each `EXTEND_PERIOD_S`."""
 
 
 class Manager:
@@ -58,7 +58,7 @@ class Manager:
 
     @property
     def listens(self) -> bool:
-        """Whether anybody hears what is told."""
+        """True if there is a service manager to notify."""
         return bool(self._address)
 
     def tell(self, *lines: str) -> bool:
@@ -84,7 +84,7 @@ class Manager:
         self._owes_ready = not self.tell("READY=1", f"MAINPID={os.getpid()}", f"STATUS={_one_line(status)}")
 
     def status(self, status: str) -> None:
-        """What the daemon is doing, in one line for people, when that is news."""
+        """Send a one-line status for people, if it has changed."""
         if status != self._told and self.tell(f"STATUS={_one_line(status)}"):
             self._told = status
 
@@ -99,7 +99,7 @@ class Manager:
 
     @contextlib.contextmanager
     def starting(self, progress: Callable[[], int]) -> Iterator[None]:
-        """Have the manager wait for the block, which may hold the event loop, while `progress` rises.
+        """Extend the manager's timeout during the block, which may hold the event loop, while `progress` rises.
 
         A start that reads a long event log gets the time that it needs; one that hangs gets none.
         """
@@ -135,9 +135,9 @@ class Manager:
             await trio.sleep(pause_s if self.tell("WATCHDOG=1") else min(pause_s, PING_AGAIN_S))
 
     async def keep_status(self, text: Callable[[], str], log: EventLog) -> None:
-        """Keep the status line right: after events, and now and then. Runs until cancelled.
+        """Keep the status line up to date: after events, and now and then. Runs until cancelled.
 
-        That the daemon is ready is told until it is heard: the manager would take the start for failed otherwise.
+        Readiness is sent until it is received: the manager would take the start for failed otherwise.
         """
         seen = log.head
         while self.listens:

@@ -1,12 +1,12 @@
-"""Checkpoints: sandboxes kept with all that runs in them; made, listed, deleted, and brought back.
+"""Checkpoints: sandboxes saved with all their processes; made, listed, deleted, and restored.
 
-The life of one is that of a snapshot::
+Its lifecycle is that of a snapshot::
 
     create_requested -> stored -> delete_requested -> deleted
                      -> failed
 
-A sandbox that does not go on is suspended with its checkpoint, and what it is brought back from by ``sandbox.resume``
-is its own: it does not need the checkpoint any more.
+A sandbox that is suspended with its checkpoint has a copy of its own, from which ``sandbox.resume`` restores it: it
+does not need the checkpoint any more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -95,7 +95,7 @@ class CheckpointCreation(Creation[CheckpointState]):
         return events.CheckpointStored(files=files, processes=len(still), pause_ms=made.pause_ms)
 
     async def failed(self, order: Order[CheckpointState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`. The sandbox is what it was, unless it has ended, of which others tell."""
+        """See `Operation.failed`. The sandbox keeps its old status, unless it has ended, which another task records."""
         outcome = [*self.failure(order.subject, error, interrupted=False)]
         sandbox = self.core.state.sandboxes[order.subject.sandbox_id]
         if sandbox.status == "suspending":
@@ -110,7 +110,7 @@ class CheckpointCreation(Creation[CheckpointState]):
         return outcome
 
     async def _go_on(self, sandbox: SandboxState) -> None:
-        """What was suspended for a checkpoint that failed afterwards is not to stay so."""
+        """Resume a sandbox that was suspended for a checkpoint that failed."""
         runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
         pauses = runtime.instance.pauses if runtime is not None else None
         if pauses is not None:
@@ -212,7 +212,7 @@ class Checkpoints:
         return made
 
     async def sweep(self, abandoned: Sequence[str]) -> None:
-        """Remove what earlier daemons had copied of checkpoints."""
+        """Remove copies of checkpoints that earlier daemons left."""
         for directory in abandoned:
             await trio.to_thread.run_sync(remove_directory, directory)
 

@@ -36,15 +36,15 @@ from sandkeepd.snapshots.archives import LOCAL, LOG_KEY, SnapshotArchives
 FOLDER: Final = "sandbox_checkpoints"
 MAKING: Final = ".making"
 HAD: Final = ".had-"
-"""What the names end in of directories that are being made, and of copies of what lies in a bucket."""
+"""Suffix of directories that are being made, and of copies of checkpoints in a bucket."""
 
 _CHUNK: Final = 1 << 20
 _LARGE: Final = 4 << 20
-"""What is larger is verified while others begin with it already."""
+"""Files larger than this are verified while the restore has begun already."""
 
 
 class CheckpointFiles:
-    """What a daemon does with the files of checkpoints."""
+    """Operations on the files of checkpoints."""
 
     def __init__(self, archives: SnapshotArchives, log_id: str) -> None:
         self._archives = archives
@@ -52,12 +52,12 @@ class CheckpointFiles:
         self._log_id = log_id
 
     def fence(self, sandbox_id: str, owner: str) -> Fence | None:
-        """What is written of a sandbox carries, if a lock guards it."""
+        """Return the fence for writes of a sandbox, if a lock guards it."""
         return self._archives.fence(sandbox_id, owner)
 
     def place(self, checkpoint_id: str, *, bucket: bool) -> model.Place:
-        """Where a new checkpoint will lie. Raises `not_configured` and, for a bucket without its SDK, `not_supported`,
-        before anything happens.
+        """Return the place of a new checkpoint. Raises `not_configured` and, for a bucket without its SDK,
+        `not_supported`, before any effect.
         """
         root = STORAGE.require("checkpoint", bucket=bucket)
         require_sdk(root)
@@ -65,7 +65,7 @@ class CheckpointFiles:
         return place_of(root, f"{FOLDER}/{checkpoint_id}")
 
     def here(self, place: model.Place) -> model.Place:
-        """Where on this machine a checkpoint is made that is to lie there."""
+        """Return the place on this machine in which a checkpoint for that place is made."""
         return place if place.where in LOCAL else place_of(STORAGE.local_root(), place.path)
 
     @asynccontextmanager
@@ -87,7 +87,7 @@ class CheckpointFiles:
         fence: Callable[[], Fence | None],
         progress: Progress,
     ) -> list[CheckpointFile]:
-        """Have what is in a directory be where it is to be, complete and durable; answer what it is. Of some files the
+        """Publish a directory's files in their place, complete and durable; return the list of files. Of some files the
         digest and size are `known`.
         """
         here = self.here(place)
@@ -128,8 +128,8 @@ class CheckpointFiles:
     async def had(
         self, place: model.Place, files: Sequence[CheckpointFile], progress: Progress
     ) -> AsyncIterator["Had"]:
-        """A checkpoint as a directory of this machine, which stays until it is let go of. What of it is large may have
-        to be verified still: see `Had.check`.
+        """Yield a checkpoint as a directory of this machine, which stays until it is released. Its large files may
+        still be unverified: see `Had.check`.
 
         Raises `snapshot_missing`, `snapshot_corrupt`, `provider_unavailable`.
         """
@@ -185,7 +185,7 @@ class CheckpointFiles:
         await self._archives.remove([place_of(root_of(place), f"{place.path}/{file.name}") for file in files])
 
     def abandoned(self) -> list[str]:
-        """What daemons had copied that died since, if this one has copied nothing yet. Blocks."""
+        """Return copies left by daemons that died. Call before this daemon makes copies. Blocks."""
         folder = f"{STORAGE.local_root().base}/{FOLDER}"
         try:
             return [f"{folder}/{name}" for name in os.listdir(folder) if HAD in name]
@@ -194,16 +194,16 @@ class CheckpointFiles:
 
 
 FIRST: Final = ("shared.tar", "processes.json", "open.names")
-"""What is verified before anybody begins with it, however large: it says where files go."""
+"""Files that are verified before any use, in any size: they say where files go."""
 
 KNOWN: Final = ("checkpoint.img", *FIRST)
 """The names of a checkpoint's files, of which there may be some where nothing is on record of it."""
 
 
 class Had:
-    """A checkpoint at hand. Each who needs it longer than whoever had it says so by `hold`, and then `let_go`.
+    """A checkpoint in a local directory, with a reference count: longer users call `hold`, and then `let_go`.
 
-    Whoever had it says `check`; nobody may rely on it before `checked` has returned.
+    The first user calls `check`; others must not rely on the files before `checked` has returned.
     """
 
     def __init__(self, copy: str | None, directory: str, large: Sequence[CheckpointFile]) -> None:
@@ -215,7 +215,7 @@ class Had:
         self._wrong: SandkeepError | None = None
 
     async def check(self, progress: Progress) -> None:
-        """Verify what was not yet. Raises `snapshot_missing`, `snapshot_corrupt`."""
+        """Verify the large files. Raises `snapshot_missing`, `snapshot_corrupt`."""
         try:
             if self._large:
                 await watched(partial(_verify, self.directory, self._large), progress, "verifying the checkpoint")
@@ -270,7 +270,7 @@ def _private(path: str) -> int:
 
 
 def _finish(directory: str, known: Mapping[str, tuple[str, int]], kind: str, moved: Meter) -> list[CheckpointFile]:
-    """Have all files of a directory on the disk; answer what they are, with digests of that kind."""
+    """Fsync all files of a directory; return their names, sizes and digests of that kind."""
     done = 0
     found = []
     try:
@@ -318,7 +318,7 @@ def _publish(making: str, directory: str) -> None:
 
 
 def _verify(directory: str, files: Sequence[CheckpointFile], moved: Meter) -> None:
-    """See that all files are what is on record. Raises `snapshot_missing`, `snapshot_corrupt`."""
+    """Verify all files against their records. Raises `snapshot_missing`, `snapshot_corrupt`."""
     done = 0
     for file in files:
         digest = digests.Digest(digests.kind_of(file.digest))
@@ -343,5 +343,5 @@ def _compare(file: CheckpointFile, found: digests.Digest) -> None:
 
 
 def remove_directory(path: str) -> None:
-    """Remove a directory and what is in it, if it is there. Blocks."""
+    """Remove a directory tree, if it exists. Blocks."""
     shutil.rmtree(path, ignore_errors=True)

@@ -38,7 +38,7 @@ from sandkeepd.snapshots.layers import LayerReferences
 
 
 class AtHand(NamedTuple):
-    """A checkpoint, its files, and what runs in it."""
+    """A checkpoint, its files, and its processes."""
 
     checkpoint: CheckpointState
     had: Had
@@ -71,7 +71,7 @@ class CheckpointRestoration(SandboxBatch):
 
     @asynccontextmanager
     async def _at_hand(self, checkpoint: CheckpointState, progress: Progress) -> AsyncIterator[AtHand]:
-        """A checkpoint and what runs in it, for the length of a block."""
+        """Yield a checkpoint with its files and processes, for the length of a block."""
         assert checkpoint.stored is not None
         async with self._files.had(checkpoint.requested.place, checkpoint.stored.files, progress) as had:
             yield AtHand(checkpoint, had, await trio.to_thread.run_sync(read_manifest, had.directory))
@@ -120,7 +120,7 @@ class CheckpointRestoration(SandboxBatch):
         return {"checkpoint_id": subject.checkpoint_id}
 
     async def answered(self, request: Request[Any], subject: ForkState) -> CheckpointRestoreResult:  # noqa: ARG002
-        """See `Operation.answered`. Raises what the first sandbox failed with that was not made."""
+        """See `Operation.answered`. Raises the error of the first sandbox that failed."""
         made = [await self._sandboxes.creation.made(sandbox_id) for sandbox_id in subject.sandbox_ids]
         assert subject.checkpoint_id is not None
         return CheckpointRestoreResult(checkpoint_id=subject.checkpoint_id, sandboxes=made)
@@ -135,9 +135,9 @@ class CheckpointRestoration(SandboxBatch):
 
 
 class Return(msgspec.Struct):
-    """A sandbox that is about to be what it was, while that is under way: its plans before and after, what held it, how
-    what ran in it ended, what runs from then on, and which processes of that are to be looked after; of one that failed
-    whether it `made_way`, and whether nothing of it runs any more.
+    """The progress of a sandbox's return to a checkpoint: its plans before and after, its old runtime, the ends of its
+    old processes, the new instance, and the processes of that to supervise; after a failure whether the new instance
+    `made_way`, and whether nothing of the sandbox runs any more.
     """
 
     plans: list[dict[str, Any]]
@@ -150,7 +150,7 @@ class Return(msgspec.Struct):
 
 
 class CheckpointReturn(SandboxChange):
-    """``sandbox.restore`` of a checkpoint, into the sandbox that it is of. What is given is the checkpoint."""
+    """``sandbox.restore`` of a checkpoint, into the sandbox that it is of. `given` is the checkpoint."""
 
     method = "sandbox.restore"
     under_way = "restoring"
@@ -165,7 +165,7 @@ class CheckpointReturn(SandboxChange):
         self._files = files
 
     async def return_to(self, request: Request[SandboxRestore]) -> Sandbox:
-        """Have a sandbox be what it was at a checkpoint of it."""
+        """Return a sandbox to its state at a checkpoint of it."""
         command, core = request.params, self.core
         assert command.checkpoint_id is not None
         sandbox = rules.sandbox(core.state, command.sandbox_id)
@@ -227,7 +227,7 @@ class CheckpointReturn(SandboxChange):
         return [*(under_way.ended if under_way.gone else []), NewEvent(order.stream, failed, order.stream)]
 
     async def _make_way(self, order: Order[SandboxState]) -> None:
-        """Have it be what it was: what held it goes on, or tells its end in a moment, unless something was made."""
+        """Return to the old runtime: it goes on, or records its end soon, unless a new instance was made."""
         under_way: Return = order.context
         if under_way.instance is not None:
             under_way.instance = await self._undo(order.subject, under_way.instance)
@@ -237,7 +237,7 @@ class CheckpointReturn(SandboxChange):
         under_way.made_way = True
 
     async def _undo(self, sandbox: SandboxState, instance: Instance) -> Instance | None:
-        """Have what was brought back, and does not answer, be what it was before; None: nothing of it runs any more."""
+        """Replace a restored instance that does not answer by the old one; return None if nothing runs any more."""
         asked = sandbox.requested
         provider = self.core.provider(asked.provider)
         assert provider.replacement is not None
@@ -249,7 +249,7 @@ class CheckpointReturn(SandboxChange):
             spec, isolation, handle = asked.spec, sandbox.isolation, sandbox.handle
             found = await provider.adopt(sandbox.sandbox_id, spec, asked.plan, isolation, handle)
             return None if isinstance(found, Ending) else found
-        except Exception as unforeseen:  # noqa: BLE001  # what it was stays aside
+        except Exception as unforeseen:  # noqa: BLE001  # the old files stay aside
             as_sandkeep_error(unforeseen)
             return None
 
@@ -268,7 +268,7 @@ class CheckpointReturn(SandboxChange):
 
 
 async def require_here(core: Core, checkpoint: CheckpointState) -> Checkpointing:
-    """Answer what brings a checkpoint back. Raises `not_supported` for one that this machine cannot bring back."""
+    """Return the provider that restores a checkpoint. Raises `not_supported` if that is impossible on this machine."""
     asked = checkpoint.requested
     provider = checkpointing(core.provider(asked.provider))
     why = await trio.to_thread.run_sync(provider.why_not_here, asked.facts)
@@ -290,7 +290,7 @@ class _FromCheckpoint(Maker):
         self._had.hold()
 
     async def make(self, provider: Provider, sandbox: SandboxState) -> Instance:
-        """See `Maker.make`. Secrets are in what is brought back."""
+        """See `Maker.make`. Secrets are in the checkpoint itself."""
         able, asked, sandbox_id = checkpointing(provider), sandbox.requested, sandbox.sandbox_id
         instance = await able.create_saved(
             sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._had.directory
@@ -323,7 +323,7 @@ class _FromCheckpoint(Maker):
 
 
 async def _checked(at_hand: AtHand, progress: Progress) -> None:
-    """Verify what was not yet; those that are made of it tell what is wrong."""
+    """Verify the large files; the sandboxes made of them report errors."""
     with suppress(SandkeepError):
         await at_hand.had.check(progress)
 
@@ -348,7 +348,7 @@ async def _found(
     named: Sequence[tuple[str, Kept]],
     sandbox_id: str | None = None,
 ) -> list[NewEvent]:
-    """What is to be recorded of processes that go on; one that ended in that instant is left out."""
+    """Return the events of restored processes; one that ended in that instant is left out."""
     found = []
     for process_id, one in named:
         pid = await instance.find(process_id)
@@ -365,7 +365,7 @@ async def _found(
 
 
 def checkpointing(provider: Provider) -> Checkpointing:
-    """What makes checkpoints. Raises `not_supported` where nothing does."""
+    """Return the provider's checkpoints. Raises `not_supported` if it has none."""
     if provider.checkpoints is not None:
         return provider.checkpoints
     words = f"the {provider.name} provider cannot keep what runs: make a snapshot, or use the gvisor provider"

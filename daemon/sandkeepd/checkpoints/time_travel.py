@@ -20,9 +20,7 @@ from sandkeepd.snapshots.restore import Restores
 
 
 class Asked(NamedTuple):
-    """The moment that a caller asks for, which was at `time_us`: what is on record up to the position `upto`, and up to
-    `until_us` if he asks by the time.
-    """
+    """The requested moment, at `time_us`: the log up to the position `upto`, and to `until_us` if requested by time."""
 
     time_us: int
     upto: int
@@ -41,7 +39,7 @@ class TimeTravel:
         self._restores = restores
 
     async def restore_at(self, request: Request[SandboxRestoreAt]) -> RestoredAt:
-        """Make a sandbox from the newest of what was kept of one at or before a moment, and start it."""
+        """Make a sandbox from the newest snapshot or checkpoint of one at or before a moment, and start it."""
         source = rules.sandbox(self._core.state, request.params.sandbox_id)
         asked = await self._asked(request.params)
         moment = rules.moment(source, self._moments(request, source), asked.upto, asked.until_us)
@@ -95,7 +93,7 @@ class TimeTravel:
         return await self._restores.restore_like(replace(whole, params=command), source)
 
     async def _bring_back(self, request: Request[Any], asked: SandboxRestoreAt, moment: Moment) -> Sandbox:
-        """The same of a checkpoint, which holds the variables and secrets of what goes on."""
+        """Restore a checkpoint, which has the variables and secrets of its processes."""
         if asked.env or asked.secrets:
             field = "env" if asked.env else "secrets"
             words = f"{field}: what goes on from checkpoint {moment.source_id} has its variables: leave it out"

@@ -1,8 +1,8 @@
-"""What every part of the daemon shares: the log, the state folded from it, the providers, and how facts get on record.
+"""The common parts of the daemon: the log, the state folded from it, the providers, and the recording of facts.
 
 A mutation has three steps, always the same. Its *intent* is appended, by the call, with the caller's `command_id`. A
-*carrier*, a task of the daemon's own, acts and records the outcome; it does not care whether the caller is still there.
-The *answer* is read from the state once that has settled, by the call or by a later call that repeats the command.
+*carrier*, a task of the daemon's own, acts and records the outcome, even if the caller has gone. The *answer* is read
+from the state once that has settled, by the call or by a later call that repeats the command.
 """
 
 import logging
@@ -114,7 +114,7 @@ class Core:
         if self.problems:
             raise DaemonError("storage_unavailable", self.problems[0])
         recorded = await self.log.append([new], meta, essential=essential)
-        self._stalled.pop(new.stream, None)  # of whatever waited for the disk before, nobody waits any more
+        self._stalled.pop(new.stream, None)  # earlier outcomes no longer wait for the disk
         return recorded[0]
 
     async def record(

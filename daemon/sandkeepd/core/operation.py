@@ -159,7 +159,7 @@ class Operation(ABC, Generic[S]):
         """Tell if the subject still waits for the order's outcome, and no other order has got ahead."""
         return order.subject.status == self.under_way
 
-    # What a declaration fills in
+    # Declared by each operation
 
     @abstractmethod
     async def act(self, order: Order[S]) -> Sequence[NewEvent]:
@@ -218,7 +218,7 @@ class Operation(ABC, Generic[S]):
                 outcome = await self._acted(order)
                 self._reach("acted")
                 facts = await self._record(order, outcome)
-            except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+            except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded in any case
                 facts = await self._fail(order, as_sandkeep_error(unforeseen))
             self._reach("recorded")
             if facts:

@@ -44,7 +44,7 @@ async def retry_until_done(
             raise
         except trio.TooSlowError:
             error: SandkeepError = _silent(provider, deadline_s)
-        except Exception as unforeseen:  # noqa: BLE001  # whatever it was, it is not done
+        except Exception as unforeseen:  # noqa: BLE001  # any error means that it is not done
             error = as_sandkeep_error(unforeseen)
         if told is not None:
             told(error)

@@ -1,9 +1,9 @@
-"""The only way to a path that a caller names: with the caller's rights and no others.
+"""The only access to paths that a caller names: with the caller's rights and no others.
 
-A directory is read by programs that have taken the caller's uid, gid and groups before they open anything, and gone
-without every capability: ``find`` looks at what is there, ``tar`` reads it. What they say is not trusted either,
-since a caller may meddle with programs that run as himself. It goes into another ``tar``, which runs as the image's
-owner in a jail that sees nothing but an empty directory. Python then reads that directory once, for the digest.
+A directory is read by programs that have taken the caller's uid, gid and groups before they open anything, and dropped
+every capability: ``find`` lists it, ``tar`` reads it. Their output is not trusted either, since a caller may manipulate
+processes of his own uid. It goes into another ``tar``, which runs as the image's owner in a jail that sees nothing but
+an empty directory. Python then reads that directory once, for the digest.
 """
 
 import functools
@@ -89,7 +89,7 @@ async def import_tree(
     are skipped. The tree `hide` is left out.
 
     Raises `invalid` (no such directory), `permission_denied` (the first path that cannot be read),
-    `storage_unavailable`. What was copied so far is left for the caller to remove.
+    `storage_unavailable`. The caller removes a partial copy.
     """
     _check_caller(caller)
     if not source.startswith("/") or "\0" in source:
@@ -112,8 +112,8 @@ async def import_tree(
 
 
 async def look(source: str, caller: Caller, dockerfile: str) -> Seen:
-    """Return what kind of source is at the absolute path `source`, as `caller` may see it, and if the `dockerfile`
-    exists below it.
+    """Return the kind of source at the absolute path `source`, as `caller` may see it, and if the `dockerfile` exists
+    below it.
 
     Raises `invalid` (there is nothing) and `permission_denied`.
     """

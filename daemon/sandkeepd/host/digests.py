@@ -1,8 +1,8 @@
-"""Digests of the files of checkpoints, as text that says how it was made: ``blake3:…`` or ``sha256:…``, in hexadecimal.
+"""Digests of the files of checkpoints, as text with the algorithm: ``blake3:…`` or ``sha256:…``, in hexadecimal.
 
-A checkpoint is digested beside `runsc`, which has use for every processor, both when it is made and when it is brought
-back. BLAKE3 (https://github.com/BLAKE3-team/BLAKE3-specs) takes a quarter of the time that SHA-256 takes, and a tenth
-where the processor has no instructions for that. What goes to a bucket has SHA-256, as archives there do.
+A checkpoint is digested beside `runsc`, which has use for every processor, both when it is made and when it is
+restored. BLAKE3 (https://github.com/BLAKE3-team/BLAKE3-specs) takes a quarter of the time that SHA-256 takes, and a
+tenth where the processor has no instructions for that. Checkpoints in a bucket have SHA-256, as archives there do.
 """
 
 from typing import Final, Protocol

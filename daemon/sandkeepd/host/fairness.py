@@ -1,8 +1,8 @@
 """Fairness on the event loop: tasks woken together yield to it in turn.
 
-One commit, or a crowd that asks for the same at once, wakes hundreds of tasks. The event loop runs all of them before
-it looks at what came in, and each has files to open, or a program to wake. Whoever asks for something small meanwhile
-would wait for them all. So a task that is about to do such things waits for its turn first: a few go each time round.
+One commit, or a crowd of equal requests, wakes hundreds of tasks. The event loop runs all of them before it polls for
+I/O, and each has files to open, or a program to wake. A small request that arrives meanwhile would wait for them all.
+So a task that is about to do such work waits for its turn first: a few go each round.
 """
 
 from typing import Final

@@ -56,7 +56,7 @@ def _locked(path: str, taken: SandkeepError) -> int:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise taken from None
             raise
-        os.close(fd)  # another daemon stopped in between, and took the file away: what is locked has no name
+        os.close(fd)  # another daemon stopped in between, and removed the file: the locked one has no name
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

@@ -1,11 +1,11 @@
 """Mounts that only one sandbox sees.
 
-A thread that called `enter_private_namespace` sees a copy of the mount table that is its own, and so does every
-program that it starts; the daemon's other threads, and the host, see nothing of what is mounted there, and it is gone
-with the last program in it. That is only right in a thread that ends afterwards (`sandkeep.system.fresh_thread`).
+A thread that called `enter_private_namespace` has a mount table of its own, and so has every program that it starts;
+the daemon's other threads, and the host, do not see these mounts, which vanish with the last program in the namespace.
+Use only a thread that ends afterwards (`sandkeep.system.fresh_thread`).
 
-Directories are named by descriptor (`/proc/self/fd/N`): they may lie at a path that the mounts made here hide, that
-is too long for an option, or that holds a comma.
+Directories are named by descriptor (`/proc/self/fd/N`): they may lie at a path that the mounts made here hide, that is
+too long for an option, or that holds a comma.
 """
 
 import ctypes
@@ -228,7 +228,7 @@ def _in_user_namespace(ended: ExitStack, begun: ExitStack) -> _InUserNamespace:
         os.write(writing, _WORD)
         child = spawn(["unshare", "--user", "cat"], stdin=reading, output=saying)
     finally:
-        os.close(saying)  # so that what it says ends when it does
+        os.close(saying)  # so that its output ends when it does
     ended.callback(reap, child)
     return _InUserNamespace(child, said)
 
@@ -236,9 +236,9 @@ def _in_user_namespace(ended: ExitStack, begun: ExitStack) -> _InUserNamespace:
 def detached(directory: int, flags: int) -> int:
     """Clone the mount of an open directory, restricted by `flags`: MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, NO_LINKS.
 
-    Answers a descriptor of the same directory, on a mount that no namespace shows and that lives as long as descriptors
-    of files on it do. What is opened below it cannot be more than `flags` allow, also when somebody who is handed the
-    descriptor opens the file anew through ``/proc/self/fd``. Takes 14 µs. Needs CAP_SYS_ADMIN. Raises OSError.
+    Returns a descriptor of the same directory, on a mount that no namespace shows and that lives as long as descriptors
+    of files on it do. Files opened below it keep these restrictions, even if a receiver of the descriptor reopens them
+    through ``/proc/self/fd``. Takes 14 µs. Needs CAP_SYS_ADMIN. Raises OSError.
     """
     tree = _syscall(_SYS_OPEN_TREE, "open_tree", directory, b"", _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH)
     try:

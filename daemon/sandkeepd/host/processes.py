@@ -204,7 +204,7 @@ def take_precedence() -> None:
 @contextlib.contextmanager
 def ordinary_priority() -> Iterator[None]:
     """For programs that this thread starts: they are to have no precedence."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)  # the thread's, whatever its name says
+    before = os.getpriority(os.PRIO_PROCESS, 0)  # the thread's, despite its name
     if before >= 0:
         yield
         return

@@ -1,1 +1,1 @@
-"""What runs inside a sandbox, and the daemon's side of it: requests in, answers and journals out."""
+"""The keeper inside a sandbox, and the daemon's side of it: requests in, answers and journals out."""

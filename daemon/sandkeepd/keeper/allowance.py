@@ -1,4 +1,4 @@
-"""How much of the daemon's time one sandbox gets for what it says: as much as it can need, and no more."""
+"""A limit on the daemon's time for the output of one sandbox's keeper: as much as it can need."""
 
 import time
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ SHARE: Final = 0.2
 """The part of the daemon's time that is given to one sandbox on average. A keeper at its fastest needs half of it."""
 
 WAKING_S: Final = 0.00005
-"""What it takes beside that to notice that something was said."""
+"""Cost in seconds of a wake-up for new output."""
 
 SAVED_S: Final = 0.1
-"""How much of it can be saved up."""
+"""Maximum seconds that can be saved up."""
 
 
 class Allowance:
-    """What is left of it, in seconds of this thread's time on a processor."""
+    """The remaining allowance, in seconds of this thread's CPU time."""
 
     def __init__(self) -> None:
         self._left = SAVED_S
@@ -36,5 +36,5 @@ class Allowance:
 
     @property
     def is_spent(self) -> bool:
-        """Whether there is nothing left for the moment."""
+        """True if nothing is left for the moment."""
         return self._left <= 0

@@ -10,7 +10,7 @@ from sandkeepd.keeper import fifo
 from sandkeepd.keeper.place import CONTROL, Place
 
 REQUEST_DEADLINE_S: Final = 30.0
-"""How long a request may wait for room in the FIFO, and an answer for the keeper."""
+"""Seconds a request may wait for room in the FIFO, and for the keeper's answer."""
 
 
 class Channel:

@@ -1,7 +1,7 @@
 """The daemon's side of a keeper: an `Instance` over the two directories that it shares with a sandbox.
 
-`place` says what is in them, `talk` is the conversation with the keeper, `launch` starts processes, `journals`
-reads what they write, `viewers` shows their terminals, `helpers` runs what is not on record. Here it comes together.
+`place` has the files, `talk` the conversation with the keeper, `launch` starts processes, `journals` reads their
+output, `viewers` shows their terminals, `helpers` runs unrecorded commands. This module combines them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,21 +29,21 @@ from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.keeper.watcher import Watcher
 
 KILL_DEADLINE_S: Final = 20.0
-"""How long the keeper has for telling the end of a process that was killed."""
+"""Seconds the keeper has to report the end of a killed process."""
 
 PID_S: Final = 2.0
-"""How long the pid of one that is just being started is waited for: the code inside can keep it from being told."""
+"""Seconds to wait for the pid of a process that is being started: the code inside can suppress the report."""
 
 STUCK_S: Final = KILL_DEADLINE_S / 2
-"""How long a killed process's tmux has for noticing; then it is killed, too."""
+"""Seconds a killed process's tmux has to notice; then it is killed, too."""
 
 
 class KeeperInstance:
-    """A sandbox that has a keeper. A provider's subclass knows how the sandbox itself is found and how it ends.
+    """A sandbox that has a keeper. A provider's subclass knows how to find and end the sandbox itself.
 
     `directory` holds `in` and `out`. `input_owner` is the uid and gid that must be able to open a process's input;
-    `inside` is what the code inside calls `directory`. With `fed` the code inside can open
-    no FIFO of ours, and what it is to read comes as files that grow. Whoever has it stand still sets `pause`.
+    `inside` is the path of `directory` inside. With `fed` the code inside cannot open our FIFOs, and reads its input
+    from growing files. Whoever pauses the sandbox sets `pause`.
     """
 
     no_terminals: str | None = None
@@ -91,7 +91,7 @@ class KeeperInstance:
         return await self._launcher.launch(launch)
 
     async def find(self, process_id: str) -> int | None:
-        """See `Instance.find`. The question goes behind what may still wait in the FIFO, so its answer is final."""
+        """See `Instance.find`. The question queues behind earlier requests in the FIFO, so its answer is final."""
         requests.check_process_id(process_id)
         process = self._talk.processes.get(process_id) or self._talk.begin(process_id)
         if process.pid is None and not self._talk.gone.is_set():
@@ -143,7 +143,7 @@ class KeeperInstance:
                 await self._killed(process_id, process)
 
     async def was_signalled(self, process_id: str, order: int) -> bool:
-        """See `Instance.was_signalled`. The question goes behind what an earlier daemon left in the FIFO."""
+        """See `Instance.was_signalled`. The question queues behind requests of an earlier daemon in the FIFO."""
         process = self._talk.known(process_id)
         if process.exit is None and order not in process.orders:
             process.answer = None
@@ -152,7 +152,7 @@ class KeeperInstance:
         return process.exit is not None or order in process.orders
 
     async def _killed(self, process_id: str, process: Known) -> None:
-        """The code inside can stop or end whoever would tell. That must not keep those waiting who had it killed."""
+        """Wait for the end of a killed process, with a deadline: the code inside can stop or end the keeper."""
         with self.pause.patience(KILL_DEADLINE_S):
             with self.pause.patience(STUCK_S):
                 await process.ended.wait()
@@ -283,7 +283,7 @@ class KeeperInstance:
         await self._talk.send(*requests.secret_requests("-", secrets))
 
     async def remember_earlier(self) -> None:
-        """Take note of what an earlier daemon was told, or would have been, and end what it has left half done."""
+        """Load the answers to an earlier daemon, and end its unfinished helpers and viewers."""
         self._viewers.remember_earlier()
         await self._talk.remember_earlier()
         await self._helpers.end_earlier()
@@ -298,7 +298,7 @@ class KeeperInstance:
         return self._ending
 
     async def went(self, ending: Ending) -> None:
-        """The sandbox is gone, for the provider to say: what still ran in it has ended with it."""
+        """Handle the end of the sandbox, reported by the provider: its processes have ended with it."""
         if self._talk.gone.is_set():
             return
         await self._talk.catch_up()
@@ -308,7 +308,7 @@ class KeeperInstance:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was let go of."""
+        """True if it was released."""
         return self._talk.closed
 
     async def aclose(self) -> None:

@@ -1,7 +1,7 @@
 """Copies into a sandbox and out of it, as tar streams between a caller and a script that runs inside.
 
-The daemon is not in the way of the bytes: it hands over a pipe's end, hears from the script what became of the copy,
-and tells it whether it counts. See `copy.sh` for what is said.
+The bytes do not pass through the daemon: it hands over a pipe's end, gets the outcome from the script, and commits the
+copy. See `copy.sh` for the protocol.
 """
 
 import os
@@ -29,15 +29,15 @@ _SCRIPT: Final = _script()
 
 
 Form = Literal["whole", "contents", "bytes"]
-"""What the stream is: an archive of one file or tree under its name, an archive of what is in a directory, or no
-archive but one file's own bytes.
+"""The format of the stream: an archive of one file or tree under its name, an archive of a directory's contents, or the
+bytes of one file.
 """
 
 
 class Extent(Struct, frozen=True, kw_only=True):
-    """What was copied: ``file`` or ``tree``, how many entries it has, and the bytes of the files among them.
+    """The description of a copy: ``file`` or ``tree``, its number of entries, and the bytes of its files.
 
-    `path` is where it lies in the sandbox.
+    `path` is its place in the sandbox.
     """
 
     kind: Literal["file", "tree"]
@@ -55,19 +55,19 @@ class Copy:
         self.take_data = command.take_data
 
     async def staged(self) -> Extent:
-        """Wait until the whole stream is in the sandbox, beside its target. Raises what it failed with."""
+        """Wait until the whole stream is in the sandbox, beside its target. Raises the copy's error."""
         with self._translated():
             told = await self._command.expect("staged")
         return self._extent(told)
 
     async def commit(self) -> Extent:
-        """Make what is staged effective; from here on that happens, whoever waits for it."""
+        """Make the staged copy effective; from here on it completes even if its caller is cancelled."""
         self._command.leave_alone()
         self._command.tell("commit")
         return await self.done()
 
     async def done(self) -> Extent:
-        """Wait for the end of the copy. Raises what it failed with."""
+        """Wait for the end of the copy. Raises its error."""
         with self._translated():
             word, _, told = (await self._command.end()).partition(" ")
         return self._extent(told if word == "done" else "")
@@ -94,7 +94,7 @@ def _is_count(text: str) -> bool:
 async def copying(instance: Instance, path: str, *, incoming: bool, form: Form) -> AsyncIterator[Copy]:
     """Begin a copy to or from `path`, for the length of a block.
 
-    Leaving the block without a commit undoes what came in.
+    Leaving the block without a commit undoes an incoming copy.
     """
     if instance.no_copies is not None:
         raise SetupError("not_supported", instance.no_copies)

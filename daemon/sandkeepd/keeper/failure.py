@@ -1,4 +1,4 @@
-"""What the commands that run inside say when they fail, as errors for callers."""
+"""Translation of error messages of commands inside a sandbox into errors for callers."""
 
 import os
 from typing import Final
@@ -7,7 +7,7 @@ from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupErro
 
 
 def shown(path: str) -> str:
-    """A path as it is told in a sentence."""
+    """Return the display form of a path."""
     return repr(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
@@ -44,7 +44,7 @@ _CLASSES: Final[dict[str, type[SandkeepError]]] = {
 
 
 def failure(stderr: bytes, exit_code: int | None, path: str) -> SandkeepError:
-    """The error of a helper command that did not do what it should with `path`, from the first thing that it said."""
+    """Return the error of a helper command that failed on `path`, from its first known message."""
     said = stderr.decode("utf-8", "backslashreplace").strip()
     for line in said.splitlines():
         for words, code, meaning in _MEANINGS:

@@ -24,10 +24,12 @@ async def write_line(fd: int, line: bytes) -> None:
 
 
 async def write_all(current: Callable[[], int | None], data: bytes, taken: int = 0, note: InputNote = unnoted) -> int:
-    """Write as the reader makes room. Answers how much was taken: less than all when the FIFO was closed meanwhile.
+    """Write as the reader makes room. Returns the number of bytes taken: less than all when the FIFO was closed
+    meanwhile.
 
-    `current` answers the descriptor, None once it is closed. It is asked each time, as its number may be another file's
-    by then. The first `taken` bytes were written before; `note` is told how many by now, and how many are tried next.
+    `current` returns the descriptor, None once it is closed. It is called each time, as the number may be another
+    file's by then. The first `taken` bytes were written before; `note` is called before each write with the bytes taken
+    and those tried next.
     """
     view = memoryview(data)
     while taken < len(data) and (fd := current()) is not None:

@@ -1,6 +1,6 @@
-"""Files in a sandbox, read and written by commands that run inside it as its own user: a link goes nowhere else.
+"""Files in a sandbox, read and written by commands that run inside it as its own user: a link cannot lead out.
 
-What the commands answer was said inside the sandbox, and is checked for its form only.
+Answers of the commands come from inside the sandbox, and only their form is checked.
 """
 
 import os
@@ -23,13 +23,13 @@ MAX_NAMES_BYTES: Final = 64 * 1024 * 1024
 """The most that the names in a directory may be together."""
 
 DEADLINE_S: Final = 60.0
-"""How long a command may take for one file: the code inside can stop it, or have it wait for something."""
+"""Seconds a command may take for one file: the code inside can stop it, or make it wait."""
 
 _HEAD_BYTES: Final = 64
-"""More than what stands before a file's content."""
+"""An upper bound of the header before a file's content."""
 
 PASSING: Final = ".sandkeep-"
-"""What the names begin with that files have before they are complete."""
+"""Prefix of the names of files that are not complete."""
 
 _START: Final = """
 export LC_ALL=C
@@ -169,7 +169,9 @@ def _entries(said: bytes, path: str) -> list[FileEntry]:
 
 
 def entry(path: str, name: bytes, what: bytes, target: bytes) -> FileEntry:
-    """A file, from its name below ``./``, what it is (see `_ENTRIES`), and where it leads if it is a link."""
+    """Return a file's entry, from its name below ``./``, its properties (see `_ENTRIES`), and its target if it is a
+    link.
+    """
     match = _ENTRY.fullmatch(what)
     if match is None:
         raise _nonsense(path)
@@ -192,7 +194,7 @@ def entry(path: str, name: bytes, what: bytes, target: bytes) -> FileEntry:
 
 
 def _moment(seconds: int, fraction: bytes) -> str:
-    """A file can have any time; what no calendar reaches is shown as its end."""
+    """Format a file's time; times beyond the calendar are clamped."""
     micros = int(fraction[:6].ljust(6, b"0"))
     first, last = -62_135_596_800, 253_402_300_799
     return rfc3339(min(max(seconds, first), last) * 1_000_000 + micros)
@@ -221,7 +223,9 @@ async def _run(
 
 
 def start_of(path: str) -> str | None:
-    """Where a command starts that is given this path: the sandbox's own place may be gone, and is not always needed."""
+    """Return the working directory of a command on this path: the sandbox's own may be gone, and is needed only for
+    relative paths.
+    """
     return "/" if path.startswith("/") else None
 
 

@@ -1,4 +1,4 @@
-"""Helper commands: what is run inside a sandbox for the daemon's own purposes, outside the record, and then removed."""
+"""Helper commands: run inside a sandbox for the daemon's own purposes, outside the record, and then removed."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -20,16 +20,16 @@ from sandkeepd.keeper.talk import Talk
 from sandkeepd.keeper.watcher import Watcher
 
 HELPER_OUTPUT_BYTES: Final = 64 * 1024
-"""How much of what a helper command says is read, if no more is expected: the code inside can add any amount."""
+"""Maximum bytes of a helper's output, if no more is expected: the code inside can add any amount."""
 
 TIDY_UP_S: Final = 25.0
-"""How long a helper command that is not wanted any more has for removing what it began."""
+"""Seconds a cancelled helper has to clean up."""
 
 LAST_WORDS_S: Final = 1.0
-"""How long the end of one that was killed is waited for: the code inside can keep that from being told."""
+"""Seconds to wait for the end of a killed helper: the code inside can suppress the report."""
 
 ASK_AGAIN_S: Final = 1.0
-"""How often it is told so meanwhile."""
+"""Seconds between repeated signals meanwhile."""
 
 
 class Helpers:
@@ -112,7 +112,7 @@ class Helpers:
             raise self._talk.silent()
 
     async def end_earlier(self) -> None:
-        """End the helper commands that an earlier daemon did not see to their end, and remove what is left of them."""
+        """End the unfinished helper commands of an earlier daemon, and remove their files."""
         for process_id in pipes.left_behind(self._place.names()):
             with suppress(SandkeepError):  # it is ending
                 await self._kill(process_id, Signals.SIGTERM)
@@ -125,7 +125,7 @@ class Helpers:
     async def _drop(self, process_id: str) -> None:
         process = self._talk.processes.get(process_id)
         if process:
-            with trio.move_on_after(TIDY_UP_S):  # a helper removes what it had not finished
+            with trio.move_on_after(TIDY_UP_S):  # a helper removes its unfinished work
                 await self._ask_to_go(process_id, process)
         if process and process.exit is None and not self._talk.gone.is_set():
             for _ in range(2):  # of one whose pid is not known the second takes what it would be told by
@@ -137,8 +137,8 @@ class Helpers:
         self._place.remove_helper(process_id)
 
     async def _ask_to_go(self, process_id: str, process: Known) -> None:
-        """Again and again: a shell that starts a program at that moment takes the signal from it, and waits for it. And
-        what the code inside has stopped goes on, to go.
+        """Signal a helper until it ends: a shell that starts a program at that moment takes the signal from it, and
+        waits for it. SIGCONT wakes processes that the code inside has stopped.
         """
         while process.exit is None and not self._talk.gone.is_set():
             for number in (Signals.SIGTERM, Signals.SIGCONT):

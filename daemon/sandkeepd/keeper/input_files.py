@@ -1,8 +1,8 @@
-"""What processes read where the code inside can open no FIFO of ours: files in `in` that grow.
+"""Input of processes where the code inside cannot open our FIFOs: files in `in` that grow.
 
-The keeper puts what is new in them into pipes of its own when it is told that there is more, and tells how far it came.
-So input waits for room as it does with a FIFO, what was taken is known, and all of it is there again when the sandbox
-is brought back from a checkpoint. What such a process sends out goes into a file, too, and from there into a pipe.
+The keeper copies new data in them into pipes of its own when it is notified, and reports its offset. So input waits for
+room as it does with a FIFO, the consumed part is known, and the data is still there when the sandbox is restored from a
+checkpoint. Output of such a process goes into a file, too, and from there into a pipe.
 """
 
 import os
@@ -24,7 +24,7 @@ from sandkeepd.keeper.talk import Talk
 from sandkeepd.keeper.watcher import Watcher
 
 AHEAD_BYTES: Final = 65536
-"""How much more than a process was fed its file may hold, as much as a FIFO."""
+"""Bytes that a process's file may be ahead of its reading, as much as a FIFO."""
 
 DATA_AHEAD_BYTES: Final = 4 * 1024 * 1024
 _PIECE_BYTES: Final = 256 * 1024
@@ -121,7 +121,7 @@ async def piped(
 
 
 async def _pump_in(talk: Talk, place: Place, process_id: str, source: int) -> None:
-    """Put what comes through a pipe into the file that a command is fed its data from."""
+    """Copy a pipe into the file from which a command is fed its data."""
     process = talk.known(process_id)
     fd = place.open_growing(f"{process_id}.data")
     try:
@@ -141,14 +141,14 @@ async def _pump_in(talk: Talk, place: Place, process_id: str, source: int) -> No
 
 
 async def _pump_out(talk: Talk, place: Place, watcher: Watcher, process_id: str, target: int) -> None:
-    """Put what a command writes into the file of its data into a pipe, until it has ended and that is at its end."""
+    """Copy a command's data file into a pipe, until the command has ended and all is copied."""
     process = talk.known(process_id)
     try:
         fd = journal.open_journal(place.out, process_id, "data")
     except (OSError, NotAFileError):
         fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with suppress(BrokenPipeError):  # whoever reads it has had enough
+        with suppress(BrokenPipeError):  # the reader has closed it
             await _follow(process, watcher, fd, target)
     finally:
         os.close(fd)

@@ -1,9 +1,9 @@
-"""Reading what a sandbox wrote: journals of processes, and the keeper's answers. Nothing here is trusted.
+"""Reading of a sandbox's output: journals of processes, and the keeper's answers. Nothing here is trusted.
 
 The code inside can put anything in the place of a journal, at any moment. So it is opened in a `HostileTree`, never
-through a link, waiting for nobody; and what was opened is looked at before it is read. What the code inside can make,
-which no device is, does nothing by being opened so. Reads are bounded and never block. `out` is always the tree of the
-directory of that name, which holds `exits` and, in `p`, the journals.
+through a link, without blocking; and the file is checked before it is read. Opening has no side effects on any file
+that the code inside can make, as it can make no devices. Reads are bounded and never block. `out` is always the tree of
+the directory of that name, which holds `exits` and, in `p`, the journals.
 """
 
 import errno
@@ -18,16 +18,16 @@ from sandkeepd.contract.processes import Chunk
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 
 MAX_LINE_BYTES: Final = 128
-"""The keeper's own lines are shorter by half. What is longer is not from the keeper."""
+"""Maximum length of a line. The keeper's own lines are shorter by half; a longer one is not from the keeper."""
 
 MAX_WAKE_BYTES: Final = 4 * 1024
-"""How much of `exits` is read at one go, so that one sandbox cannot keep the daemon from the others."""
+"""Bytes of `exits` read at once, so that one sandbox cannot keep the daemon from the others."""
 
 MAX_BACKLOG_BYTES: Final = 4 * 1024 * 1024
-"""When more than that is waiting in `exits`, the rest before it is passed over: a file can be made huge for nothing."""
+"""Maximum unread bytes of `exits`; earlier ones are skipped: a sparse file can be huge at no cost."""
 
 MAX_ROUNDS: Final = MAX_BACKLOG_BYTES // MAX_WAKE_BYTES + 1
-"""How many reads it takes to know all that was there at the first, whatever is written meanwhile."""
+"""Number of reads after which all data present at the first has been read."""
 
 _MOST_HOLES: Final = 3
 
@@ -48,7 +48,7 @@ class Answer(NamedTuple):
 
     @property
     def says_end(self) -> bool:
-        """Whether nothing more can come of the process."""
+        """True if it is the last answer about the process."""
         return self.word.isdigit() or self.word in ("lost", "none")
 
 
@@ -69,7 +69,7 @@ def open_journal(out: HostileTree, process_id: str, part: str) -> int:
 
 
 def sizes(out: HostileTree, process_id: str) -> tuple[int, int]:
-    """How long the journals of a process are, ``stdout`` and ``stderr``; 0 for one that is no file."""
+    """Return the sizes of a process's journals, ``stdout`` and ``stderr``; 0 for one that is no file."""
     try:
         with out.directory("p") as directory:
             return _size(f"{process_id}.stdout", directory), _size(f"{process_id}.stderr", directory)
@@ -87,9 +87,9 @@ def _size(name: str, directory: int) -> int:
 def open_for_caller(out: HostileTree, process_id: str, stream: str, uid: int) -> int:
     """See `Provider.open_journal`.
 
-    Who is handed the descriptor can open its file anew through ``/proc/self/fd``, or run it, with the rights that the
-    file's mode gives; and of that the code inside is the master. So it is one on a mount that allows only reading.
-    Where there is none, it goes only to whom the file belongs to.
+    The receiver of the descriptor can reopen or execute its file through ``/proc/self/fd``, with the rights of the
+    file's mode; and the code inside controls the mode. So the descriptor is on a mount that allows only reading.
+    Without such a mount, only the file's owner gets one.
     """
     try:
         descriptor = open_journal(out, process_id, stream)
@@ -109,7 +109,9 @@ def open_for_caller(out: HostileTree, process_id: str, stream: str, uid: int) ->
 
 
 def read_journal(out: HostileTree, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
-    """Read up to `max_bytes` of a journal from `offset`. What is not there, or not a file, has no bytes, and a note."""
+    """Read up to `max_bytes` of a journal from `offset`. A journal that is missing, or not a file, gives no bytes, and
+    a note.
+    """
     try:
         fd = open_journal(out, process_id, stream)
     except FileNotFoundError:
@@ -131,8 +133,8 @@ def read_journal(out: HostileTree, process_id: str, stream: str, offset: int, ma
 
 
 def _read_kept(fd: int, offset: int, max_bytes: int) -> tuple[int, bytes]:
-    """Bytes from an offset, or from the first that is kept after it. What is dropped while it is read counts as
-    dropped, so where a hole begins is looked at after each read.
+    """Read from an offset, or from the first that is kept after it. Data dropped during the read counts as dropped, so
+    the hole is checked after each read.
     """
     at, data = offset, os.pread(fd, max_bytes, offset)
     for _ in range(_MOST_HOLES):
@@ -144,7 +146,7 @@ def _read_kept(fd: int, offset: int, max_bytes: int) -> tuple[int, bytes]:
 
 
 def first_kept(fd: int) -> int:
-    """The offset from which on a journal still holds what was written: behind the hole at its beginning, if any."""
+    """Return the offset of the first byte that a journal still holds: behind the hole at its beginning, if any."""
     try:
         return os.lseek(fd, 0, os.SEEK_DATA)
     except OSError as error:
@@ -173,7 +175,9 @@ class ExitsReader:
         return self._fd
 
     def open_anew(self) -> None:
-        """Go on in the file that lies there now, which begins with what was read. Raises OSError, `NotAFileError`."""
+        """Continue in the present file of that name, which begins with the data read so far. Raises OSError,
+        `NotAFileError`.
+        """
         fd = self._out.open_regular("exits")
         os.close(self._fd)
         self._fd = fd
@@ -214,5 +218,5 @@ class ExitsReader:
 
 
 def parse_answers(lines: bytes) -> list[Answer]:
-    """The keeper's answers among lines that anybody can have written."""
+    """Return the keeper's answers among untrusted lines."""
     return [Answer(match[1].decode(), match[2].decode()) for match in _ANSWER.finditer(lines)]

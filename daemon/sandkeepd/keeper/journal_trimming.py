@@ -1,8 +1,8 @@
-"""Journals that grow beyond what is kept: of processes that ended they go, oldest first; of others their beginning.
+"""Retention of journals: those of ended processes are removed, oldest first; of others the beginning is dropped.
 
-What is dropped of a journal becomes a hole: offsets stay what they are, the process goes on appending, and the hole is
-itself the record of what is gone; see `journal.first_kept`. Nothing here is done at a name that the code inside could
-point elsewhere, and only a file that belongs to whom the directory belongs to is ever changed. Everything blocks.
+A dropped part becomes a hole: offsets stay valid, the process goes on appending, and the hole itself records the loss;
+see `journal.first_kept`. No name that the code inside could redirect is used, and only files of the directory's owner
+are changed. Everything blocks.
 """
 
 import ctypes
@@ -21,10 +21,10 @@ from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES
 STREAMS: Final = ("stdout", "stderr")
 PARTS: Final = (*STREAMS, "pid")
 FILE_BYTES: Final = 4096
-"""What a file counts as at least: a file system runs out of entries, too."""
+"""Minimum size that a file counts as: a file system runs out of inodes, too."""
 
 LEAST_KEPT_BYTES: Final = 64 * 1024
-"""How much of the end of a journal is kept whatever is written, so that its readers see something."""
+"""Bytes kept of the end of a journal in any case, so that its readers see something."""
 
 _BLOCK: Final = 4096
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -39,10 +39,10 @@ class _File(NamedTuple):
 
 
 def trim(out: HostileTree, running: Collection[str], most_bytes: int) -> Dropped:
-    """Have the journals in `out` occupy no more than `most_bytes`; if they did, a quarter less.
+    """Limit the disk usage of the journals in `out` to `most_bytes`; if it was exceeded, to a quarter less.
 
-    `running` are the processes that have not ended, and is looked at only after the files.
-    Raises OSError, of EOPNOTSUPP where files cannot have holes.
+    `running` are the processes that have not ended, and is read only after the files. Raises OSError, of EOPNOTSUPP
+    where files cannot have holes.
     """
     _trim_answers(out)
     with out.directory("p", flags=os.O_RDONLY, writable=True) as directory:
@@ -73,7 +73,7 @@ def drop(out: HostileTree, process_ids: Iterable[str]) -> None:
 
 
 def _files(directory: int) -> Iterator[_File]:
-    """The files that belong to journals, by their names. Those of helper commands are removed by who runs these."""
+    """Yield the files of journals, by their names. The runners of helper commands remove those of helpers."""
     with os.scandir(directory) as entries:
         for entry in entries:
             process_id, _, part = entry.name.rpartition(".")
@@ -94,7 +94,7 @@ def _remove(directory: int, process_ids: Iterable[str]) -> None:
 
 
 def _cut(out: HostileTree, owner: int, file: _File, wanted: int) -> int:
-    """Drop about `wanted` bytes of what a journal begins with; answer how many it was."""
+    """Drop about `wanted` bytes of a journal's beginning; return the number dropped."""
     if file.occupied - LEAST_KEPT_BYTES < _BLOCK:
         return 0
     try:
@@ -115,9 +115,7 @@ def _cut(out: HostileTree, owner: int, file: _File, wanted: int) -> int:
 
 
 def _trim_answers(out: HostileTree) -> None:
-    """Drop what nobody will read any more of the keeper's answers: a reader begins `MAX_BACKLOG_BYTES` before the end
-    at most.
-    """
+    """Drop old answers of the keeper: a reader begins at most `MAX_BACKLOG_BYTES` before the end."""
     try:
         descriptor = _open_own(out, "exits", out.stat("p").st_uid)
     except (OSError, NotAFileError):  # the code inside put something else there, or closed it to us

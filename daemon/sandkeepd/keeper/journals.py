@@ -13,7 +13,7 @@ from sandkeepd.keeper.watcher import Watcher, grown
 
 
 class Journals:
-    """What the processes of one sandbox have written, in `out`."""
+    """The output of one sandbox's processes, in `out`."""
 
     def __init__(self, out: HostileTree, watcher: Watcher) -> None:
         self._out = out
@@ -39,7 +39,7 @@ class Journals:
             await more.wait()
 
     def _follow(self, process_id: str, stream: str, offset: int, more: trio.Event, stack: ExitStack) -> bool:
-        """Have `more` set when the stream grows; whether it is longer than `offset` already."""
+        """Set `more` when the stream grows; return True if it is longer than `offset` already."""
         try:
             fd = journal.open_journal(self._out, process_id, stream)
         except (OSError, NotAFileError):

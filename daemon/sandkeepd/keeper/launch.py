@@ -1,4 +1,4 @@
-"""How a process is started: what is written for it into `in`, what the keeper is asked, and what its answer means."""
+"""Start of a process: its files in `in`, the request to the keeper, and the meaning of the answer."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -62,7 +62,7 @@ class Launcher:
         return ProviderError("provider_unavailable", message, process_id=process_id)
 
     async def _write(self, process_id: str, launch: Launch, mode: str) -> _Request:
-        """Write what the process needs; answer what the keeper is to be asked."""
+        """Write the process's files; return the request for the keeper."""
         env = {name: value for name, value in {**self._env, **launch.env}.items() if name not in launch.secrets}
         where = launch.working_dir or self._working_dir
         quick = (program.FED_QUICK_MS if self._place.fed else program.QUICK_MS) if launch.quick else 0
@@ -89,7 +89,7 @@ class Launcher:
     async def _write_terminal(
         self, process_id: str, wanted: Terminal, command: Sequence[str], env: Mapping[str, str], working_dir: str
     ) -> None:
-        """Write what starts a process in a terminal, which belongs to a session of its own already."""
+        """Write the files that start a process in a terminal, in a session of its own."""
         leader = program.resetting(f"{self._place.inside}/in")
         begin = requests.script(leader, command, env, working_dir, terminal.BEGIN)
         if not self._place.fed:
@@ -100,7 +100,7 @@ class Launcher:
 
 
 def _leaves_traces(process_id: str) -> bool:
-    """Whether it must have files from which a later daemon sees that it was left behind: helper commands, viewers."""
+    """Return True if it must have files by which a later daemon finds it: helper commands, viewers."""
     return process_id.startswith((f"{pipes.HELPER}_", f"{terminal.VIEWER}_"))
 
 
@@ -109,7 +109,7 @@ def _started_before(process_id: str) -> SandkeepError:
 
 
 def _mode(launch: Launch, *, fed: bool) -> str:
-    """What the keeper calls the kind of input that a process has."""
+    """Return the keeper's name for the kind of input of a process."""
     if launch.terminal:
         return "tty"
     pipe = "fed" if fed else "pipe"

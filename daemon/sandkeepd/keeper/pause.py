@@ -1,4 +1,4 @@
-"""Whether a sandbox stands still. What its code is given time for is given that time again when it goes on."""
+"""The pause state of a sandbox. Deadlines for its code are extended by the time of a pause."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ import trio
 
 
 class Pause:
-    """The state of one sandbox: paused or not. Its provider sets it, whoever brought it about."""
+    """The state of one sandbox: paused or not. Its provider sets it, for any cause of the pause."""
 
     def __init__(self) -> None:
         self.is_on = False

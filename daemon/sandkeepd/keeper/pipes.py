@@ -20,7 +20,7 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 
 HELPER: Final = "hlp"
-"""The prefix of the ids of helper commands, by which a later daemon knows what was left behind."""
+"""Prefix of the ids of helper commands, by which a later daemon finds leftovers."""
 
 DATA: Final = ".data"
 CONTROL: Final = ".control"
@@ -35,7 +35,7 @@ _LEFT: Final = re.compile(rf"({HELPER}_[0-9a-z]+)(\.\w+)?")
 
 
 class Ends:
-    """The FIFOs of one command, for the length of a block. What a command was given stays when the block ends."""
+    """The FIFOs of one command, for the length of a block. Descriptors handed to another command stay open."""
 
     def __init__(self, files: HostileTree, process_id: str, owner: tuple[int, int] | None) -> None:
         self._files = files
@@ -59,14 +59,14 @@ class Ends:
         self._held.append(self._open(path, os.O_RDWR | os.O_NONBLOCK))
 
     def data(self, *, incoming: bool) -> int:
-        """The daemon's end of the data, with room for much at once. Blocking: whoever is given it expects that."""
+        """Return the daemon's end of the data, with a large buffer. It is blocking, as its receivers expect."""
         fd = self._open(self._path + DATA, os.O_WRONLY if incoming else os.O_RDONLY)
-        with suppress(OSError):  # a user may have only so much; what is smaller serves, too
+        with suppress(OSError):  # a user's pages are limited; a smaller pipe works, too
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return fd
 
     def control(self) -> int:
-        """The daemon's end of what the command is told."""
+        """Return the daemon's end of the control FIFO."""
         return self._open(self._path + CONTROL, os.O_WRONLY | os.O_NONBLOCK)
 
     def let_go(self) -> None:

@@ -23,7 +23,7 @@ CONTROL: Final = ".control"
 """The FIFO of requests."""
 
 _ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")
-"""What the names of a process's files in `in` end in."""
+"""Suffixes of the names of a process's files in `in`."""
 
 _WRITTEN_INSIDE: Final = (".stdout", ".stderr", ".data")
 
@@ -33,8 +33,8 @@ _CLOSED_INPUT: Final = 0o444
 
 
 class Place:
-    """The directories of one sandbox. `files` holds `in` and `out`; `inside` is what the code inside calls it;
-    `input_owner` is the uid and gid that must be able to open a process's input.
+    """The directories of one sandbox. `files` holds `in` and `out`; `inside` is its path inside; `input_owner` is the
+    uid and gid that must be able to open a process's input.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Place:
         self.journals = f"{self.inside}/out/p"
         """The directory of the journals, as the code inside sees it."""
         self.hidden = "tty" if fed else "in"
-        """What the directory beside `out` is called, inside, in which terminals tell how they do: with `fed` it is one
-        that only the inside sees.
+        """Name, inside, of the directory beside `out` for the messages of terminals: with `fed` one that only the
+        inside sees.
         """
         self.sockets = f"{self.inside}/{self.hidden}" if fed else self.journals
         """The directory of the sockets of tmux, as the code inside sees it."""
@@ -67,11 +67,11 @@ class Place:
         return self.files.names("in")
 
     def was_started(self, process_id: str) -> bool:
-        """Whether there is a journal of it, from now or when an earlier daemon was there."""
+        """Return True if it has a journal, of this daemon or an earlier one."""
         return self.out.exists(f"p/{process_id}.stdout")
 
     async def write(self, name: str, data: bytes) -> None:
-        """Make a file in `in`. A small one, too, may have to wait until the file system has flushed what others wrote.
+        """Make a file in `in`. Even a small one may have to wait until the file system has flushed other writes.
 
         Raises OSError.
         """
@@ -115,12 +115,12 @@ class Place:
             self._unlink(path)
 
     def remove_start(self, process_id: str) -> None:
-        """Remove what a process was started by."""
+        """Remove the files that started a process."""
         for end in _ENDS:
             self._unlink(f"in/{process_id}{end}")
 
     def remove_ended(self, process_id: str) -> None:
-        """Remove what a process that has ended needs no more. Its journal stays."""
+        """Remove the files of an ended process but its journal."""
         self.remove_start(process_id)
         self._unlink(f"out/p/{process_id}.tmux")
 

@@ -1,4 +1,4 @@
-"""What is known of a sandbox's processes: the keeper's answers, believed where they can be true."""
+"""Known facts of a sandbox's processes: the keeper's answers, accepted where they can be true."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ MAX_WORDS: Final = 4
 """Of how many processes, and how many answers about each, an adopted sandbox's `exits` is remembered."""
 
 MAX_WORDS_IN_ALL: Final = 2 * MAX_REMEMBERED
-"""How many answers are remembered at most about all of them together: a start and an end for each."""
+"""Maximum number of remembered answers about all of them together: a start and an end for each."""
 
 MAX_ORDERS: Final = 16
 """Of how many signals to a process it is remembered that they were sent."""
@@ -26,7 +26,7 @@ LOST_WATCHER: Final = "the code in the sandbox killed what watched the process"
 
 
 class Known:
-    """What is known of one process. `news` is set, and replaced, whenever that changes."""
+    """The known facts of one process. `news` is set, and replaced, on each change."""
 
     def __init__(self) -> None:
         self.pid: int | None = None
@@ -35,17 +35,17 @@ class Known:
         self.orders: dict[int, None] = {}
         self.input_fd: int | None = None
         self.fed = 0
-        """How much of its input it was fed, where that is done by a file."""
+        """Bytes of its input that it was fed, if by a file."""
         self.input_lock = trio.Lock()
         self.ended = trio.Event()
         self.news = trio.Event()
         self.has_files = True
-        """Whether something was written to start it, as far as is known."""
+        """True if files were written to start it, as far as is known."""
         self.followers: set[Callable[[], None]] = set()
 
     @property
     def runs(self) -> bool:
-        """Whether it was started, and its end is not known."""
+        """True if it was started, and its end is not known."""
         return self.pid is not None and self.exit is None
 
     def learn(self, word: str) -> None:
@@ -75,12 +75,12 @@ class Known:
             del self.orders[next(iter(self.orders))]
 
     def tell(self) -> None:
-        """Wake whoever waits for news."""
+        """Wake all tasks that wait for news."""
         self.news.set()
         self.news = trio.Event()
 
     def end(self, how: Exit) -> None:
-        """Take note of the end, and wake whoever waits for it."""
+        """Record the end, and wake all tasks that wait for it."""
         self.exit = how
         self.ended.set()
         self.close_input()
@@ -122,7 +122,7 @@ class Earlier:
                 self._count += 1
 
     def tell(self, process_id: str, process: Known) -> None:
-        """Have the process learn what is remembered of it."""
+        """Pass the remembered answers to the process."""
         words = self._words.pop(process_id, ())
         self._count -= len(words)
         for word in words:
@@ -130,7 +130,7 @@ class Earlier:
 
 
 def last_exits(out: HostileTree, process_ids: Sequence[str]) -> dict[str, Exit]:
-    """How processes ended, as the answers of a sandbox that is gone tell. Blocks, for a bounded time."""
+    """Return the exits of processes, from the answers of a sandbox that is gone. Blocks, for a bounded time."""
     known = {process_id: Known() for process_id in process_ids}
     try:
         reader = ExitsReader(out)

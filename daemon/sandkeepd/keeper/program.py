@@ -1,6 +1,6 @@
-"""The keeper itself: the program of ours that is a sandbox's first process, and what processes in terminals begin by.
+"""The keeper itself: our program that is a sandbox's first process, and that begins processes in terminals.
 
-See ``keeper.c``. It is made for each kind of machine that is common, and put into `in`.
+See ``keeper.c``. It is compiled for each common kind of machine, and put into `in`.
 """
 
 import fcntl
@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 NAME: Final = ".keeper"
-"""What it is called in `in`."""
+"""Its name in `in`."""
 
 COUNTED: Final = "-w"
 """The option of a keeper whose sandbox's inotify instances are made by `counting`."""
@@ -20,23 +20,23 @@ LISTENER: Final = 15
 """The descriptor by which such a keeper hands over the making of them."""
 
 QUICK_MS: Final = 20
-"""How long the start of a process that is expected to end soon may wait for its end, so that both are told at once."""
+"""Milliseconds that the start of a short process may wait for its end, so that both are reported at once."""
 
 STATX_NAME: Final = ".statx.so"
-"""What ``statx.c`` is called there, in gVisor sandboxes."""
+"""The name of ``statx.c``'s library in `in`, in gVisor sandboxes."""
 
 FED_QUICK_MS: Final = 100
 """The same where each step of a process takes longer, as each of its system calls does."""
 
 _WRITERS_S: Final = 5.0
-"""For how long what is put into a place waits for those who have it open for writing."""
+"""Seconds to wait until a new program has no open writers."""
 
 _PROGRAM: Final = os.path.join(os.path.dirname(__file__), f"keeper.{os.uname().machine}")
 _STATX: Final = os.path.join(os.path.dirname(__file__), f"statx.{os.uname().machine}")
 
 
 def why_missing() -> str | None:
-    """Why no sandbox can have a keeper on this machine; None if there is one for it."""
+    """Return the reason why this machine has no keeper; None if there is one."""
     if os.path.exists(_PROGRAM):
         return None
     machine = os.uname().machine
@@ -50,7 +50,8 @@ def install(in_dir: str) -> None:
 
 
 def on_host(directory: str) -> str:
-    """Where the host can run it: where we have it, unless nobody can run that, and else a copy in a directory of ours.
+    """Return the path at which the host can run it: the installed one, unless that is not executable, else a copy in a
+    directory of ours.
 
     Raises OSError.
     """
@@ -68,7 +69,7 @@ def on_host(directory: str) -> str:
 
 
 def install_statx(in_dir: str) -> None:
-    """Put into `in` what programs in gVisor sandboxes are started with, if there is one. Raises OSError."""
+    """Put the library for programs in gVisor sandboxes into `in`, if there is one. Raises OSError."""
     if os.path.exists(_STATX):
         with open(_STATX, "rb") as library:
             put_program(f"{in_dir}/{STATX_NAME}", library.read())
@@ -85,10 +86,11 @@ def put_program(path: str, program: bytes) -> None:
 
 
 def _wait_for_writers(path: str) -> None:
-    """Wait until nobody has a file open for writing, so that it can be run.
+    """Wait until no process has a file open for writing, so that it can be executed.
 
-    What another thread was just starting has our descriptor until its exec, and until then the kernel runs the file
-    for nobody (ETXTBSY). It grants a lease for reading (fcntl(2), F_SETLEASE) under that same condition.
+    A program that another thread was just starting inherits our descriptor until its exec, and until then the kernel
+    refuses to execute the file (ETXTBSY). It grants a lease for reading (fcntl(2), F_SETLEASE) under that same
+    condition.
     """
     with open(path, "rb", buffering=0) as file:
         deadline = time.monotonic() + _WRITERS_S
@@ -118,9 +120,7 @@ def command(
 
 
 def resetting(in_dir: str) -> list[str]:
-    """The words before a command, after which may come NAME=VALUE for its environment, so that every signal does to it
-    what it does by default.
-    """
+    """Return the argv prefix that resets all signals to their defaults; NAME=VALUE for the environment may follow."""
     return [f"{in_dir}/{NAME}", "-"]
 
 
@@ -132,7 +132,7 @@ def counting(program: str, pid: int, ceilings: Mapping[str, int]) -> list[str]:
 
 
 NOT_ASKED: Final = 3
-"""How `saving` ends when nothing was asked of the kernel."""
+"""Exit code of `saving` when nothing was requested of the kernel."""
 
 
 def saving(program: str, container: str, pid: int, image: str, source: str, target: str) -> list[str]:
@@ -143,7 +143,7 @@ def saving(program: str, container: str, pid: int, image: str, source: str, targ
 
 
 def moving_after(program: str, umask: int, source: str, target: str) -> list[str]:
-    """The words before a command of the host, whose `source` is called `target` as soon as it has ended well, whatever
-    becomes of the daemon. `program` is where the keeper is. What is descriptor 3 stays open until then.
+    """Return the argv prefix of a host command that renames `source` to `target` after success, even if the daemon has
+    died. `program` is the keeper's path. Descriptor 3 stays open until then.
     """
     return [program, "-m", str(umask), source, target]

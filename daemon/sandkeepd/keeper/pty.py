@@ -16,8 +16,8 @@ from sandkeep.errors import ProviderError
 from sandkeepd.host import mounts
 
 MOST: Final = 128
-"""How many terminals a sandbox may have at a time. The kernel has 4,096 for all on the machine (`kernel.pty.max`), of
-which it keeps 1,024 for the host.
+"""Maximum number of terminals of a sandbox at a time. The kernel has 4,096 for all on the machine (`kernel.pty.max`),
+of which it keeps 1,024 for the host.
 """
 
 _PTMX: Final = os.makedev(5, 2)
@@ -51,8 +51,8 @@ def open_pty(root: str, owner: tuple[int, int] | None, rows: int, cols: int) -> 
 
 
 def limit_terminals(pid: int) -> None:
-    """See that the sandbox of a process has no more than `MOST` terminals. Takes 0.2 ms. Safe to repeat, and for what
-    has no terminals of its own. Raises OSError.
+    """Limit the sandbox of a process to `MOST` terminals. Takes 0.2 ms. Safe to repeat, and for one without terminals
+    of its own. Raises OSError.
     """
     try:
         with _places(f"/proc/{pid}/root") as (pts, _):

@@ -1,4 +1,4 @@
-"""What is said to the keeper: request lines, and what starts processes. No input or output here."""
+"""Requests to the keeper: request lines, and the files that start processes. No input or output here."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,10 +7,10 @@ from typing import Final
 from sandkeep.errors import CallerError
 
 MAX_REQUEST_BYTES: Final = 4096
-"""PIPE_BUF of Linux: what is written at once up to this length arrives whole, however many write."""
+"""PIPE_BUF of Linux: writes up to this length are atomic."""
 
 MAX_SCRIPT_BYTES: Final = 2 * 1024 * 1024
-"""About what the kernel takes for the arguments and environment of a program; more could not be started."""
+"""Roughly the kernel's limit for a program's arguments and environment."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PROCESS_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -28,7 +28,7 @@ def check_process_id(process_id: str) -> str:
 
 
 def _to_bytes(text: str, field: str) -> bytes:
-    """The bytes of a text that goes into a shell script; raises `invalid` for what no program can be given."""
+    """Encode text for a shell script; raises `invalid` for a NUL or text that is not UTF-8."""
     try:
         data = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -44,7 +44,7 @@ def quote(data: bytes) -> bytes:
 
 
 def _variable(name: str, field: str) -> bytes:
-    """The name of a variable; raises `invalid` for what a shell would not take for one."""
+    """Encode the name of a variable; raises `invalid` if a shell would not accept it."""
     if _VARIABLE.fullmatch(name):
         return name.encode()
     raise CallerError(
@@ -53,7 +53,9 @@ def _variable(name: str, field: str) -> bytes:
 
 
 def record(command: Sequence[str], env: Mapping[str, str], working_dir: str | None) -> bytes:
-    """What the keeper starts a process by: see ``keeper.c``. Raises `invalid` for what no program can be given."""
+    """Return the keeper's record of a process to start: see ``keeper.c``. Raises `invalid` for text that no program can
+    be given.
+    """
     settings = [_variable(name, "env") + b"=" + _to_bytes(value, "env") for name, value in env.items()]
     words = [_to_bytes(word, "command") for word in command]
     fields = [_to_bytes(working_dir or "", "working_dir"), *settings, b"", *words]
@@ -119,8 +121,8 @@ def run_by(text: bytes, process_id: str, mode: str, quick_ms: int) -> bytes | No
 
 
 def questions(process_ids: Iterable[str]) -> Iterator[bytes]:
-    """The request lines that have what was stopped go on, and have it told how those of `process_ids` that have ended
-    did.
+    """Yield the request lines that resume stopped processes, and request the exits of those of `process_ids` that have
+    ended.
     """
     yield request("sweep", "-")
     line = b""
@@ -135,8 +137,8 @@ def questions(process_ids: Iterable[str]) -> Iterator[bytes]:
 
 
 def more(process_id: str, what: str, *, over: bool = False) -> bytes:
-    """The request that says that a process can be fed more from its file ``stdin``, ``data`` or ``control``; or, with
-    what is there, for the last time.
+    """Return the request to read more from a process's file ``stdin``, ``data`` or ``control``; with `over`, for the
+    last time.
     """
     return request("end" if over else "more", process_id, what)
 

@@ -1,7 +1,7 @@
-"""The conversation with a keeper: what it is asked, and what is learned of the sandbox's processes from its answers.
+"""The conversation with a keeper: requests, and facts about the sandbox's processes from its answers.
 
-Nobody is waited for to hear it: what a daemon missed while it was away is still in `exits`. And as the code inside can
-write there, too, no more is listened to than one sandbox may have of the daemon's time.
+The keeper does not wait for a reader: answers that a daemon missed while it was away are still in `exits`. And as the
+code inside can write there, too, reading is limited to a sandbox's share of the daemon's time.
 """
 
 import os
@@ -21,22 +21,22 @@ from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.keeper.watcher import Watcher
 
 LOOK_S: Final = 0.5
-"""How soon it is asked after the processes when the code inside has spoilt what was told."""
+"""Seconds until processes are queried again after the code inside has corrupted the answers."""
 
 LOOK_EACH_S: Final = 0.005
-"""How much later for each process: a keeper with many, on a machine with much to do, takes its time for that."""
+"""Additional seconds for each process: a keeper with many, on a busy machine, needs time to answer."""
 
 EARLIER_S: Final = 600.0
-"""How long it is kept what an earlier daemon was told, or would have been; by then the new one has asked after all."""
+"""Seconds that answers to an earlier daemon are kept; by then the new one has queried them anyway."""
 
 REST_S: Final = 0.05
-"""How long a sandbox is not listened to that says more than it can need to."""
+"""Seconds for which a sandbox with excessive output is ignored."""
 
 
 class Talk:
-    """The conversation with one sandbox's keeper. `heard` is told every answer, after it was learned from.
+    """The conversation with one sandbox's keeper. `heard` is called with every answer, after it was processed.
 
-    `processes` are those that somebody has asked after; whoever does so puts them there.
+    `processes` are those that were queried; the caller adds them.
     """
 
     def __init__(
@@ -104,21 +104,21 @@ class Talk:
         return process
 
     def begin(self, process_id: str) -> Known:
-        """Begin to ask after a process, with what an earlier daemon was told of it, or would have been."""
+        """Begin to follow a process, with the remembered answers to an earlier daemon."""
         process = self.processes[process_id] = Known()
         self._earlier.tell(process_id, process)
         return process
 
     def sweep(self) -> None:
-        """Ask after the processes whose ends may not have been told. Nothing is waited for: what finds no room in the
-        FIFO is asked another time.
+        """Query the processes whose ends may have been missed. Does not wait: without room in the FIFO the query is
+        repeated later.
         """
         self._watcher.never(self.sweep)
         if self._ask_after([name for name, process in self.processes.items() if process.runs]):
             self._exits.spoilt = False
 
     def _ask_after(self, process_ids: Sequence[str]) -> bool:
-        """Whether all could be asked."""
+        """Send the queries; return True if all were sent."""
         fd = None if self.closed or self.gone.is_set() or self.pause.is_on else self._place.open_fifo(CONTROL)
         if fd is None:
             return False
@@ -140,12 +140,12 @@ class Talk:
         await self.catch_up()
 
     def _forget_earlier(self) -> None:
-        """Whoever had to be asked after was: what else the code inside has told is not kept."""
+        """Drop the remembered answers, after all recorded processes were queried: the rest is from the code inside."""
         self._adopted = False
         self._earlier = Earlier()
 
     async def catch_up(self) -> None:
-        """Read what `exits` holds by now, letting others go on: the code inside may have written any amount."""
+        """Read the present contents of `exits`, with checkpoints: the code inside may have written any amount."""
         for _ in range(journal.MAX_ROUNDS):
             if self.closed or not self._read_answers():
                 return
@@ -162,10 +162,10 @@ class Talk:
             self._rest()
             self._watcher.later(self._hear_again, REST_S)
         elif more:
-            trio.lowlevel.current_trio_token().run_sync_soon(self._hear)  # after what others have to say
+            trio.lowlevel.current_trio_token().run_sync_soon(self._hear)  # after other sandboxes' callbacks
 
     def _rest(self) -> None:
-        """Listen no more for now, as the code inside writes what nobody needs."""
+        """Stop reading for now, as the code inside writes excessively."""
         if self._watch is not None:
             self._watcher.remove(self._watch, self._hear)
             self._watch = None
@@ -200,7 +200,7 @@ class Talk:
     # The end
 
     def break_off(self) -> None:
-        """The sandbox is gone, and what still ran in it has ended with it."""
+        """Handle the end of the sandbox: its processes have ended with it."""
         self.gone.set()
         for process in self.processes.values():
             if process.exit is None:

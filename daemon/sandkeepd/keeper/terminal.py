@@ -1,7 +1,7 @@
-"""Terminals of processes, as files and scripts: what goes into `in` for one, and what is said to its tmux.
+"""Terminals of processes, as files and scripts: the files in `in`, and the commands to its tmux.
 
-Each is a tmux server of its own, inside the sandbox. Whoever looks at it does so by the sandbox's own tmux client: a
-server tells its client what to execute, so a client outside would be a way out.
+Each is a tmux server of its own, inside the sandbox. Viewers use the sandbox's own tmux client: a server tells its
+client what to execute, so a client outside would be an escape.
 """
 
 import os
@@ -15,13 +15,13 @@ from sandkeepd.contract.processes import Terminal
 from sandkeepd.keeper import requests
 
 VIEWER: Final = "vwr"
-"""The prefix of the ids of viewers, which are helpers and not on record: what they leave is removed when they end."""
+"""Prefix of the ids of viewers, which are helpers and not on record: their files are removed when they end."""
 
 MAX_SOCKET_BYTES: Final = 100
 """A socket's address holds 107. A longer path is given from the directory of the journals, where all scripts begin."""
 
 DEADLINE_S: Final = 20.0
-"""How long a process's tmux has for showing it to a viewer, and for doing anything else that it is asked for."""
+"""Seconds a process's tmux has to show it to a viewer, and for any other request."""
 
 STUCK: Final = b"stuck\n"
 """Said to a terminal's script when its process was killed, and the end of that is still not known."""
@@ -36,7 +36,8 @@ def _script(name: str) -> bytes:
 
 PANE: Final = _script("pane.sh")
 BEGIN: Final = b'echo "run $$.$PPID" >&9; exec 9>&-'
-"""How a process in a terminal begins: it tells its pid, and that of what waits for it, whose group it belongs to."""
+"""The first commands of a process in a terminal: it reports its pid, and that of its parent, whose group it belongs to.
+"""
 
 _TERMINFO: Final = _script("terminfo.sh")
 _TERMINAL: Final = _TERMINFO + _script("terminal.sh")
@@ -44,7 +45,7 @@ _VIEWER: Final = (_TERMINFO + _script("viewer.sh")).decode()
 
 
 def is_viewer(process_id: str) -> bool:
-    """Whether this is the id of a viewer, or a file of one's in `in`."""
+    """Return True for the id of a viewer, or the name of its file in `in`."""
     return process_id.startswith(VIEWER + "_")
 
 
@@ -62,8 +63,8 @@ def script(inside: str, hidden: str, process_id: str, terminal: Terminal) -> byt
 
 
 def socket(sockets: str, process_id: str) -> str:
-    """Where a process's tmux server listens, as its clients name it once they are in the directory of the journals.
-    `sockets` is where sockets lie: there, or where only the inside sees them, by a short path.
+    """Return the path of a process's tmux socket, as its clients name it from the directory of the journals. `sockets`
+    is the directory of sockets: that one, or one that only the inside sees, by a short path.
     """
     path = f"{sockets}/{process_id}.tmux"
     return path if len(os.fsencode(path)) <= MAX_SOCKET_BYTES else f"./{process_id}.tmux"
@@ -90,7 +91,7 @@ def typing(sockets: str, process_id: str, buffer: str) -> list[str]:
 
 
 def typed(data: bytes, *, eof: bool) -> bytes:
-    """The bytes to type. In the middle of a line the first end-of-file character only hands over what is there."""
+    """Return the bytes to type. In the middle of a line the first end-of-file character only submits the line."""
     if not eof:
         return data
     return data + END_OF_FILE * (2 if data and not data.endswith(b"\n") else 1)
@@ -101,9 +102,9 @@ def _tmux(sockets: str, process_id: str, *words: str) -> list[str]:
 
 
 async def shown(fd: int, ended: trio.Event) -> bool:
-    """Wait until there is something to see on a viewer's terminal; False when the viewer has ended instead.
+    """Wait until a viewer's terminal shows something; return False when the viewer has ended instead.
 
-    tmux tells what is wrong on stderr, so that the first byte on the terminal means that it shows the process. Raises
+    tmux reports errors on stderr, so the first byte on the terminal means that it shows the process. Raises
     `provider_unavailable` when nothing happens for too long.
     """
     found = False
@@ -132,14 +133,14 @@ def silent() -> SandkeepError:
 
 
 def _holds_bytes(fd: int) -> bool:
-    """Whether there is more to read than that everybody has gone."""
+    """Return True if there are bytes to read, and not only a hangup."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return any(event & select.POLLIN for _, event in poll.poll(0))
 
 
 def not_started(said: bytes) -> SandkeepError:
-    """The error for a process that got no terminal, from what was said on its stderr."""
+    """Return the error for a process that got no terminal, from its stderr."""
     sentence = _sentence(said)
     if sentence == "tmux is missing":
         message = (

@@ -1,4 +1,4 @@
-"""Terminals of running processes: those who look at them, and what is typed into them."""
+"""Terminals of running processes: their viewers, and typed input."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class Viewers:
         raise StateError("not_ready", f"sandbox {self._instance.sandbox_id} has ended: create another")
 
     def heard(self, answer: journal.Answer) -> None:
-        """When a viewer has gone, nothing shall stay of it, whichever daemon it came to."""
+        """Remove the files of a viewer that has ended, of this daemon or an earlier one."""
         name = answer.process_id
         if terminal.is_viewer(name) and answer.says_end and (name in self._talk.processes or name in self._earlier):
             self._remove(name)
@@ -87,7 +87,7 @@ class Viewers:
             self._place.remove_helper(viewer)
 
     def end_stuck(self, process_id: str) -> None:
-        """Have the tmux of a killed process killed, if it has one: it may hang, and so nobody knows of the end."""
+        """Kill the tmux of a killed process, if it has one: a hanging tmux would hide the process's end."""
         fd = self._place.open_fifo(f"{process_id}.told")
         if fd is not None:
             with suppress(OSError):  # it is full

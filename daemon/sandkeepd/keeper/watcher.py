@@ -1,7 +1,7 @@
-"""One inotify instance for the whole daemon: who wants to know when a file grows adds a watch here.
+"""One inotify instance for the whole daemon: a reader that waits for a file to grow adds a watch here.
 
-The kernel counts instances and watches by uid, so others can have taken all that there are. Files for which there is no
-watch to be had are polled, until there is one again.
+The kernel limits instances and watches by uid, so other programs can have taken all of them. Files without a watch are
+polled, until one is available again.
 """
 
 import errno
@@ -19,10 +19,10 @@ logger: Final = logging.getLogger("sandkeepd")
 
 Callback = Callable[[], None]
 
-_CHANGES: Final = flags.MODIFY | flags.MASK_ADD  # the code inside can have two names for what is one file to the kernel
+_CHANGES: Final = flags.MODIFY | flags.MASK_ADD  # the code inside can give one file two names
 
 _AT_ONCE: Final = 4
-"""How many files one round of the event loop is told of, when many have grown at once."""
+"""Files reported per round of the event loop, when many have grown at once."""
 
 _OVERFLOWN: Final = -1
 """The watch descriptor of the event that says that events were lost."""
@@ -32,12 +32,12 @@ _REFUSED: Final = (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 SOONEST_S: Final = 0.02
 LATEST_S: Final = 0.25
-"""How often a polled file is looked at: soon after it has changed, then less and less often."""
+"""Maximum seconds between polls of a file: it is polled soon after a change, then less and less often."""
 
 _SLOWER: Final = 1.25
 
 AGAIN_S: Final = 5.0
-"""How often inotify is asked for again."""
+"""Seconds between attempts to get inotify back."""
 
 SHORTAGE: Final = (
     "the kernel gives out no more inotify watches to this user: files are polled, so commands answer up to a quarter "
@@ -46,7 +46,7 @@ SHORTAGE: Final = (
 
 
 class _Look(NamedTuple):
-    """What is seen of a file by looking at it."""
+    """The status of a polled file."""
 
     size: int
     changed_ns: int
@@ -98,11 +98,11 @@ class Watcher:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong: that some files are polled."""
+        """The problem that some files are polled; None otherwise."""
         return SHORTAGE if self._polled or self._inotify is None else None
 
     def add(self, fd: int, callback: Callback) -> int:
-        """Watch the open file `fd`, which may be closed afterwards. Answers what `remove` wants."""
+        """Watch the open file `fd`, which may be closed afterwards. Returns the key for `remove`."""
         watch = self._add_watch(fd)
         if watch is not None:
             self._callbacks.setdefault(watch, []).append(callback)
@@ -113,7 +113,7 @@ class Watcher:
         return self._last
 
     def _start(self) -> bool:
-        """Have inotify, if it is to be had."""
+        """Open inotify, if available; return True on success."""
         if self._inotify is None:
             try:
                 self._inotify = INotify(nonblocking=True)
@@ -135,7 +135,7 @@ class Watcher:
             return None
 
     def _check(self, error: OSError) -> None:
-        """Raise what is no refusal. Of refusals the first is logged, until files go back to inotify."""
+        """Raise an unexpected error. The first shortage is logged, until files go back to inotify."""
         if error.errno not in _REFUSED:
             raise error
         if not self._said:
@@ -220,7 +220,7 @@ class Watcher:
     def _poll(self) -> None:
         now = trio.current_time()
         for watch, polled in list(self._polled.items()):
-            # a callback may have removed what comes after it
+            # a callback may have removed a later one
             if polled.due <= now and watch in self._polled and polled.has_changed(now):
                 polled.callback()
         self._poll_later()
@@ -238,7 +238,7 @@ class Watcher:
             self._moved[name] = watch
             del self._polled[name]
             os.close(polled.fd)
-            polled.callback()  # for what came after the last look
+            polled.callback()  # for changes after the last poll
         self._said = False
         logger.info("the kernel gives out inotify watches again: no file is polled any more")
 
@@ -273,5 +273,5 @@ class Watcher:
 
 
 def grown(fd: int, beyond: int) -> bool:
-    """Whether the open file is longer than `beyond`."""
+    """Return True if the open file is longer than `beyond`."""
     return os.fstat(fd).st_size > beyond

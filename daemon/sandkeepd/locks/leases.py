@@ -221,7 +221,7 @@ class Leases:
         """Renew a lease, and answer in how many seconds to do so again."""
         try:
             await self._renew_in_thread(lease.renew)
-        except Exception as unforeseen:  # noqa: BLE001  # whatever it was, the lease lasts until its deadline
+        except Exception as unforeseen:  # noqa: BLE001  # the lease lasts until its deadline in any case
             error = as_sandkeep_error(unforeseen)
             if error.code != "lock_lost":
                 logger.warning("a lock is not renewed yet", extra={"lock": lease.name, "why": error.message})

@@ -136,7 +136,7 @@ class LockReturn(LockOperation):
             try:
                 await self.begin(self.about(lock, events.LockReleaseRequested(), lock.revision), request.meta, request)
             except StateError as conflict:
-                await tries.again(conflict)  # it was lost in that moment, or somebody else ordered the same
+                await tries.again(conflict)  # it was lost in that moment, or another caller ordered the same
 
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""

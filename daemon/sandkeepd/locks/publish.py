@@ -1,10 +1,10 @@
 """The metadata of shared sandboxes, where other daemons read them: ``sandboxes/<lock's name>/metadata.json``.
 
 A sandbox is shared while its lock is held here, and SANDBOX_METADATA_MOUNT_PATH or SANDBOX_METADATA_BUCKET is set. Its
-document is written after it changed, over the version that was read, and carries the fence of the lock: a daemon that
-lost the lock, and does not know yet, overwrites nothing that the next owner wrote.
+document is written after each change, over the version that was read, and carries the fence of the lock: a daemon that
+lost the lock, and does not know yet, cannot overwrite the next owner's document.
 
-Error handling: what does not answer is tried again. A lock that was lost ends the writing until it is taken again.
+Error handling: failed requests are retried. A lost lock ends the writing until it is taken again.
 """
 
 import logging
@@ -90,7 +90,7 @@ class Publisher:
     async def _publish(self, sandbox_id: str) -> None:
         try:
             await self._write(sandbox_id)
-        except Exception as unforeseen:  # noqa: BLE001  # whatever it was, the document is out of date still
+        except Exception as unforeseen:  # noqa: BLE001  # the document is still outdated
             error = as_sandkeep_error(unforeseen)
             logger.warning("metadata is not published", extra={"sandbox": sandbox_id, "why": error.message})
             if error.code not in ENDS_IT:

@@ -1,6 +1,6 @@
 """Changes of sandboxes that exist: the base of suspending, resuming and restoring them.
 
-Unlike an end, a change that fails is not tried again: the sandbox is what it was, and its caller is told why at once.
+Unlike an end, a change that fails is not retried: the sandbox keeps its status, and the caller gets the error at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ _UNDONE: Final = (events.SandboxSuspendFailed, events.SandboxResumeFailed, event
 
 
 class SandboxChange(Operation[SandboxState]):
-    """An order that a sandbox be something else. Its end interrupts that.
+    """An order that changes a sandbox. Termination interrupts it.
 
-    What came of one that the daemon's death interrupted, the sandbox itself tells when it is adopted, so that there is
-    nothing to recover here.
+    The adoption of a sandbox records the outcome of a change that the daemon's death interrupted, so there is nothing
+    to recover here.
     """
 
     interruptible = True
@@ -75,7 +75,7 @@ class SandboxChange(Operation[SandboxState]):
         return [NewEvent(order.stream, failed, order.stream, order.subject.revision)]
 
     async def answer(self, request: Request[Any], stream: str) -> Sandbox:
-        """See `Operation.answer`. That is of the last change, and raises what that failed with."""
+        """See `Operation.answer`. Answers for the last change, and raises its error."""
         sandbox = self.subjects[stream]
         change = sandbox.change
         if change is None:

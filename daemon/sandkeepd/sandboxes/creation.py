@@ -1,4 +1,4 @@
-"""Creation of sandboxes: of an image, or by a `Maker` of what else one can begin with."""
+"""Creation of sandboxes: of an image, or by a `Maker` from another source."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,14 +38,14 @@ class Maker:
         return await provider.create(sandbox.sandbox_id, asked.image_id, asked.spec, self.secrets, asked.plan)
 
     def found(self) -> list[NewEvent]:
-        """List what goes on record with it, besides."""
+        """Return further events to record with the creation."""
         return []
 
     def begun(self, runtime: Runtime) -> None:
         """Go on: it is on record, and looked after."""
 
     def done(self) -> None:
-        """Let go of what it was made of. It was made, or was not."""
+        """Release the sources, after success or failure."""
         self.secrets.clear()
 
 
@@ -96,7 +96,7 @@ class SandboxCreation(Creation[SandboxState]):
         return await self.made(sandbox_id)
 
     def start(self, intent: Recorded, request: Request[Any] | None = None, given: Any = None) -> Order[SandboxState]:
-        """Have a sandbox made that is on record as about to be, by the `Maker` that is given."""
+        """Start making a recorded sandbox, by the `Maker` in `given`."""
         order = super().start(intent, request, given)
         order.resources.callback(given.done)
         return order

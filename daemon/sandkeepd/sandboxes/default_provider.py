@@ -40,6 +40,6 @@ class ProviderChooser:
         return ProviderChoice(provider=FALLBACK, fell_back=True, why=why)
 
     async def again(self, _: Request[Any], first: Recorded) -> ProviderChoice:
-        """See `Command.again`: somebody fell back before."""
+        """See `Command.again`: the earlier choice stands."""
         event = msgspec.json.decode(first.data, type=ProviderFellBack)
         return ProviderChoice(provider=event.used, fell_back=True, why=event.why)

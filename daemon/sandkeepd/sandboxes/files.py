@@ -1,10 +1,10 @@
 """Files of sandboxes: read, written and listed by RPC; copied, whole trees of them, through pipes.
 
-All of it happens inside, as the sandbox's own user (see `keeper.files` and `keeper.copies`). Of a copy the daemon holds
-only the ends: it gives the caller a pipe, or serves one itself to a websocket, and says when what came in counts.
+All of it happens inside, as the sandbox's own user (see `keeper.files` and `keeper.copies`). The daemon handles only
+the ends of a copy: it hands the caller a pipe, or serves one itself to a websocket, and commits incoming data.
 
-A copy into a sandbox has a carrier, a task in the nursery of its sandbox, because making it effective must go on when
-the caller has gone. Until then it is the caller who keeps it alive.
+A copy into a sandbox has a carrier, a task in the nursery of its sandbox, because a commit must go on when the caller
+has gone. Until then the caller keeps the copy alive.
 """
 
 import os
@@ -35,10 +35,10 @@ from sandkeepd.sandboxes.runtimes import Runtime, Runtimes, start_in
 T = TypeVar("T")
 
 REASON_PATIENCE_S: Final = 1.0
-"""How long it may take until it is known why a sandbox ended in the middle of a call."""
+"""Seconds to wait for the reason why a sandbox ended in the middle of a call."""
 
 STREAM: Final = "files"
-"""What the streams of these events are called, after the sandbox: that one's own waits for what ends it."""
+"""Suffix of the streams of these events, after the sandbox's id: the sandbox's own stream waits for its end."""
 
 
 class Incoming:
@@ -63,11 +63,11 @@ class Incoming:
         return data
 
     async def commit(self, meta: Meta) -> Copied:
-        """Make the copy effective as soon as all of it has arrived, and answer what it was. From now on that happens
-        whatever becomes of the caller.
+        """Make the copy effective as soon as it has arrived completely, and return its description. From now on that
+        happens even if the caller goes.
 
         Raises `conflict` (a file where a directory is, or the reverse; nothing was changed then), `disk_limit`,
-        `permission_denied`, `invalid` for what is no archive.
+        `permission_denied`, `invalid` for a malformed archive.
         """
         if not self._confirmed.is_set():
             self._meta = meta
@@ -82,13 +82,13 @@ class Incoming:
         raise self._outcome or StateError("not_ready", "the sandbox ended, or the daemon stopped, during the copy")
 
     async def opened(self) -> None:
-        """Wait until the sandbox takes data. Raises what it failed with."""
+        """Wait until the sandbox takes data. Raises the copy's error."""
         await self._opened.wait()
         if self._finished.is_set():
             await self.result()
 
     async def leave(self) -> None:
-        """The caller does not stay. What was not committed is undone when this returns."""
+        """End the caller's part. An uncommitted copy is undone when this returns."""
         if self._data >= 0:
             os.close(self.take_data())
         if not self._confirmed.is_set():
@@ -108,7 +108,7 @@ class Incoming:
         self._outcome = await record(extent, self._meta)
 
     async def run(self, carry: Callable[["Incoming"], Awaitable[None]]) -> None:
-        """Carry the copy to its end, whatever that is."""
+        """Run the copy to its end, success or failure."""
         try:
             with self._scope:
                 await carry(self)
@@ -270,13 +270,13 @@ class Files:
         await self._record(sandbox_id, event, meta)
         return _copied(extent)
 
-    # -- what they share ----------------------------------------------------------------------------------------------
+    # -- common parts -------------------------------------------------------------------------------------------------
 
     async def _reach(self, sandbox_id: str) -> Runtime:
         return await self._runtimes.running(rules.sandbox(self._core.state, sandbox_id))
 
     def _require_record(self) -> None:
-        """Refuse, before anything happens, what could not be put on record."""
+        """Raise, before any effect, if the log cannot be written."""
         if self._core.problems:
             raise DaemonError("storage_unavailable", self._core.problems[0])
 
@@ -289,7 +289,7 @@ class Files:
 
     @asynccontextmanager
     async def _explaining(self, runtime: Runtime) -> AsyncIterator[None]:
-        """A sandbox that ended in the middle may have done so because its disk was used up; that is told then."""
+        """For the length of a block, report a full disk as the reason if the sandbox ends in the middle."""
         try:
             yield
         except StateError as error:
@@ -329,7 +329,9 @@ def plain(path: str) -> str:
 
 
 async def _written(data: bytes, event: events.SandboxFileWritten) -> FileWritten:
-    """The answer to who has written a file. The digest is for him alone: an event would tell it to who reads those."""
+    """Answer the writer of a file. The digest is for the writer alone: an event would reveal it to all readers of
+    events.
+    """
     digest = await trio.to_thread.run_sync(lambda: sha256(data).hexdigest())
     return FileWritten(path=event.path, size_bytes=event.size_bytes, sha256=digest)
 

@@ -30,7 +30,7 @@ from sandkeepd.core.paging import page
 from sandkeepd.host import caller_paths
 
 REMOVE_DEADLINE_S = 300.0
-"""How long a provider may take for removing an image before it is asked again, if it can be interrupted."""
+"""Seconds a provider may take to remove an image before the request is repeated, if it can be interrupted."""
 
 
 class ImageHolds:
@@ -163,7 +163,7 @@ class Images:
         return image
 
     async def _source(self, command: ImageCreate, caller: Caller) -> Source:
-        """What the image is to be made of, by the rule of `image_sources`."""
+        """Return the source of the image, by the rule of `image_sources`."""
         if command.provider is not None and self._core.provider(command.provider).builder is None:
             return image_sources.copied(command, command.provider)
         if not image_sources.is_path(command.source):
@@ -197,7 +197,7 @@ class Images:
 
 
 def _request(requested: events.ImageCreateRequested) -> ImageRequest:
-    """What is on record as asked for, for the provider."""
+    """Convert the recorded request for the provider."""
     return ImageRequest(
         kind=requested.kind,
         source=requested.source,

@@ -40,12 +40,12 @@ def last_words(
 
 
 async def words_of_killed(core: Core, sandbox: SandboxState, runtime: Runtime | None) -> list[NewEvent]:
-    """The same of a sandbox that was ended: as it told its `runtime`, else as what is left of it tells."""
+    """Return the last events of a sandbox that was killed: as its `runtime` knows them, else from its remains."""
     return last_words(core, sandbox, await _exits(core, sandbox, runtime), KILLED, runtime=runtime)
 
 
 async def exits_left(core: Core, sandbox: SandboxState) -> Callable[[str], Exit | None]:
-    """Ends of processes, as what is left of their sandbox tells."""
+    """Return the exits of processes, from the remains of their sandbox."""
     provider = core.provider(sandbox.requested.provider)
     exits = await trio.to_thread.run_sync(provider.last_exits, sandbox.sandbox_id, list(sandbox.active))
     return exits.get

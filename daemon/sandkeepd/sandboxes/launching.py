@@ -1,7 +1,7 @@
 """Launches of processes: in the background, or with their end as the answer.
 
-The process is started in its sandbox's own nursery, where it is then followed to its end. What came of a launch that
-the daemon's death interrupted, the sandbox tells when it is adopted.
+The process is started in its sandbox's own nursery, where it is then followed to its end. The adoption of the sandbox
+records the outcome of a launch that the daemon's death interrupted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class ProcessLaunching(Operation[ProcessState]):
     method = "process.launch"
     under_way = "starting"
     awaits_end: ClassVar[bool] = False
-    """Whether the start waits a moment for the end, so that both go on record in one append."""
+    """True if the start waits a moment for the end, so that both go on record in one append."""
 
     def __init__(self, core: Core, runtimes: Runtimes, supervisor: ProcessSupervisor, lookup: ProcessLookup) -> None:
         super().__init__(core)
@@ -164,7 +164,7 @@ class Execution(ProcessLaunching):
         return await self.answered(request, process)
 
     async def answered(self, request: Request[SandboxExec], subject: ProcessState) -> ExecResult:
-        """Wait until the process has ended, and answer how, with the beginning of what it wrote."""
+        """Wait until the process has ended, and return its exit, with the beginning of its output."""
         await self.core.settled(subject.process_id, lambda: subject.ended)
         if subject.status == "failed":
             raise rules.failure_of(subject)

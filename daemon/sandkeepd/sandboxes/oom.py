@@ -1,13 +1,12 @@
 """Attribute exits to the kernel's OOM killer.
 
-The kernel tells how many it has killed in a sandbox's group, and not which. So a process counts as one of them when all
-that is known speaks for it: it ended as SIGKILL ends a process, which nobody had ordered for it and no time limit had;
-and since it was started, the kernel has killed more than were told of others since. So of two that end so at once,
-after one kill, one is told, whichever is heard of first.
+The kernel counts its kills in a sandbox's group, and does not name the processes. So an exit is attributed if all known
+facts agree: it is that of SIGKILL, without an order for that or a time limit; and since the process's start, the kernel
+has killed more than were attributed since. Of two such exits after one kill, the first to be reported is attributed.
 
-What it waited for may have been killed instead, as a shell passes on how its last command ended. It can be wrong about
-a process that kills itself after the kernel had killed something else meanwhile, which nobody told. Of a process that
-an earlier daemon started, only what the kernel did after its adoption counts.
+The victim may have been a child instead, as a shell passes on its last command's exit. The attribution is wrong for a
+process that kills itself after an unattributed kill of another one. For a process that an earlier daemon started, only
+kills after its adoption count.
 """
 
 from typing import Final, NamedTuple
@@ -17,18 +16,18 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.host.cgroups.usage import oom_kills
 
 KILLED: Final = 128 + 9
-"""The exit code of what SIGKILL ended."""
+"""Exit code of a process that SIGKILL ended."""
 
 
 class Mark(NamedTuple):
-    """How many the kernel had killed when a process was started, and how many of them had been told."""
+    """The kernel's count of OOM kills at a process's start, and the number attributed until then."""
 
     killed: int
     told: int
 
 
 class OomWatcher:
-    """The kernel's kills in one sandbox. Where they are not counted, none is told."""
+    """The OOM kills in one sandbox. Where the kernel does not count them, none is attributed."""
 
     def __init__(self, instance: Instance) -> None:
         self._cgroups = instance.cgroups
@@ -36,13 +35,15 @@ class OomWatcher:
         self._told = 0
 
     def begin(self, process_id: str) -> None:
-        """A process is about to be started, or was found running: what was killed before was not that."""
+        """Mark the present count, as a process is about to be started, or was found running: earlier kills were not of
+        it.
+        """
         killed = self._count()
         if killed is not None:
             self._marks[process_id] = Mark(killed, self._told)
 
     def took(self, process: ProcessState, exit_code: int | None) -> bool:
-        """Whether a process that ended so was killed for want of memory. To be asked once."""
+        """Return True if a process with this exit was OOM-killed. To be called once."""
         mark = self._marks.pop(process.process_id, None)
         if mark is None or exit_code != KILLED or process.timed_out or process.last_signal == "KILL":
             return False

@@ -1,4 +1,4 @@
-"""Journals for callers who read them themselves: as open descriptors, so that the daemon is not in the way of bytes."""
+"""Open descriptors of journals for callers, so that output does not pass through the daemon."""
 
 import os
 from contextlib import ExitStack

@@ -1,7 +1,7 @@
-"""Keeping output within bounds: of each sandbox as many bytes as ``SANDKEEP_RETAIN_OUTPUT`` says.
+"""Retention of output: at most ``SANDKEEP_RETAIN_OUTPUT`` bytes of each sandbox.
 
-Nothing of this is on record. That a process had output its end tells, so a journal that is missing is told as such; and
-in a journal whose beginning was dropped there is a hole. By age output goes with the events; see `retention`.
+None of this is on record. The end of a process records its output's size, so a missing journal is reported as such; and
+a journal with a dropped beginning has a hole. Old output goes with the events; see `retention`.
 """
 
 import errno
@@ -20,7 +20,7 @@ EVERY_S: Final = 30.0
 
 
 class OutputLimit:
-    """The task that drops what is too much."""
+    """The task that drops excess output."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -35,7 +35,7 @@ class OutputLimit:
             await self.trim()
 
     async def trim(self) -> None:
-        """Drop what is too much now. A sandbox in which nothing has happened since is not looked at again."""
+        """Drop present excess. A sandbox without activity since is skipped."""
         most = RETAIN_OUTPUT()
         if most is None:
             return
@@ -52,7 +52,7 @@ class OutputLimit:
         provider = self._core.providers.get(sandbox.requested.provider)
         if provider is None:
             return
-        running = sandbox.active  # itself, and no copy: what was launched while files were listed is in it
+        running = sandbox.active  # no copy: it has processes launched during the listing
         try:
             trim = provider.trim_output
             dropped = await trio.to_thread.run_sync(trim, name, running, most, limiter=self._limiter)

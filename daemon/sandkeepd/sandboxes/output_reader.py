@@ -1,4 +1,4 @@
-"""What processes write, as it is read: by byte offset, from journals that lie beside the daemon and not behind it."""
+"""Reading of processes' output: by byte offset, from journals that lie beside the daemon and not behind it."""
 
 import msgspec
 import trio
@@ -27,10 +27,10 @@ class OutputReader:
         """
         deadline = trio.current_time() + query.wait_s
         while True:
-            ended = process.ended  # looked at before the journal: what is read after the end is all there is
+            ended = process.ended  # read before the journal: a read after the end is complete
             out = self.read_journal(process, "stdout", query.stdout_offset, query.max_bytes)
             err = self.read_journal(process, "stderr", query.stderr_offset, query.max_bytes)
-            if err.missing:  # of one that is there, it is told what the other lacks
+            if err.missing:  # an existing journal reports that the other is missing
                 require_kept(process, out)
             moved = (out.offset, err.offset) != (query.stdout_offset, query.stderr_offset)
             if out.data or err.data or moved or ended or trio.current_time() >= deadline or query.max_bytes == 0:
@@ -53,7 +53,7 @@ class OutputReader:
             await runtime.instance.wait_output(process.process_id, stdout_offset, stderr_offset)
 
     def beginning(self, process: ProcessState, stream: str, max_bytes: int) -> Chunk:
-        """What a stream begins with: nothing, of some length, when that is not kept any more."""
+        """Return the beginning of a stream; empty, with its size, if the journal was dropped."""
         chunk = self.read_journal(process, stream, 0, max_bytes)
         if is_gone(process, chunk):
             size = process.stdout_bytes if stream == "stdout" else process.stderr_bytes
@@ -73,12 +73,12 @@ class OutputReader:
 
 
 def is_gone(process: ProcessState, chunk: Chunk) -> bool:
-    """Whether a chunk is none because the journals of the process, which it had, are not kept any more."""
+    """Return True if a chunk is empty because the journals of the process were dropped."""
     return chunk.missing and process.ended and process.started_us is not None
 
 
 def require_kept(process: ProcessState, chunk: Chunk) -> None:
-    """Refuse to pass off as empty what is not kept any more: `compacted`."""
+    """Raise `compacted` for a dropped journal, instead of returning it as empty."""
     if is_gone(process, chunk):
         raise DataError(
             "compacted",
@@ -89,8 +89,8 @@ def require_kept(process: ProcessState, chunk: Chunk) -> None:
 
 
 def _compared(chunk: Chunk, stream: str, recorded: int | None) -> Chunk:
-    """A piece of a journal, with a note if that is shorter than it was when its process ended. It may be longer: what
-    the process left behind may go on writing.
+    """Add a note to a chunk if the journal is shorter than at its process's end. It may be longer: children of the
+    process may go on writing.
     """
     if recorded is None or chunk.size >= recorded or chunk.note is not None:
         return chunk

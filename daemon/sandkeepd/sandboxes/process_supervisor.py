@@ -21,7 +21,7 @@ from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 logger = logging.getLogger("sandkeepd")
 
 GRACE_S = 0.1
-"""How long the start of an ``exec`` waits for its end, so that both go on record in one append."""
+"""Seconds the start of an ``exec`` waits for its end, so that both go on record in one append."""
 
 
 class ProcessSupervisor:
@@ -43,7 +43,7 @@ class ProcessSupervisor:
         instance = runtime.instance
         exited = await _wait(instance, process.process_id, _time_left(process))
         if exited is None:
-            await self._runtimes.awake(process.sandbox_id)  # what stands still cannot be killed, nor tell its end
+            await self._runtimes.awake(process.sandbox_id)  # a frozen process cannot be killed, nor report its end
             exited = instance.exit_of(process.process_id) or await self._time_out(instance, process, intent)
         await self._record(process, await self.told_end(runtime, process, exited), cause=intent)
         instance.forget(process.process_id)
@@ -63,7 +63,7 @@ class ProcessSupervisor:
         try:
             pid = await self._find(runtime, process, found)
         except StateError:
-            return  # the sandbox has ended, and whoever keeps it tells how its processes did
+            return  # the sandbox has ended, and its own task records the ends of its processes
         if pid is None:
             await self._record(process, _never_seen(process))
             return
@@ -74,9 +74,9 @@ class ProcessSupervisor:
         await self.follow(runtime, process, None)
 
     async def _find(self, runtime: Runtime, process: ProcessState, asked: trio.Event) -> int | None:
-        """Ask a sandbox after a process, again and again until it answers: who follows a process does not give up.
+        """Ask a sandbox for a process's pid, retrying until it answers.
 
-        Raises `not_ready` when the sandbox has ended, of which another task tells.
+        Raises `not_ready` when the sandbox has ended, which another task records.
         """
 
         async def find() -> int | None:
@@ -101,7 +101,7 @@ class ProcessSupervisor:
         )
 
     async def _sync(self, instance: Instance, process_id: str) -> None:
-        """Have the journals on the disk. One that fails to write them may never do so, and the end has to be told."""
+        """Fsync the journals. A failure may be permanent, and is only logged, so that the end can be recorded."""
         try:
             await trio.to_thread.run_sync(instance.sync, process_id)
         except OSError as error:
@@ -113,7 +113,7 @@ class ProcessSupervisor:
 
 
 def _never_seen(process: ProcessState) -> events.Event:
-    """What is told of a process that its sandbox knows nothing of, when a daemon adopts it."""
+    """Return the event of a process that its adopted sandbox does not know."""
     if process.status == "starting":
         message = "the daemon stopped before the process was started: launch it again"
         return events.ProcessLaunchFailed(code="not_ready", message=message, interrupted=True)
@@ -121,7 +121,7 @@ def _never_seen(process: ProcessState) -> events.Event:
 
 
 async def _wait(instance: Instance, process_id: str, seconds: float) -> Exit | None:
-    """How the process ended, or None if it still runs after so many seconds."""
+    """Return the process's exit, or None if it still runs after so many seconds."""
     known = instance.exit_of(process_id)
     if known is not None:  # it had ended before anybody waited, however little time is left
         return known

@@ -1,7 +1,7 @@
-"""Processes: signalled, written to, read. See `launching` for their starts.
+"""Operations on processes: signals, input, output. See `launching` for their starts.
 
-Each has a task of the `ProcessSupervisor`'s, which starts it and follows it to its end. The daemon is not in the way of
-what it writes: that goes to a journal, from which is read by byte offset (`output_reader`).
+Each has a task of the `ProcessSupervisor`'s, which starts it and follows it to its end. Output does not pass through
+the daemon: it goes to a journal, which is read by byte offset (`output_reader`).
 """
 
 import math
@@ -79,9 +79,9 @@ class Processes:
         return process.view()
 
     async def write_stdin(self, request: Request[ProcessWriteStdin]) -> Written:
-        """Write to a process's input, or close it. Into a terminal it is typed.
+        """Write to a process's input, or close it. For a terminal it is typed.
 
-        Of a command given again, what was written before is not written again.
+        A repeated command does not write the same bytes again.
         """
         command, past = request.params, request.past or Past.unremembered()
         process = await self.lookup.find(command.sandbox_id, command.name)

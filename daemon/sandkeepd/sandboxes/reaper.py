@@ -35,7 +35,7 @@ def reason_to_end(sandbox: SandboxState, moment_us: int) -> str | None:
 
 
 async def run(core: Core, termination: Termination) -> None:
-    """End what is due, once a second, until cancelled. A disk that refuses is tried again at the next look."""
+    """End sandboxes that are due, once a second, until cancelled. After a disk failure, retry in the next round."""
     while True:
         await trio.sleep(LOOK_EVERY_S)
         moment = now_us()

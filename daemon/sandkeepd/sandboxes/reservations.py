@@ -1,4 +1,4 @@
-"""Reservations: what sandboxes will have that are about to go on record. No two get the same."""
+"""Reservations: uids, names and other unique resources of sandboxes before they are on record."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,8 +55,8 @@ class Reservations:
 
     @contextmanager
     def again(self, sandbox: SandboxState) -> Iterator[events.SandboxCreateRequested]:
-        """Reserve what a sandbox was to have that is made after all, for the length of a block in which it goes on
-        record; the intent for that. Raises `conflict` when another has its name by now.
+        """Reserve the resources of a sandbox that is made after all, for the length of a block in which it goes on
+        record; yield the intent. Raises `conflict` if another has its name by now.
         """
         sandbox_id, asked = sandbox.sandbox_id, sandbox.requested
         claims = self._core.provider(asked.provider).claims
@@ -72,7 +72,7 @@ class Reservations:
     def plan(
         self, provider: Provider, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, owner: str
     ) -> dict[str, Any]:
-        """Have the provider decide of a sandbox to be made, besides all others. `keep` must follow at once."""
+        """Return the provider's plan for a new sandbox, considering all others. `keep` must follow at once."""
         image = self._core.state.images.get(image_id)
         return provider.plan(
             sandbox_id, image_id, spec, caller, self._plans(provider.name),
@@ -80,13 +80,15 @@ class Reservations:
         )  # fmt: skip
 
     def keep(self, sandbox_id: str, provider: str, plan: dict[str, Any]) -> str | None:
-        """Reserve what a plan gives to a sandbox whose name is reserved; answer its name."""
+        """Reserve a plan's resources for a sandbox whose name is reserved; return its name."""
         reserved = self._reserved[sandbox_id]
         reserved.provider, reserved.plan = provider, plan
         return reserved.name
 
     def release(self, *sandbox_ids: str) -> None:
-        """End reservations: these are on record, or will not be, and then what was claimed for them is given back."""
+        """End reservations: the sandboxes are on record, or were given up, and then the provider's claims are
+        withdrawn.
+        """
         for sandbox_id in sandbox_ids:
             reserved = self._reserved.pop(sandbox_id, None)
             recorded = self._core.state.sandboxes.get(sandbox_id)

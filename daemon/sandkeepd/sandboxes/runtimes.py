@@ -43,7 +43,7 @@ class Runtime:
 
     @property
     def open(self) -> bool:
-        """Whether carriers can be started in it."""
+        """True if carriers can be started in it."""
         return self.nursery is not None and not self.scope.cancel_called
 
     async def opened(self) -> None:
@@ -58,14 +58,14 @@ class Runtime:
 
 
 class Runtimes:
-    """The running sandboxes, by their ids; what is still being adopted; and how a sandbox is reached."""
+    """The running sandboxes, by their ids; those still being adopted; and access to them."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.by_id: dict[str, Runtime] = {}
         self.adopting: dict[str, Interruptible] = {}
         self.on_end: Callable[[Runtime, Ending], Awaitable[None]]
-        """What hears of a sandbox that ended by itself; `Termination` sets it."""
+        """Called when a sandbox ended by itself; `Termination` sets it."""
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ class Runtimes:
         return runtime
 
     async def drop(self, sandbox_id: str) -> Runtime | None:
-        """Look after a sandbox no more that is about to be ended and started anew; answer what held it."""
+        """Stop supervising a sandbox that is about to be restarted; return its runtime."""
         runtime = self.by_id.pop(sandbox_id, None)
         if runtime is not None:
             await runtime.stop()
@@ -105,7 +105,7 @@ class Runtimes:
         return None
 
     async def _follow_pauses(self, runtime: Runtime) -> None:
-        """Put on record what others than the daemon suspend and resume."""
+        """Record suspensions and resumptions by other programs than the daemon."""
         pauses = runtime.instance.pauses
         while pauses is not None:
             paused = pauses.is_paused()
@@ -173,8 +173,8 @@ class Runtimes:
         return ProviderError("provider_unavailable", message, sandbox_id=sandbox_id)
 
     def note_of(self, sandbox_id: str) -> str | None:
-        """Tell of a sandbox, besides its last known state, that this daemon has not adopted it yet, or what its end
-        waits for.
+        """Return a note that this daemon has not adopted the sandbox yet, or the reason for a delay of its end; None
+        otherwise.
         """
         adoption = self.adopting.get(sandbox_id)
         if adoption is None:
@@ -189,7 +189,7 @@ class Runtimes:
 
     @contextmanager
     def reading(self, sandbox_id: str) -> Iterator[None]:
-        """For the length of a block somebody reads the sandbox's files, which its end interrupts.
+        """Read the sandbox's files during a block, which its end interrupts.
 
         Raises `not_ready` then.
         """

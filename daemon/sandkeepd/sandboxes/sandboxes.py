@@ -41,8 +41,8 @@ class Sandboxes:
         return self._view(rules.sandbox(self._core.state, request.params.sandbox_id))
 
     def _view(self, sandbox: SandboxState) -> Sandbox:
-        """The sandbox as the log tells, and what of that nobody has seen yet since the start. One that was found to be
-        lost has been seen, also while whoever found that out is not through.
+        """Return the sandbox from the log, with a note while it is unconfirmed since the start. One found lost is
+        confirmed, even before its adoption is finished.
         """
         sandbox_id, settled = sandbox.sandbox_id, sandbox.status in rules.SETTLED
         note = self._core.stalled(sandbox_id) if settled else self.runtimes.note_of(sandbox_id)

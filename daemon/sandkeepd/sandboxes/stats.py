@@ -1,4 +1,4 @@
-"""What running sandboxes use: `sandbox.stats`."""
+"""Resource usage of running sandboxes: `sandbox.stats`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,10 +18,10 @@ from sandkeepd.host.cgroups.usage import Usage
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 
 AT_ONCE = 32
-"""So many sandboxes are measured by one thread before it is somebody else's turn."""
+"""Number of sandboxes measured by one thread before other work gets its turn."""
 
 Sample = tuple[Usage, int]
-"""What was found, and when, in microseconds since 1970."""
+"""A measurement, and its time, in microseconds since 1970."""
 
 
 class Stats:
@@ -53,7 +53,7 @@ class Stats:
         return page(shown, lambda sandbox: sandbox.sandbox_id, query.after, query.limit)
 
     def _groups(self, sandbox: SandboxState) -> Mapping[str, str]:
-        """Where its control groups are: nowhere that is known, while a starting daemon has not adopted it."""
+        """Return the directories of its control groups; empty while a starting daemon has not adopted it."""
         runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
         return runtime.instance.cgroups if runtime is not None else {}
 
@@ -73,8 +73,8 @@ class Stats:
 
 
 def _not_less(found: Usage, runtime: Runtime) -> Usage:
-    """The sample, with no less input and output than before: what is summed up from processes may miss one that was
-    just ending, and whoever computes rates would take that for a new beginning.
+    """Return the sample, with no less input and output than before: sums over processes may miss one that was just
+    ending, and a client that computes rates would take that for a reset.
     """
     if found.io_read_bytes is None or found.io_written_bytes is None:
         return found

@@ -22,21 +22,21 @@ from sandkeepd.sandboxes.changes import Failure, SandboxChange
 from sandkeepd.sandboxes.termination import END_DEADLINE_S
 
 ANSWER_DEADLINE_S: Final = 30.0
-"""How long a provider may take for having a sandbox stand still or go on."""
+"""Seconds a provider may take to freeze or thaw a sandbox."""
 
 RESUME_INTERRUPTED: Final = "the daemon stopped while it was being resumed: resume it again"
 SUSPEND_INTERRUPTED: Final = "the daemon stopped while it was being suspended: suspend it again"
 
 
 class Suspension(SandboxChange):
-    """``sandbox.suspend``, and its handler. What is given is the `Pausing` instance."""
+    """``sandbox.suspend``, and its handler. `given` is the `Pausing` instance."""
 
     method = "sandbox.suspend"
     under_way = "suspending"
     failure: ClassVar[Failure] = events.SandboxSuspendFailed
 
     async def suspend(self, request: Request[SandboxSuspend]) -> Sandbox:
-        """Have everything in a sandbox stand still. One that is suspended is answered as it is."""
+        """Freeze a sandbox. A suspended one is answered as it is."""
         sandbox, tries = rules.sandbox(self.core.state, request.params.sandbox_id), Tries()
         while sandbox.status != "suspended":
             if sandbox.status == "resuming":
@@ -59,28 +59,26 @@ class Suspension(SandboxChange):
     async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Operation.recorded`."""
         runtime = self.runtimes.by_id.get(order.stream)
-        if runtime is not None:  # somebody else may have had it go on meanwhile
+        if runtime is not None:  # another program may have thawed it meanwhile
             await self.runtimes.agree(runtime)
 
 
 class Revival(NamedTuple):
-    """What it takes to start a sandbox anew. The secrets are cleared when that is done."""
+    """The means to restart a sandbox. The secrets are cleared afterwards."""
 
     provider: Reviving
     secrets: dict[str, str]
 
 
 class Resumption(SandboxChange):
-    """``sandbox.resume``, and its handler. What is given is the `Pausing` instance, or a `Revival`."""
+    """``sandbox.resume``, and its handler. `given` is the `Pausing` instance, or a `Revival`."""
 
     method = "sandbox.resume"
     under_way = "resuming"
     failure: ClassVar[Failure] = events.SandboxResumeFailed
 
     async def resume(self, request: Request[SandboxResume]) -> Sandbox:
-        """Have a suspended sandbox go on, or start one that was lost or failed anew. One that runs is answered as it
-        is.
-        """
+        """Thaw a suspended sandbox, or restart one that was lost or failed. A running one is answered as it is."""
         sandbox, tries = rules.sandbox(self.core.state, request.params.sandbox_id), Tries()
         while sandbox.status != "running":
             if sandbox.status == "suspending":
@@ -125,7 +123,7 @@ class Resumption(SandboxChange):
         runtime = self.runtimes.by_id.get(order.stream)
         if order.context is not None:
             self.runtimes.keep(order.context)
-        elif runtime is not None:  # somebody else may have it stand still meanwhile
+        elif runtime is not None:  # another program may have frozen it meanwhile
             await self.runtimes.agree(runtime)
 
     def owns(self, subject: SandboxState) -> bool:
@@ -154,8 +152,8 @@ def is_reviving(sandbox: SandboxState) -> bool:
 
 
 def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
-    """Tell what came of an order to suspend or resume that an earlier daemon did not see to its end, as the sandbox
-    itself shows.
+    """Return the outcome of an order to suspend or resume that an earlier daemon left unfinished, from the state of the
+    sandbox.
     """
     paused = instance.pauses is not None and instance.pauses.is_paused()
     if sandbox.status == "suspending":
@@ -168,7 +166,7 @@ def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
 
 
 def pausing(instance: Instance, provider: str) -> Pausing:
-    """Answer what suspends an instance. Raises `not_supported` where nothing does."""
+    """Return the instance's pauses. Raises `not_supported` if it cannot be suspended."""
     if instance.pauses is None:
         words = f"the {provider} provider cannot suspend yet: terminate the sandbox, or let it run"
         raise SetupError("not_supported", words)
@@ -179,7 +177,7 @@ def pausing(instance: Instance, provider: str) -> Pausing:
 
 
 async def in_time(work: Callable[[], Awaitable[None]]) -> None:
-    """Have a provider do something. Raises `provider_unavailable` when it takes too long."""
+    """Run a provider's operation. Raises `provider_unavailable` after the deadline."""
     try:
         with trio.fail_after(ANSWER_DEADLINE_S):
             await work()

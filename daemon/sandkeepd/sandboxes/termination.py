@@ -23,7 +23,7 @@ from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 logger = logging.getLogger("sandkeepd")
 
 END_DEADLINE_S = 60.0
-"""How long a provider may take for ending a sandbox before it is asked again, if it can be interrupted."""
+"""Seconds a provider may take to end a sandbox before the request is repeated, if it can be interrupted."""
 
 
 class Termination(Removal[SandboxState]):
@@ -39,7 +39,7 @@ class Termination(Removal[SandboxState]):
         self._runtimes = runtimes
         runtimes.on_end = self._ended_by_itself
         self.on_ended: list[Callable[[SandboxState], Awaitable[None]]] = []
-        """What is told of each sandbox that is no more."""
+        """Called with each sandbox that has ended."""
         self.unrecorded: set[str] = set()  # those that were ended while the disk took no record of it
 
     @property
@@ -96,7 +96,7 @@ class Termination(Removal[SandboxState]):
         return subject.view()
 
     async def told_ended(self, sandbox: SandboxState) -> None:
-        """Have others let go of what a sandbox needed that is no more."""
+        """Call the `on_ended` callbacks of a sandbox."""
         for on_ended in self.on_ended:
             await on_ended(sandbox)
 
@@ -115,8 +115,8 @@ class Termination(Removal[SandboxState]):
     # -- while the log takes no record --------------------------------------------------------------------------------
 
     async def _end_unrecorded(self, order: NewEvent, reason: str, meta: events.Meta, refused: DaemonError) -> NoReturn:
-        """End a sandbox whose end the log does not take: what runs in it must not depend on a disk. It goes on record
-        when the disk takes it again; with a log that is damaged, the daemon of after the repair finds it lost.
+        """End a sandbox although the log cannot record it: its end must not depend on a disk. It is recorded when the
+        disk recovers; with a damaged log, the daemon after the repair finds the sandbox lost.
         """
         core, sandbox = self.core, self.subjects[order.stream]
         logger.warning("ended, but not on record", extra={"sandbox_id": order.stream, "why": refused.message})

@@ -1,4 +1,4 @@
-"""Archives of snapshots as sources for a provider, within limits on what they may unpack to."""
+"""Archives of snapshots as sources for a provider, with limits on their expansion."""
 
 from typing import Final
 
@@ -8,12 +8,12 @@ from sandkeep_store.views.state import State
 from sandkeepd.contract.layers import KeptArchive
 
 IMPLIED: Final = 10_000
-"""How many directories may be in an archive that it does not name."""
+"""Maximum number of directories that an archive contains only implicitly."""
 
 
 def limits_of(snapshot: SnapshotState) -> Limits:
-    """What an archive may ask for: one of a sandbox what it held when it was made, and one of elsewhere no more than
-    when it was brought in.
+    """Return the limits of an archive: for a sandbox's own, its recorded contents; for an imported one, the limits of
+    the import.
     """
     stored = snapshot.stored
     assert stored is not None
@@ -24,7 +24,9 @@ def limits_of(snapshot: SnapshotState) -> Limits:
 
 
 def limits_of_import(root: str) -> Limits:
-    """What an archive of elsewhere may ask for whose names begin at `root`: nothing leads out of what has it all."""
+    """Return the limits of an imported archive whose names begin at `root`: links in a whole root filesystem cannot
+    lead out of it.
+    """
     return Limits(outward_symlinks=root == "/")
 
 

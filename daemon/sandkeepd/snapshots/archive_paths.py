@@ -5,7 +5,7 @@ from sandkeep_store.buckets.config import Root
 
 
 def place_of(root: Root, path: str) -> model.Place:
-    """Where something lies, as it goes on record."""
+    """Return the recorded form of a place."""
     return model.Place(where=root.where, base=root.base, path=path, uri=str(root.place(path)))
 
 

@@ -40,26 +40,26 @@ FenceOf = Callable[[str, str], Fence | None]
 logger = logging.getLogger("sandkeepd")
 
 CATALOGUES: Final = "catalogues"
-"""The directory of what the archives of this machine's sandboxes hold, in the words of their providers."""
+"""The directory of catalogues of this machine's archives, in the formats of their providers."""
 
 AT_ONCE: Final = 4
-"""How many archives are made, copied or read at a time."""
+"""Maximum number of archives that are made, copied or read at a time."""
 
 LOCAL: Final = ("directory", "state")
 """The kinds of places that are this machine's own, where archives are made."""
 
 PASSING: Final = ("provider_unavailable", "storage_unavailable")
-"""What a place may fail with today and not tomorrow."""
+"""Errors of a store that may pass."""
 
 FIRST_PATIENCE_S: Final = 10.0
-"""How long whoever waits for a snapshot waits for a bucket that does not answer. It is tried again behind his back."""
+"""Seconds a caller waits for a bucket that does not answer. Retries continue in the background."""
 
 LOG_KEY: Final = "sandkeep-log"
 """The key of an object's metadata that says of which log it is."""
 
 
 class SnapshotArchives:
-    """What a daemon does with archives, all of it in threads of its own, a few at a time."""
+    """Operations on archives, all in threads of their own, a few at a time."""
 
     def __init__(self, state_dir: str, log_id: str) -> None:
         self._state_dir = state_dir
@@ -68,15 +68,15 @@ class SnapshotArchives:
         self._since = time.time()
         self.limiter = trio.CapacityLimiter(AT_ONCE)
         self.fence: FenceOf = lambda sandbox_id, owner: None  # noqa: ARG005
-        """What is written of a sandbox carries, if a lock guards it; see `Leases.fence`."""
+        """Returns the fence for writes of a sandbox, if a lock guards it; see `Leases.fence`."""
 
     # -- places -------------------------------------------------------------------------------------------------------
 
     def places(
         self, snapshot_id: str, group: str, written_as: model.ArchiveFormat, *, bucket: bool
     ) -> list[model.Place]:
-        """Where a new archive will lie, the preferred place first. Raises `not_configured` and, for a bucket without
-        its SDK, `not_supported`, before anything happens.
+        """Return the places of a new archive, the preferred one first. Raises `not_configured` and, for a bucket
+        without its SDK, `not_supported`, before any effect.
         """
         local = STORAGE.local_root()
         DirectoryArchives(local).require_ours()
@@ -87,7 +87,7 @@ class SnapshotArchives:
         return [place_of(root, path_in(root, snapshot_id, group, written_as)) for root in roots]
 
     def catalogue(self, snapshot_id: str) -> str:
-        """Where it is told what an archive holds."""
+        """Return the path of an archive's catalogue."""
         try:
             os.makedirs(self._catalogues, mode=0o700, exist_ok=True)
         except OSError as error:
@@ -97,7 +97,7 @@ class SnapshotArchives:
         return f"{self._catalogues}/{snapshot_id}"
 
     def has_catalogue(self, snapshot_id: str) -> bool:
-        """Whether it is told here what an archive holds."""
+        """Return True if an archive has a catalogue here."""
         return os.path.isfile(f"{self._catalogues}/{snapshot_id}")
 
     def drop_catalogue(self, snapshot_id: str) -> None:
@@ -111,10 +111,9 @@ class SnapshotArchives:
     async def making(
         self, places: Sequence[model.Place], fence: Callable[[], Fence | None] = lambda: None
     ) -> AsyncIterator["Making"]:
-        """Make an archive that is to lie at these places, for the length of a block. Unless it was kept, nothing is
-        left.
+        """Make an archive for these places, for the length of a block. Unless it was kept, nothing is left.
 
-        The `fence` is asked for before it is written to where others see it. What that raises is raised here.
+        The `fence` is called before the archive is written to a shared place. Its errors are raised here.
         """
         here = self.here(places)
         upload = await trio.to_thread.run_sync(DirectoryArchives(root_of(here)).create, here.path)
@@ -128,7 +127,7 @@ class SnapshotArchives:
                     await self._take_back(making.sent)
 
     def here(self, places: Sequence[model.Place]) -> model.Place:
-        """Where on this machine an archive is made that is to lie at these places."""
+        """Return the place on this machine in which an archive for these places is made."""
         local = [place for place in places if place.where in LOCAL]
         return local[0] if local else place_of(STORAGE.local_root(), places[0].path)
 
@@ -145,9 +144,9 @@ class SnapshotArchives:
         return await watched(work, _untold, f"sending it to {place.uri}", limiter=self.limiter)
 
     async def release(self, here: model.Place, place: model.Place, sent: Stored) -> None:
-        """Remove the archive on this machine, if what was sent is there.
+        """Remove the archive on this machine, if the copy `sent` exists.
 
-        Error handling: one that stays is found by ``snapshot.gc``.
+        Error handling: ``snapshot.gc`` finds one that stays.
         """
 
         def work() -> None:
@@ -159,9 +158,9 @@ class SnapshotArchives:
             logger.warning("a copy of an archive stays on this machine", extra={"why": error.message})
 
     async def _take_back(self, places: Sequence[model.Place]) -> None:
-        """Remove what was sent somewhere and is of no use without the rest.
+        """Remove partial copies of a failed archive.
 
-        Error handling: what cannot be removed now is found by ``snapshot.gc``.
+        Error handling: ``snapshot.gc`` finds copies that stay.
         """
         try:
             await self.remove(places)
@@ -169,7 +168,7 @@ class SnapshotArchives:
             logger.warning("an archive stays that nobody needs", extra={"why": error.message})
 
     async def sweep(self) -> None:
-        """Remove what a daemon was writing in the state directory when it ended."""
+        """Remove unfinished archives of an earlier daemon from the state directory."""
         root = Root("state", f"{self._state_dir}/archives")
         await trio.to_thread.run_sync(DirectoryArchives(root).sweep, time.time() - self._since)
 
@@ -203,7 +202,7 @@ class SnapshotArchives:
                 logger.warning("an archive is not to be had", extra={"place": str(place), "why": error.message})
                 failures.append(error)
             finally:
-                for descriptor in had:  # nobody waits any more for what was had at that moment
+                for descriptor in had:  # no caller waits for this copy any more
                     os.close(descriptor)
         raise most_telling(failures)
 
@@ -219,8 +218,8 @@ class SnapshotArchives:
 
 
 class Making:
-    """An archive being made: what is written to `descriptor` is its content. When it was kept, `unsent` says why it is
-    `here` alone, if it is.
+    """An archive being made: its content is written to `descriptor`. After `keep`, `unsent` is the reason why it is
+    only `here`, if it is.
     """
 
     def __init__(
@@ -248,8 +247,8 @@ class Making:
         return self._upload.descriptor
 
     async def keep(self, sha256: str, size_bytes: int, progress: Progress) -> None:
-        """Have it be where it is to be, complete and durable; or on this machine, while nothing answers there. What
-        lies on this machine goes there last.
+        """Put the archive in its places, complete and durable; or on this machine, while a store is unavailable. The
+        copy on this machine is published last.
         """
         for place in self._places:
             if place.where not in LOCAL:
@@ -304,7 +303,7 @@ def _had(snapshot: SnapshotState, place: Place, had: list[int], moved: Meter, *,
 
 
 def check(snapshot: SnapshotState, descriptor: int, moved: Meter) -> None:
-    """See that an archive is what is on record, and safe. Raises `snapshot_corrupt`. Blocks."""
+    """Verify an archive against its record, and inspect it. Raises `snapshot_corrupt`. Blocks."""
     stored = snapshot.stored
     assert stored is not None
     layer = snapshot.requested.kind == "incremental"
@@ -314,8 +313,8 @@ def check(snapshot: SnapshotState, descriptor: int, moved: Meter) -> None:
 
 
 def _fetched(store: ArchiveStore, place: Place, size_bytes: int, moved: Meter) -> int:
-    """The file itself where it is one of this machine; else a copy that has no name. What has another size is not even
-    begun: whoever may write to a bucket is not to fill this machine's disk.
+    """Return a descriptor of the archive: the file itself on this machine; else an unnamed copy. An object of another
+    size is refused at once: other writers of a bucket must not fill this machine's disk.
     """
     if isinstance(store, DirectoryArchives):
         return store.open_file(place.path)

@@ -1,8 +1,8 @@
 """Deferred upload: archives whose store did not answer wait on this machine until it does.
 
 A snapshot is of one moment, which does not come again. So it counts as made when its archive is on the disk of this
-machine, and is sent as soon as the bucket answers; the next daemon goes on with that. Only then the one on the disk
-goes. What would not pass by itself, such as a bucket that is not there, fails the snapshot at once.
+machine, and is sent as soon as the bucket answers; the next daemon continues that. Only then is the local one deleted.
+A permanent error, such as a missing bucket, fails the snapshot at once.
 """
 
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger("sandkeepd")
 
 
 def not_sent(snapshot: SnapshotState) -> ProviderError:
-    """The error for who asked for a snapshot that other machines see, and got one that they do not see yet."""
+    """Return the error for a snapshot that was requested in a shared place, and is not there yet."""
     return ProviderError(
         "provider_unavailable",
         f"snapshot {snapshot.snapshot_id} was made, but {snapshot.why_here}",
@@ -38,7 +38,7 @@ class DeferredUploads:
         self._archives = archives
 
     def begin(self, snapshot_id: str) -> None:
-        """Have an archive sent that is to be; does nothing for others."""
+        """Start sending an archive that is pending; does nothing for others."""
         snapshot = self._core.state.snapshots[snapshot_id]
         if snapshot.here is not None:
             sending = Interruptible()
@@ -59,8 +59,8 @@ class DeferredUploads:
             await self._send(snapshot)
 
     async def _send(self, snapshot: SnapshotState) -> None:
-        """Error handling: an archive that is gone from the disk, or damaged there, cannot be sent. It is told by who
-        restores it.
+        """Send an archive, retrying. Error handling: an archive that is missing or damaged on the disk cannot be sent.
+        A restore reports it.
         """
         here = snapshot.here
         try:

@@ -1,6 +1,6 @@
-"""Forks: sandboxes that begin with the files that another has at one moment.
+"""Forks: sandboxes that begin with the files of another at one moment.
 
-A provider keeps what the source changed; see `sandboxes.batch` for what becomes of that.
+A provider keeps the source's changes; see `sandboxes.batch` for their use.
 """
 
 from collections.abc import Sequence
@@ -115,7 +115,7 @@ class Forks(SandboxBatch):
         return [NewEvent(subject.fork_id, failed, subject.sandbox_id)]
 
     async def undone(self, order: Order[ForkState]) -> None:
-        """See `Creation.undone`. What was copied, nobody needs."""
+        """See `Creation.undone`. Removes the copied files."""
         source = self.core.state.sandboxes.get(order.subject.sandbox_id)
         if source is not None:
             await self._layers.drop(source.requested.provider, [order.stream])
@@ -125,7 +125,7 @@ class Forks(SandboxBatch):
         return {"sandbox_id": subject.sandbox_id}
 
     async def answered(self, request: Request[Any], subject: ForkState) -> ForkResult:  # noqa: ARG002
-        """See `Operation.answered`. Raises what the first sandbox failed with that was not made."""
+        """See `Operation.answered`. Raises the error of the first sandbox that failed."""
         made = [await self._sandboxes.creation.made(sandbox_id) for sandbox_id in subject.sandbox_ids]
         return ForkResult(sandbox_id=subject.sandbox_id, sandboxes=made, pause_ms=subject.pause_ms)
 
@@ -141,7 +141,7 @@ class Forks(SandboxBatch):
 
 
 def layering(provider: Provider) -> Layering:
-    """What keeps files for others to begin with. Raises `not_supported` where nothing does."""
+    """Return the provider's layers. Raises `not_supported` if it has none."""
     if provider.layers is not None:
         return provider.layers
     raise SetupError("not_supported", f"the {provider.name} provider cannot fork yet: use the local provider")

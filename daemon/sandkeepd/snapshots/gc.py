@@ -1,13 +1,13 @@
 """Snapshot retention, and garbage collection of archives that no event references.
 
-Rules say how many snapshots of each sandbox are kept, and how old they may be; the first rule that fits a snapshot's
-labels decides. The last good one of a sandbox stays whatever the rules say, as it may be all that is left of it.
+Rules limit the number and age of each sandbox's snapshots; the first rule that fits a snapshot's labels decides. The
+last good one of a sandbox stays in any case, as it may be all that is left of it.
 
-An archive in a store is ours to remove when it lies where this daemon puts archives, is called by a snapshot's id and
-is not of another log. In a bucket its metadata tell of which log it is; a mount tells nothing, and is only reported.
-Whether a snapshot owns it is told by that id, and not by the place on record: a directory may have been moved since, or
-go by another name. It is asked right before an archive would go, as others are made while a store is looked through.
-What is removed is on record before: it may have been somebody's.
+An archive in a store is ours to remove when it lies where this daemon puts archives, is named by a snapshot's id and is
+not of another log. In a bucket its metadata name its log; a mount has no metadata, and its archives are only reported.
+The id decides whether a snapshot owns the archive, not the recorded place: a directory may have been moved since, or go
+by another name. That is checked right before a removal, as new archives are made during the scan. A removal is recorded
+first: the archive may have had another owner.
 """
 
 import logging
@@ -41,10 +41,10 @@ logger = logging.getLogger("sandkeepd")
 
 EVERY_S: Final = 600.0
 ABANDONED_AFTER_S: Final = 86_400.0
-"""How old what a writer left must be to count as left: others may write to the same place."""
+"""Age in seconds at which an unfinished upload counts as abandoned: others may write to the same place."""
 
 AT_ONCE: Final = 20
-"""How many archives are named in one event, which has to hold their paths."""
+"""Maximum number of archives in one event, which has to hold their paths."""
 
 MOST_TOLD: Final = 1000
 
@@ -111,11 +111,11 @@ class GarbageCollector:
         return [snapshot for snapshot, _ in going]
 
     async def gc(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
-        """Delete what retention lets go, and remove archives that no event owns."""
+        """Delete expired snapshots, and remove archives that no event owns."""
         return await self._collect(request, dry_run=request.params.dry_run)
 
     async def collected_before(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
-        """The answer to a command that was carried out: nothing more goes, and it is told what would go by now."""
+        """Answer a repeated command: nothing is removed, and the result is that of a dry run."""
         return await self._collect(request, dry_run=True)
 
     async def _collect(self, request: Request[SnapshotGc], *, dry_run: bool) -> SnapshotGcReport:
@@ -161,7 +161,7 @@ class GarbageCollector:
         return removed, left, freed
 
     async def _remove(self, places: list[model.Place], orphans: Sequence[Stored], meta: Meta) -> None:
-        """Put it on record that archives go, and remove them. Raises what that failed with."""
+        """Record the intent to remove archives, and remove them. Raises the first failure."""
         core = self._core
         order = events.ArchiveRemoveRequested(places=places, size_bytes=sum(orphan.size_bytes for orphan in orphans))
         intent = await core.intend(NewEvent(DAEMON_STREAM, order), meta, essential=True)
@@ -177,14 +177,16 @@ class GarbageCollector:
         outcome: events.Event = events.ArchiveRemoved(position=intent.position)
         try:
             await self._archives.remove(places)
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded whatever happened
+        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded in any case
             failures.append(as_sandkeep_error(unforeseen))
             code, message = failures[0].code, failures[0].message
             outcome = events.ArchiveRemoveFailed(position=intent.position, code=code, message=message)
         await self._core.record([NewEvent(DAEMON_STREAM, outcome)], intent)
 
     async def settle(self) -> None:
-        """Tell what an earlier daemon did not: that it ended while it removed archives. They are looked for anew."""
+        """Record the failure of a removal that the end of an earlier daemon interrupted. The next collection finds the
+        archives again.
+        """
         for position in list(self._core.state.log.removing):
             failed = events.ArchiveRemoveFailed(
                 position=position, code="not_ready", message=INTERRUPTED, interrupted=True
@@ -200,7 +202,7 @@ class GarbageCollector:
         ]
 
     def _is_owned(self, path: str) -> bool:
-        """Whether there is a snapshot of which an archive of that name is, or is about to be."""
+        """Return True if a snapshot owns an archive of that name, or is about to."""
         snapshot = self._core.state.snapshots.get(_snapshot_id(path))
         return snapshot is not None and snapshot.alive
 

@@ -1,7 +1,7 @@
 """References to layers: kept files that sandboxes begin with, removed with the last sandbox that uses them.
 
-Who needs them is what the log says: the plans of sandboxes that have not ended. `held` is for those that are about to
-go on record.
+The log has the references: the plans of sandboxes that have not ended. `held` counts those that are about to go on
+record.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger("sandkeepd")
 
 
 class LayerReferences:
-    """Which kept files are needed, and the end of those that are not."""
+    """The references to kept files, and their removal with the last reference."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -32,11 +32,11 @@ class LayerReferences:
         self._turns: dict[str, trio.Lock] = {}
 
     def turn(self, name: str) -> trio.Lock:
-        """What those take turns by who make or remove kept files of that name."""
+        """Return the lock for making or removing kept files of that name."""
         return self._turns.setdefault(name, trio.Lock())
 
     def is_needed(self, name: str) -> bool:
-        """Whether a sandbox begins with them, or is about to."""
+        """Return True if a sandbox uses these files, or is about to."""
         state = self._core.state
         fork, snapshot = state.forks.get(name), state.snapshots.get(name)
         being_copied = (fork is not None and fork.ended_us is None) or (
@@ -53,7 +53,7 @@ class LayerReferences:
         return provider.layers if provider is not None else None
 
     def _kept_by(self, checkpoint: CheckpointState) -> Collection[str]:
-        """What a checkpoint cannot be brought back without."""
+        """Return the layers that a restore of a checkpoint needs."""
         layers = self._layers(checkpoint.requested.provider)
         return layers.layers_of(checkpoint.requested.plan) if layers is not None else ()
 
@@ -66,14 +66,14 @@ class LayerReferences:
         return [name for plan in sandbox.plans for name in layers.layers_of(plan)] if layers is not None else ()
 
     async def release(self, sandbox: SandboxState) -> None:
-        """A sandbox is no more: remove what it began with, if it was the last.
+        """Remove the layers of a sandbox that has ended, if it was their last user.
 
-        Error handling: what cannot be removed now is when the provider's engine is back, or the daemon starts again.
+        Error handling: a failed removal is repeated when the provider's engine is back, or the daemon starts again.
         """
         await self.drop(sandbox.requested.provider, self._named_by(sandbox))
 
     async def drop_plans(self, provider_name: str, plans: Sequence[dict[str, Any]]) -> None:
-        """The same of what these plans begin with."""
+        """Remove the layers of these plans, if unused."""
         layers = self._layers(provider_name)
         if layers is not None:
             await self.drop(provider_name, [name for plan in plans for name in layers.layers_of(plan)])
@@ -93,10 +93,10 @@ class LayerReferences:
                         if "engine" in error.data and engine is not None:
                             again = partial(self._drop_later, engine, provider_name, name)
                             self._core.carry(again, f"removing the kept files {name}")
-            if self._turns.get(name) is turn and not turn.locked():  # whoever waited has it now
+            if self._turns.get(name) is turn and not turn.locked():  # a waiter has it now
                 del self._turns[name]
 
     async def _drop_later(self, engine: Recovering, provider_name: str, name: str) -> None:
-        """Somebody may need them by then."""
+        """Remove unused layers after the engine has recovered. They may be in use again by then."""
         await engine.recovered()
         await self.drop(provider_name, [name])

@@ -1,6 +1,6 @@
-"""Taking what a client writes to a pipe into a file, while nothing but the pipe waits for the client.
+"""Copying of a client's pipe into a file, without a thread that waits for the client.
 
-No thread is kept waiting: there are only so many for the whole daemon, and a client may write nothing for ever.
+The number of threads is limited for the whole daemon, and a client may write nothing for ever.
 """
 
 import errno
@@ -20,11 +20,11 @@ from sandkeepd.snapshots.archives import write_all
 _CHUNK_BYTES: Final = 1 << 20
 _AT_ONCE_BYTES: Final = 64 << 20
 _MOMENT_MS: Final = 20
-"""How long a thread waits for more: to come back with every little piece would take longer."""
+"""Milliseconds a thread waits for more data: starting one for every small piece would take longer."""
 
 
 class Intake:
-    """What comes through the pipe `source`, which is to be `size_bytes`, on its way to the file `target`."""
+    """The data of the pipe `source`, which must have `size_bytes`, on its way to the file `target`."""
 
     def __init__(self, source: int, target: int, size_bytes: int) -> None:
         self._source = source
@@ -50,7 +50,7 @@ class Intake:
         return self._digest.hexdigest()
 
     def _take(self) -> bool:
-        """Take what is there, and what comes at once; answer whether that was the end. Blocks for a moment."""
+        """Read available data, and data that arrives at once; return True at the end. Blocks for a moment."""
         enough = self._size + _AT_ONCE_BYTES
         soon = select.poll()
         soon.register(self._source, select.POLLIN)
@@ -75,7 +75,7 @@ class Intake:
 
 
 def enlarge(pipe: int) -> None:
-    """Have a pipe hold as much as is taken from it at once, if its owner may have that."""
+    """Enlarge a pipe to the size of one read, if its owner may have that."""
     try:
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _CHUNK_BYTES)
     except OSError as error:

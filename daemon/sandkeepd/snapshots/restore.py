@@ -1,8 +1,8 @@
 """Restores: sandboxes with the files of a snapshot, new ones or over their own; images of snapshots; whole archives.
 
-A snapshot is unpacked once, into kept files that all sandboxes share which were restored from it; so is each that it
-builds on, and they lie one above the other, the last of them above an image if need be. Before a byte is unpacked an
-archive was read from its first byte to its last, whatever its digest says.
+A snapshot is unpacked once, into kept files that all sandboxes restored from it share; so is each of its ancestors, and
+they are stacked, the last of them above an image if need be. An archive is inspected from its first byte to its last
+before a byte is unpacked, even if its digest is right.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Unpacking:
         self._archives = archives
 
     async def unpack(self, snapshot: SnapshotState, provider_name: str, progress: Progress) -> None:
-        """Have the files of a snapshot, and of all that it builds on, be there for sandboxes to begin with."""
+        """Unpack the files of a snapshot, and of all its ancestors, unless they are there already."""
         provider = layering(self._core.provider(provider_name))
         for each in reversed(list(chain(self._core.state, snapshot))):
             async with self._layers.turn(each.snapshot_id):
@@ -111,7 +111,7 @@ class Restores:
         return await self._creation.made(sandbox_id)
 
     def _spec(self, source: SandboxState | None, snapshot: SnapshotState, command: SnapshotRestore) -> SandboxSpec:
-        """Answer what the new sandbox is asked to be: as the one that the files were of."""
+        """Return the spec of the new sandbox: that of the snapshot's sandbox."""
         if source is not None:
             return rules.like(source.spec, command.labels, command.env)
         provider = self._core.provider_of(snapshot)
@@ -142,8 +142,8 @@ class Restores:
 
 
 class Replacement(msgspec.Struct):
-    """A sandbox whose files are replaced, while that is under way: the `plans` for the old files and the new, what held
-    the sandbox, once that is `ended`, and what runs from then on.
+    """The progress of a replacement of a sandbox's files: the `plans` for the old files and the new, its old runtime,
+    once that is `ended`, and the new instance.
     """
 
     plans: list[dict[str, Any]]
@@ -153,7 +153,7 @@ class Replacement(msgspec.Struct):
 
 
 class OwnRestore(SandboxChange):
-    """``sandbox.restore`` of a snapshot, over the sandbox's own files. What is given is the snapshot, and secrets."""
+    """``sandbox.restore`` of a snapshot, over the sandbox's own files. `given` is the snapshot, and secrets."""
 
     method = "sandbox.restore"
     under_way = "restoring"
@@ -247,7 +247,7 @@ def image_beneath(core: Core, snapshot: SnapshotState) -> str | None:
 
 
 def replacing(provider: Provider) -> Replacing:
-    """What replaces a sandbox's files. Raises `not_supported` where nothing does."""
+    """Return the provider's replacement of files. Raises `not_supported` if it has none."""
     if provider.replacement is not None:
         return provider.replacement
     raise SetupError("not_supported", "its provider cannot replace the files of a sandbox yet: restore into a new one")

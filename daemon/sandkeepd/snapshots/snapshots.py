@@ -38,7 +38,9 @@ from sandkeepd.snapshots.forks import source_of
 from sandkeepd.snapshots.layers import LayerReferences
 
 MOST_BENEATH: Final = 64
-"""On so many an incremental snapshot may build: each is a layer of whatever is restored, and overlays take not many."""
+"""Maximum length of a chain of incremental snapshots: each is a layer of a restored sandbox, and the kernel limits an
+overlay's layers.
+"""
 
 
 class SnapshotCreation(Creation[SnapshotState]):
@@ -133,7 +135,7 @@ class SnapshotCreation(Creation[SnapshotState]):
         await self._removal.clear(order.stream, [*places, self._archives.here(places)])
 
     async def undone(self, order: Order[SnapshotState]) -> None:
-        """See `Creation.undone`. Its provider may have copied what was to be packed."""
+        """See `Creation.undone`. Removes the provider's copy of the files."""
         provider = order.subject.requested.provider
         if provider is not None:
             await self._layers.drop(provider, [order.stream])
@@ -241,9 +243,9 @@ class Snapshots:
         return made
 
     def _parent(self, sandbox: SandboxState, command: SnapshotCreate, provider: Provider) -> str | None:
-        """What an incremental snapshot is to build on; None for an image, and for one that is not incremental.
+        """Return the parent of an incremental snapshot; None if that is an image, or the snapshot is not incremental.
 
-        Raises `not_supported` when it can build on nothing.
+        Raises `not_supported` if there is no base for it.
         """
         if not command.incremental and command.parent_id is None:
             return None
@@ -276,7 +278,7 @@ class Snapshots:
         return first.snapshot_id if first is not None else None
 
     def _why_no_parent(self, parent: SnapshotState, sandbox: SandboxState, command: SnapshotCreate) -> str | None:
-        """Why no snapshot can be made over another."""
+        """Return the reason why a snapshot cannot be another's parent, or None."""
         asked = parent.requested
         if parent.status != "ready":
             return f"is {parent.status}, not ready"
@@ -293,7 +295,7 @@ class Snapshots:
         return None
 
     def _is_deep(self, snapshot: SnapshotState) -> bool:
-        """Whether nothing more may build on it."""
+        """Return True if its chain has the maximum length."""
         return sum(1 for _ in chain(self._core.state, snapshot)) > MOST_BENEATH
 
     async def delete(self, request: Request[SnapshotDelete]) -> Snapshot:
@@ -328,14 +330,14 @@ def _matches(snapshot: SnapshotState, query: SnapshotQuery) -> bool:
 
 
 def snapshotting(provider: Provider) -> Snapshotting:
-    """What makes archives. Raises `not_supported` where nothing does."""
+    """Return the provider's snapshots. Raises `not_supported` if it has none."""
     if provider.snapshots is not None:
         return provider.snapshots
     raise SetupError("not_supported", f"the {provider.name} provider cannot make snapshots yet: use the local provider")
 
 
 def stored_of(packed: PackedFiles, written_as: model.ArchiveFormat, making: Making) -> events.SnapshotStored:
-    """What is recorded of an archive that is where it is to be, or is on its way."""
+    """Return the event of an archive that is in its place, or on its way."""
     return events.SnapshotStored(
         digest=f"sha256:{packed.sha256}",
         size_bytes=packed.size_bytes,

@@ -1,7 +1,7 @@
-"""Snapshots on their way out and in: as whole archives for others, from archives of others, and as images.
+"""Export and import of snapshots: as whole archives, from foreign archives, and as images.
 
-An archive leaves as an open file that only can be read, so that nobody waits for the daemon to copy it. One comes in by
-a pipe; it is kept once all of it was looked through, whoever says what about it.
+An export hands out a read-only descriptor, so that the caller copies without the daemon. An import comes by a pipe; the
+archive is kept only after a full inspection, even if its digest is right.
 """
 
 import os
@@ -44,7 +44,7 @@ from sandkeepd.snapshots.restore import Unpacking, image_beneath, names_of
 from sandkeepd.snapshots.snapshots import SnapshotCreation, Snapshots, snapshotting
 
 IMPORTED: Final = "imported"
-"""Where archives lie that are of no sandbox."""
+"""The directory of imported archives."""
 
 _FORMATS: Final[dict[Codec, ArchiveFormat]] = {"none": "tar", "gzip": "tar.gz", "zstd": "tar.zst"}
 
@@ -64,7 +64,7 @@ class SnapshotIntake(SnapshotCreation):
         assert request is not None
         async with self._archives.making(asked.places) as making:
             sha256 = ""
-            with order.abandoned:  # nobody is there any more who would write; what has come already is kept
+            with order.abandoned:  # the writer has gone; a complete archive is kept
                 sha256 = await _received(request, making.descriptor)
             if order.abandoned.cancelled_caught:
                 raise StateError("not_ready", "who sent the archive went away before all of it had come: send it again")
@@ -86,7 +86,7 @@ class SnapshotIntake(SnapshotCreation):
         return [NewEvent(order.stream, stored)]
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """See `Operation.again`. Who asks gets a pipe that nobody reads."""
+        """See `Operation.again`. The caller gets a pipe without a reader."""
         answer = await super().again(request, first)
         if answer is not ANEW:
             reading, writing = os.pipe()
@@ -175,7 +175,7 @@ class Transfers:
         )
 
     async def _export_whole(self, request: Request[SnapshotRef], snapshot: SnapshotState) -> SnapshotExport:
-        """Put together what it consists of; nothing is unpacked for that."""
+        """Merge the chain of archives into one, without unpacking it."""
         core, progress = self._core, request.progress
         beneath = image_beneath(core, snapshot)
         async with AsyncExitStack() as opened:
@@ -216,7 +216,7 @@ class Transfers:
         return kept
 
     def _image(self, request: Request[SnapshotImport]) -> ImageState | None:
-        """What the archive is to be run as. Raises `not_found`."""
+        """Return the image with which to run the archive, or None. Raises `not_found`."""
         image_id = request.params.image_id
         if image_id is None:
             return None
@@ -236,7 +236,7 @@ class Transfers:
 
 
 async def _received(request: Request[SnapshotImport], target: int) -> str:
-    """Give the caller the end of a pipe, have what comes from it in a file, and answer its digest."""
+    """Hand the caller the writing end of a pipe, copy its data into a file, and return the digest."""
     reading, writing = os.pipe()
     try:
         try:

@@ -144,7 +144,7 @@ async def _receive(session: Session, pty: trio.lowlevel.FdStream) -> bytes:
     await session.room()
     try:
         return bytes(await pty.receive_some(PIECE_BYTES))
-    except trio.BrokenResourceError:  # what a terminal says whose other side was closed
+    except trio.BrokenResourceError:  # the terminal's other side was closed
         return b""
 
 

@@ -1,8 +1,8 @@
 """``/v1/files``: files and trees of a sandbox, in both directions and of any size.
 
-Between the websocket and the command that reads or writes inside there is a pipe, and the daemon carries one message
-after the other: whichever end is slower sets the pace. What comes in lies beside its target until its digest is right,
-and is then put in place as a whole; a client that goes away before that leaves nothing behind.
+Between the websocket and the command that reads or writes inside there is a pipe, and the daemon copies one message
+after the other: the slower end sets the pace. Incoming data lies beside its target until its digest is right, and is
+then put in place as a whole; a client that goes away before that leaves nothing behind.
 """
 
 import hashlib

@@ -49,7 +49,7 @@ class Identity(Struct, frozen=True):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0  # nobody resumes
-        # The library takes no bytes, only a path; and what was checked is not to be read twice.
+        # The library takes no bytes, only a path; and a checked file must not be read twice.
         memory = os.memfd_create("key", os.MFD_CLOEXEC)
         with open(memory, "wb", buffering=0) as file:
             file.write(pem)

@@ -55,7 +55,7 @@ class JournalReader:
         """Send present output, and with `follow` later output, until the process has ended."""
         caught_up = False
         while True:
-            ended = self._process.ended  # looked at before the journal: what is read after the end is all there is
+            ended = self._process.ended  # read before the journal: a read after the end is complete
             if await self._send_pieces(session):  # there is more already
                 continue
             if ended:

@@ -1,9 +1,8 @@
-"""Serving websockets: accepting clients, letting them in or not, and ending in good order.
+"""Websocket server: accepting clients, admitting or refusing them, and a clean shutdown.
 
-What a client can make the daemon hold is bounded: a handshake of a few kilobytes for a few seconds, of which each user,
-and all of TCP together, have a limited number; then a message of at most `frames.MAX_MESSAGE_BYTES` that arrives, and
-one piece that is being sent. There are no queues. What a user's clients sent and nobody took yet is counted in
-`holdings`.
+The memory that a client takes is bounded: a handshake of a few kilobytes for a few seconds, of which each user, and all
+of TCP together, have a limited number; then one arriving message of at most `frames.MAX_MESSAGE_BYTES`, and one piece
+that is being sent. There are no queues. `holdings` counts the unprocessed data of a user's clients.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What commands share: examples in their help, the connection, `--json`, kinds of words, sizes and K=V."""
+"""Common parts of commands: examples in their help, the connection, `--json`, kinds of words, sizes and K=V."""
 
 import functools
 import os

@@ -1,8 +1,8 @@
 """Calls that are answered with open descriptors, each on a connection of its own.
 
-The daemon sends copies of what it opened (SCM_RIGHTS) attached to a ``descriptors`` notification, ahead of the answer.
-`Handover` understands what arrives, without reading itself, for both clients; `Handed` is the blocking one's. What was
-received belongs to the receiver and is closed when a program is executed; what was not is closed here.
+The daemon sends copies of its descriptors (SCM_RIGHTS) attached to a ``descriptors`` notification, ahead of the answer.
+`Handover` parses the messages, without I/O, for both clients; `Handed` is the blocking one's. Received descriptors
+belong to the receiver and are close-on-exec; others are closed here.
 """
 
 import os
@@ -143,11 +143,11 @@ class Handover:
 
 
 class Handed:
-    """A call under way at the daemon, which hands over descriptors. Close it, or use it in a ``with`` statement; that
-    ends a call which still runs, if it changes nothing.
+    """A call in flight at the daemon, which hands over descriptors. Close it, or use it in a ``with`` statement; that
+    cancels a running call, if it changes nothing.
 
-    It is made again when the daemon goes away and comes back, unless what was received is a stream's end: then that is
-    over. Descriptors of files and terminals stay good.
+    It is repeated when the daemon goes away and comes back, unless the received descriptor is a stream's end: then the
+    stream is over. Descriptors of files and terminals stay valid.
     """
 
     def __init__(self, handover: Handover) -> None:

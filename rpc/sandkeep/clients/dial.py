@@ -1,6 +1,6 @@
 """The daemon as clients see it: its socket, its identity, and the time to wait for it when it went away.
 
-No input or output here: errors of the connection become messages that say what to do.
+No input or output here: errors of the connection become messages with a remedy.
 """
 
 import errno
@@ -37,8 +37,8 @@ _NOT_AGAIN: Final = frozenset({"daemon.shutdown"})
 class Daemon:
     """The daemon that a client talks to, over any number of connections.
 
-    `patience_s` is how long a call waits when the daemon went away, by default what SANDKEEP_PATIENCE says; with 0 it
-    fails at once. `tell` is told in a sentence when that takes a while. `is_away` says that somebody waits.
+    `patience_s` is the time that a call waits when the daemon went away, by default SANDKEEP_PATIENCE; with 0 it fails
+    at once. `tell` is called with a message when that takes a while. `is_away` is True while a call waits.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, client: str, patience_s: float | None = None) -> None:

@@ -129,7 +129,7 @@ class Link:
             await self._wait_for_room(slot)
             return 0
         except OSError:
-            return len(data)  # the daemon closed the connection; what it said before is still to be read
+            return len(data)  # the daemon closed the connection; earlier data is still to be read
 
     async def _wait_for_room(self, slot: _Slot) -> None:
         """Wait until more can be sent, and read meanwhile: a daemon whose answers nobody takes reads no requests

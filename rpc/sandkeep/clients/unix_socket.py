@@ -1,6 +1,6 @@
 """Connection to the daemon's socket, for clients that block."""
 
-from _socket import AF_UNIX, SOCK_STREAM, socket  # what the socket module wraps; that takes 3 ms to import
+from _socket import AF_UNIX, SOCK_STREAM, socket  # wrapped by the socket module, whose import takes 3 ms
 
 from sandkeep.clients.dial import cannot_connect
 

@@ -215,7 +215,7 @@ def get_process(name: str, sandbox_id: str) -> ProcessRecord:
 def attach_to_process(name: str, sandbox_id: str) -> None:
     """Be with a process on this terminal until it ends or is left by C-b d. Without a terminal: until it ends."""
     with _daemon() as client:
-        client.process.get(sandbox_id, name)  # what is wrong with it is raised here, and not printed there
+        client.process.get(sandbox_id, name)  # errors are raised here, and not printed there
     subprocess.run([sys.executable, "-m", "sandkeep.cli", "attach", "--", sandbox_id, name], check=False)
 
 
@@ -336,7 +336,7 @@ def get_executor(sandbox_id: str) -> Executor:
     return SandboxExecutor(sandbox_id)
 
 
-# -- what they share --------------------------------------------------------------------------------------------------
+# -- common parts -----------------------------------------------------------------------------------------------------
 
 
 def _daemon() -> Client:

@@ -9,12 +9,12 @@ VANISH_S: Final = 5.0
 
 
 def processes(root: str) -> list[int]:
-    """Processes with the path of this place in their arguments or in what is mounted for them alone, ourselves apart
-    and those that have started us, who may have named it.
+    """Return processes with this path in their arguments or in mounts of their own, without ourselves and our
+    ancestors, which may have named it.
 
-    Mounts in our mount namespace say nothing of a process: everybody on the machine has those, and callers end what
-    they get here. Nor does where something is mounted: a namespace that is made while something is mounted below the
-    place has that mount, too, whoever makes it.
+    Mounts in our mount namespace prove nothing: all processes on the machine have those, and callers kill the returned
+    processes. Nor do mount points below the path: any namespace that is created while something is mounted there
+    inherits that mount.
     """
     ours = _ancestors()
     return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and pid not in ours and _knows(pid, root)]

@@ -46,7 +46,7 @@ _DRAWING: Final = (
     rb"\[(?:"
     rb"(?:%(n)s[;:]){0,40}%(n)sm"  # colours
     rb"|%(n)s(?:;%(n)s)?[@A-IL-MPX`abd-gr-s]|%(n)s[STZ]|u"  # cursor, lines, characters, scrolling, tabs, margins
-    rb"|[012]?[JK]"  # erasing, but not what was scrolled away
+    rb"|[012]?[JK]"  # erasing, but not the scrollback
     rb"|\?%(mode)s(?:;%(mode)s)*[hl]|\?(?:47|1047|1049)[hl]|(?:4|34)[hl]"
     rb"|[0-6]? q|\?[018]c"  # the cursor's form, which Linux's console has told otherwise
     rb"|2[23];0;0t"  # the title kept, and as it was

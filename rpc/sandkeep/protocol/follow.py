@@ -44,7 +44,7 @@ class EventCursor:
         if not self._page:
             return None
         event = self._page.popleft()
-        # At the end of a page the daemon's own token says more: what it skipped by the filters need not be read again.
+        # At the end of a page the daemon's own token is further on: filtered events need not be read again.
         self.token = f"{(self._page_end or '').rpartition(':')[0]}:{event.position}" if self._page else self._page_end
         return event
 

@@ -22,7 +22,7 @@ P = TypeVar("P", bound=Params)
 PROTOCOL: Final = "sandkeep.v1"
 """The subprotocol. A client that proposes any must propose this one."""
 
-TOKEN_PROTOCOL: Final = "sandkeep.token."  # noqa: S105  # what a token is put behind
+TOKEN_PROTOCOL: Final = "sandkeep.token."  # noqa: S105  # prefix of a token
 """Prefix of a second proposal that holds the token, for clients that cannot set headers, such as browsers."""
 
 MAX_MESSAGE_BYTES: Final = 1024 * 1024

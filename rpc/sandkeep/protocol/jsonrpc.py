@@ -76,7 +76,7 @@ class Batch(Struct, frozen=True):
 Message: TypeAlias = Request | Fault | Batch
 
 
-# -- what a server does -----------------------------------------------------------------------------------------------
+# -- server side ------------------------------------------------------------------------------------------------------
 
 
 def parse(line: bytes) -> Message:
@@ -117,7 +117,7 @@ def array(answers: list[bytes]) -> bytes:
     return b"[" + b",".join(answers) + b"]"
 
 
-# -- what a client does -----------------------------------------------------------------------------------------------
+# -- client side ------------------------------------------------------------------------------------------------------
 
 
 class ErrorObject(Struct, frozen=True):

@@ -76,10 +76,9 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """`source` is an absolute path, read with the caller's own rights, or the reference of a container image.
 
     Without a `provider` a plain directory is for ``local``; one that holds a Dockerfile, the path of a Dockerfile and a
-    reference are for ``docker``. `dockerfile` is the Dockerfile's path below the directory, if it is not its usual
-    one. With `base`, a reference, the directory is put onto that image, as its ``/workspace``, whatever it holds.
-    `clean` makes a new image even if one of the same content is there, and builds without what is left of earlier
-    builds.
+    reference are for ``docker``. `dockerfile` is the Dockerfile's path below the directory, if it is not the usual one.
+    With `base`, a reference, the directory is put onto that image, as its ``/workspace``, even if it holds a
+    Dockerfile. `clean` makes a new image even if one of the same content exists, and builds without the cache.
     """
 
     source: Path
@@ -111,9 +110,9 @@ class ImageQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the sandbox is to be. `secrets` are given to its processes' environment and stored nowhere. Without a
-    `network` it gets the one that its provider gives, none unless an administrator said otherwise. `volumes` that are
-    directories of the host are for administrators.
+    """The properties of the sandbox. `secrets` are given to its processes' environment and stored nowhere. The default
+    `network` is that of its provider, none unless an administrator said otherwise. `volumes` that are directories of
+    the host are for administrators.
 
     With a `name`, which is unique among the owner's sandboxes that have not ended, the owner can use that wherever a
     `sandbox_id` is asked for.
@@ -203,11 +202,11 @@ class SandboxResume(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SandboxRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox whose own files are to be replaced by those of a snapshot, or all of which is to be what it was at a
-    checkpoint: one of both is given.
+    """The sandbox whose own files are replaced by those of a snapshot, or which returns to its state at a checkpoint:
+    give one of both.
 
-    For files it is started anew. While processes run in it that is refused with `in_use`, unless `end_processes` says
-    to end them. For a snapshot it needs its `secrets` again, as they are stored nowhere.
+    For files it is restarted. While processes run in it that is refused with `in_use`, unless `end_processes` is true.
+    For a snapshot it needs its `secrets` again, as they are stored nowhere.
     """
 
     sandbox_id: Name
@@ -218,11 +217,11 @@ class SandboxRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SandboxRestoreAt(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox that a new one is to be like, as it was at a moment: after the event at `position`, or at `time`, in
-    RFC 3339 with any offset. One of both is given.
+    """The sandbox from whose past a new one is made, as it was at a moment: after the event at `position`, or at
+    `time`, in RFC 3339 with any offset. Give one of both.
 
-    The newest of what was kept of it at or before then is used; no snapshot that was deleted. `name` is the new one's.
-    Of the sandbox itself nothing is changed, and it may have ended. The rest is as for `snapshot.restore`.
+    The newest of its snapshots and checkpoints at or before then is used, unless deleted. `name` is the new one's. The
+    sandbox itself is not changed, and may have ended. The rest is as for `snapshot.restore`.
     """
 
     sandbox_id: Name
@@ -248,11 +247,11 @@ class SandboxFork(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SnapshotCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox whose files are to be kept. Of them, only what is at or below the paths of `include` is taken, and
-    nothing at or below those of `exclude`; paths begin at the sandbox's workspace unless they are absolute.
+    """The sandbox to snapshot. Of its files, only those at or below the paths of `include` are taken, and none at or
+    below those of `exclude`; paths begin at the sandbox's workspace unless they are absolute.
 
-    `incremental` keeps what differs from the snapshot `parent_id`, or from the last of the sandbox that can be built
-    on, else from its image. With `archive` ``bucket`` it has to be where other machines find it.
+    `incremental` stores the differences from the snapshot `parent_id`, or from the sandbox's last suitable one, else
+    from its image. With `archive` ``bucket`` the archive has to be where other machines find it.
     """
 
     sandbox_id: Name
@@ -390,11 +389,11 @@ class HistoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ProcessLaunch(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A command to start. With `stdin` it reads what `process.write_stdin` brings; otherwise it has none.
+    """A command to start. With `stdin` it reads the data of `process.write_stdin`; otherwise it has none.
 
     With `tty` it gets a terminal of `rows` and `cols`, which can be attached to, and its input and output are that
-    terminal's: there is no stderr apart. With `durable` what it wrote is on disk before its end is recorded; if
-    the disk fails to take it, the daemon's log says so.
+    terminal's: there is no separate stderr. With `durable` its output is on disk before its end is recorded; if the
+    disk fails to take it, the daemon's log says so.
     """
 
     sandbox_id: Name
@@ -482,13 +481,13 @@ class CopyOut(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CopyIn(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A place for a file or tree, which comes as a tar archive with one entry at its top. Into a directory that is
-    there it goes under the name that it has in the archive; a tree is merged with one of that name. With `contents`
-    what is in the archive is merged into the directory `path`, which is made if it is not there.
+    """The destination of a file or tree, which is sent as a tar archive with one entry at its top. In an existing
+    directory it gets the name that it has in the archive; a tree is merged with one of that name. With `contents` the
+    archive's entries are merged into the directory `path`, which is made if it is missing.
 
-    The descriptor is the writing end of a pipe. The call lasts as long as the copy, and nothing is to be seen of it
-    until `sandbox.copy_commit` is called with its `transfer_id`, a new one for each copy, on another connection. A
-    caller who goes before that undoes it.
+    The descriptor is the writing end of a pipe. The call lasts as long as the copy, and the copy is invisible until
+    `sandbox.copy_commit` is called with its `transfer_id`, a new one for each copy, on another connection. A caller who
+    disconnects before that undoes it.
     """
 
     sandbox_id: Name
@@ -653,15 +652,14 @@ Kind = Literal["sandbox", "image", "snapshot", "checkpoint"]
 
 
 class Method(Struct, frozen=True, kw_only=True):
-    """One row. `deadline_s` is None for a method that waits for what its caller asks it to wait for, or cannot wait at
-    all.
+    """One row. `deadline_s` is None for a method whose caller chooses the time to wait, or that cannot wait at all.
 
-    With `descriptors` the answer comes with open descriptors (SCM_RIGHTS), attached to a notification before it.
-    The caller must be shown every object that a parameter of `references` names; `admin_if` are values that only
+    With `descriptors` the answer comes with open descriptors (SCM_RIGHTS), attached to a notification before it. The
+    caller must be allowed to see every object that a parameter of `references` names; `admin_if` are values that only
     an administrator may give; `intent` is the event that is durable before a mutation acts (or when it is complete, for
-    what writes files: to write one twice does no harm), and by which a repeated command is known. Mutations without
-    one, such as a write to a process's input, are remembered beside the log. What `needs_caller` is given up when its
-    caller goes; every other mutation goes on.
+    writes of files: to write one twice does no harm), and by which a repeated command is known. Mutations without one,
+    such as a write to a process's input, are remembered beside the log. A method with `needs_caller` is cancelled when
+    its caller goes; every other mutation goes on.
     """
 
     name: str

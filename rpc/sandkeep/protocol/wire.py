@@ -1,8 +1,8 @@
-"""A websocket connection over any socket, for both ends: trio-websocket's, with what it leaves to chance made certain.
+"""A websocket connection over any socket, for both ends: trio-websocket's, with stricter guarantees.
 
-What is added: one knows when the other end has gone, also before the handshake is through; nothing that arrives makes
-the reading task fail; a message in countless pieces costs no more than one in a few; and a sender can wait until the
-socket has room before it makes what it will send.
+It adds: detection of the other end's departure, also before the handshake is through; a reading task that no received
+data can make fail; a bounded cost of a message in countless pieces; and senders that can wait for room in the socket
+before they make their message.
 """
 
 import contextlib
@@ -183,7 +183,7 @@ class Connection(WebSocketConnection):
         except ConnectionRejected as rejection:
             self.rejection = rejection
         except (ConnectionClosed, ProtocolError, h11.ProtocolError, UnicodeError):
-            pass  # what made no sense is not worth more than an end
+            pass  # malformed input just ends the connection
         finally:
             self.wire.gone.set()
             with trio.CancelScope(shield=True):

@@ -38,10 +38,10 @@ class StreamClient:
     """Reaches the stream server at `address`: ``unix:/PATH`` or ``tls://HOST:PORT``, by default the first that
     SANDKEEP_STREAM names. `token` and `pin` are for TLS. Any number of tasks may use it at the same time.
 
-    Everything raises `SandkeepError`: `not_ready` when nobody listens there, `permission_denied` without the right
-    token, or when who listens has another key than the pin says, `not_found` for what is not there or is another
-    owner's. The constructor raises `invalid` when a pin is missing, and `not_configured` for ``tcp://HOST:PORT``,
-    which has no TLS, unless SANDKEEP_STREAM_PLAINTEXT allows it.
+    Everything raises `SandkeepError`: `not_ready` when no server listens there, `permission_denied` without the right
+    token, or when the server has another key than the pin says, `not_found` for an object that is missing or another
+    owner's. The constructor raises `invalid` when a pin is missing, and `not_configured` for ``tcp://HOST:PORT``, which
+    has no TLS, unless SANDKEEP_STREAM_PLAINTEXT allows it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StreamClient:
     ) -> None:
         self._dialer = Dialer(address, token, pin, patience_s)
 
-    # -- what goes on -------------------------------------------------------------------------------------------------
+    # -- streams ------------------------------------------------------------------------------------------------------
 
     def logs(
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True

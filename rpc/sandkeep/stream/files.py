@@ -116,7 +116,7 @@ async def unpacking(target: str) -> AsyncIterator[Write]:
         async with _tar(begin, writes=False) as (pipe, finish):
             try:
                 yield pipe.send_all
-            except trio.BrokenResourceError:  # it has ended; why is in what it said
+            except trio.BrokenResourceError:  # it has ended; its stderr has the reason
                 await finish()
                 raise
             await finish()

@@ -63,11 +63,11 @@ class Stream:
 
 
 class LogStream(Stream):
-    """An asynchronous iterator over pieces of what a process wrote: `Output`, with its stream, offset and bytes.
+    """An asynchronous iterator over pieces of a process's output: `Output`, with its stream, offset and bytes.
 
-    `stdout_offset` and `stderr_offset` are behind what was answered so far: to go on there later, give them to `logs`.
-    When the iteration is over, `exit` says how the process ended, and is None if it still runs and was not followed.
-    `notes` tell of journals that were cut or replaced from inside, and of what was dropped of them and passed over.
+    `stdout_offset` and `stderr_offset` are behind the data returned so far: to resume there later, give them to `logs`.
+    When the iteration is over, `exit` describes the process's end, and is None if it still runs and was not followed.
+    `notes` report journals that were cut or replaced from inside, and dropped data that was skipped.
     """
 
     def __init__(

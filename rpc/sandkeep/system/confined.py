@@ -1,9 +1,8 @@
-"""Running a program that can write in one directory only, whatever it is fed with.
+"""Programs that can write in one directory only, for any input.
 
-By Landlock (kernels since 5.19 that have it on), which holds for any user and needs no privilege, and by giving up
-every capability, which matters for root. Both are properties of a thread that the programs it starts inherit, so a
-thread is made for each, and nothing of the caller changes. Where the kernel has no Landlock the program's own care is
-what remains.
+By Landlock (kernels since 5.19 that have it on), which holds for any user and needs no privilege, and by dropping every
+capability, which matters for root. Both are properties of a thread that its child processes inherit, so a thread is
+made for each, and the caller is unchanged. Where the kernel has no Landlock only the program's own care remains.
 """
 
 import ctypes

@@ -125,7 +125,7 @@ class Replacement:
         """Remove the new file, if it is not in place. Raises nothing: the remains are those of a dead writer."""
         if self._is_there:
             self._is_there = False
-            with suppress(OSError):  # a full disk: what is buffered cannot be written
+            with suppress(OSError):  # a full disk: buffered data cannot be written
                 self.file.close()
             with suppress(OSError):
                 os.unlink(self._temporary, dir_fd=self._directory)

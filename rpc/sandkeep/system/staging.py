@@ -138,7 +138,7 @@ def _settle(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -
         except OSError as error:
             if not is_tree or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            _merge(made, name, parent, shown, act=True)  # somebody made it at that moment
+            _merge(made, name, parent, shown, act=True)  # another process made it at that moment
     elif not os.access(b".", os.W_OK | os.X_OK, dir_fd=parent, effective_ids=True):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.path.dirname(shown))
 

@@ -149,7 +149,7 @@ class Storage:
             if bucket is not None:
                 yield Root("s3", bucket)
 
-    # -- what shared sandboxes need ------------------------------------------------------------------------------------
+    # -- settings of shared sandboxes ----------------------------------------------------------------------------------
 
     def lock_bucket(self) -> str:
         """The bucket of locks; `not_configured` without."""

@@ -29,7 +29,7 @@ class Ballast:
         finally:
             os.close(descriptor)
             if not self.held:
-                # What was allocated before it failed is space that an essential append may need.
+                # An essential append may need the space of the partial allocation.
                 self.release()
 
     def release(self) -> None:

@@ -27,7 +27,7 @@ UPCASTS: Final[dict[tuple[str, int], Upcast]] = {("snapshot.create_requested", 1
 """(type, version) -> function that converts a document of that version to the next."""
 
 
-class UnknownEvent(Exception):  # noqa: N818  # it names what was met, as KeyError does
+class UnknownEvent(Exception):  # noqa: N818  # it names the unknown type, as KeyError does the key
     """The log holds an event that this version of Sandkeep cannot read. Its bytes can still be passed on."""
 
     def __init__(self, position: int, type: str, version: int, reason: str) -> None:

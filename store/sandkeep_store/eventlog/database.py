@@ -197,7 +197,7 @@ class Database:
             self._changed.notify_all()
 
     def _connect(self) -> sqlite3.Connection:
-        # Without a timeout: whoever else holds the lock is another process, and it does not let go.
+        # Without a timeout: another process holds the lock, and does not release it.
         connection = sqlite3.connect(
             f"file:{quote(self.path)}?vfs=unix-excl", uri=True, timeout=0, isolation_level=None, check_same_thread=False
         )

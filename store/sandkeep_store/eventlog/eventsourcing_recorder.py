@@ -147,7 +147,7 @@ class StreamRecorder(AggregateRecorder):
         self.know(draft.stream for draft in drafts)
         return [row[0] for row in self.insert([drafts], time_us=0)] if drafts else []
 
-    # -- what the event log uses ----------------------------------------------------------------------------------
+    # -- interface of the event log -------------------------------------------------------------------------------
 
     def assume_new(self, name: str) -> None:
         """Take a stream for new unless it is known, unseen. `insert` raises IntegrityError if that was wrong."""
@@ -236,7 +236,7 @@ class StreamRecorder(AggregateRecorder):
         SQLite's `secure_delete` does not suffice: of rows that it moves between pages it leaves copies in the gaps.
         """
         with self._lock, _translated():
-            # What is copied meanwhile is the whole log: it goes nowhere else than where the log is.
+            # The temporary copy is of the whole log: it stays in the log's directory.
             schema.vacuum(self._database.writer, self._database.directory)
 
     def settle(self) -> bool:
@@ -300,13 +300,13 @@ class StreamRecorder(AggregateRecorder):
             try:
                 self._database.checkpoint()
             except sqlite3.Error:
-                self.suspect = True  # what was just committed is durable all the same, by the write-ahead log
+                self.suspect = True  # the commit is durable all the same, by the write-ahead log
 
     def _rows(self, appends: Sequence[Sequence[Draft]], time_us: int, new: list[tuple[int, str, int]]) -> list[Row]:
         """The rows of `appends`; the rows of the streams that are new with them go to `new`."""
         rows: list[Row] = []
         position, streams = self.head, self._streams
-        # Every append goes through here, so what `checksum` does is written out.
+        # Every append goes through here, so `checksum` is inlined.
         for drafts in appends:
             more = len(drafts)
             for draft in drafts:

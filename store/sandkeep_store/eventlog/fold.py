@@ -147,7 +147,7 @@ class Fold:
         """Check every row, apply those that are not about a process, and see which processes stay in the view."""
         state, plans, shown, active = self._state, self._plans, self._shown, self._active
         position = state.position
-        # This loop is what a start waits for: nothing is called that can be inlined, and nothing looked up twice.
+        # This loop dominates a start: calls are inlined, and nothing is looked up twice.
         for (
             at, stream, revision, sandbox, type, version, time_us, data, meta, command_id, more, crc,
         ) in rows:  # fmt: skip

@@ -253,7 +253,7 @@ class LogReader:
                 name = names[stream]
                 if sandbox is None and name in OWN_STREAMS:
                     goes = last[stream] > position
-                elif sandbox is None or type.startswith("lock."):  # which may outlive what it guards
+                elif sandbox is None or type.startswith("lock."):  # which may outlive its sandbox
                     goes = _is_gone(type, name, kept) and last[stream] < until
                 elif names[sandbox] in kept.sandboxes:
                     goes = _is_gone(type, name, kept) and last[stream] < until

@@ -61,7 +61,7 @@ class Salvage:
         self._last: dict[int, tuple[int, int]] = {}
         self._sandbox_of: dict[int, int | None] = {}
         self._gaps: list[_Gap] = []
-        self._lost: dict[int, Row | None] = {}  # what its row says, when there is one
+        self._lost: dict[int, Row | None] = {}  # its row, when there is one
         self._places: dict[int, tuple[int, int]] = {}  # by an index: position to stream and revision
         self._kept = 0
         self.log_id = ""

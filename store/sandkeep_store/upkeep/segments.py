@@ -91,7 +91,7 @@ def store(folder: str, log_id: str, first: int, last: int, lines: Sequence[bytes
         size_bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
     )
-    # By a digest of its lines, which ``log.compacted`` would keep, what is redacted later could be found out.
+    # A digest of its lines, which ``log.compacted`` would keep, could reveal data that is redacted later.
     name = f"{header.first:020}-{header.last:020}-{secrets.token_hex(8)}{SUFFIX}"
     _put(folder, name, header, content)
     return name

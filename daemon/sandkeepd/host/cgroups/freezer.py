@@ -1,8 +1,8 @@
-"""A control group that stands still, and for whose sake: it is read for a moment, or suspended until it is resumed.
+"""Freezing of a control group, for two reasons: during a read, or suspended until it is resumed.
 
-Both can be so at a time, and begin and end in any order; neither undoes the other, and the group goes on when nobody
-wants it to stand still. While it stands still only to be read, a file says so, its *mark*. By that it is known, when
-the daemon has died, that the group is to go on: what is suspended has no mark, and stays as it is.
+Both may overlap in any order; neither undoes the other, and the group is thawed when both have ended. While it is
+frozen only for a read, there is a file, its *mark*. From that the next daemon knows that the group has to be thawed: a
+suspended group has no mark, and stays frozen.
 
 Everything here blocks.
 """

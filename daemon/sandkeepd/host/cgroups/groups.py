@@ -1,11 +1,9 @@
-"""Control groups: what holds the limits of a sandbox and counts what it uses, for both versions of the kernel's
-interface.
+"""Control groups: limits and usage counters of a sandbox, for both versions of the kernel's interface.
 
-A sandbox has one group in each hierarchy that is needed, called by the log that owns it and by its id, so that the
-sandboxes of two daemons never share one; `placement` says below which directory.
-Version 2 has one hierarchy, and its controllers must have been delegated to the daemon (``Delegate=yes`` in its unit).
-Which directories those are is decided by `plan`, which changes nothing, so that they are on record before they are
-made.
+A sandbox has one group in each hierarchy that is needed, named by its log and its id, so that the sandboxes of two
+daemons never share one; `placement` chooses the parent directory. Version 2 has one hierarchy, and its controllers must
+have been delegated to the daemon (``Delegate=yes`` in its unit). `plan` chooses the directories without making them, so
+that they are on record first.
 """
 
 import contextlib
@@ -129,7 +127,7 @@ class Hierarchies:
     def _make(self, name: str, directory: str) -> None:
         parent = os.path.dirname(directory)
         with contextlib.suppress(FileExistsError):
-            os.mkdir(parent)  # and no more than that: what is above it is not ours to make
+            os.mkdir(parent)  # only this level: directories above it are not ours to make
         if self._version[name] == 2:
             _write(f"{parent}/cgroup.subtree_control", f"+{name}")
         os.makedirs(directory, exist_ok=True)

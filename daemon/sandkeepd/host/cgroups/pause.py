@@ -1,12 +1,13 @@
-"""Having everything in a sandbox stand still while its files are read, and go on again for sure.
+"""Freezing of a sandbox while its files are read, with a guaranteed thaw.
 
-Where there is a control group it is frozen, which no process inside can see. Else each process of the sandbox's pid
-namespace is stopped, again and again until none has been started meanwhile; those that were stopped before stay so.
+A control group is frozen if there is one, which no process inside can see. Else each process of the sandbox's pid
+namespace is stopped, repeatedly until no new one has been started meanwhile; processes that were stopped before stay
+so.
 
-A sandbox that somebody has suspended, before or meanwhile, stays so; see `freezer`.
+A sandbox that is suspended, before or meanwhile, stays so; see `freezer`.
 
-A guard, a small program that waits at a pipe of ours, has them go on when we are not there any more to do it: a daemon
-that is killed leaves no sandbox standing. Everything here blocks.
+A guard, a small program that waits at a pipe of ours, thaws the sandbox if this process dies: a killed daemon leaves no
+sandbox frozen. Everything here blocks.
 """
 
 import os
@@ -23,10 +24,10 @@ from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.freezer import Freezer, Switch, read, switch_of, turn, wait_until
 from sandkeepd.host.processes import pids_where, reap, spawn
 
-# What the guard of a control group does: $1 thaws it when it is written to $2, if its mark $3 is there.
+# The guard of a control group: $1 thaws it when it is written to $2, if its mark $3 is there.
 _THAW: Final = 'read -r _; [ ! -e "$3" ] || { echo "$1" >"$2"; rm -f "$3"; }'
 
-# What the guard of single processes does: $1 is their namespace, the rest are those that had been stopped before.
+# The guard of single processes: $1 is their namespace, the rest are those that had been stopped before.
 _CONTINUE: Final = """
 read -r _
 for place in /proc/[0-9]*; do
@@ -45,12 +46,11 @@ class Pause(Struct):
 
 @contextmanager
 def frozen(groups: Mapping[str, str], first_pid: int | None, mark: str) -> Iterator[Pause]:
-    """Have a sandbox stand still for the length of a block. Of several at a time one waits for the other.
+    """Freeze a sandbox for the length of a block. Concurrent callers take turns.
 
     `groups` are the directories of its control groups by controller; `first_pid` is the first process of its pid
-    namespace, None when it has none of its own; `mark` is the file that says meanwhile that it is read. Raises
-    `provider_unavailable` when it does not stand still in time, and `conflict` at the end of a block in which somebody
-    else had it go on.
+    namespace, None when it has none of its own; `mark` is the path of the mark of a read. Raises `provider_unavailable`
+    when it does not freeze in time, and `conflict` at the end of a block in which another program thawed it.
     """
     switch = switch_of(groups)
     pause = Pause()

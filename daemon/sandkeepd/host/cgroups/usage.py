@@ -1,11 +1,11 @@
-"""What a sandbox uses, from the files of its control groups, in both versions of the kernel's interface.
+"""Resource usage of a sandbox, from the files of its control groups, in both versions of the kernel's interface.
 
-A group is asked by reading a dozen small files, which takes a fraction of a millisecond; no engine is asked. What is
-read is a number or it is not believed: then, as for what this kernel does not count, the answer is None. Version 1 has
-a directory for each controller, version 2 one for all of them; a mapping of controllers to directories stands for both.
+A measurement reads a dozen small files, which takes a fraction of a millisecond; no engine is asked. Values that are no
+numbers, or that this kernel does not count, are None. Version 1 has a directory for each controller, version 2 one for
+all of them; a mapping of controllers to directories stands for both.
 
-Version 1 counts input and output only of disks that somebody has limited, and leaves the lines of others out. What it
-does not tell is summed up from the processes themselves: each has in its count what it has waited for.
+Version 1 counts input and output only of disks with a limit. The rest is summed up from the processes themselves: each
+includes its reaped children.
 """
 
 import os
@@ -58,7 +58,7 @@ def measure(groups: Mapping[str, str]) -> Usage | None:
         found |= _known(tell(directory))
     if "io_read_bytes" not in found and "pids" in groups:
         found |= _known(_io_of_processes(groups["pids"]))
-    return Usage(**found)  # type: ignore[arg-type]  # what tells has values of these fields' types
+    return Usage(**found)  # type: ignore[arg-type]  # the readers return values of these fields' types
 
 
 def _tellers(groups: Mapping[str, str]) -> list[tuple["Teller", str]]:

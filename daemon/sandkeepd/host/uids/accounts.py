@@ -48,7 +48,7 @@ class Accounts:
             fields = line.split(":")
             try:
                 first, count = parse(fields)
-            except (ValueError, IndexError):  # a comment, or what only other programs understand
+            except (ValueError, IndexError):  # a comment, or another program's syntax
                 continue
             yield first, count, f"{fields[0][:80]} in {path}"
 

@@ -1,12 +1,12 @@
 """The host uids that one root daemon has claimed for its sandboxes, in the registry that all daemons share.
 
-A uid is claimed before the intent to make its sandbox goes on record, so that whatever is on record is claimed. What
-was claimed and did not get on record is given back: at once, or by `settle` after a death in between. A uid is given
-back when no process has it any more, and then rests for `REST_S` before anybody is given it again. If processes of it
-cannot be ended it is never given out again before the machine is booted.
+A uid is claimed before the intent to make its sandbox goes on record, so that every recorded uid is claimed. A claim
+that did not get on record is released: at once, or by `settle` after a death in between. A uid is released when no
+process has it any more, and then rests for `REST_S` before it is reused. If processes of it cannot be ended it is not
+reused until the next boot.
 
-A daemon also keeps in memory what it claimed, and puts it back into a registry that somebody removed. Meanwhile no
-other daemon gets a uid of which there is a process.
+A daemon also keeps its claims in memory, and restores them in a registry that was removed. Meanwhile no other daemon
+gets a uid that has a process.
 """
 
 import logging

@@ -1,9 +1,9 @@
-"""The processes of one host uid: are there any, and ending them all.
+"""The processes of one host uid: detection, and killing all of them.
 
-A uid that belongs to one sandbox alone says more surely than anything else what the sandbox's processes are: the code
-inside can leave its process group, its session, and whatever else it was put into, but without privileges never its
-uid. So they are killed by a helper that has that uid and nothing else, with ``kill(-1)``: the kernel goes through all
-processes while none can fork, and lets the helper hit none of anybody else.
+A uid that belongs to one sandbox alone identifies the sandbox's processes most reliably: the code inside can leave its
+process group, its session, and other groupings, but without privileges never its uid. So they are killed by a helper
+that has that uid and nothing else, with ``kill(-1)``: the kernel goes through all processes while none can fork, and
+the helper can hit no process of another user.
 """
 
 import os

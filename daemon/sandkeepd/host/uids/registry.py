@@ -1,9 +1,9 @@
-"""The machine's registry of host uids: which uid belongs to which sandbox, of whichever daemon.
+"""The machine's registry of host uids: the sandbox of each uid, of any daemon.
 
 All root daemons of a machine share one directory, which only root may enter. An entry is a symbolic link named by the
-uid; it leads nowhere, and its target says whose the uid is. The kernel makes a link together with its target and
-refuses a second one of the same name: a claim is one system call, is never half made, and two daemons cannot both
-make it. What is no link, or says nothing that can be read, keeps its uid from being given out and is left alone.
+uid; it leads nowhere, and its target names the holder. The kernel makes a link together with its target and refuses a
+second one of the same name: a claim is one system call, is never half made, and two daemons cannot both make it. An
+entry that is no link, or is unreadable, keeps its uid from being used and is left alone.
 
 Everything blocks, for some microseconds on a tmpfs. Raises `provider_unavailable` when the directory cannot be used.
 """

@@ -210,9 +210,9 @@ def _tell(piece: ProcessOutput) -> None:
 
 
 def visit(front: Frontend, process: Process, *, interactive: bool = False, from_start: bool = False) -> int:
-    """Be with a process that somebody else started, from now on or `from_start`; answer what to exit with.
+    """Follow a process that another client started, from now on or `from_start`; return the exit code.
 
-    Ctrl-C goes to it. When we are ended, or left by Ctrl-\\, it goes on.
+    Ctrl-C goes to it. When we are ended, or detached by Ctrl-\\, it goes on.
     """
     Signals(front, process).pass_on_interrupts()
     reader = Reader(front, process.sandbox_id, process.process_id)

@@ -29,7 +29,7 @@ _TERM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,63}")
 _CHUNK_BYTES: Final = 65536
 _MOST: Final = 1000
 _LEAVING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
-# What a terminal sends by itself: answers to what tmux asks it, and reports of the mouse and of being looked at.
+# Bytes that a terminal sends by itself: answers to tmux's queries, and reports of the mouse and of focus.
 _OWN_WORDS: Final = re.compile(
     rb"\x1b\[[?>=]?[0-9;:]*[cnRtIO]|\x1b\[<[0-9;]+[Mm]|\x1b\[M...|\x1b[P\]_][^\x07\x1b]*(?:\x07|\x1b\\)", re.DOTALL
 )

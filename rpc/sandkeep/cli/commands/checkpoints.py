@@ -128,10 +128,9 @@ def rm(front: Frontend, checkpoints: tuple[str, ...]) -> None:
 @label_option
 @common()
 def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over: str | None, label: Any) -> None:
-    """Make sandboxes of CHECKPOINT, in which all goes on that ran, and print their ids.
+    """Make sandboxes of CHECKPOINT, with all its processes running, and print their ids.
 
-    With --over the sandbox that it is of goes back to that moment. What its processes wrote since stays in their
-    output.
+    With --over the checkpoint's own sandbox goes back to that moment. Later output of its processes stays.
     """
     if over and (name or label or count > 1):
         raise click.UsageError("--over takes a sandbox as it is: leave out --name, --count and --label")

@@ -61,7 +61,7 @@ def _line(shell: str, item: Item, option: str, last: Unfinished, breaks: str) ->
     """Format one completion for the script of `shell`; `option` is the prefix before it in the same word."""
     kind = "word" if item.type == "plain" else item.type
     value, about = option + item.value, plain(item.help or "")
-    if shell == "bash":  # it replaces only what stands after the last character that breaks words, or in the quote
+    if shell == "bash":  # it replaces only the text after the last character that breaks words, or in the quote
         return f"{kind}\t{quoted(value[last.kept(breaks) :], last.quote)}"
     if shell == "zsh":
         value = value.replace("\\", "\\\\").replace(":", "\\:")
@@ -69,7 +69,7 @@ def _line(shell: str, item: Item, option: str, last: Unfinished, breaks: str) ->
     return f"{kind}\t{value}\t{about}"
 
 
-# -- what there is ----------------------------------------------------------------------------------------------------
+# -- lookups ----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -312,7 +312,7 @@ LOOKUPS.update(
 )
 @click.argument("shell", type=click.Choice([*SCRIPTS]))
 def completion(shell: str) -> None:
-    """Print the script that makes a shell complete these commands, and the names of what is there.
+    """Print a shell completion script, for commands and names of objects.
 
     Packages install it by themselves, in share/bash-completion/completions, share/zsh/site-functions and
     share/fish/vendor_completions.d.

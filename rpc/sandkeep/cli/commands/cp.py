@@ -33,9 +33,9 @@ _STREAM: Final = "-"
 def cp(front: Frontend, source: str, target: str) -> None:
     """Copy the file or tree SRC to DST. One of them, or both, are in a sandbox: SANDBOX:PATH.
 
-    It works as `cp -a` does, but for owners. Into a directory that is there a thing goes under its own name; a SRC
-    that ends in /. stands for what is in it. A PATH that is not absolute begins at the sandbox's working directory; a
-    local name with a colon is given as ./NAME. A single - is a tar archive on stdin or stdout.
+    It works as `cp -a` does, but for owners. Into an existing directory SRC is copied under its own name; a SRC that
+    ends in /. stands for the directory's contents. A relative PATH begins at the sandbox's working directory; a local
+    name with a colon is given as ./NAME. A single - is a tar archive on stdin or stdout.
     """
     there, here = place(source), place(target)
     if there is None and here is None:

@@ -46,7 +46,7 @@ def daemon(ctx: click.Context, arguments: tuple[str, ...]) -> NoReturn:
 @command(examples=["sandkeep status", "sandkeep status --json | jq .healthy"])
 @common()
 def status(front: Frontend) -> int:
-    """How the daemon is and what it looks after. Exits with 1 when it is not healthy."""
+    """Show the daemon's status. Exits with 1 when it is not healthy."""
     with front.client() as client:
         state = client.daemon.status()
     if front.as_json:
@@ -84,7 +84,7 @@ def _counts(by_status: dict[str, int]) -> str:
 @command(examples=["sandkeep capabilities"])
 @common()
 def capabilities(front: Frontend) -> None:
-    """What works on this machine, provider by provider, and why something does not."""
+    """Show the features of each provider on this machine, and the reasons for missing ones."""
     with front.client() as client:
         found = client.daemon.capabilities()
     if front.as_json:

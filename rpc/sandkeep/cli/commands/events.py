@@ -30,7 +30,7 @@ from sandkeep.model import Event
 )
 @common()
 def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None, kind: str | None) -> None:
-    """What happened, in the order it was committed."""
+    """Show events, in the order in which they were committed."""
     if kind:
         _doubt(kind)
     with front.client() as client:

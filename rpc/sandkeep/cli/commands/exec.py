@@ -111,8 +111,8 @@ def run(
 ) -> int:
     """Start COMMAND in SANDBOX as a process called NAME, and follow it as `exec` does; Ctrl-\\ leaves it running.
 
-    With --tty it has a terminal, of the size of yours, which is shown as `attach` does; what it wrote is in `logs`.
-    With --detach its process id is printed and it goes on by itself: see `ps`, `attach`, `logs`, `kill` and `wait`.
+    With --tty it has a terminal, of the size of yours, which is shown as `attach` does; its output is in `logs`. With
+    --detach its process id is printed and it runs in the background: see `ps`, `attach`, `logs`, `kill` and `wait`.
     """
     if detach and interactive:
         raise click.UsageError("--detach and --interactive exclude each other: a detached process has no input")

@@ -56,8 +56,8 @@ def create(
     """Make an image and print its id.
 
     PATH is a directory: a plain one is copied for the local provider, one that holds a Dockerfile is built for Docker,
-    as is a Dockerfile that is named itself. REF is the reference of a container image, such as python:3.11-slim, which
-    is pulled if it is not there. What exists, and what begins with `/`, `./`, `../` or `~`, is a PATH.
+    as is the path of a Dockerfile. REF is the reference of a container image, such as python:3.11-slim, which is pulled
+    if it is missing. An existing path, and any name that begins with `/`, `./`, `../` or `~`, is a PATH.
     """
     options = given(provider=provider, base=base, dockerfile=dockerfile, clean=clean, labels=dict(label))
     with progress("making an image") as told, front.client() as client:

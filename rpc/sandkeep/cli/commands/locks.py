@@ -40,10 +40,10 @@ def acquire(front: Frontend, name: str, timeout_s: float | None) -> None:
 @click.option("--force", is_flag=True, help="Free it whoever holds it, and mend its document. For administrators.")
 @common()
 def release(front: Frontend, name: str, force: bool) -> None:
-    """Give a lock back and print its id. LOCK is its name, or the id of one acquisition.
+    """Release a lock and print its id. LOCK is its name, or the id of one acquisition.
 
-    With `--force` its owner, on whatever machine, loses it, and nothing more that he writes under it counts: see first
-    that he is really gone.
+    With `--force` its owner, on any machine, loses it, and later writes of that owner are refused: make sure first that
+    the owner is really gone.
     """
     with progress(f"releasing {name}") as told, front.client() as client:
         lock = client.lock.release(name, progress=told, **given(force=force or None))

@@ -75,7 +75,7 @@ class _JsonLines:
 def logs(
     front: Frontend, sandbox: str, name: str, follow: bool, since: int | None, tail: int | None, stream: str | None
 ) -> None:
-    """Show what a process wrote: its stdout on stdout, its stderr on stderr, byte for byte.
+    """Show a process's output: its stdout on stdout, its stderr on stderr, byte for byte.
 
     With --json: one document for each piece, with its offsets; bytes in base64.
     """

@@ -113,7 +113,7 @@ def _remark(sandbox: Sandbox) -> str:
 )
 @common()
 def get(front: Frontend, sandbox: str, at: dict[str, Any] | None) -> None:
-    """Show a sandbox. With --at, as the record had it at a position, with what ran in it and the snapshots of it."""
+    """Show a sandbox. With --at, its state at a position, with its processes and snapshots then."""
     with front.client() as client:
         if at is not None:
             return _show_at(front, client.event.state_at(sandbox, **at))
@@ -198,7 +198,7 @@ def rm(front: Frontend, sandboxes: tuple[str, ...]) -> None:
 @click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
 @common()
 def suspend(front: Frontend, sandboxes: tuple[str, ...]) -> None:
-    """Have everything in sandboxes stand still, and print their ids. `resume` has it go on."""
+    """Freeze sandboxes, and print their ids. `resume` thaws them."""
     with front.client() as client:
         for sandbox in sandboxes:
             with progress(f"suspending {sandbox}") as told:
@@ -211,8 +211,8 @@ def suspend(front: Frontend, sandboxes: tuple[str, ...]) -> None:
 @secret_option
 @common()
 def resume(front: Frontend, sandboxes: tuple[str, ...], secret: Any) -> None:
-    """Have suspended sandboxes go on, and print their ids. One that was lost or failed is started anew on its files,
-    where its provider can do that; the secrets that it had are needed again then.
+    """Resume suspended sandboxes, and print their ids. A lost or failed one is restarted from its files, where its
+    provider can do that; give its secrets again then.
     """
     with front.client() as client:
         for sandbox in sandboxes:

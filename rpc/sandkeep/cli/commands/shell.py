@@ -76,7 +76,7 @@ def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> i
         return 128 + told.number
     finally:
         os.close(master)
-    # What tmux says at its end only decides how long we wait.
+    # The exit of tmux only decides how long we wait.
     patience_s = AT_ONCE_S if _DETACHED in shown.last else ENDING_S
     saw_it = shown.was_typed or front.as_json or not own.is_interactive
     return _how_it_ended(front, process, patience_s, rows=0 if saw_it else own.size[0])
@@ -133,17 +133,17 @@ def _wait(reader: Reader, patience_s: float) -> Process | None:
 @click.option("--from-start", is_flag=True, help="Without a terminal: begin with what it wrote before.")
 @common(OWN_FAILURE)
 def attach(front: Frontend, sandbox: str, name: str, read_only: bool, interactive: bool, from_start: bool) -> int:
-    """Be at a process that runs, and exit with its code when it ends.
+    """Attach to a running process, and exit with its code when it ends.
 
     A process that has a terminal (see `run --tty`) is shown on yours, at its size. C-b d detaches, C-b [ scrolls back,
     C-b C-b is a C-b for the process: these are tmux's keys, as a tmux inside the sandbox keeps the terminal. Any number
     may be attached. When it ends and you have typed nothing, its last lines stay on your screen. Piped, it is a
     terminal of 24 rows and 80 columns.
 
-    One without a terminal is followed from now on, its stdout and stderr apart. Ctrl-C interrupts it, and pressed again
-    kills it; Ctrl-\\ detaches.
+    A process without a terminal is followed from now on, its stdout and stderr apart. Ctrl-C interrupts it, and pressed
+    again kills it; Ctrl-\\ detaches.
 
-    Whatever ends you ends only your view: the process goes on.
+    The process goes on however your view of it ends.
     """
     with front.client() as client:
         process: Process = client.process.get(sandbox, name)

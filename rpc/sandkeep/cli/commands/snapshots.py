@@ -146,7 +146,7 @@ def _describe(snapshot: Snapshot) -> list[tuple[str, object]]:
 @click.argument("snapshots", nargs=-1, required=True, type=SNAPSHOT, metavar="SNAPSHOT...")
 @common()
 def rm(front: Frontend, snapshots: tuple[str, ...]) -> None:
-    """Delete snapshots, and print their ids. What builds on them stays whole."""
+    """Delete snapshots, and print their ids. Snapshots that build on them stay whole."""
     with front.client() as client:
         for snapshot in snapshots:
             with progress(f"deleting {snapshot}") as told:
@@ -203,10 +203,10 @@ def export(front: Frontend, snapshot: str, file: str) -> None:
 def import_(
     front: Frontend, file: str, name: str | None, digest: str | None, image: str | None, bucket: bool, label: Any
 ) -> None:
-    """Keep the archive FILE as a snapshot, and print its id: a .tar, .tar.gz or .tar.zst of the files of a workspace;
+    """Import the archive FILE as a snapshot, and print its id: a .tar, .tar.gz or .tar.zst of the files of a workspace;
     with --image of one of Docker's, of all files of a container.
 
-    It is looked through first. What is damaged, or leads out of these files, is refused.
+    It is inspected first. A damaged archive, or one that leads out of these files, is refused.
     """
     from sandkeep import archives
 
@@ -244,8 +244,8 @@ def restore(
 ) -> None:
     """Make a sandbox with the files of SNAPSHOT and start it; print its id.
 
-    With --over the files of a sandbox that is there are replaced. It is started anew for that, so what runs in it has
-    to be ended.
+    With --over the files of an existing sandbox are replaced. It is restarted for that, so its processes have to be
+    ended.
     """
     if over and (name or env or label):
         raise click.UsageError("--over takes a sandbox as it is: leave out --name, --env and --label")

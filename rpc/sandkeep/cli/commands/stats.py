@@ -64,11 +64,10 @@ INTERVAL_S: Final = 1.0
 def stats(
     front: Frontend, sandboxes: tuple[str, ...], interval: float, once: bool, sort: str | None, prometheus: bool
 ) -> int | None:
-    """What running sandboxes use: all of yours, or those named.
+    """Show the resource usage of running sandboxes: all of yours, or those named.
 
     On a terminal the table is refreshed until q or Ctrl-C; elsewhere, and with --once, it is printed once, with `-` for
-    what is not known. CPU is how much of one cpu it keeps busy, TIME how long in all; MEMORY does not count files that
-    only lie in the cache; KILLS are processes that the kernel killed for want of memory.
+    unknown values. CPU is the load of one cpu, TIME the CPU time; MEMORY excludes the page cache; KILLS are OOM kills.
     """
     if prometheus and front.as_json:
         raise click.UsageError("--prometheus and --json exclude each other")

@@ -59,7 +59,7 @@ def rebuild(front: Frontend, state_dir: str | None) -> None:
 @state_dir_option
 @common()
 def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> None:
-    """Move the events of what ended long ago into the archive, and remove its output."""
+    """Archive events of objects that ended long ago, and remove their output."""
     if state_dir:
         _offline(front, "compact", state_dir, *(["--older-than", older_than] if older_than else []))
     age_s = RETAIN({RETAIN.name: older_than}) if older_than else None
@@ -76,7 +76,7 @@ def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> N
 @click.option("--yes", is_flag=True, help="Mend it, and not only say what is lost.")
 @common()
 def repair(front: Frontend, state_dir: str | None, yes: bool) -> None:
-    """Mend a damaged event log while no daemon runs. Says what is lost; the damaged files are kept."""
+    """Repair a damaged event log while no daemon runs. Reports the losses; the damaged files are kept."""
     _offline(front, "repair", state_dir or STATE_DIR(), *(["--yes"] if yes else []))
 
 
@@ -84,9 +84,9 @@ def repair(front: Frontend, state_dir: str | None, yes: bool) -> None:
 @click.argument("position", type=click.IntRange(min=1))
 @common()
 def redact(front: Frontend, position: int) -> None:
-    """Take what a caller put into an event out of the log and the archive, for good.
+    """Remove a caller's data in an event from the log and the archive, for good.
 
-    The event stays, with its type and its place; `sandkeep events` tells positions.
+    The event stays, with its type and its place; `sandkeep events` shows positions.
     """
     with progress("redacting") as told, front.client() as client:
         report = client.store.redact(position, progress=told)

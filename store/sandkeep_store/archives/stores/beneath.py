@@ -94,7 +94,7 @@ class Beneath:
 
     def require_ours(self) -> None:
         """Raise `not_configured` for a directory that is not safe, if there is one."""
-        with suppress(OSError):  # whoever writes there is told what it is
+        with suppress(OSError):  # the next write reports it
             self._check(os.stat(self.base))
 
     def _check(self, found: os.stat_result) -> None:

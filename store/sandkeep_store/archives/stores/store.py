@@ -66,7 +66,7 @@ class ArchiveStore(ABC):
         self.root = root
         self.patience_s = patience_s
 
-    # -- what callers use ----------------------------------------------------------------------------------------------
+    # -- public interface ----------------------------------------------------------------------------------------------
 
     def write(
         self,
@@ -150,7 +150,7 @@ class ArchiveStore(ABC):
         """Return the display name of an object: its path on this machine, or its URI."""
         return str(self.root.place(path))
 
-    # -- what a backend does -------------------------------------------------------------------------------------------
+    # -- implemented by backends ---------------------------------------------------------------------------------------
 
     def _found(self, path: str) -> Stored | None:
         """As `_stat`, or None."""

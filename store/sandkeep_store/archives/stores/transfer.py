@@ -58,7 +58,7 @@ def _taker(source: Source) -> Callable[[int], bytes]:
 def _from_file(read: Callable[[int], bytes]) -> Callable[[int], bytes]:
     def take(wanted: int) -> bytes:
         part = read(wanted)
-        while part and len(part) < wanted:  # a pipe gives what is there
+        while part and len(part) < wanted:  # a pipe returns short reads
             more = read(wanted - len(part))
             if not more:
                 break

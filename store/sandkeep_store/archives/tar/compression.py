@@ -52,7 +52,7 @@ def compressing(output: Output, codec: Codec) -> Iterator[Compressor]:
     try:
         yield compressor
     except BaseException:
-        with suppress(Exception):  # what went wrong first is what matters
+        with suppress(Exception):  # the first error matters
             compressor.close()
         raise
     compressor.close()

@@ -110,7 +110,7 @@ def number(text: bytes) -> int:
     digits = text.strip(b" \0")
     if not digits:
         return 0
-    if not digits.isdigit() or not text[0]:  # what begins with a NUL some programs take for nothing, others not
+    if not digits.isdigit() or not text[0]:  # programs differ on a field that begins with a NUL
         raise ValueError(digits)
     return int(digits, 8)
 

@@ -82,7 +82,7 @@ class Output:
                 raise
             written = 0  # the filesystem takes it, but not like this
         if written < len(data):
-            self._use_cache()  # what is left may begin in the middle of a block
+            self._use_cache()  # the rest may begin in the middle of a block
         return written
 
     def _can_bypass(self) -> bool:

@@ -86,7 +86,7 @@ def _few(tree: int) -> list[_Entry]:
                     return []
                 if stat.S_ISDIR(status.st_mode):
                     left.append(path)
-    except OSError:  # find tells what it is
+    except OSError:  # find reports it
         return []
     return found
 

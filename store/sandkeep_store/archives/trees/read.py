@@ -146,7 +146,7 @@ class Names:
 
     def tell(self, names: Sequence[bytes]) -> None:
         """Send the names to read. To be called once."""
-        # A thread, as the program may want what it has read to be taken from it before it hears of more.
+        # A thread, as the program may block on its output before it reads more names.
         thread = threading.Thread(target=self._write, args=(names,), name="sandkeep-names")
         thread.start()
         self._thread = thread
