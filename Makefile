@@ -7,9 +7,6 @@ BIN := $(VENV)/bin
 # How many files of tests are run at a time; with 0, one after the other in one process. Tests wait now and then, so that
 # two processors are busy with three (13:53 minutes instead of 16:26, 2026-11-22).
 JOBS ?= 3
-# In the order of their directories: those of `conformance` and `crash`, which take longest, begin, and none is left to
-# run alone at the end.
-ORDER := --dist loadfile --no-loadscope-reorder
 
 # Where `make install-units` puts what systemd reads, and where the daemon is that the units start.
 DESTDIR ?=
@@ -42,7 +39,7 @@ demo: setup-demo
 	@$(BIN)/python -m sandkeep.cli demo
 
 test: setup-test
-	@$(BIN)/python -m pytest -n $(JOBS) $(ORDER) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 bench: setup-test
 	@$(BIN)/python -m benches $(ARGS)

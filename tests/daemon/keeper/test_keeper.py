@@ -350,23 +350,28 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def comm_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text()
+
+
 def test_what_an_ended_process_left_behind_stays(bare: Bare) -> None:
     """The keeper hears of a sweep before it has heard of the end."""
     go, left = bare.out / "go", bare.out / "left"
     bare.run("p1", f"sleep 1000 & echo $! >{left}; until [ -e {go} ]; do sleep 0.01; done; exit 3")
     said = bare.until(lambda said: left.exists() and left.read_text().endswith("\n") and said)
+    pid = int(left.read_text())
+    bare.until(lambda _: comm_of(pid) == "sleep\n")
     os.kill(bare.process.pid, signal.SIGSTOP)
     bare.tell("sweep -")
     go.touch()
     bare.until(lambda _: state_of(int(said[0].partition("+")[2])) == "Z")
-    pid = int(left.read_text())
     try:
         os.kill(bare.process.pid, signal.SIGCONT)
         bare.until(lambda said: "p1 3" in said)
         bare.tell("sweep -", "check p1")
         said = bare.until(lambda said: said.count("p1 3") == 2)  # the second time as it was asked
         assert "p1 lost" not in said
-        assert Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+        assert comm_of(pid) == "sleep\n"
     finally:
         os.kill(pid, signal.SIGKILL)
 

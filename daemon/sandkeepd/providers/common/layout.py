@@ -19,6 +19,7 @@ import re
 import secrets
 import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Final
 
@@ -171,8 +172,8 @@ class Layout:
     def _move_to_trash(self, path: str) -> str | None:
         name = secrets.token_hex(8)
         try:
-            if not os.path.isdir(self.trash):  # nothing was made here yet, or somebody tidied up
-                self.prepare()
+            with suppress(FileExistsError):
+                os.mkdir(self.trash, 0o700)  # nothing else: a state directory that was taken away is not made anew
             os.rename(path, f"{self.trash}/{name}")
         except FileNotFoundError:
             return None
