@@ -8,7 +8,7 @@ Progress = Callable[[str], Awaitable[None]]
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """With whose rights a host path is touched."""
+    """The credentials with which a host path is accessed."""
 
     uid: int
     gid: int
