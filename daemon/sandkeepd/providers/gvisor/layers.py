@@ -16,7 +16,7 @@ from sandkeepd.providers.gvisor import probe
 
 
 class GvisorLayers(DirectoryLayers):
-    """What a sandbox changed is in its kernel's memory, so that no layer is made of that."""
+    """`Layering` for gVisor sandboxes. Their changed files are in their kernel's memory, so no layer is made of them."""
 
     no_forks: str | None = probe.FORKS
 

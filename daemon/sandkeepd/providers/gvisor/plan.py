@@ -1,4 +1,4 @@
-"""What a gVisor sandbox will be: decided from the request and from what this machine can hold, with no effect."""
+"""The plan of a gVisor sandbox: decided from the request and the machine's capabilities, with no effect."""
 
 from typing import Final
 
@@ -22,8 +22,8 @@ HOST_THREADS: Final = 8192
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What was decided. `uid` and `gid` are those inside. The sandbox begins with `layers`, each of which hides parts
-    of the next, and, with `over_image`, with the image beneath them.
+    """A decided plan. `uid` and `gid` are those inside. The sandbox begins with `layers`, each of which hides parts of
+    the next, and, with `over_image`, with the image beneath them.
     """
 
     uid: int
@@ -76,7 +76,7 @@ def _network(spec: SandboxSpec) -> str:
 
 
 def _inner_user(user: str | None, *, rootless: bool) -> tuple[int, int]:
-    """The uid and gid inside. Raises `invalid` and `not_supported`."""
+    """Return the uid and gid inside. Raises `invalid` and `not_supported`."""
     if rootless:
         if user not in (None, "0", "0:0"):
             raise SetupError("not_supported", "without root, gVisor has one user inside, 0: leave out user")
@@ -104,7 +104,7 @@ def why_not_saved(network: str, *, rootless: bool) -> str | None:
 
 
 def notes(plan: Plan) -> list[str]:
-    """What of a sandbox is other than one may expect, in sentences."""
+    """Return the unexpected properties of a sandbox, as sentences."""
     told = ["what it writes lies in memory, and counts as such; on the disk is only what its processes print"]
     why = why_not_saved(plan.network, rootless=plan.rootless)
     if why is not None:
