@@ -1,8 +1,8 @@
-"""The way to a Docker engine: the blocking SDK in threads, with deadlines, and its errors in our words.
+"""The client of a Docker engine: the blocking SDK in threads, with deadlines, and its errors in our words.
 
-An engine that is down is told at once: nothing listens on its socket. One that hangs takes connections and answers
-none, so it is asked whether it answers at all before each request, and while one takes long; once it was found to
-hang, everybody is told so, also who waits already, until it answers.
+An engine that is down is reported at once: nothing listens on its socket. One that hangs accepts connections and
+answers none, so each request is preceded by a probe, and a slow one accompanied by probes; once it was found to hang,
+all requests fail at once, also those already waiting, until it answers.
 """
 
 import functools
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AT_ONCE: Final = 16
-"""How many requests are under way at once; more take no less time."""
+"""Maximum number of concurrent requests; more take no less time."""
 
 ANSWER_S: Final = 5
-"""How long an engine may take to say that it is there."""
+"""Seconds that an engine may take to answer a probe."""
 
 REQUEST_S: Final = 120
-"""How long one request may take, when the machine has much to do."""
+"""Seconds that one request may take on a busy machine."""
 
 AGAIN_S: Final = 1.0
-"""How long after the end of its stream of events an engine is connected to again."""
+"""Seconds between the end of the engine's event stream and the next connection."""
 
 INTERRUPTION_S: Final = 2.0
 """For how long after its stream of events has begun anew an engine counts as one that was away."""
@@ -89,7 +89,7 @@ class Engine:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a socket at all, as there is wherever an engine was ever started."""
+        """Return True if there is a socket at all, as there is wherever an engine was ever started."""
         with suppress(SetupError):
             return os.path.exists(self.path)
         return False
@@ -118,7 +118,7 @@ class Engine:
         raise self._down("timed out")  # it answered again at that instant
 
     async def answer(self) -> None:
-        """Ask whether it answers. Raises as `call` does."""
+        """Probe the engine. Raises as `call` does."""
         await self.call(_nothing)
 
     def _run(self, work: Callable[["APIClient"], T], errand: _Errand) -> T:
@@ -187,7 +187,7 @@ class Engine:
             raise self._down(error) from None
 
     def _awake(self) -> "APIClient":
-        """The client, once the engine has answered."""
+        """Return the client, once the engine has answered."""
         self._knock()
         self._asking = self._asking or self._connect(ANSWER_S)
         self._asking.ping()
@@ -195,13 +195,13 @@ class Engine:
         return self._client
 
     def _knock(self) -> None:
-        """Raise OSError when nobody listens. The SDK would leave a socket open each time."""
+        """Raise OSError when nothing listens. The SDK would leave a socket open each time."""
         with socket.socket(socket.AF_UNIX) as door:
             door.settimeout(ANSWER_S)
             door.connect(self.path)
 
     def _connect(self, timeout_s: int) -> "APIClient":
-        """A client that speaks as the engine does. Left out, the SDK asks for the version first."""
+        """Connect with the engine's API version. Without one, the SDK asks for it first."""
         from docker import APIClient
 
         version = self._client.api_version if self._client is not None else "auto"
@@ -217,7 +217,7 @@ class Engine:
             client.close()
 
     def _down(self, error: object) -> ProviderError:
-        """The error for an engine that does not answer."""
+        """Return the error for an engine that does not answer."""
         hangs = "timed out" in str(error).lower()
         why = "does not answer" if hangs else "is not running"
         words = f"the Docker engine at {self.path} {why}: start it, or say by DOCKER_HOST where it is"
@@ -238,11 +238,13 @@ class Engine:
 
     @property
     def was_away(self) -> bool:
-        """Whether its stream of events broke off and is not heard, or only since a moment ago: it may have stopped."""
+        """Return True if its event stream broke off and is not connected, or was reconnected only a moment ago: it may
+        have stopped.
+        """
         return trio.current_time() < self._heard_since + INTERRUPTION_S
 
     async def recovered(self) -> None:
-        """Wait until the engine answers again. Those who wait ask one after the other, and not at once."""
+        """Wait until the engine answers again. Waiting tasks probe one after the other, and not at once."""
         while True:
             await trio.sleep(AGAIN_S)
             async with self._probing:
@@ -270,7 +272,7 @@ class Engine:
                     stream.close()
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         for client in (self._client, self._asking):
             if client is not None:
                 client.close()
@@ -278,7 +280,7 @@ class Engine:
 
 
 def _nothing(_client: "APIClient") -> None:
-    """Whether it answers is asked before anything else."""
+    """Do nothing: the probe before each request is enough."""
 
 
 def _until_gone(read: Callable[["APIClient"], None], client: "APIClient") -> None:

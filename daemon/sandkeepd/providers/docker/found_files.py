@@ -1,4 +1,4 @@
-"""Where the files of containers and images lie on this machine, as the engine tells."""
+"""The files of containers and images on this machine, located by the engine."""
 
 import os
 from functools import partial
@@ -26,7 +26,7 @@ class FoundFiles:
         self._has_files = False
 
     async def of(self, source: Source) -> ContainerFiles:
-        """The files of a container. Raises `not_supported` where they cannot be read, `not_found`."""
+        """Return the files of a container. Raises `not_supported` where they cannot be read, `not_found`."""
         await self._require_files()
         plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
         return await self._engine.call(
@@ -43,7 +43,7 @@ class FoundFiles:
             self._has_files = True
 
     async def of_image(self, image: str) -> list[str]:
-        """The directories of an image, by what the engine calls it. Raises `not_found`, `not_supported`."""
+        """Return the directories of an image, by the engine's name for it. Raises `not_found`, `not_supported`."""
         found = await self._engine.call(partial(_inspect_image, image=image))
         return trees.layers_of(found)
 

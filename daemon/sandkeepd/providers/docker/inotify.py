@@ -1,9 +1,9 @@
-"""A container's share of inotify. Everything here blocks, but for `can_count`.
+"""A container's share of inotify. Everything here blocks, except `can_count`.
 
 The kernel counts watches by user, and containers have users in common with each other and with the host: root, most
-often. What counts is who made the instance. So the keeper has all calls that make one told (by seccomp's user
-notification), and a program on the host makes them instead, in a user namespace with ceilings of its own: see
-``keeper.c``. It needs nobody, and ends with the sandbox.
+often. The creator of an inotify instance is the user that counts. So the keeper forwards all calls that create one (by
+seccomp's user notification), and a program on the host makes them instead, in a user namespace with ceilings of its
+own: see ``keeper.c``. It is independent of the daemon, and ends with the sandbox.
 """
 
 import logging
@@ -18,10 +18,10 @@ from sandkeepd.keeper import program
 logger = logging.getLogger("sandkeepd")
 
 SHARED: Final = "its inotify watches are taken from those of all programs on the host that have its user"
-"""What is weaker without, as it is told in the view."""
+"""The weakness without it, as the view of a sandbox reports it."""
 
 BEGIN_S: Final = 10.0
-"""How long a keeper may take to say by which descriptor it tells."""
+"""Seconds that a keeper may take to give its notification descriptor."""
 
 _TELLS: Final = "anon_inode:seccomp notify"
 _CANNOT: Final = "/dev/full"
@@ -36,7 +36,7 @@ def can_count() -> bool:
 
 
 def begin(first: Identity, directory: str) -> bool:
-    """Serve inotify for a container whose keeper is just starting; true if that worked. `directory` is ours."""
+    """Serve inotify for a container whose keeper is just starting; return True if that worked. `directory` is ours."""
     if _listener(first) != _TELLS:
         logger.warning("the kernel, or the seccomp profile, lets no container have inotify watches of its own")
         return False
