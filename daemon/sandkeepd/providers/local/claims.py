@@ -48,7 +48,9 @@ class UidClaims:
         raise ProviderError("provider_unavailable", f"{words}: make another of its files, by a fork or a snapshot")
 
     def keep(self, sandbox_id: str, plan: Plan) -> None:
-        """Have the uid of a sandbox that may run belong to it. The sandbox is not ended when that cannot be."""
+        """Claim the uid of a sandbox that may run for it. If that is impossible, log a warning; the sandbox is not
+        ended.
+        """
         try:
             self.require(sandbox_id, plan)
         except SandkeepError as error:

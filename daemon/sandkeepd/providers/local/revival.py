@@ -43,7 +43,7 @@ class LocalRevival:
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any],
         files: str,
     ) -> "LocalInstance":  # fmt: skip
-        """Start what is halted. On any error nothing of it runs."""
+        """Start a halted sandbox. On any error none of its processes run."""
         provider = self._provider
         decided, found = msgspec.convert(plan, Plan), await provider.abilities()
         provider.require_uid(sandbox_id, decided)
