@@ -1,4 +1,4 @@
-"""What ends sandboxes that have written more than they may."""
+"""Enforcement of disk limits: sandboxes that exceed theirs are ended."""
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,10 +11,10 @@ from sandkeep.errors import SandkeepError
 from sandkeepd.contract.instance import Ending
 
 PERIOD_S: Final = 10.0
-"""How often it is looked at what the sandboxes have written."""
+"""Seconds between measurements of the sandboxes' disk usage."""
 
 REST: Final = 3
-"""How many times as long as such a look took, the sandbox is not looked at again, if that is more."""
+"""Minimum rest between measurements of a sandbox, as a multiple of the duration of the last one."""
 
 _AT_ONCE: Final = 4
 
@@ -24,7 +24,7 @@ class Limited(Protocol):
 
     @property
     def disk_bytes(self) -> int:
-        """How much it may have on the disk."""
+        """Limit on its disk usage in bytes."""
         ...
 
     ending: Ending | None
@@ -71,7 +71,7 @@ class DiskWatch(Generic[L]):
             instance.look_after = now + REST * (now - began)
 
     async def check(self, instance: L) -> None:
-        """Look once at what a sandbox has written, and end it when that is too much."""
+        """Measure a sandbox's disk usage once, and end the sandbox if that exceeds the limit."""
         written = await trio.to_thread.run_sync(self._occupied, instance, limiter=self._limiter)
         limit = instance.disk_bytes
         if written > limit and instance.ending is None:

@@ -8,7 +8,7 @@ from sandkeep.errors import CallerError
 HOME: Final = "/home/sandbox"
 WORKSPACE: Final = "/workspace"
 INSIDE: Final = "/run/sandkeep"
-"""Where a sandbox sees the directories that it shares with the daemon."""
+"""The directory inside a sandbox that it shares with the daemon."""
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MARK: Final = "SANDKEEP_SANDBOX"
@@ -18,17 +18,17 @@ LOG_MARK: Final = "SANDKEEP_LOG"
 
 
 def environment(sandbox_id: str) -> dict[str, str]:
-    """The variables that every process starts with."""
+    """Return the environment variables that every process starts with."""
     return {"PATH": PATH, "HOME": HOME, "USER": "sandbox", MARK: sandbox_id}
 
 
 def marks(sandbox_id: str, log_id: str) -> dict[str, str]:
-    """The variables by which the first processes of a sandbox are found."""
+    """Return the environment variables by which the first processes of a sandbox are found."""
     return {MARK: sandbox_id, LOG_MARK: log_id} if log_id else {MARK: sandbox_id}
 
 
 def inner_user(user: str | None) -> tuple[int, int]:
-    """The uid and gid inside. Raises `invalid`."""
+    """Return the uid and gid inside. Raises `invalid`."""
     if user is None:
         return 1000, 1000
     uid, colon, gid = user.partition(":")
