@@ -40,5 +40,5 @@ class PipedCommand(Protocol):
         ...
 
     async def end(self) -> str:
-        """Wait until the command has exited with success; return the rest of its output. Raises `CommandFailedError`."""
+        """Wait until the command has succeeded; return the rest of its output. Raises `CommandFailedError`."""
         ...

@@ -111,7 +111,7 @@ class Provider(Protocol):
         ...
 
     async def capabilities(self) -> ProviderCapabilities:
-        """Return the capabilities of this machine, with a reason for each one missing. Never raises; bounded in time."""
+        """Return the capabilities of this machine, with a reason for each missing one. Never raises; has a deadline."""
         ...
 
     def default_network(self) -> Network:

@@ -102,7 +102,7 @@ class Layers:
 
     @property
     def enter(self) -> list[str]:
-        """The argv before a program: in a namespace of its own a user can read files that the code inside has closed."""
+        """The argv before a program: in a namespace of its own a user can read files without permissions."""
         return [] if self.uid is not None else ["unshare", "--user", "--map-root-user", "--"]
 
     @property

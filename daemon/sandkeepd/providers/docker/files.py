@@ -217,7 +217,7 @@ def _make_parents(inside: _Inside, directory: bytes) -> list[bytes]:
 
 @contextmanager
 def _target(inside: _Inside, path: bytes) -> Iterator[tuple[int, bytes]]:
-    """Open the directory of the file that a path leads to, and return it with the file's name; the file may be missing."""
+    """Open the directory of the file that a path leads to; yield it with the file's name. The file may be missing."""
     for _ in range(_MOST_LINKS):
         above, name = os.path.split(path)
         if name in (b"", b".", b".."):

@@ -70,7 +70,7 @@ def of_image(client: "APIClient", image: str) -> Beneath:
 
 
 def of_nothing(details: Mapping[str, Any]) -> Beneath:
-    """Return an empty base, for files that are complete; `details` are those of the image that provides their programs."""
+    """Return an empty base, for complete files; `details` are those of the image that provides their programs."""
     known = {name: details[name] for name in ("user", "workdir", "env") if name in details}
     plain = Details(docker_image_id="", docker_image_tag="", **known)
     uid, gid = plain.user

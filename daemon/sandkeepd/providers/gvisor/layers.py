@@ -16,7 +16,7 @@ from sandkeepd.providers.gvisor import probe
 
 
 class GvisorLayers(DirectoryLayers):
-    """`Layering` for gVisor sandboxes. Their changed files are in their kernel's memory, so no layer is made of them."""
+    """`Layering` for gVisor sandboxes. Their changes are in their kernel's memory, so no layer is made of them."""
 
     no_forks: str | None = probe.FORKS
 

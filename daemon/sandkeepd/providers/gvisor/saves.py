@@ -54,7 +54,7 @@ class Saves:
     async def save(
         self, instance: GvisorInstance, job: Job, *, go_on: bool, digest: bool = False
     ) -> dict[str, tuple[str, int]]:
-        """Save it; return the digests, if asked for. It stands still then; when that fails, it runs, or it has ended."""
+        """Save it; return the digests, if asked for. It stands still then; on failure it runs, or it has ended."""
         require_savable(instance.plan)
         await instance.without_helpers()
         await instance.without_viewers()

@@ -98,7 +98,7 @@ class Packer:
         return found
 
     def _pack_changes(self, held: HeldFiles, request: PackRequest, moved: Meter) -> tuple[Packed, Pause]:
-        """Pack the difference from the content of an earlier archive. Only that is read, so the sandbox stands still."""
+        """Pack the difference from the content of an earlier archive. Only that is read, so the sandbox is frozen."""
         assert request.parent_catalogue is not None
         before = changes.load(request.parent_catalogue)
         wanted = _wanted(request)
