@@ -1,4 +1,4 @@
-"""A call as providers see it: its caller's credentials, and where its progress goes."""
+"""A call as providers see it: its caller's credentials, and the receiver of its progress."""
 
 from collections.abc import Awaitable, Callable
 

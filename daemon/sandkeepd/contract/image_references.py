@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from sandkeep.errors import CallerError
 
 OUR_NAME: Final = "sandkeep"
-"""The name of all images that are made here: ``sandkeep:IMAGE_ID``."""
+"""The name of all images made by Sandkeep: ``sandkeep:IMAGE_ID``."""
 
 HUB: Final = "docker.io"
 _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"

@@ -63,7 +63,9 @@ class Instance(Protocol):
         ...
 
     async def wait(self, process_id: str) -> Exit:
-        """Wait until a process that was started has ended. Any number may wait; asked again it answers the same."""
+        """Wait until a process that was started has ended. Any number of tasks may wait; a repeated call returns the
+        same.
+        """
         ...
 
     def exit_of(self, process_id: str) -> Exit | None:
@@ -71,9 +73,8 @@ class Instance(Protocol):
         ...
 
     async def signal(self, process_id: str, signal: int, *, order: int | None = None) -> None:
-        """Send a signal to the process's group. A process that has ended is no error.
-
-        `order` is a number by which `was_signalled` knows it, also that of a later daemon.
+        """Send a signal to the process's group. No error if the process has ended. `order` is a number that identifies
+        the signal for `was_signalled`, also in a later daemon.
         """
         ...
 
@@ -101,7 +102,7 @@ class Instance(Protocol):
         ...
 
     async def wait_output(self, process_id: str, stdout_offset: int, stderr_offset: int) -> None:
-        """Return when the journal holds more than that, or the process has ended. It may also return early."""
+        """Return when a journal is longer than its offset, or the process has ended. It may also return early."""
         ...
 
     def sync(self, process_id: str) -> None:
@@ -173,12 +174,12 @@ class Instance(Protocol):
         ...
 
     async def resize_terminal(self, process_id: str, *, rows: int, cols: int) -> None:
-        """Give the process's terminal a size, until the next viewer brings its own."""
+        """Resize the process's terminal, until the next viewer brings its own size."""
         ...
 
     async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
-        """Type bytes into the process's terminal, exactly these; with `eof` also its end-of-file character. Answers
-        how many bytes were typed.
+        """Type exactly these bytes into the process's terminal; with `eof` also its end-of-file character. Returns the
+        number of bytes typed.
         """
         ...
 

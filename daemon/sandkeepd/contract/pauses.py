@@ -16,8 +16,9 @@ from typing import Protocol
 
 
 class Pausing(Protocol):
-    """`instance.pauses`: there when the provider can suspend sandboxes. Nothing in a suspended one runs, and all of it
-    stays as it is. Requests to it wait meanwhile, without a deadline. `no_pauses` says why this one cannot after all.
+    """`instance.pauses`: present when the provider can suspend sandboxes. No process of a suspended one runs, and all
+    of them keep their state. Requests to it wait meanwhile, without a deadline. `no_pauses` is the reason why this one
+    cannot be suspended, or None.
     """
 
     no_pauses: str | None
@@ -37,5 +38,5 @@ class Pausing(Protocol):
         ...
 
     async def pause_changed(self, paused: bool) -> None:
-        """Wait until `is_paused` is not `paused` any more."""
+        """Wait until `is_paused` differs from `paused`."""
         ...

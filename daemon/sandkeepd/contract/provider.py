@@ -144,8 +144,8 @@ class Provider(Protocol):
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
     ) -> Instance | Ending | None:
-        """Take over a sandbox that an earlier daemon started. None: it is gone for good. Where it cannot be taken over,
-        it is ended, and the answer says why.
+        """Take over a sandbox that an earlier daemon started. None: it is gone for good. If it cannot be taken over, it
+        is ended, and the returned `Ending` has the reason.
         """
         ...
 

@@ -37,8 +37,9 @@ class Replacing(Protocol):
         ...
 
     async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
-        """Undo an interrupted replacement: end the processes of the sandbox and put its old files back, if they were
-        about to be replaced; return True if any process was ended. Safe to repeat.
+        """Undo an interrupted replacement: end the new processes of the sandbox and put its old files back, if they
+        were about to be replaced; return True if the sandbox itself has ended, False if `adopt` finds it. Safe to
+        repeat.
         """
         ...
 

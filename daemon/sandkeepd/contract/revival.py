@@ -1,4 +1,4 @@
-"""Starting a sandbox anew that ended by itself: `sandbox.resume` of one that is lost or failed.
+"""Restarting a sandbox that ended by itself: `sandbox.resume` of one that is lost or failed.
 
 ::
 

@@ -79,7 +79,7 @@ class DirectoryImages:
 
 
 async def require_there(roots: Iterable[str]) -> None:
-    """Raise `not_found` when one of the directories is not there that a sandbox begins with."""
+    """Raise `not_found` when one of the directories that a sandbox begins with is missing."""
     for root in roots:
         if not await trio.Path(root).is_dir():
             what = os.path.basename(os.path.dirname(root))

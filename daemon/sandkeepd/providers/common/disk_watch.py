@@ -20,7 +20,7 @@ _AT_ONCE: Final = 4
 
 
 class Limited(Protocol):
-    """A sandbox that may write so much. `ending` is how it ended, once that is decided."""
+    """A sandbox with a disk limit. `ending` is its end, once that is decided."""
 
     @property
     def disk_bytes(self) -> int:
@@ -29,15 +29,15 @@ class Limited(Protocol):
 
     ending: Ending | None
     look_after: float
-    """Before this time, by Trio's clock, it is not looked at again."""
+    """By Trio's clock, the earliest time of its next measurement."""
 
 
 L = TypeVar("L", bound=Limited)
 
 
 class DiskWatch(Generic[L]):
-    """Looks at the sandboxes of a provider. `occupied` blocks and answers how many bytes one has on the disk; `end`
-    ends one.
+    """Measures the disk usage of a provider's sandboxes. `occupied` blocks and returns the bytes of one; `end` ends
+    one.
     """
 
     def __init__(
@@ -49,9 +49,8 @@ class DiskWatch(Generic[L]):
         self._limiter = trio.CapacityLimiter(_AT_ONCE)
 
     async def run(self) -> None:
-        """Look at them all, now and then, until cancelled.
-
-        One with so many files that it takes long does not keep the others from their turn, and is looked at less often.
+        """Measure them all periodically, until cancelled. A sandbox with so many files that it takes long does not
+        delay the others, and is measured less often.
         """
         async with trio.open_nursery() as nursery:
             while True:

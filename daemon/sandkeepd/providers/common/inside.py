@@ -1,4 +1,4 @@
-"""Paths, variables, user and `/etc` of a sandbox that the daemon furnishes itself, with bubblewrap or `runsc`."""
+"""Paths, variables, user and `/etc` of a sandbox whose root the daemon builds itself, with bubblewrap or `runsc`."""
 
 import os
 from typing import Final
@@ -12,9 +12,9 @@ INSIDE: Final = "/run/sandkeep"
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MARK: Final = "SANDKEEP_SANDBOX"
-"""The variable by which the processes of a sandbox are found when nothing else is known of them."""
+"""The environment variable by which the processes of a sandbox are found without any other record."""
 LOG_MARK: Final = "SANDKEEP_LOG"
-"""The variable that says of which log a sandbox is. Its first processes have it, and those that run unisolated."""
+"""The environment variable with the log's id. A sandbox's first processes have it, and those that run unisolated."""
 
 
 def environment(sandbox_id: str) -> dict[str, str]:
@@ -42,10 +42,7 @@ def _is_id(text: str) -> bool:
 
 
 def write_etc(directory: str, sandbox_id: str, uid: int, gid: int, *, host_network: bool) -> None:
-    """Write the files of `/etc` that tell of nothing but the sandbox.
-
-    With the host's network, its resolver's settings too.
-    """
+    """Write the files of `/etc` without facts about the host. With the host's network, its resolver's settings too."""
     os.mkdir(directory, 0o755)
     resolver = _host_resolver() if host_network else ""
     user = "" if uid == 0 else f"sandbox:x:{uid}:{gid}:sandbox:{HOME}:/bin/sh\n"

@@ -59,7 +59,7 @@ class HeldInstance(KeeperInstance):
     """Cancels the task that waits for its end."""
 
     def let_go_of_process(self) -> None:
-        """Wait for the sandbox's end no more, and hold its first process no more. Must be done once."""
+        """Stop waiting for the sandbox's end, and release its first process. Must be done once."""
         self.scope.cancel()
         trio.lowlevel.notify_closing(self.pidfd)
         os.close(self.pidfd)
@@ -177,7 +177,7 @@ class KeeperProvider(ABC, Generic[InstanceT]):
             await instance.went(instance.ending or await self._why_ended(instance))
 
     async def _let_go(self, instance: InstanceT) -> None:
-        """Hold it no more. The sandbox goes on, if it was not ended."""
+        """Release it. The sandbox goes on, if it was not ended."""
         with trio.CancelScope(shield=True):
             await instance.aclose()
         if self.instances.get(instance.sandbox_id) is instance:

@@ -36,7 +36,7 @@ MANY: Final = 1000
 _JOURNAL: Final = re.compile(rf"{PROCESS}_[0-9a-z]{{26}}\.std(out|err)")
 
 READ_MARK: Final = "read"
-"""The file, in the directory of a sandbox, that is there while the sandbox stands still only to be read."""
+"""The file, in the directory of a sandbox, that exists while the sandbox stands still only to be read."""
 
 TEMPORARY: Final = ("upper", "work", "mount", "in", "aside", READ_MARK)
 """The entries removed with a sandbox. Its journals, in `out`, stay."""
@@ -48,7 +48,7 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 IMAGE_MARK: Final = "log"
 LAYER_MARK: Final = "log"
 SANDBOX_MARK: Final = "in/.log"
-"""The files, in a directory of ours, that say of which log it is."""
+"""The files, in a directory of ours, with the id of its log."""
 
 
 class Layout:
@@ -143,8 +143,8 @@ class Layout:
         self._remove([name for path in paths if (name := self._move_to_trash(path))])
 
     def tidy(self, sandbox_id: str) -> None:
-        """Leave nothing but journals among the journals of a sandbox that has ended: the code inside can have put any
-        number of anything there. Blocks. Safe to repeat.
+        """Remove everything but journals from the journals' directory of an ended sandbox: the code inside can have put
+        any number of any files there. Blocks. Safe to repeat.
         """
         try:
             directory = _opened_up(f"{self.sandbox(sandbox_id)}/out/p")
@@ -212,7 +212,7 @@ def _run_with_all_rights(remove: Sequence[str], directory: int) -> "subprocess.C
 
 
 def _opened_up(path: str) -> int:
-    """Open a directory, also one that the code inside has closed to everybody. Raises OSError."""
+    """Open a directory, also one whose permissions the code inside has removed. Raises OSError."""
     place = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.chmod(f"/proc/self/fd/{place}", 0o755)  # noqa: S103 - as it was made
@@ -234,7 +234,7 @@ def _tidy_few(directory: int) -> bool:
 
 
 def write_mark(path: str, log_id: str) -> None:
-    """Say in a new file of which log the directory around it is."""
+    """Write the id of the log into a new mark file of the directory around it."""
     with open(path, "x", encoding="ascii") as file:
         file.write(f"{log_id}\n")
 

@@ -66,7 +66,7 @@ class BuildLog:
         self._rest = ""
         self.error: SandkeepError | None = None
         self.has_lost_layer = False
-        """True after a failure that is the engine's: the build may well succeed when it is begun again."""
+        """True after a failure of the engine's own: a repeated build may well succeed."""
 
     def take(self, document: Document) -> None:
         """Take the engine's next word."""

@@ -32,7 +32,7 @@ _MOST_SAID: Final = 2000
 _OPENAT2: Final = 437
 _HOW: Final = struct.Struct("QQQ")
 _IN_ROOT: Final = 0x10 | 0x02
-"""As if the directory were the root, for links too; and no links of the kernel's own making."""
+"""Resolve as if the directory were the root, for links too; and follow no magic links."""
 
 
 def read_below(top: str, path: str, most_bytes: int) -> bytes | None:

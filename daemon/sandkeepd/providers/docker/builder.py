@@ -1,7 +1,7 @@
-"""Building an image: a caller's directory, copied with his rights, given to the engine.
+"""Building an image: a caller's directory, copied with the caller's rights, given to the engine.
 
-While one is built, all that the engine makes of it is labelled `UNFINISHED_LABEL`. When a build fails or is broken
-off, that is how its leavings are found. Another build could take them up, so they stay while one is under way.
+While one is built, all images of its steps are labelled `UNFINISHED_LABEL`. When a build fails or is interrupted, that
+is how its remains are found. Another build could reuse them, so they stay while one is under way.
 """
 
 import os
@@ -67,7 +67,7 @@ class Builder:
         self._building = 0
         self._unswept_since: float | None = None
         self._gate = trio.Lock()
-        """Held while leavings are removed: no build begins meanwhile."""
+        """Held while remains are removed: no build begins meanwhile."""
 
     async def build(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
         """Build an image, under our name for it. Returns the description of the copied files. Raises `invalid`, with
@@ -176,7 +176,7 @@ class Builder:
             raise DaemonError("storage_unavailable", message) from None
 
     async def discard(self, image_id: str) -> None:
-        """Remove the copy that an image is built from. Safe to repeat."""
+        """Remove the build context of an image. Safe to repeat."""
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._layout.discard, [self._place(image_id)])
 

@@ -1,7 +1,6 @@
-"""The configuration of a sandbox's container, as the engine's HTTP interface takes it. No input or output here.
+"""The configuration of a sandbox's container, as the engine's HTTP interface takes it. No I/O here.
 
-All that is set is to be seen in ``docker inspect``; secrets are not set here at all, they reach the keeper by its
-request channel.
+All of it is visible in ``docker inspect``; secrets are not part of it, they reach the keeper by its request channel.
 """
 
 import re

@@ -65,7 +65,7 @@ class Dockerfile(Struct, frozen=True, kw_only=True):
 
 
 def read(content: bytes, *, offline: bool = False) -> Dockerfile:
-    """Take a Dockerfile apart. With `offline` it must not have the engine fetch anything. Raises `invalid`."""
+    """Parse a Dockerfile. With `offline` it must not make the engine fetch anything. Raises `invalid`."""
     if len(content) > MOST_BYTES or b"\0" in content:
         raise _refusal(None, f"it is no text, or has more than {MOST_BYTES >> 20} MiB")
     try:

@@ -37,7 +37,7 @@ AGAIN_S: Final = 1.0
 """Seconds between the end of the engine's event stream and the next connection."""
 
 INTERRUPTION_S: Final = 2.0
-"""For how long after its stream of events has begun anew an engine counts as one that was away."""
+"""Seconds after the reconnection of its event stream in which an engine counts as one that was away."""
 
 _POLL_S: Final = 0.05
 
@@ -45,7 +45,7 @@ Event = dict[str, Any]
 
 
 class RefusedError(ProviderError):
-    """The engine answered that it will not: `status` is that of HTTP."""
+    """Raised when the engine refused a request: `status` is that of HTTP."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__("provider_unavailable", f"the Docker engine refused: {words}")
@@ -54,11 +54,11 @@ class RefusedError(ProviderError):
 
 
 class HangingError(ProviderError):
-    """The engine does not answer, although it is there."""
+    """Raised when the engine does not answer, although its socket accepts connections."""
 
 
 class _Errand:
-    """A request under way, which can be given up; its thread may go on with it, until `finished`."""
+    """A request in flight, which can be abandoned; its thread may go on with it, until `finished`."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
@@ -67,7 +67,7 @@ class _Errand:
 
 
 class Engine:
-    """One engine. Nothing is connected to, or even imported, before the first request."""
+    """One engine. The SDK is not imported, and no connection made, before the first request."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
@@ -95,9 +95,8 @@ class Engine:
         return False
 
     async def call(self, work: Callable[["APIClient"], T]) -> T:
-        """Do some work with the SDK's client, in a thread; cancelled, it is left to itself.
-
-        Raises `provider_unavailable` when the engine is down or hangs, and as a `RefusedError` when it answers so.
+        """Run some work with the SDK's client, in a thread, which is abandoned on cancellation. Raises
+        `provider_unavailable` when the engine is down or hangs, and a `RefusedError` when it refuses.
         """
         self._require_awake()
         errand = _Errand()
@@ -140,7 +139,7 @@ class Engine:
                 errand.scope.cancel()
 
     async def look_after(self) -> None:
-        """See when the engine hangs while something is asked of it, and when it answers again. Until cancelled."""
+        """Watch for an engine that hangs during a request, and for its next answer. Runs until cancelled."""
         self._is_looked_after = True
         while True:
             with trio.move_on_after(ANSWER_S):
@@ -162,13 +161,13 @@ class Engine:
         return True
 
     async def quiet(self) -> None:
-        """Wait until nothing is carried out any more that was given up."""
+        """Wait until no abandoned request runs any more."""
         while self._given_up:
             self._given_up = [errand for errand in self._given_up if not errand.finished.is_set()]
             await trio.sleep(_POLL_S)
 
     async def stream(self, work: Callable[["APIClient"], T]) -> T:
-        """Do some work that may take as long as it likes, such as a build; cancelled, it is left to itself."""
+        """Run some work of any length, such as a build, in a thread, which is abandoned on cancellation."""
         return await trio.to_thread.run_sync(
             functools.partial(self._work, patiently=True), work,
             limiter=trio.CapacityLimiter(1), abandon_on_cancel=True,
@@ -208,7 +207,7 @@ class Engine:
         return APIClient(f"unix://{self.path}", version=version, timeout=timeout_s, max_pool_size=AT_ONCE)
 
     def _patiently(self, work: Callable[["APIClient"], T]) -> T:
-        """Do some work that may take long, and may be left to itself, with a client of its own."""
+        """Run some work of any length, which may be abandoned, with a client of its own."""
         client = self._connect(ANSWER_S)
         client.timeout = None  # type: ignore[assignment]
         try:
@@ -224,7 +223,7 @@ class Engine:
         return (HangingError if hangs else ProviderError)("provider_unavailable", words, engine="docker")
 
     async def follow(self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]) -> None:
-        """Hear of events for as long as this is not cancelled; `begun` each time when from then on none is missed."""
+        """Follow events until cancelled; call `begun` each time from which on none is missed."""
         while True:
             with suppress(ProviderError, SetupError):
                 await self._follow_once(filters, hear, begun)
@@ -284,7 +283,7 @@ def _nothing(_client: "APIClient") -> None:
 
 
 def _until_gone(read: Callable[["APIClient"], None], client: "APIClient") -> None:
-    """Read until the daemon has gone: a thread that was left to itself cannot tell it anything."""
+    """Read until the daemon has gone: an abandoned thread cannot report to it."""
     with suppress(trio.RunFinishedError, trio.Cancelled):
         read(client)
 

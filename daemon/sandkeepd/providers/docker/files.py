@@ -1,7 +1,7 @@
-"""Files of a container that has no programs to read them with: reached from outside, with the rights of its user.
+"""Files of a container that has no programs to read them with: accessed from outside, with the rights of its user.
 
-A thread that has nothing but the container's user and groups, and no capabilities, resolves every path below the root
-of the container's first process, so that no link and no ``..`` leads out of it. Everything here blocks.
+A thread with only the container's user and groups, and no capabilities, resolves every path below the root of the
+container's first process, so that no link and no ``..`` leads out of it. Everything here blocks.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ class _RefusedError(Exception):
 
 
 class Root:
-    """The root of a sandbox's files. `working_dir` is where relative paths begin."""
+    """The root of a sandbox's files. Relative paths begin at `working_dir`."""
 
     def __init__(self, sandbox_id: str, first: Identity, user: tuple[int, int], working_dir: str) -> None:
         self._sandbox_id = sandbox_id
@@ -45,7 +45,7 @@ class Root:
         self._working_dir = working_dir
 
     def do(self, path: str, work: Callable[["_Inside", bytes], T]) -> T:
-        """Do some work with a path, in a thread that has the user's rights. Raises in the words for files."""
+        """Run some work with a path, in a thread that has the user's rights. Converts errors into those for files."""
 
         def inside() -> T:
             place = self._open()
@@ -196,7 +196,7 @@ def write_whole(root: Root, path: str, data: bytes, *, mode: int | None, parents
 
 
 def _make_parents(inside: _Inside, directory: bytes) -> list[bytes]:
-    """Make a directory and those above it, as far as they are not there; answer which were made."""
+    """Make a directory and its missing parents; return those that were made."""
     missing = []
     while directory.strip(b"/"):
         try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FoundFiles:
-    """Asks one engine, and whether its files can be read once."""
+    """Locates files by one engine, after checking once that they can be read."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -34,7 +34,7 @@ class FoundFiles:
         )
 
     async def _require_files(self) -> None:
-        """Raise `not_supported` unless the engine's files can be read, and written, as they are understood here."""
+        """Raise `not_supported` unless the engine keeps its files in a supported way, readable and writable."""
         if not self._has_files:
             found = await self._engine.call(lambda client: client.info())
             why = trees.why_not(found, root=os.geteuid() == 0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 PROBE_LABEL: Final = "sandkeep.probe"
-"""The label of containers that find something out; its value is the image's id with us."""
+"""The label of probe containers; its value is our id of the image."""
 
 ANSWER_S: Final = 15
 """Seconds that an image's shell may take."""
@@ -63,9 +63,8 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, log_id: str) -> Details:
-    """Find out the details of an image that the engine describes as `found`. Blocks.
-
-    Raises `invalid` for an image that no sandbox can be made of.
+    """Probe the details of an image that the engine describes as `found`. Blocks. Raises `invalid` for an image that no
+    sandbox can be made of.
     """
     config = found.get("Config") or {}
     with _container(client, _configuration("/bin/sh", found["Id"], image_id, log_id)) as container:

@@ -221,7 +221,7 @@ def _login(name: str, client: "APIClient") -> dict[str, str]:
 
 
 def untag(client: "APIClient", tag: str) -> None:
-    """Take a name of ours from an image, which goes with its last. Safe to repeat."""
+    """Remove a name of ours from an image, which is removed with its last name. Safe to repeat."""
     from docker.errors import APIError, NotFound
 
     with suppress(NotFound):

@@ -30,7 +30,7 @@ _LOOK_S: Final = 0.001
 
 
 def can_count() -> bool:
-    """Tell if that can be had: from Linux 5.14 on, and by root."""
+    """Tell if watches can be counted: from Linux 5.14 on, and by root."""
     major, minor = os.uname().release.split(".")[:2]
     return os.geteuid() == 0 and (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= _SINCE
 
@@ -47,7 +47,9 @@ def begin(first: Identity, directory: str) -> bool:
 
 
 def _listener(first: Identity) -> str | None:
-    """Descriptor that the keeper has for that, once it is one of both; None when it has ended or never says."""
+    """Return the type of the keeper's notification descriptor, once it is known; None when the keeper has ended or is
+    too slow.
+    """
     deadline = time.monotonic() + BEGIN_S
     while time.monotonic() < deadline:
         try:

@@ -126,7 +126,7 @@ class ShelllessInstance(DockerInstance):
         return await self._outside(files.list_directory, self._root, path, after, limit)
 
     async def _outside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Do work with its files in a thread, once it does not stand still."""
+        """Run work with its files in a thread, once it is not suspended."""
         if os.geteuid() != 0:
             words = "the sandbox's image has no shell, and only root's daemon reaches its files: put a shell into it"
             raise SetupError("not_supported", words)

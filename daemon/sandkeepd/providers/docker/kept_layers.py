@@ -32,7 +32,7 @@ from sandkeepd.providers.docker.pack import Packer, as_layer
 
 
 class DockerLayers:
-    """The layers of one log in an engine. `nursery` is for those that have to go once the engine answers again."""
+    """The layers of one log in an engine. `nursery` runs removals that have to wait for the engine."""
 
     no_forks: str | None = None
 

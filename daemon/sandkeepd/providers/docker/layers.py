@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 REPOSITORY: Final = "sandkeep-files"
-"""By this, and the name that such files are kept under, the engine knows the image."""
+"""The repository of these images in the engine; the tag is the name that the files are kept under."""
 
 MOST_HOLE_BYTES: Final = 1024**3
 """Maximum bytes written on the engine's disk for holes, which take no room in the sandbox."""

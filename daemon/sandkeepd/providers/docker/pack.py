@@ -1,5 +1,5 @@
-"""Packing the files of a container, which stands still only while that is written down in which it differs from its
-image: as a plain tar, in a file without a name. Everything here blocks.
+"""Packing the files of a container, which is frozen only while its difference from its image is written: as a plain
+tar, in a file without a name. Everything here blocks.
 """
 
 import os

@@ -24,7 +24,7 @@ LEAST_MEMORY: Final = 6 * 1024**2
 """Docker makes no container with less."""
 
 DEFAULT_SCRATCH_BYTES: Final = 1024**3
-"""The size of `/tmp`, when memory is not limited to less."""
+"""The size of `/tmp`, unless the memory limit is lower."""
 
 RESERVED: Final = "sandkeep."
 """The prefix of our own labels."""
@@ -52,8 +52,8 @@ class Details(Struct, frozen=True, kw_only=True):
 
 
 class Volume(Struct, frozen=True, kw_only=True):
-    """A volume of the engine's, or a directory of the host (`host`), and where it is seen inside. `own`: it goes with
-    the sandbox.
+    """A volume of the engine's, or a directory of the host (`host`), and its mount point inside. `own`: it is removed
+    with the sandbox.
     """
 
     source: str
@@ -88,7 +88,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     scratch_bytes: int
     why_no_shell: str | None = None
     kept: list[str] = field(default_factory=list)
-    """The names of the kept files that it begins with, each hiding parts of the next; then `image` is of these."""
+    """The names of the kept files that it begins with, each hiding parts of the next; then `image` is made of these."""
 
 
 def default_network() -> Network:

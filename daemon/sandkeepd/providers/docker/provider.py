@@ -357,7 +357,7 @@ def _lost_with_engine() -> Ending:
 
 
 def _kill(handle: dict[str, Any]) -> None:
-    """End the first process of a container, and so all of them, without the engine; if that is ours to do. Blocks."""
+    """Kill the first process of a container, and so all of them, without the engine, if we may. Blocks."""
     pidfd = open_process(msgspec.convert(handle, Handle).first) if handle else None
     if pidfd is not None:
         try:
@@ -371,9 +371,9 @@ def _kill(handle: dict[str, Any]) -> None:
 async def open_docker(
     state_dir: str, *, disk_limit: int, log_id: str = "", engine: Engine | None = None
 ) -> AsyncIterator[DockerProvider]:
-    """Open the Docker provider, with the tasks that it needs, for the length of a block. The sandboxes outlive it.
+    """Run the Docker provider, with its background tasks, for the length of a block. The sandboxes outlive it.
 
-    Nothing is asked of the engine before it is needed, so that a daemon comes up without one.
+    The engine is not asked before it is needed, so that a daemon starts without one.
     """
     way = engine or Engine()
 

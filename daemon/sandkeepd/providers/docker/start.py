@@ -164,7 +164,7 @@ def _keeper(plan: Plan) -> list[str]:
 
 
 def start_again(client: "APIClient", container_id: str, job: Job) -> Handle:
-    """Start a container that has ended. Raises `not_ready` when it is not there any more."""
+    """Start a container that has ended. Raises `not_ready` when it is missing."""
     from docker.errors import NotFound
 
     try:
@@ -376,7 +376,7 @@ class Mark(NamedTuple):
 
 
 def marked(client: "APIClient") -> list[Mark]:
-    """Every container and volume that is of some sandbox, whosever."""
+    """Return every container and volume labelled as a sandbox's, of any log."""
     filters = {"label": [LOG_LABEL, SANDBOX_LABEL]}
     found = [("container", each["Names"][0].lstrip("/"), each) for each in client.containers(all=True, filters=filters)]
     found += [("volume", each["Name"], each) for each in client.volumes(filters=filters)["Volumes"] or ()]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 MOST_LINE_BYTES: Final = 8 * 1024 * 1024
-"""A document is one line; the engine's own are never so long."""
+"""Maximum length of a document, which is one line; the engine's own are never so long."""
 
 KNOCK_S: Final = 1.0
 """Seconds between probes of the engine meanwhile."""

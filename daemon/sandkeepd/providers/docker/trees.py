@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 DRIVER: Final = "overlay2"
-"""The engine's way to keep files that is understood here."""
+"""The storage driver of the engine that is supported here."""
 
 NOT_KEPT: Final = (b".dockerenv", b"dev", b"proc", b"sys", os.fsencode(INSIDE.lstrip("/")))
 """Files that the engine, or the daemon, makes for every container."""
@@ -229,7 +229,7 @@ def is_in(name: bytes, directory: bytes) -> bool:
 
 
 def paths(given: Sequence[str]) -> list[bytes]:
-    """Paths in the sandbox as names in its archives. Raises `invalid`."""
+    """Convert paths in the sandbox into names in its archives. Raises `invalid`."""
     found = []
     for path in given:
         if "\0" in path:

@@ -32,7 +32,7 @@ _CAPABILITIES: Final = ("bounding", "effective", "inheritable", "permitted", "am
 
 
 class Lower(Struct, frozen=True, kw_only=True):
-    """A directory that holds files which the sandbox begins with, and the uid that they belong to."""
+    """A directory of files that the sandbox begins with, and their owner's uid."""
 
     root: str
     uid: int | None
@@ -151,7 +151,7 @@ def place_beside(*paths: str) -> str:
 
 
 def mount_root(place: str, lowers: Sequence[Lower], bundle: Bundle) -> str:
-    """Put the root directory together below `place`, in a mount namespace of this thread; answer its path. Raises
+    """Mount the root directory together below `place`, in a mount namespace of this thread; return its path. Raises
     OSError.
     """
     opened = [mounts.open_place(lower.root) for lower in lowers]
@@ -180,7 +180,7 @@ def mount_root(place: str, lowers: Sequence[Lower], bundle: Bundle) -> str:
 
 
 def _show(places: Sequence[str], lowers: Sequence[Lower], seen: Sequence[str], uid: int) -> None:
-    """Make the files appear as the sandbox's user's."""
+    """Mount the files as owned by the sandbox's user."""
     owners = [0 if lower.uid is None else lower.uid for lower in lowers]
     mounts.bind_mapped(list(zip(places, seen, owners, strict=True)), uid, again=True)
 

@@ -32,7 +32,7 @@ class DiskSpace:
         os.unlink(f"{directory}/{_BLANKS}")  # its blocks are taken as long as it is open
 
     def take(self) -> None:
-        """Take it. Raises OSError when there is not so much."""
+        """Reserve the space. Raises OSError when there is not so much."""
         os.posix_fallocate(self._fd, 0, self._size)
         self._left = self._size
 

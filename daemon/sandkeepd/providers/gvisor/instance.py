@@ -24,7 +24,7 @@ HELPERS_S: Final = 30.0
 
 
 class GvisorInstance(HeldInstance):
-    """See the module's text. It has no `pidfd` while it stands still: then nothing of it runs."""
+    """See the module's text. Without a `pidfd` it is saved, and none of its processes run."""
 
     image_id: str
     plan: Plan
@@ -42,7 +42,7 @@ class GvisorInstance(HeldInstance):
         """Set its image, plan and spec."""
         self.image_id, self.plan, self.spec, self.cgroups = image_id, plan, spec, plan.cgroups
         self.suspended = Pause()
-        """While `pause` is on also when it is saved for a moment."""
+        """Unlike `pause`, it is off while the sandbox is saved for a moment only."""
         self.turn = trio.Lock()
         """Held while it is being saved or restored."""
         self.scope = trio.CancelScope()
@@ -84,7 +84,7 @@ class GvisorInstance(HeldInstance):
     # Being held
 
     def let_go_of_process(self) -> None:
-        """Hold its first process no more, as that is about to end, or has."""
+        """Release its first process, as that is about to end, or has."""
         if self.pidfd >= 0:
             super().let_go_of_process()
             self.pidfd = -1
@@ -111,7 +111,7 @@ class GvisorInstance(HeldInstance):
 
     @asynccontextmanager
     async def helping(self) -> AsyncIterator[None]:
-        """The length of something that is not to be interrupted by its being saved."""
+        """Keep it from being saved for the length of a block."""
         async with self.turn:  # none begins while it is being saved
             self._helping += 1
         try:
@@ -157,7 +157,7 @@ class GvisorInstance(HeldInstance):
         await self._shown.end_all(super().run_command)
 
     def ask(self, line: bytes) -> None:
-        """Put a request to the keeper, if there is room for it. Nothing is waited for."""
+        """Send a request to the keeper, if there is room for it. Does not wait."""
         fd = self._place.open_fifo(CONTROL)
         if fd is not None:
             with suppress(OSError):

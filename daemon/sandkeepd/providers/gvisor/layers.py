@@ -1,6 +1,6 @@
 """Layers that gVisor sandboxes begin with: those of snapshots. See `Layering`.
 
-They are kept as those of local sandboxes are, and nothing ever writes to them.
+They are kept as those of local sandboxes are, and are immutable.
 """
 
 import os

@@ -20,16 +20,15 @@ NAME: Final = "open.names"
 """The file with the names, each with a NUL behind it, in the directory of the saved state."""
 
 _DELETED: Final = " (deleted)"
-"""The end that the kernel gives to the name of an open file that was removed."""
+"""The suffix that the kernel gives to the name of an unlinked open file."""
 
 _RELATIVE: Final = "(?:in|out/p)/[^/]+"
 _IN_SANDBOX: Final = re.compile(f".*{INSIDE}/({_RELATIVE})", re.DOTALL)
 
 
 def keep(directory: str, files: HostileTree, holders: Collection[int]) -> None:
-    """Write to a directory which of the shared `files` the processes that hold them for a sandbox have open.
-
-    Raises OSError.
+    """Write to a directory the names of those shared `files` that are open in the processes that hold them for a
+    sandbox. Raises OSError.
     """
     with files.directory("out/p") as journals:
         device = os.fstat(journals).st_dev

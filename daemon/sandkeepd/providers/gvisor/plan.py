@@ -18,7 +18,7 @@ PIDS: Final = (
 HOST_NETWORK: Final = "gVisor saves no sandbox with the host's network: create it with network 'none'"
 ROOTLESS: Final = "a rootless runsc brings nothing back that was saved: have the daemon run as root"
 HOST_THREADS: Final = 8192
-"""So many threads of the host a sandbox gets, so that it cannot use up the machine's. Six or seven are one process."""
+"""Maximum number of host threads of a sandbox, so that it cannot use up the machine's. A process takes six or seven."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ def _held_by(limits: Limits, hierarchies: Hierarchies) -> dict[str, str]:
 
 
 def why_not_saved(network: str, *, rootless: bool) -> str | None:
-    """Say why a sandbox can neither be suspended nor checkpointed; None if it can."""
+    """Return the reason why a sandbox can neither be suspended nor checkpointed, or None."""
     if rootless:
         return ROOTLESS
     return HOST_NETWORK if network == "host" else None

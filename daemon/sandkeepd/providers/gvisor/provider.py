@@ -390,7 +390,7 @@ def _look(job: Job) -> Found | None:
 async def open_gvisor(
     state_dir: str, *, uid_base: int, disk_limit: int, log_id: str = ""
 ) -> AsyncIterator[GvisorProvider]:
-    """Open the gVisor provider, with the tasks that it needs, for the length of a block. The sandboxes outlive it."""
+    """Run the gVisor provider, with its background tasks, for the length of a block. The sandboxes outlive it."""
 
     def make(watcher: Watcher, nursery: trio.Nursery) -> GvisorProvider:
         provider = GvisorProvider(

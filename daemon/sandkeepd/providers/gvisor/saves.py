@@ -28,7 +28,7 @@ ENDING_S: Final = 10.0
 
 
 class Saves:
-    """Saves the sandboxes of a provider, and brings them back."""
+    """Saves the sandboxes of a provider, and restores them."""
 
     def __init__(self, provider: "GvisorProvider") -> None:
         self._provider = provider
@@ -46,7 +46,7 @@ class Saves:
                 instance.suspended.set(True)
 
     async def resume(self, instance: GvisorInstance) -> None:
-        """Bring a sandbox back that is suspended. Safe to repeat."""
+        """Restore a suspended sandbox. Safe to repeat."""
         async with instance.turn:
             if instance.is_suspended:
                 await self.bring_back(instance, await self.job_of(instance))

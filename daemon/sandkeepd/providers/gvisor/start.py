@@ -64,9 +64,7 @@ _GIVE_WAY_S: Final = 0.01
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One start. `saved` is the directory that it is brought back from; None: it begins. `files` is `directory`, as one
-    in which the code inside may own files.
-    """
+    """The parameters of one start. `files` is `directory`, as a tree in which the code inside may own files."""
 
     sandbox_id: str
     directory: str
@@ -331,9 +329,7 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
 
 
 def _run_watched(argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
-    """Run a command that holds a lock to its end, and do something `meanwhile`, again and again, which answers whether
-    there is more of it to do at once.
-    """
+    """Run a command that holds a lock to its end, and call `meanwhile` repeatedly; after True, at once again."""
     with open(log, "w+b") as file, open(os.devnull, "rb") as null:
         child = spawn(argv, stdin=null.fileno(), output=file.fileno(), third=lock)
         pidfd, more = -1, False
@@ -411,7 +407,7 @@ def put_aside(job: Job) -> None:
 
 
 def put_nothing_aside(job: Job) -> None:
-    """Say that nothing was there in the place of which something is brought back."""
+    """Record that there was no state to put aside before a restore."""
     try:
         os.makedirs(f"{job.bundle}/aside", mode=0o700, exist_ok=True)
     except OSError as error:
@@ -419,8 +415,8 @@ def put_nothing_aside(job: Job) -> None:
 
 
 def put_back(job: Job) -> bool:
-    """Undo `put_aside`; answer whether there is nothing of the sandbox then. Safe to repeat. Raises OSError and
-    `provider_unavailable`, and has lost nothing then.
+    """Undo `put_aside`; return True if nothing of the sandbox is left. Safe to repeat. Raises OSError and
+    `provider_unavailable`; nothing is lost then.
     """
     await_saving(job, SAVING_S)
     aside = f"{job.bundle}/aside"
@@ -458,7 +454,7 @@ def _replace_exits(job: Job, source: str) -> None:
 
 
 def _copy_data(source: int, target: int) -> None:
-    """Copy a file, holes as holes: the code inside may have made it as long as it likes. Raises OSError."""
+    """Copy a file, holes as holes: the code inside can have made it of any length. Raises OSError."""
     end = os.fstat(source).st_size
     os.ftruncate(target, end)
     at = 0

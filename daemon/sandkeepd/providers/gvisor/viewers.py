@@ -261,7 +261,7 @@ def _waiting(bundle: str, viewer: str) -> int | None:
 
 
 def see_gone(runsc: Runsc, container: str) -> None:
-    """Wait until all viewers have gone; kill those that do not. Blocks."""
+    """Wait until all viewers have ended; kill those that do not. Blocks."""
     for viewer in _viewers(runsc.bundle):
         pidfd = _waiting(runsc.bundle, viewer)
         if pidfd is None:

@@ -1,4 +1,4 @@
-"""Arguments of bubblewrap: all that a local sandbox sees."""
+"""Arguments of bubblewrap: the complete view of a local sandbox."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -1,4 +1,4 @@
-"""A local sandbox as far as its files go, whether it runs or not."""
+"""The files of a local sandbox, running or not."""
 
 from contextlib import AbstractContextManager
 

@@ -30,11 +30,11 @@ from sandkeepd.providers.local.files import HeldFiles
 
 COPIED_BYTES: Final = 32 * 1024**2
 COPIED_FILES: Final = 2000
-"""Up to so much is copied where blocks are not shared."""
+"""Maximum bytes that are copied where blocks are not shared."""
 
 
 class Packer:
-    """Packs the sandboxes of one state directory. `shares_blocks` says that a copy costs no bytes."""
+    """Packs the sandboxes of one state directory. `shares_blocks`: a copy costs no bytes."""
 
     def __init__(self, layers: Layers, state_dir: str, *, shares_blocks: bool) -> None:
         self._layers = layers
@@ -43,7 +43,7 @@ class Packer:
         self._overlay = layers.overlay
 
     def pack(self, held: HeldFiles, request: PackRequest, moved: Meter) -> PackedFiles:
-        """Pack a sandbox's files as they are at one moment, and write the catalogue of them."""
+        """Pack a sandbox's files as they are at one moment, and write their catalogue."""
         if request.over == "nothing":
             with self._at_one_moment(held, request.name, request) as (upper, pause):
                 packed = self._pack_tree([upper, *held.lowers], request, held, None, moved)
@@ -136,7 +136,7 @@ _BLOCK: Final = 512
 
 
 def paths(given: Sequence[str]) -> list[bytes]:
-    """Paths in the sandbox as paths in its workspace. Raises `invalid` for others."""
+    """Convert paths in the sandbox into paths in its workspace. Raises `invalid` for others."""
     found = []
     for path in given:
         inner = path

@@ -26,8 +26,8 @@ def suspension(*, freezer: bool) -> Capability:
 
 
 class FreezerPauses(Pauses):
-    """Suspends a sandbox by its control group, where it has one for that. `mark` is there while it stands still only to
-    be read.
+    """Suspends a sandbox by its control group, if it has a freezer. `mark` exists while the sandbox stands still only
+    to be read.
     """
 
     def __init__(self, pause: Pause, groups: Mapping[str, str], mark: str) -> None:
@@ -56,7 +56,7 @@ class FreezerPauses(Pauses):
 
 
 async def keep_looking(frozen: Callable[[], Sequence[FreezerPauses]]) -> None:
-    """Look at them all, now and then, until cancelled, letting others go on between two."""
+    """Poll them all periodically, until cancelled, yielding to other tasks between two."""
     while True:
         await trio.sleep(LOOK_S)
         for pauses in frozen():

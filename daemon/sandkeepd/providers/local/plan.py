@@ -15,7 +15,7 @@ from sandkeepd.providers.local.probe import Abilities
 
 DEFAULT_PIDS: Final = 2048
 DEFAULT_SCRATCH_BYTES: Final = 1024**3
-"""The size of `/tmp`, of the home directory and of `/dev/shm`, each, when memory is not limited to less."""
+"""The size of each of `/tmp`, the home directory and `/dev/shm`, unless the memory limit requires less."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -39,12 +39,12 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     @property
     def own_uid(self) -> int | None:
-        """The host uid that no other sandbox and no user has; None when there is none."""
+        """The host uid of this sandbox alone; None when there is none."""
         return self.uid if self.mechanism == "bubblewrap" else None
 
 
 class Planner:
-    """Decides for one daemon; `root` is whether sandboxes may have host uids of their own."""
+    """Decides for one daemon; with `root`, sandboxes may have host uids of their own."""
 
     def __init__(self, hierarchies: Hierarchies, *, disk_limit: int, root: bool) -> None:
         self._hierarchies = hierarchies

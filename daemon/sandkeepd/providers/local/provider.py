@@ -85,7 +85,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         self._uid_base = uid_base
         self._disk_limit = disk_limit
         self.host_uids: Claims | None = None
-        """The host uids of its sandboxes, which only root has to give."""
+        """The host uids of its sandboxes, which only root can assign."""
         self._uids: UidClaims | None = None
         if self.root:
             self.host_uids = Claims(Registry(UID_REGISTRY()), base=uid_base, log_id=log_id, home=self.layout.state_dir)
@@ -95,7 +95,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         self._clear_in_thread = Threads(trio.CapacityLimiter(64))
         """Separate threads, as removing a million files must not keep other sandboxes from being made."""
         self._starts = Threads(trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0)))))
-        """More at once end no sooner, and keep the daemon from its other work."""
+        """More concurrent starts finish no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
         self.images = DirectoryImages(self.layout, log_id, self.in_thread, self._store.uid)
@@ -180,7 +180,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         return document
 
     def require_uid(self, sandbox_id: str, plan: Plan) -> None:
-        """Raise `provider_unavailable` when the host uid of a plan is not the sandbox's any more."""
+        """Raise `provider_unavailable` when the host uid of a plan no longer belongs to the sandbox."""
         if self._uids is not None:
             self._uids.require(sandbox_id, plan)
 

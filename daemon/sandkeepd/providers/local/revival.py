@@ -1,4 +1,4 @@
-"""Starting a local sandbox anew on the files that it left, or on others in their place. See `Reviving`, `Replacing`."""
+"""Restarting a local sandbox on its remaining files, or on others in their place. See `Reviving`, `Replacing`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ class LocalRevival:
 
 
 class LocalReplacement:
-    """Replaces the files of sandboxes: those of before are put aside until the new ones are on record."""
+    """Replaces the files of sandboxes: the old ones are put aside until the new ones are on record."""
 
     def __init__(self, provider: "LocalProvider", revival: LocalRevival) -> None:
         self._provider = provider

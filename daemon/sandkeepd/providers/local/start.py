@@ -58,7 +58,7 @@ class Handle(Struct, frozen=True, kw_only=True):
 
 
 class Lower(NamedTuple):
-    """A directory that holds files which the sandbox begins with, and the uid that they belong to."""
+    """A directory of files that the sandbox begins with, and their owner's uid."""
 
     root: str
     uid: int
