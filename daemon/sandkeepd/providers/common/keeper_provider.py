@@ -185,7 +185,7 @@ class KeeperProvider(ABC, Generic[InstanceT]):
 
     async def see_end(self, instance: InstanceT) -> None:
         """Wait until the end of a killed sandbox has been delivered to those waiting for it, and release it."""
-        with trio.move_on_after(END_TOLD_S):  # one that is closed already does not end
+        with trio.move_on_after(END_TOLD_S):  # a closed instance never reports its end
             await instance.ended()
         await self._let_go(instance)
 

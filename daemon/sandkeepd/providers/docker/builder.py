@@ -1,7 +1,7 @@
 """Building an image: a caller's directory, copied with the caller's rights, given to the engine.
 
-While one is built, all images of its steps are labelled `UNFINISHED_LABEL`. When a build fails or is interrupted, that
-is how its remains are found. Another build could reuse them, so they stay while one is under way.
+While one is built, all images and containers of its steps are labelled `UNFINISHED_LABEL`. When a build fails or is
+interrupted, that is how its remains are found. Another build could reuse them, so they stay while one is under way.
 """
 
 import os

@@ -196,7 +196,7 @@ class GvisorCheckpoints:
         await self._provider.instances[sandbox_id].rename(process_id, new)
 
 
-# What is kept
+# Content of a checkpoint
 
 
 def _keep(job: Job, directory: str, process_ids: Collection[str], *, stays: bool) -> None:

@@ -275,7 +275,7 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
             await self.in_thread(self._clear, sandbox_id)
 
     def _end(self, sandbox_id: str, plan: dict[str, Any]) -> None:
-        """Kill its processes. Blocks."""
+        """Kill its processes and remove its control groups. Blocks."""
         if self._whose(sandbox_id) in (None, self.log_id):
             found = runsc.running(self.bundle(sandbox_id))
             if found is not None:

@@ -313,7 +313,7 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
 
 
 def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
-    """Have a kernel save itself: asked by our own program where the request is known, since `runsc`, which only passes
+    """Make a kernel save itself: asked by our own program where the request is known, since `runsc`, which only passes
     it on, takes 20 ms to begin.
     """
     log = f"{job.bundle}/said"
@@ -497,8 +497,8 @@ def recover_saved(bundle: str) -> bool:
 
 
 def stay(job: Job) -> None:
-    """Suspend a sandbox that could not be restored: a later daemon must not resume it by itself, and its state is
-    fsynced, if possible: it may be only in memory.
+    """Leave a sandbox suspended that could not be restored: a later daemon must not resume it by itself. Fsync its
+    state, if possible: it may be only in memory.
     """
     with suppress(OSError):
         os.unlink(f"{job.saved}/{GO_ON}")
