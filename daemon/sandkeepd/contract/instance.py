@@ -31,7 +31,7 @@ class Directory(Struct, frozen=True, kw_only=True):
 
 
 class Instance(Protocol):
-    """The daemon's handle on a running sandbox. Closing it releases descriptors only; the sandbox goes on.
+    """A running sandbox, held by the daemon. Closing it releases descriptors only; the sandbox goes on.
 
     `no_terminals` and `no_copies` are the reasons why its processes can have no terminals, and why trees are not copied
     into it and out of it, as in an image without the programs for that. `cgroups` are the directories of its control
@@ -184,5 +184,5 @@ class Instance(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Release the handle. The sandbox and its processes go on."""
+        """Release the descriptors. The sandbox and its processes go on."""
         ...

@@ -1,4 +1,4 @@
-"""The daemon's handles on running sandboxes.
+"""Running sandboxes, supervised by the daemon.
 
 Each has one task of its own, whose nursery owns the tasks of its processes. That task ends when the sandbox does: by
 itself, or because it is being terminated, which stops the task first. A stopping daemon cancels it, and the sandbox

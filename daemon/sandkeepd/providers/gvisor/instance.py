@@ -1,4 +1,4 @@
-"""The daemon's handle on a gVisor sandbox: its container may end and be restored, and the handle stays the same."""
+"""A gVisor sandbox, held by the daemon: its container may end and be restored, and the instance stays the same."""
 
 import os
 from collections.abc import AsyncIterator, Sequence
