@@ -18,8 +18,7 @@ BLOCK_BYTES: Final = 4096
 _OPEN: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _REMOVED: Final = 'find -L "$@" -maxdepth 1 -type f -links 0 -printf "%D %i %b\\n" 2>/dev/null | sort -u'
-"""Shell command that prints device, inode and blocks of each file that is unlinked, but open in one of the processes.
-"""
+"""Shell command that prints device, inode and blocks of each unlinked file that is open in one of the processes."""
 
 
 def occupied(

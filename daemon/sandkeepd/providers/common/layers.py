@@ -31,8 +31,8 @@ MAKING: Final = "making"
 _BLOCK: Final = 512
 _FEW: Final = 500
 MOST_LAYERS: Final = 24
-"""Maximum number of layers of a fork; with more, it gets a copy of all files instead: each layer costs a start about
-two milliseconds.
+"""Maximum number of layers of a fork; with more, it gets a copy of all files instead: each layer adds about 2 ms to a
+start.
 """
 
 

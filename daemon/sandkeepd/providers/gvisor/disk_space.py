@@ -1,7 +1,7 @@
 """Disk space for checkpoints: `runsc` ends a sandbox that it cannot save for want of it.
 
-So the maximum size is reserved before, by a file of zeros, which shrinks as the other one grows: no other writer can
-take the room in between.
+So the maximum size is reserved before, by a preallocated file, which shrinks as the other one grows: no other writer
+can take the room in between.
 """
 
 import errno
