@@ -66,7 +66,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
     ) -> HeldInstance:  # fmt: skip
         try:
             await require_there([self.images.root(image_id)])
-            with trio.CancelScope(shield=True):  # nobody could undo what was not waited for
+            with trio.CancelScope(shield=True):  # an abandoned start could not be undone
                 first = await self.in_thread(self._start, sandbox_id, image_id)
             return await self.begin(sandbox_id, spec, secrets, first)
         except BaseException:
@@ -126,7 +126,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
         return await self._take_over(lambda: self._hold(sandbox_id, spec, isolation, handle))
 
     async def end(self, sandbox_id: str, handle: Json) -> None:
-        """End all that runs of a sandbox, and leave its files."""
+        """End the processes of a sandbox, and leave its files."""
         await self.in_thread(kill, self.layout.sandbox(sandbox_id), handle)
         if sandbox_id in self.instances:
             await self.see_end(self.instances[sandbox_id])

@@ -39,6 +39,6 @@ def _options(records: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _records(head: str, records: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """A table, or a list if that would be too wide."""
+    """Yield a table, or a list if that would be too wide."""
     found = list(records)
     yield from table((head, "meaning"), found) or (line for name, text in found for line in item(f"{name}: {text}"))

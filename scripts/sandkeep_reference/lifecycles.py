@@ -1,4 +1,4 @@
-"""The reference of lifecycles, written from their tables: what may follow, and a diagram, of each kind of object."""
+"""The reference of lifecycles, written from their tables: the transitions, and a diagram, of each kind of object."""
 
 from collections.abc import Iterator
 from typing import Any, Final

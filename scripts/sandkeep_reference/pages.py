@@ -1,4 +1,4 @@
-"""Pages of the reference, from the tables that the programs run by; and what of them is stale.
+"""Pages of the reference, from the tables that the programs run by; and a check for stale ones.
 
 The manual page, and `typed.pyi`, the clients' signatures, are written and checked with them.
 """
@@ -40,7 +40,7 @@ def write(directory: str) -> None:
 
 
 def stale(directory: str) -> list[str]:
-    """The paths of those files that are missing or do not say what the tables say."""
+    """Return the paths of the files that are missing or differ from the tables."""
     return [path for path, text in _files(directory) if _read(path) != text]
 
 
@@ -232,7 +232,7 @@ def _structs_in(annotation: Any) -> Iterator[type[Struct]]:
 
 
 def _limits(annotation: Any) -> str:
-    """What an annotation says beyond the type, for people."""
+    """Return an annotation's constraints beyond the type, for people."""
     said: list[str] = []
     for meta in _metas(annotation):
         bounds = {"at least": meta.ge, "more than": meta.gt, "at most": meta.le, "less than": meta.lt}
@@ -246,7 +246,7 @@ def _limits(annotation: Any) -> str:
 
 
 def _metas(annotation: Any) -> Iterator[msgspec.Meta]:
-    """What is said of a value itself, and not of its items."""
+    """Yield the constraints of a value itself, and not of its items."""
     yield from (meta for meta in getattr(annotation, "__metadata__", ()) if isinstance(meta, msgspec.Meta))
     if typing.get_origin(annotation) in (typing.Annotated, typing.Union, types.UnionType):
         for part in typing.get_args(annotation):

@@ -1,4 +1,4 @@
-"""Text of `typed.pyi`: both clients' methods as signatures, so that type checkers and editors know what runs from the
+"""Text of `typed.pyi`: both clients' methods as signatures, so that type checkers and editors know the methods of the
 table.
 
 It is only read by type checkers; nothing imports it while the program runs.
@@ -30,7 +30,7 @@ from sandkeep.protocol import methods
 
 
 def stub() -> str:
-    """The text of `typed.pyi`."""
+    """Return the text of `typed.pyi`."""
     nouns = {noun: list(rows) for noun, rows in groupby(METHODS.values(), key=_noun)}
     blocks = [_HEAD]
     for prefix, keyword in (("Trio", "async def"), ("Blocking", "def")):
@@ -40,7 +40,7 @@ def stub() -> str:
 
 
 def type_text(annotation: Any) -> str:
-    """An annotation as one writes it, without what it says beyond the type."""
+    """Return an annotation as source text, without its constraints beyond the type."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return type_text(args[0])
@@ -89,7 +89,7 @@ def _signature(row: Method, keyword: str) -> Iterator[str]:
 
 
 def _given(annotation: Any) -> str:
-    """A parameter's type. `Sequence` takes more than a list does, and no method here is named so."""
+    """Return a parameter's type. `Sequence` takes more than a list does, and no method here is named so."""
     return type_text(annotation).replace("list[", "Sequence[")
 
 

@@ -22,13 +22,13 @@ _manifest = msgspec.json.Decoder(list[Kept])
 
 
 def write_manifest(directory: str, running: Sequence[ProcessState]) -> None:
-    """Write it into a checkpoint's directory."""
+    """Write the manifest into a checkpoint's directory."""
     kept = [Kept(process_id=process.process_id, requested=process.requested) for process in running]
     with open(f"{directory}/{MANIFEST}", "wb") as file:
         file.write(msgspec.json.encode(kept))
 
 
 def read_manifest(directory: str) -> list[Kept]:
-    """Read it from a checkpoint's directory, which was verified."""
+    """Read the manifest from a checkpoint's directory, which was verified."""
     with open(f"{directory}/{MANIFEST}", "rb") as file:
         return _manifest.decode(file.read())

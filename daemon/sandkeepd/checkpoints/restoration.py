@@ -46,7 +46,7 @@ class AtHand(NamedTuple):
 
 
 class CheckpointRestoration(SandboxBatch):
-    """``checkpoint.restore``: sandboxes of a checkpoint, in which all goes on that ran."""
+    """``checkpoint.restore``: sandboxes of a checkpoint, whose processes go on running."""
 
     method = "checkpoint.restore"
     interrupted = "the daemon stopped while the checkpoint was being restored: restore it again"
@@ -77,7 +77,7 @@ class CheckpointRestoration(SandboxBatch):
             yield AtHand(checkpoint, had, await trio.to_thread.run_sync(read_manifest, had.directory))
 
     def _created(self, request: Request[CheckpointRestore], checkpoint: CheckpointState, sandbox_id: str) -> NewEvent:
-        """The intent to make one of them; from here on its plan is known to those that follow."""
+        """Return the intent to make one of them; from here on its plan is known to those that follow."""
         asked = checkpoint.requested
         provider = self.core.provider(asked.provider)
         spec = rules.like(asked.spec, request.params.labels)
@@ -136,8 +136,8 @@ class CheckpointRestoration(SandboxBatch):
 
 class Return(msgspec.Struct):
     """The progress of a sandbox's return to a checkpoint: its plans before and after, its old runtime, the ends of its
-    old processes, the new instance, and the processes of that to supervise; after a failure whether the new instance
-    `made_way`, and whether nothing of the sandbox runs any more.
+    old processes, the new instance, and the processes of that to supervise; after a failure True if the new instance
+    `made_way`, and True if it is `gone`: no process of the sandbox runs any more.
     """
 
     plans: list[dict[str, Any]]
@@ -189,11 +189,11 @@ class CheckpointReturn(SandboxChange):
         try:
             return await self._bring_back(order)
         except Exception:
-            await self._make_way(order)  # here, where the sandbox's end interrupts it, and waits until it has
+            await self._make_way(order)  # here, since the sandbox's end interrupts it and waits for it
             raise
 
     async def _bring_back(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
-        """Bring it back; answer what to record."""
+        """Restore it; return the events to record."""
         checkpoint, sandbox, sandbox_id = order.given, order.subject, order.stream
         under_way: Return = order.context
         asked, progress = sandbox.requested, order.progress
@@ -329,7 +329,7 @@ async def _checked(at_hand: AtHand, progress: Progress) -> None:
 
 
 def look_after(core: Core, processes: Processes, runtime: Runtime, process_ids: Sequence[str]) -> None:
-    """Start the carriers of processes that were brought back, once there is a nursery for them."""
+    """Start the carriers of restored processes, once there is a nursery for them."""
 
     async def begin() -> None:
         await runtime.opened()

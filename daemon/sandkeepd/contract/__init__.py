@@ -1,1 +1,1 @@
-"""Contract of providers: the protocol that each fills in, and types shared with the keeper."""
+"""Contract of providers: the protocol that each implements, and types shared with the keeper."""

@@ -1,4 +1,4 @@
-"""A call as providers see it: its caller's credentials, and where its progress goes."""
+"""A call as providers see it: its caller's credentials, and the receiver of its progress."""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,7 +8,7 @@ Progress = Callable[[str], Awaitable[None]]
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """With whose rights a host path is touched."""
+    """The credentials with which a host path is accessed."""
 
     uid: int
     gid: int

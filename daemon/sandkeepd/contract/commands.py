@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class CommandFailedError(Exception):
-    """A helper command failed: with its exit code, None when nobody saw it, and what it said on stderr."""
+    """Raised when a helper command failed: with its exit code, None when it is unknown, and its stderr."""
 
     def __init__(self, exit_code: int | None, stderr: bytes) -> None:
         super().__init__(exit_code, stderr)
@@ -13,30 +13,32 @@ class CommandFailedError(Exception):
 
 
 class PipedCommand(Protocol):
-    """A helper command inside a sandbox that is connected by pipes: one for its data, one by which it is directed.
+    """A helper command inside a sandbox, connected by a data pipe and a control pipe.
 
-    What it says, in lines, was said inside the sandbox.
+    Its output lines come from inside the sandbox and are not trusted.
     """
 
     def take_data(self) -> int:
-        """The daemon's end of the data pipe, blocking, which the caller closes. It is the only one on its side."""
+        """Return the daemon's end of the data pipe, blocking, to be closed by the caller. It is the only one on its
+        side.
+        """
         ...
 
     async def expect(self, word: str) -> str:
-        """Wait for the command's next line, which must begin with `word`; answer the rest of it.
+        """Wait for the command's next line, which must begin with `word`; return the rest of it.
 
-        Raises `CommandFailedError` when it ends instead, or says something else.
+        Raises `CommandFailedError` when the command ends instead, or writes another line.
         """
         ...
 
     def tell(self, word: str) -> None:
-        """Direct the command."""
+        """Send the command a control word."""
         ...
 
     def leave_alone(self) -> None:
-        """From now on it runs to its end, also when the daemon stops."""
+        """Detach the command: from now on it runs to its end, also when the daemon stops."""
         ...
 
     async def end(self) -> str:
-        """Wait until the command has ended well; answer the rest of what it said. Raises `CommandFailedError`."""
+        """Wait until the command has succeeded; return the rest of its output. Raises `CommandFailedError`."""
         ...

@@ -1,7 +1,7 @@
-"""References of container images: what is one, what it is in full, and which nobody may name.
+"""References of container images: their syntax, their full form, and the reserved ones.
 
-An engine takes the beginning of an image's id as well, and finds with it what other users have built. So only names
-are taken here, and a name that could be an id is never given to the engine without its tag.
+An engine also accepts the beginning of an image's id, which finds images that other users have built. So only names
+are accepted here, and a name that could be an id is never given to the engine without its tag.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from sandkeep.errors import CallerError
 
 OUR_NAME: Final = "sandkeep"
-"""The name of all images that are made here: ``sandkeep:IMAGE_ID``."""
+"""The name of all images made by Sandkeep: ``sandkeep:IMAGE_ID``."""
 
 HUB: Final = "docker.io"
 _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -26,7 +26,7 @@ MOST_LENGTH: Final = 512
 
 
 class Reference(NamedTuple):
-    """A reference, taken apart: `path` is whole, as with ``library/`` on the hub."""
+    """A parsed reference: `path` is complete, with ``library/`` on the hub."""
 
     domain: str
     path: str
@@ -35,21 +35,21 @@ class Reference(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name as engines show it: without what they add themselves."""
+        """The name as engines show it: without the parts that they add themselves."""
         if self.domain == HUB:
             return self.path.removeprefix("library/") if self.path.count("/") == 1 else self.path
         return f"{self.domain}/{self.path}"
 
     @property
     def in_full(self) -> str:
-        """With its tag, which is ``latest`` where nothing else is said; no engine takes this for an id."""
+        """The name with its digest, or with its tag, ``latest`` by default; no engine takes this for an id."""
         if self.digest:
             return f"{self.name}@{self.digest}"
         return f"{self.name}:{self.tag or 'latest'}"
 
 
 def parse(text: str, field: str) -> Reference:
-    """Take a reference apart. Raises `invalid`, which names `field`, also for what is kept from callers."""
+    """Parse a reference. Raises `invalid`, which names `field`, also for reserved names."""
     found = _REFERENCE.fullmatch(text) if len(text) <= MOST_LENGTH else None
     if found is None or _ID.fullmatch(text):
         shown = text[:200]
@@ -64,12 +64,12 @@ def parse(text: str, field: str) -> Reference:
 
 
 def could_be_an_id(text: str) -> bool:
-    """Whether an engine would take this also for the beginning of an image's id."""
+    """Return True if an engine would also take this for the beginning of an image's id."""
     return _BEGINNING.fullmatch(text) is not None
 
 
 def _split(domain: str | None, path: str) -> tuple[str, str]:
-    """The registry's name and the path there, as engines see it: a first part without a dot is no registry."""
+    """Split into the registry's name and the path there, as engines do: a first part without a dot is no registry."""
     if domain is not None and not ("." in domain or ":" in domain or domain == "localhost" or domain != domain.lower()):
         domain, path = None, f"{domain}/{path}"
     if domain in (None, HUB, f"index.{HUB}"):

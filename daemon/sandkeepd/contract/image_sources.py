@@ -1,8 +1,8 @@
-"""What an image shall be made of, and by which provider: the rule, without the look at the file system that it takes.
+"""The source of an image, and the provider that makes it: the rule, without the look at the file system that it takes.
 
-A reference and a directory with a Dockerfile are for Docker, and so is what shall be put onto a `base`; any other
-directory is for the local provider. A provider that was named is taken at its word: one that only copies directories
-copies one with a Dockerfile too.
+A reference and a directory with a Dockerfile are for Docker, as is a directory with a `base`; any other directory is
+for the local provider. An explicitly named provider is used as asked: one that only copies directories copies one with
+a Dockerfile too.
 """
 
 import os
@@ -20,11 +20,11 @@ BUILDER: Final = "docker"
 DOCKERFILE: Final = "Dockerfile"
 
 Seen: TypeAlias = Literal["directory", "dockerfile", "file"]
-"""What a caller's path leads to: a directory, one that holds the Dockerfile looked for, or a file."""
+"""The type of a caller's path: a directory, one that holds the Dockerfile looked for, or a file."""
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """What an image is to be made of; the fields are those of `ImageRequest`."""
+    """The source of an image; the fields are those of `ImageRequest`."""
 
     kind: ImageKind
     source: str
@@ -33,17 +33,17 @@ class Source(Struct, frozen=True, kw_only=True):
 
     @property
     def provider(self) -> str:
-        """Who makes that, if nobody is named."""
+        """The provider that makes it by default."""
         return COPIER if self.kind == "directory" and self.base is None else BUILDER
 
 
 def is_path(source: str) -> bool:
-    """Whether it is a path of the host; anything else is a reference."""
+    """Return True if it is a path of the host; anything else is a reference."""
     return source.startswith("/")
 
 
 def copied(command: ImageCreate, provider: str) -> Source:
-    """The source for a provider that only copies directories. Raises `not_supported`."""
+    """Return the source for a provider that only copies directories. Raises `not_supported`."""
     wrong = [name for name in ("base", "dockerfile") if getattr(command, name) is not None]
     if wrong or not is_path(command.source):
         field, what = (wrong[0], f"no {wrong[0]}") if wrong else ("source", "no references: give an absolute path")
@@ -53,7 +53,7 @@ def copied(command: ImageCreate, provider: str) -> Source:
 
 
 def referred(command: ImageCreate) -> Source:
-    """The source when a reference is given. Raises `invalid`."""
+    """Return the source when a reference is given. Raises `invalid`."""
     for field in ("base", "dockerfile"):
         if getattr(command, field) is not None:
             raise CallerError("invalid", f"{field}: it goes with a directory, not with a reference", field=field)
@@ -67,7 +67,7 @@ def referred(command: ImageCreate) -> Source:
 
 
 def looked_for(command: ImageCreate) -> str:
-    """The Dockerfile to look for below the directory. Raises `invalid` for a path that leads out of it."""
+    """Return the Dockerfile to look for below the directory. Raises `invalid` for a path that leads out of it."""
     if command.dockerfile is None:
         return DOCKERFILE
     if command.base is not None:
@@ -81,7 +81,7 @@ def looked_for(command: ImageCreate) -> str:
 
 
 def seen(command: ImageCreate, what: Seen) -> Source:
-    """The source when the path was looked at. Raises `invalid`."""
+    """Return the source when the path was looked at. Raises `invalid`."""
     if command.base is not None:
         image_references.parse(command.base, "base")
     if what == "file":
@@ -97,7 +97,7 @@ def seen(command: ImageCreate, what: Seen) -> Source:
 
 
 def _of_file(command: ImageCreate) -> Source:
-    """A Dockerfile that was named itself: the directory that it lies in is what it builds from."""
+    """Return the source for a Dockerfile given by its own path: the directory that contains it is the build context."""
     directory, name = os.path.split(os.path.normpath(command.source))
     if DOCKERFILE.lower() not in name.lower() or command.base or command.dockerfile:
         message = f"source: {command.source} is a file: give a directory, or a Dockerfile"

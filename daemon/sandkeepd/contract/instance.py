@@ -13,10 +13,10 @@ from sandkeepd.contract.processes import Chunk, Exit, InputNote, Launch, unnoted
 
 
 class Ending(Struct, frozen=True, kw_only=True):
-    """How a sandbox came to be gone, with a sentence why.
+    """The end of a sandbox, with a sentence why.
 
-    ``failed``: it ended by itself; ``lost``: its provider has it no more, as when somebody removed it from outside;
-    ``disk_limit``: it was ended, as it had written more than it may.
+    ``failed``: it ended by itself; ``lost``: its provider no longer has it, as when an administrator removed it;
+    ``disk_limit``: the daemon ended it, as it had exceeded its disk limit.
     """
 
     kind: Literal["failed", "lost", "disk_limit"]
@@ -31,11 +31,12 @@ class Directory(Struct, frozen=True, kw_only=True):
 
 
 class Instance(Protocol):
-    """A running sandbox, as the daemon holds it. Closing it lets go of descriptors only; the sandbox goes on.
+    """A running sandbox, held by the daemon. Closing it releases descriptors only; the sandbox goes on.
 
-    `no_terminals` and `no_copies` say why its processes can have no terminals, and why trees are not copied into it and
-    out of it, as in an image without the programs for that. `cgroups` are the directories of its control groups, by
-    controller: what it uses is read there, and is unknown where a controller is missing. `pauses` suspends it.
+    `no_terminals` and `no_copies` are the reasons why its processes can have no terminals, and why trees are not copied
+    into it and out of it, as in an image without the programs for that. `cgroups` are the directories of its control
+    groups, by controller: its resource usage is read there, and is unknown where a controller is missing. `pauses`
+    suspends it.
     """
 
     sandbox_id: str
@@ -47,47 +48,48 @@ class Instance(Protocol):
     pauses: Pausing | None
 
     async def launch(self, launch: Launch) -> int:
-        """Start a process and answer its pid inside the sandbox, once it is certain that it was started.
+        """Start a process and return its pid inside the sandbox, once it has certainly started.
 
         Raises `provider_unavailable` when the sandbox does not take the request in time, `conflict` when a process of
         this id was started before, `not_ready` when the sandbox has ended. Cancelled: it may or may not have been
-        started; `find` tells.
+        started; `find` determines that.
         """
         ...
 
     async def find(self, process_id: str) -> int | None:
-        """The pid of a process that was started, running or ended; None if it never was. For a daemon that starts
-        anew.
+        """Return the pid of a process that was started, running or ended; None if it never was. For a daemon that
+        starts anew.
         """
         ...
 
     async def wait(self, process_id: str) -> Exit:
-        """Wait until a process that was started has ended. Any number may wait; asked again it answers the same."""
+        """Wait until a process that was started has ended. Any number of tasks may wait; a repeated call returns the
+        same.
+        """
         ...
 
     def exit_of(self, process_id: str) -> Exit | None:
-        """How the process ended, if that is known already."""
+        """Return the process's exit, if it is known already."""
         ...
 
     async def signal(self, process_id: str, signal: int, *, order: int | None = None) -> None:
-        """Send a signal to the process's group. A process that has ended is no error.
-
-        `order` is a number by which `was_signalled` knows it, also that of a later daemon.
+        """Send a signal to the process's group. No error if the process has ended. `order` is a number that identifies
+        the signal for `was_signalled`, also in a later daemon.
         """
         ...
 
     async def was_signalled(self, process_id: str, order: int) -> bool:
-        """Whether the signal of that number was sent, as the sandbox tells; or the process has ended."""
+        """Return True if the sandbox confirms that it sent the signal of that number, or if the process has ended."""
         ...
 
     async def write_stdin(
         self, process_id: str, data: bytes, *, eof: bool, done: int = 0, note: InputNote = unnoted
     ) -> int:
-        """Write to the process's input without blocking others, wait for room, answer how many bytes were taken.
+        """Write to the process's input without blocking others, wait for room, return the number of bytes taken.
 
-        With `eof` the input is closed after it. The first `done` bytes were taken before. `note` is told, before each
-        step, how many have been by now, and how many of the next may be taken by it. Raises `not_ready` when the
-        process has no input or has ended.
+        With `eof` the input is closed afterwards. The first `done` bytes were taken before. `note` is called before
+        each step, with the number of bytes taken by now and the number that the step may take. Raises `not_ready` when
+        the process has no input or has ended.
         """
         ...
 
@@ -96,11 +98,11 @@ class Instance(Protocol):
         ...
 
     def sizes(self, process_id: str) -> tuple[int, int]:
-        """How long the journals of ``stdout`` and ``stderr`` are. Never blocks."""
+        """Return the lengths of the journals of ``stdout`` and ``stderr`` in bytes. Never blocks."""
         ...
 
     async def wait_output(self, process_id: str, stdout_offset: int, stderr_offset: int) -> None:
-        """Return when the journal holds more than that, or the process has ended. It may also return early."""
+        """Return when a journal is longer than its offset, or the process has ended. It may also return early."""
         ...
 
     def sync(self, process_id: str) -> None:
@@ -108,11 +110,11 @@ class Instance(Protocol):
         ...
 
     def forget(self, process_id: str) -> None:
-        """Let go of what is held for a process that has ended and whose end is on record. Its journal stays."""
+        """Release the resources held for a process that has ended and whose end is on record. Its journal stays."""
         ...
 
     async def ended(self) -> Ending:
-        """Wait until the sandbox itself is gone, and say why, as far as that is known."""
+        """Wait until the sandbox itself is gone; return the reason, as far as it is known."""
         ...
 
     async def run_command(
@@ -123,29 +125,29 @@ class Instance(Protocol):
         working_dir: str | None = None,
         most_bytes: int = 65_536,
     ) -> tuple[int | None, bytes, bytes]:
-        """Run a helper command to its end outside the record; answer exit code, stdout (`most_bytes` of it) and stderr.
+        """Run an unrecorded helper command to its end; return exit code, stdout (`most_bytes` of it) and stderr.
 
-        Cancelled, it is ended: by SIGTERM first, so that it can remove what it began.
+        On cancellation it is ended: by SIGTERM first, so that it can remove its partial work.
         """
         ...
 
     def run_piped(
         self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
     ) -> AbstractAsyncContextManager[PipedCommand]:
-        """Run a helper command outside the record for the length of a block.
+        """Run an unrecorded helper command for the length of a block.
 
-        Descriptor 3 is its end of the data pipe: read from when data is `incoming`, else written to. Descriptor 4 is
-        where it reads what it is told; that ends when the daemon dies. It says ``ready`` first, on its stdout.
-        At the block's end it is ended by SIGTERM, if it has not ended before; it then removes what it began.
+        Descriptor 3 is its end of the data pipe: read from when data is `incoming`, else written to. From descriptor 4
+        it reads control words; that ends when the daemon dies. It first writes ``ready`` to its stdout. At the block's
+        end it is ended by SIGTERM, if it has not ended before; it then removes its partial work.
         """
         ...
 
     async def is_alive(self) -> bool:
-        """Whether the sandbox takes requests."""
+        """Return True if the sandbox takes requests."""
         ...
 
     async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
-        """Up to `max_bytes` of a file from `offset`, read as the sandbox's own user.
+        """Return up to `max_bytes` of a file from `offset`, read as the sandbox's own user.
 
         Raises `not_found`, `invalid` (not a file), `permission_denied`.
         """
@@ -159,28 +161,28 @@ class Instance(Protocol):
         ...
 
     async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
-        """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
+        """Return up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
         ...
 
     async def open_terminal(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool = False) -> int:
-        """Attach a new viewer to the process's terminal; answer the controlling side of the viewer's own terminal.
+        """Attach a new viewer to the process's terminal; return the controlling side of the viewer's own terminal.
 
         That is an open descriptor, not blocking, which the caller closes: the viewer goes when the last copy of it is
-        closed, also after the daemon's death. What it shows was written inside the sandbox. `term` is the kind of
-        terminal that the viewer's owner has. Raises `provider_unavailable` with what tmux said.
+        closed, also after the daemon's death. Its output was written inside the sandbox. `term` is the client's
+        terminal type (``TERM``). Raises `provider_unavailable` with tmux's error.
         """
         ...
 
     async def resize_terminal(self, process_id: str, *, rows: int, cols: int) -> None:
-        """Give the process's terminal a size, until the next viewer brings its own."""
+        """Resize the process's terminal, until the next viewer brings its own size."""
         ...
 
     async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
-        """Type bytes into the process's terminal, exactly these; with `eof` also its end-of-file character. Answers
-        how many bytes were typed.
+        """Type exactly these bytes into the process's terminal; with `eof` also its end-of-file character. Returns the
+        number of bytes typed.
         """
         ...
 
     async def aclose(self) -> None:
-        """Let go of it. The sandbox and its processes go on."""
+        """Release the descriptors. The sandbox and its processes go on."""
         ...

@@ -1,14 +1,14 @@
 """Layers: kept files that sandboxes begin with besides an image's.
 
-A fork keeps what the source changed, under the fork's id, and the new sandboxes begin with that::
+A fork keeps the files that the source changed, under the fork's id, and the new sandboxes begin with those::
 
     frozen = await provider.layers.freeze("frk_1", source)     # the source stands still for frozen.pause_ms
     plan = provider.plan("sbx_2", …)
     plan = provider.layers.layered(plan, frozen.files)         # on record: sandbox.create_requested with this plan
     await provider.create("sbx_2", image_id, spec, secrets, plan)
 
-A restore has the files of archives instead. Here ``snp_2`` holds what differs from ``snp_1``, which holds what differs
-from the image; each is kept once, whatever number of sandboxes begins with it::
+A restore uses the files of archives instead. Here ``snp_2`` is a diff against ``snp_1``, which is a diff against the
+image; each is kept once, for any number of sandboxes::
 
     files = await provider.layers.filled(["snp_2", "snp_1"], image_id)
     plan = provider.layers.layered(provider.plan("sbx_3", …), files)
@@ -17,7 +17,7 @@ from the image; each is kept once, whatever number of sandboxes begins with it::
             await provider.layers.fill(name, archive, progress)
     await provider.create("sbx_3", image_id, spec, secrets, plan)
 
-When a sandbox has ended, what its plan names goes unless another needs it::
+When a sandbox has ended, the layers that its plan names are removed unless another sandbox needs them::
 
     await provider.terminate("sbx_3", plan, handle)
     for name in provider.layers.layers_of(plan):
@@ -36,8 +36,8 @@ from sandkeepd.contract.snapshots import Source
 
 
 class Frozen(Struct, frozen=True, kw_only=True):
-    """What came of a copy of what a sandbox changed: the `files` that others can begin with, and whether some of them
-    are the image's. The sandbox stood still for `pause_ms`; None where it could not.
+    """The result of a copy of a sandbox's changed files: the `files` that others can begin with, and True if some of
+    them are the image's. The sandbox stood still for `pause_ms`; None where it could not.
     """
 
     files: dict[str, Any]
@@ -47,10 +47,10 @@ class Frozen(Struct, frozen=True, kw_only=True):
 
 
 class KeptArchive(Struct, frozen=True, kw_only=True):
-    """An archive of a snapshot, in an open file, that files are to be made of.
+    """An archive of a snapshot, in an open file, from which files are to be made.
 
-    One that `is_layer` holds what differs from the files kept under the name `beneath`, or from the image `image_id`.
-    Else it holds all, and `image_id` is the image that the sandbox was made of, if one was; `details` are the image's.
+    With `is_layer` it is a diff against the files kept under the name `beneath`, or against the image `image_id`. Else
+    it holds all files, and `image_id` is the image that the sandbox was made of, if any; `details` are the image's.
     """
 
     descriptor: int
@@ -63,51 +63,52 @@ class KeptArchive(Struct, frozen=True, kw_only=True):
 
 
 class Layering(Protocol):
-    """`provider.layers`: there when sandboxes can begin with other files than an image's.
+    """`provider.layers`: present when sandboxes can begin with other files than an image's.
 
-    Such files are kept under a name of their own as long as a sandbox needs them, and shared by all that do. What it
-    takes to find them is a small JSON document, `files`, which goes on record as a part of a sandbox's plan.
+    Such files are kept under a name of their own as long as a sandbox needs them, and are shared by all that do. They
+    are identified by a small JSON document, `files`, which goes on record as a part of a sandbox's plan.
     """
 
     no_forks: str | None
-    """Why nothing of what a sandbox changed can be kept so, if that is the case."""
+    """The reason why a sandbox's changed files cannot be kept so, or None."""
 
     async def freeze(self, name: str, source: Source) -> Frozen:
-        """Keep a copy of what a sandbox changed, as it is at one moment. The sandbox goes on. On any error nothing is
-        left of it.
+        """Keep a copy of a sandbox's changed files, as they are at one moment. The sandbox goes on. On any error
+        nothing is left of the copy.
         """
         ...
 
     async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
-        """The `files` that consist of what was kept under these names, each hiding parts of the next, and of an image
-        beneath them or of nothing. No effect. Raises `not_supported` where that cannot be.
+        """Return the `files` that consist of the files kept under these names, each hiding parts of the next, and of an
+        image beneath them or of nothing. No effect. Raises `not_supported` where that is impossible.
         """
         ...
 
     async def is_filled(self, name: str) -> bool:
-        """Whether files of that name are there, and complete."""
+        """Return True if files of that name are present and complete."""
         ...
 
     async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
-        """Keep the files of an archive; those that are to be beneath them are there. All of it is looked through before
-        anything is made of it. On any error nothing is left of them. Raises `snapshot_corrupt`, `storage_unavailable`.
+        """Keep the files of an archive; those that belong beneath them are present. The archive is verified completely
+        before anything is made of it. On any error nothing is left of them. Raises `snapshot_corrupt`,
+        `storage_unavailable`.
         """
         ...
 
     def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        """The plan of a sandbox that begins with these files."""
+        """Return the plan of a sandbox that begins with these files."""
         ...
 
     def needs_image(self, files: Mapping[str, Any]) -> bool:
-        """Whether some of these files are the image's."""
+        """Return True if some of these files are the image's."""
         ...
 
     def layers_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
-        """The names of the kept files that a plan needs, each hiding parts of the next."""
+        """Return the names of the kept files that a plan needs, each hiding parts of the next."""
         ...
 
     async def open_image(self, image_id: str) -> int:
-        """The files of an image as an open directory, for reading. Raises `not_found`."""
+        """Open the directory of an image's files, for reading. Raises `not_found`."""
         ...
 
     async def promote(

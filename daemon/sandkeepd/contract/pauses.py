@@ -1,12 +1,12 @@
 """Suspending a sandbox, and resuming it.
 
-The daemon suspends by `suspend` and resumes by `resume`, each with its intent on record before. Others can do the same,
-such as an administrator by the engine's own command: so the daemon follows each sandbox in a task of its own, and puts
-on record what it sees::
+The daemon suspends by `suspend` and resumes by `resume`, each with its intent on record before. An administrator can
+do the same by the engine's own command: so the daemon follows each sandbox in a task of its own, and records the
+changes that it sees::
 
     while True:
         paused = instance.pauses.is_paused()
-        ...  # on record: suspended or resumed from outside, if it is not what was ordered
+        ...  # on record: suspended or resumed from outside, if it differs from the order
         await instance.pauses.pause_changed(paused)
 
 Over a keeper `keeper.pause.Pauses` has all of it but `suspend` and `resume`.
@@ -16,26 +16,27 @@ from typing import Protocol
 
 
 class Pausing(Protocol):
-    """`instance.pauses`: there when the provider can suspend sandboxes. Nothing in a suspended one runs, and all of it
-    stays as it is. Requests to it wait meanwhile, without a deadline. `no_pauses` says why this one cannot after all.
+    """`instance.pauses`: present when the provider can suspend sandboxes. No process of a suspended one runs, and all
+    of them keep their state. Requests to it wait meanwhile, without a deadline. `no_pauses` is the reason why this one
+    cannot be suspended, or None.
     """
 
     no_pauses: str | None
 
     async def suspend(self) -> None:
-        """Have everything in it stand still. Safe to repeat. Raises `provider_unavailable` at once when the engine does
-        not answer; when it is interrupted, `is_paused` tells what came of it.
+        """Freeze all processes. Safe to repeat. Raises `provider_unavailable` at once when the engine does not answer;
+        after an interruption, `is_paused` gives the outcome.
         """
         ...
 
     async def resume(self) -> None:
-        """Have everything in it go on. Safe to repeat. Raises as `suspend` does."""
+        """Thaw all processes. Safe to repeat. Raises as `suspend` does."""
         ...
 
     def is_paused(self) -> bool:
-        """Whether it stands still, whoever brought that about. An instance that was just adopted knows."""
+        """Return True if it is frozen, by the daemon or from outside. A newly adopted instance knows."""
         ...
 
     async def pause_changed(self, paused: bool) -> None:
-        """Wait until `is_paused` is not `paused` any more."""
+        """Wait until `is_paused` differs from `paused`."""
         ...

@@ -9,11 +9,11 @@ InputNote = Callable[[int, int], None]
 
 
 def unnoted(taken: int, trying: int) -> None:
-    """For input whose progress nobody puts down."""
+    """Discard the progress of input."""
 
 
 class Terminal(Struct, frozen=True, kw_only=True):
-    """The terminal that a process is to have: its size, and what its tmux session is called."""
+    """The terminal that a process gets: its size, and the name of its tmux session."""
 
     rows: int
     cols: int
@@ -21,11 +21,11 @@ class Terminal(Struct, frozen=True, kw_only=True):
 
 
 class Launch(Struct, frozen=True, kw_only=True):
-    """A process to start. `command` is a list of words; `secrets` must not reach a disk, an argv or a log.
+    """A process to start. `command` is its argv; `secrets` must not reach a disk, an argv or a log.
 
-    `stdin` is None for none, bytes for all there will be, True for a pipe that `Instance.write_stdin` feeds. With a
-    `terminal` it is left alone: the process reads what is typed.
-    One that is `quick` is expected to end soon: that it was started may be told some milliseconds later, with its end.
+    `stdin` is None for none, bytes for a complete input, True for a pipe that `Instance.write_stdin` feeds. With a
+    `terminal` it is ignored: the process reads the terminal's input. One that is `quick` is expected to end soon: its
+    start may be reported some milliseconds later, with its end.
     """
 
     process_id: str
@@ -42,7 +42,7 @@ class Launch(Struct, frozen=True, kw_only=True):
 
 
 class Exit(Struct, frozen=True, kw_only=True):
-    """How a process ended: its exit code, or None when nobody saw it (`lost`), with a sentence why."""
+    """The end of a process: its exit code, or None when it is unknown (`lost`), with a sentence why."""
 
     exit_code: int | None
     message: str | None = None
@@ -51,8 +51,8 @@ class Exit(Struct, frozen=True, kw_only=True):
 class Chunk(Struct, frozen=True, kw_only=True):
     """Bytes of one stream of a journal from `offset`; `size` is the whole stream's length at that moment.
 
-    `offset` is further on than what was asked for when the beginning was dropped; `note` says so. `missing`: there is
-    no such file.
+    `offset` is greater than the requested one when the beginning was dropped; `note` says so. `missing`: there is no
+    such file.
     """
 
     offset: int
@@ -63,7 +63,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
 
 
 class Dropped(NamedTuple):
-    """What of a sandbox's output was dropped: that of so many processes that ended, and so many bytes of others'."""
+    """The dropped output of a sandbox: of this many ended processes, and this many bytes of others."""
 
     processes: int = 0
     cut_bytes: int = 0

@@ -1,32 +1,31 @@
-"""The interface of a provider: what isolates sandboxes and runs their processes.
+"""The interface of a provider: a back end that isolates sandboxes and runs their processes.
 
 Lifecycle
-    `plan` checks a request and decides all that must be on record before anything happens; it has no effect, except
-    that it may claim what others must not get meanwhile (see `claims`), and raises `not_supported` for what this
-    machine cannot hold. After the intent is durable, `create` acts by that plan and answers a running `Instance`. When
-    a daemon starts, `adopt` turns a plan and the handle of an earlier `create` into an Instance again, or answers None
-    when the sandbox is gone. `terminate` ends whatever there is of a sandbox, complete or half made, and is safe to
-    repeat. `found` lists the sandboxes that the provider holds anything of, so that it can be seen what there is;
-    `clean_up` removes what no event owns.
+    `plan` checks a request and decides all that must be on record before any effect; it has no effect itself, except
+    that it may claim exclusive resources (see `claims`), and raises `not_supported` for a request that this machine
+    cannot fulfil. After the intent is durable, `create` acts by that plan and returns a running `Instance`. When a
+    daemon starts, `adopt` turns a plan and the handle of an earlier `create` into an Instance again, or returns None
+    when the sandbox is gone. `terminate` ends a sandbox, complete or half made, and is safe to repeat. `found` lists
+    the sandboxes and images of which the provider holds anything; `clean_up` removes objects that no event owns.
 
 Words
     *plan*: a small JSON document, durable before the act; the same plan always means the same resources.
-    *handle*: a small JSON document, durable after it; what it takes to find the running sandbox again.
-    *spec*: what the caller asked for, with the daemon's defaults filled in.
+    *handle*: a small JSON document, durable after it; it identifies the running sandbox for `adopt`.
+    *spec*: the caller's request, with the daemon's defaults filled in.
 
 Errors
-    Everything raised is a `SandkeepError`. A provider translates what its tools say; nothing of theirs goes through.
+    Everything raised is a `SandkeepError`. A provider translates the errors of its tools; none of theirs goes through.
     When the engine that it depends on does not answer, it raises `provider_unavailable` at once, with `engine` in the
-    error's data: what is on record then waits for that engine, and nobody waits with it. See `engine`.
+    error's data: recorded work then waits for that engine, and no caller waits with it. See `engine`.
 
 Parts
-    A provider is composed: what only some can do is an object behind an attribute of it, None where it cannot be done.
-    Each has a protocol in a module of its own, with an example of what the daemon calls: `snapshots`, `layers` (forks
+    A provider is composed: a capability of only some is an object behind an attribute of it, None where it is missing.
+    Each has a protocol in a module of its own, with an example of the daemon's calls: `snapshots`, `layers` (forks
     and restores), `replacement`, `checkpoints`, `revival`, `claims`, `engine`; of an instance, `pauses`. To suspend,
     fork or restore where the part is missing is refused with `not_supported`.
 
 Example: the life of a sandbox
-    A client makes an image of a directory. Its outcome is recorded with what `make` answers::
+    A client makes an image of a directory. Its outcome is recorded with the result of `make`::
 
         made = await provider.images.make("img_1", request, caller, progress)
 
@@ -38,7 +37,7 @@ Example: the life of a sandbox
         instance = await provider.create("sbx_1", "img_1", spec, secrets, plan)
         ...                                                  # on record: sandbox.created with instance.handle
 
-    A process, followed by whoever reads its output, and by the task that waits for its end::
+    A process, followed by the readers of its output, and by the task that waits for its end::
 
         await instance.launch(Launch(process_id="prc_1", command=["make"]))
         await instance.wait_output("prc_1", 0, 0)
@@ -53,10 +52,10 @@ Example: the life of a sandbox
         ...
         instance = await provider.adopt("sbx_1", spec, plan, isolation, handle)
         await instance.find("prc_2")                         # of each process on record as running
-        await provider.clean_up(ledger)                      # what no event owns goes
+        await provider.clean_up(ledger)                      # removes objects that no event owns
 
     From the moment of `create` or `adopt` a task waits for the sandbox to end by itself. When it does, that is recorded
-    and the sandbox can be revived, if there is `revival`; `terminate` is called when a client says so::
+    and the sandbox can be revived, if there is `revival`; the daemon calls `terminate` when a client asks for it::
 
         ending = await instance.ended()                      # on record: sandbox.failed, or lost
         await instance.aclose()
@@ -93,7 +92,7 @@ from sandkeepd.contract.snapshots import Snapshotting
 class Provider(Protocol):
     """A back end that isolates. See the module's text for the lifecycle.
 
-    What only some back ends can do is an object of its own behind an attribute, None where it cannot be done.
+    A capability of only some back ends is an object of its own behind an attribute, None where it is missing.
     """
 
     name: str
@@ -112,11 +111,11 @@ class Provider(Protocol):
         ...
 
     async def capabilities(self) -> ProviderCapabilities:
-        """What works here, and why something does not. Never raises; bounded in time."""
+        """Return the capabilities of this machine, with a reason for each missing one. Never raises; has a deadline."""
         ...
 
     def default_network(self) -> Network:
-        """The network of sandboxes that did not ask for one. Raises `not_configured`."""
+        """Return the default network of sandboxes. Raises `not_configured`."""
         ...
 
     def plan(
@@ -130,9 +129,9 @@ class Provider(Protocol):
         details: Mapping[str, Any],
         owner: str,
     ) -> dict[str, Any]:
-        """Decide what `create` will do. `taken` are the plans of the provider's sandboxes that have not ended;
-        `details` are those that the import of the image answered, and `owner` is whose it will be. No effect but
-        a claim, where there are `claims`.
+        """Decide on the acts of `create`. `taken` are the plans of the provider's sandboxes that have not ended;
+        `details` are those that the import of the image returned, and `owner` is the sandbox's future owner. No effect
+        but a claim, where there are `claims`.
         """
         ...
 
@@ -145,8 +144,8 @@ class Provider(Protocol):
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
     ) -> Instance | Ending | None:
-        """Take over a sandbox that an earlier daemon started. None: it is gone for good. Where it cannot be taken over,
-        it is ended, and the answer says why.
+        """Take over a sandbox that an earlier daemon started. None: it is gone for good. If it cannot be taken over, it
+        is ended, and the returned `Ending` has the reason.
         """
         ...
 
@@ -155,25 +154,23 @@ class Provider(Protocol):
         ...
 
     async def forget(self, sandbox_ids: Sequence[str]) -> None:
-        """Remove what is left of sandboxes that have ended: their journals. Safe to repeat, and for sandboxes of other
-        providers.
-        """
+        """Remove the journals of sandboxes that have ended. Safe to repeat, and for sandboxes of other providers."""
         ...
 
     async def found(self) -> tuple[list[str], list[str]]:
-        """The ids of the sandboxes and of the images that the provider holds anything of."""
+        """Return the ids of the sandboxes and of the images of which the provider holds anything."""
         ...
 
     async def clean_up(self, ledger: Ledger) -> Swept:
-        """Remove what the log does not own, of whatever kind: what an earlier daemon left, or was not to know of.
+        """Remove objects of any kind that the log does not own: left by an earlier daemon, or unknown to it.
 
-        What carries the id of another log is left, since it may be in use, and told. Safe to repeat, and while
+        Objects with the id of another log are left, since they may be in use, and reported. Safe to repeat, and while
         sandboxes are made and ended.
         """
         ...
 
     def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
-        """How processes of a sandbox that is gone had ended before, as far as what is left of it tells."""
+        """Return the exits of processes of a sandbox that is gone, as far as its remains show them."""
         ...
 
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
@@ -181,8 +178,8 @@ class Provider(Protocol):
         ...
 
     def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
-        """Have the journals of a sandbox occupy no more than that: of processes that are not `running` they go, oldest
-        first; then the beginning of others. Blocks: call it in a thread. Raises OSError.
+        """Limit the size of a sandbox's journals to `most_bytes`: drop those of processes that are not `running`,
+        oldest first; then the beginning of others. Blocks: call it in a thread. Raises OSError.
         """
         ...
 
@@ -191,14 +188,14 @@ class Provider(Protocol):
         ...
 
     def open_journal(self, sandbox_id: str, process_id: str, stream: str, uid: int) -> int:
-        """Open a journal, of a sandbox that runs or has ended, to be given to a caller of that uid, who may read it and
-        nothing else, whatever the file's mode.
+        """Open a journal, of a running or an ended sandbox, to be given to a caller of that uid, who may only read it,
+        regardless of the file's mode.
 
-        One that is not there is empty. Raises `conflict` when the code inside put something else in its place,
-        `not_supported` where it could be run or written to by that caller.
+        A missing journal is empty. Raises `conflict` when the code inside put something else in its place,
+        `not_supported` where that caller could execute it or write to it.
         """
         ...
 
     async def aclose(self) -> None:
-        """Let go of everything. Sandboxes go on."""
+        """Release all resources. Sandboxes go on."""
         ...

@@ -8,7 +8,8 @@
     await provider.replacement.drop_replaced(sandbox_id)
 
 A daemon that finds a restore begun by its predecessor calls ``put_back(sandbox_id, old_plan, handle)`` and then adopts
-the sandbox, if nothing of it was ended; and it drops what was put aside for a restore that is on record as done.
+the sandbox, if none of its processes were ended; and it drops the files put aside for a restore that is recorded as
+done.
 """
 
 from collections.abc import Mapping
@@ -19,28 +20,29 @@ from sandkeepd.contract.instance import Instance
 
 
 class Replacing(Protocol):
-    """`provider.replacement`: there when the files of a sandbox can be replaced by others, as a whole."""
+    """`provider.replacement`: present when the files of a sandbox can be replaced by others, as a whole."""
 
     def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        """The plan by which a sandbox of that plan is started with these files instead of its own."""
+        """Return the plan by which a sandbox of that plan is started with these files instead of its own."""
         ...
 
     async def replace_files(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
         plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
     ) -> Instance:  # fmt: skip
-        """End what runs in a sandbox, put its files aside and start it by the second of its `plans`.
+        """End the processes of a sandbox, put its files aside and start it by the second of its `plans`.
 
-        The files of before stay aside until `drop_replaced`. On any error they are put back, and nothing of it runs.
+        The old files stay aside until `drop_replaced`. On any error they are put back, and none of its processes run.
         """
         ...
 
     async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
-        """End what runs of a sandbox whose files were about to be replaced, if they were, and have it be what it was;
-        answer whether anything was ended. Safe to repeat.
+        """Undo an interrupted replacement: end the new processes of the sandbox and put its old files back, if they
+        were about to be replaced; return True if the sandbox itself has ended, False if `adopt` finds it. Safe to
+        repeat.
         """
         ...
 
     async def drop_replaced(self, sandbox_id: str) -> None:
-        """Remove what was put aside. Safe to repeat."""
+        """Remove the files that were put aside. Safe to repeat."""
         ...

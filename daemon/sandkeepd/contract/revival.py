@@ -1,4 +1,4 @@
-"""Starting a sandbox anew that ended by itself: `sandbox.resume` of one that is lost or failed.
+"""Restarting a sandbox that ended by itself: `sandbox.resume` of one that is lost or failed.
 
 ::
 
@@ -19,8 +19,8 @@ from sandkeepd.contract.instance import Instance
 
 
 class Reviving(Protocol):
-    """`provider.revival`: there when a sandbox that has ended by itself can be started anew on the files that it left.
-    Its journals and what they tell of processes that have ended stay.
+    """`provider.revival`: present when a sandbox that has ended by itself can be started anew on the files that it
+    left. Its journals, and the recorded exits of its processes, stay.
     """
 
     async def revive(
@@ -32,13 +32,13 @@ class Reviving(Protocol):
         plan: dict[str, Any],
         handle: dict[str, Any],
     ) -> Instance:
-        """Start a sandbox anew; whatever still runs of it is ended first. `handle` is that of the instance before.
+        """Start a sandbox anew; its remaining processes are ended first. `handle` is that of the instance before.
 
-        On any error, cancellation included, nothing of it runs, and what files there were are there. Raises
-        `not_ready` with why when they are gone.
+        On any error, cancellation included, none of its processes run, and its files are as before. Raises `not_ready`
+        with the reason when they are gone.
         """
         ...
 
     async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """End what runs of a sandbox whose revival was interrupted, and leave its files. Safe to repeat."""
+        """End the processes of a sandbox whose revival was interrupted, and leave its files. Safe to repeat."""
         ...

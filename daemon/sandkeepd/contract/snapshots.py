@@ -2,11 +2,11 @@
 
 ::
 
-    root = provider.snapshots.files_root(plan)                        # what names in the archive begin at
+    root = provider.snapshots.files_root(plan)                        # names in the archive begin here
     why = provider.snapshots.why_not_incremental(handle)              # asked for an incremental snapshot only
     ...                                                               # on record: snapshot.create_requested
     packed = await provider.snapshots.pack(source, request, progress) # into request.output, an open file
-    ...                                                               # the archive goes where it is to lie
+    ...                                                               # the archive goes to its store
     ...                                                               # on record: snapshot.stored
 
 To restore one into a sandbox, or to make an image of one, is up to `provider.layers`.
@@ -22,7 +22,7 @@ from sandkeepd.contract.caller import Progress
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """A sandbox whose files are to be read, whether it runs or not: what is on record of it."""
+    """A sandbox whose files are to be read, running or not: the recorded facts about it."""
 
     sandbox_id: str
     image_id: str
@@ -31,11 +31,11 @@ class Source(Struct, frozen=True, kw_only=True):
 
 
 class PackRequest(Struct, frozen=True, kw_only=True):
-    """How a sandbox's files are to be packed, into the empty file that the descriptor `output` is of.
+    """A request to pack a sandbox's files into the empty file that the descriptor `output` refers to.
 
-    With `over` only what differs is packed: from what the sandbox began with, or from what it was when
-    `parent_catalogue` was written. What the archive holds is written to the file `catalogue`, for archives that will be
-    over this one. No kept files are called `name`, as those may be that it takes meanwhile.
+    With `over` only the difference is packed: from the files that the sandbox began with, or from its files when
+    `parent_catalogue` was written. A catalogue of the archive is written to the file `catalogue`, for archives over
+    this one. `name` is unused by kept files, and free for temporary ones.
     """
 
     name: str
@@ -49,8 +49,8 @@ class PackRequest(Struct, frozen=True, kw_only=True):
 
 
 class PackedFiles(Struct, frozen=True, kw_only=True):
-    """What an archive that was packed holds. `pause_ms` is as in `Frozen`. `remarks` counts what is not in it as it
-    was, by why.
+    """The content of a packed archive. `pause_ms` is as in `Frozen`. `remarks` counts the files that are missing or
+    changed in it, by reason.
     """
 
     sha256: str
@@ -62,22 +62,22 @@ class PackedFiles(Struct, frozen=True, kw_only=True):
 
 
 class Snapshotting(Protocol):
-    """`provider.snapshots`: there when the files of a sandbox can be kept as an archive."""
+    """`provider.snapshots`: present when the files of a sandbox can be kept as an archive."""
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
-        """The directory in the sandbox at which the names in its archives begin."""
+        """Return the directory in the sandbox at which the names in its archives begin."""
         ...
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
-        """Whom everything in its archives belongs to, as uid and gid; None where each file has an owner of its own."""
+        """Return the uid and gid that own all files in its archives; None where each file has an owner of its own."""
         ...
 
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
-        """Why no archive can be made of what differs from what the sandbox began with; None when one can."""
+        """Return the reason why no diff against the files that the sandbox began with can be packed, or None."""
         ...
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
-        """Pack the files as they are at one moment. On any error, cancellation included, nothing is left of it, and
-        the sandbox goes on. Raises `not_ready` when the files are gone, `storage_unavailable`.
+        """Pack the files as they are at one moment. On any error, cancellation included, nothing is left of the pack,
+        and the sandbox goes on. Raises `not_ready` when the files are gone, `storage_unavailable`.
         """
         ...

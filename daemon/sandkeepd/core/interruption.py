@@ -1,4 +1,4 @@
-"""Work that is under way with a subject, and that the subject's end interrupts."""
+"""Work in progress on a subject, which the subject's end interrupts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import trio
 
 
 class Interruptible:
-    """Work that can be interrupted. `why` names the cause of its waiting, when known."""
+    """Work that can be interrupted. `why` is the reason for its waiting, if known."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
@@ -32,7 +32,7 @@ class UnderWay:
 
     @contextmanager
     def running(self, stream: str, work: Interruptible) -> Iterator[None]:
-        """For the length of a block the work is done; a block that is interrupted just ends."""
+        """Register the work for the length of a block; a block that is interrupted just ends."""
         if work not in self._work.get(stream, ()):
             self.note(stream, work)
         try:

@@ -1,15 +1,15 @@
-"""The operation engine: how an order gets on record, is carried out, answered, repeated, and recovered after a crash.
+"""The operation engine: recording, execution, answering and repetition of orders, and recovery after a crash.
 
 An operation is declared once, by a class. The engine does the rest, always the same way::
 
     begin      the intent is appended, durable, with the caller's `command_id`
     act        a task of the daemon's own does the work, whether or not the caller is still there
-    record     the outcome is appended, or the failure, whatever happened
+    record     the outcome is appended, success or failure, in any case
     answer     is read from the state once that has settled, by the call or by one that repeats its command
-    recover    the next daemon undoes, or finishes, what a dead one had begun
+    recover    the next daemon undoes, or finishes, the orders of a dead one
 
-A `Creation` can fail, and is undone if the daemon dies of it; who gives the order again has it begun anew. A `Removal`
-cannot fail once it is ordered: it is tried until it is done, if need be by the next daemon. An operation that is
+A `Creation` can fail, and is undone if the daemon dies meanwhile; a repeated order begins anew. A `Removal` cannot fail
+once it is ordered: the daemon retries it until it is done, if need be the next daemon. An operation that is
 `interruptible` ends without an outcome when another order on the same subject interrupts it, and sees to the rest.
 
 The model is Change and Task of canonical/pebble.
@@ -51,12 +51,12 @@ class Subject(Protocol):
 
     @property
     def status(self) -> str:
-        """See above."""
+        """The state in its lifecycle."""
         ...
 
 
 class Revised(Subject, Protocol):
-    """A subject that tells how many events its stream has."""
+    """A subject with the number of events in its stream."""
 
     revision: int
 
@@ -93,13 +93,13 @@ class Order(Interruptible, Generic[S]):
 
     @property
     def caller(self) -> Caller:
-        """With whose rights host paths are touched."""
+        """The credentials with which host paths are accessed."""
         assert self.request is not None, "what is recovered has no caller"
         return self.request.caller
 
     @property
     def progress(self) -> Progress:
-        """Tells the caller how far it is, if there is one."""
+        """Sends progress messages to the caller, if there is one."""
         return self.request.progress if self.request is not None else no_progress
 
 
@@ -107,7 +107,7 @@ Again = Callable[[Request[Any], Recorded], Awaitable[Any]]
 
 
 class Command(Protocol):
-    """A method whose calls are on record, and how one is answered that repeats an earlier call."""
+    """A method whose calls are on record, and the answer to a repeated call."""
 
     @property
     def method(self) -> str:
@@ -116,7 +116,7 @@ class Command(Protocol):
 
     @property
     def again(self) -> Again:
-        """Answer a command that was given before, as its first event has it; ANEW if nothing came of that."""
+        """Answer a repeated command, whose first event is given; return ANEW if the first call had no effect."""
         ...
 
 
@@ -163,12 +163,12 @@ class Operation(ABC, Generic[S]):
 
     @abstractmethod
     async def act(self, order: Order[S]) -> Sequence[NewEvent]:
-        """Carry it out; answer the outcome to record. Cancelled when the daemon stops, or another order interrupts."""
+        """Carry it out; return the outcome to record. Cancelled when the daemon stops, or another order interrupts."""
 
     @abstractmethod
     async def failed(self, order: Order[S], error: SandkeepError) -> Sequence[NewEvent]:
-        """Answer the events to record of an order of which `act` raised this. Nothing interrupts it any more, so that
-        it must not act on the subject: `act` has undone what it can before it raises.
+        """Return the events to record of an order whose `act` raised `error`. Nothing interrupts it any more, so it
+        must not act on the subject: `act` has undone its work as far as possible before it raises.
         """
 
     async def recorded(self, order: Order[S], facts: Sequence[Recorded]) -> None:
@@ -176,7 +176,7 @@ class Operation(ABC, Generic[S]):
 
     @abstractmethod
     async def answered(self, request: Request[Any], subject: S) -> Any:
-        """The answer, once the order is carried out."""
+        """Return the answer, once the order is carried out."""
 
     # Carrying out
 
@@ -226,12 +226,12 @@ class Operation(ABC, Generic[S]):
         self._reach("done")
 
     def _reach(self, step: str) -> None:
-        """Be at one of the `STEPS`, for the tests."""
+        """Reach the failpoint of one of the `STEPS`."""
         if failpoints.armed:
             failpoints.reach(f"{type(self).__name__}.{step}")
 
     async def _acted(self, order: Order[S]) -> Sequence[NewEvent]:
-        """Act; answer the outcome, or nothing if it was interrupted."""
+        """Act; return the outcome, or nothing if it was interrupted."""
         outcome: Sequence[NewEvent] = ()
         with self._interruptible(order):
             if self.stands(order):
@@ -242,7 +242,7 @@ class Operation(ABC, Generic[S]):
         return self.core.under_way.running(order.stream, order) if self.interruptible else nullcontext()
 
     async def _record(self, order: Order[S], outcome: Sequence[NewEvent]) -> Sequence[Recorded]:
-        """Record an outcome; answer nothing if another order got ahead, if only while this was on its way."""
+        """Record an outcome; return nothing if another order got ahead, even while the append was in flight."""
         if not outcome or not self.stands(order):
             return ()
         try:
@@ -254,8 +254,8 @@ class Operation(ABC, Generic[S]):
 
     async def _fail(self, order: Order[S], error: SandkeepError) -> Sequence[Recorded]:
         try:
-            await order.resources.aclose()  # who hears of the failure may want them for another order
-        except Exception as unforeseen:  # noqa: BLE001  # a failure to let go of something is none of the order's
+            await order.resources.aclose()  # a caller that gets the failure may want them for another order
+        except Exception as unforeseen:  # noqa: BLE001  # a failure to release a resource is none of the order's
             as_sandkeep_error(unforeseen)
         return await self._record(order, await self.failed(order, error)) if self.stands(order) else ()
 
@@ -277,7 +277,7 @@ class Operation(ABC, Generic[S]):
     # Answering
 
     async def settled(self, stream: str) -> S:
-        """The subject, once nothing of this operation is under way with it. Raises as `Core.settled` does."""
+        """Return the subject, once nothing of this operation is under way with it. Raises as `Core.settled` does."""
         subject = self.subjects[stream]
         await self.core.settled(stream, lambda: subject.status != self.under_way)
         return subject
@@ -376,13 +376,13 @@ class Removal(Operation[R]):
         raise error
 
     async def order(self, stream: str, event: Event, sandbox_id: str | None, meta: Meta) -> None:
-        """Give the order by this intent, unless it was given. It is on record when this returns."""
+        """Give the order by this intent, unless it was given already. It is on record when this returns."""
         subject, tries = self.subjects[stream], Tries()
         while self.may(subject):
             try:
                 await self.begin(NewEvent(stream, event, sandbox_id, subject.revision), meta)
             except StateError as conflict:
-                await tries.again(conflict)  # something else happened to it at that instant: look again
+                await tries.again(conflict)  # another event got ahead: look again
 
     async def answer(self, request: Request[Any], stream: str) -> Any:
         """See `Operation.answer`."""

@@ -1,1 +1,1 @@
-"""The back ends that isolate: one file each, none knows another."""
+"""The back ends that isolate: one package each, independent of each other."""

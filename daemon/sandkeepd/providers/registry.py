@@ -1,4 +1,4 @@
-"""Which providers there are, and how they are opened."""
+"""The providers, and how they are opened."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,10 +14,11 @@ from sandkeepd.providers.local.provider import open_local
 async def open_providers(
     state_dir: str, *, log_id: str, uid_base: int | None = None, disk_limit: int | None = None
 ) -> AsyncIterator[dict[str, Provider]]:
-    """Open every provider for the length of a block, by name. What they isolate outlives it.
+    """Open every provider for the length of a block, by name. Their sandboxes outlive it.
 
-    Opening probes nothing and starts nothing, so that a daemon always comes up; what does not work says so when asked.
-    Left out, the uids and the limit come from the settings. Raises `not_configured` when those are malformed.
+    Opening probes nothing and starts nothing, so that a daemon always comes up; a missing capability is reported when
+    asked for. By default the uids and the limit come from the settings. Raises `not_configured` when those are
+    malformed.
     """
     uid_base = UID_BASE() if uid_base is None else uid_base
     disk_limit = DISK_LIMIT() if disk_limit is None else disk_limit

@@ -1,4 +1,4 @@
-"""Changes of sandboxes that exist: the base of suspending, resuming and restoring them.
+"""Changes of existing sandboxes: the base of suspending, resuming and restoring them.
 
 Unlike an end, a change that fails is not retried: the sandbox keeps its status, and the caller gets the error at once.
 """
@@ -58,7 +58,7 @@ class SandboxChange(Operation[SandboxState]):
     async def try_to_begin(
         self, sandbox: SandboxState, event: events.Event, request: Request[Any], given: Any, tries: Tries
     ) -> bool:
-        """Give the order; False when something else has happened to the sandbox meanwhile."""
+        """Give the order; return False when another event of the sandbox got ahead."""
         if not rules.may(sandbox, event.type):
             return False
         new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
@@ -101,7 +101,7 @@ class SandboxChange(Operation[SandboxState]):
         return ANEW if change.interrupted else await self.answer(request, first.stream)
 
     async def _answer_earlier(self, first: Recorded) -> Any:
-        """Answer as the log has it, of a sandbox that has changed again since: the state remembers the last change."""
+        """Answer from the log, for a sandbox that has changed again since: the state remembers the last change."""
         outcome = await self._outcome_of(first)
         if isinstance(outcome, _UNDONE):
             if outcome.interrupted:
@@ -110,7 +110,7 @@ class SandboxChange(Operation[SandboxState]):
         return self.subjects[first.stream].view()
 
     async def _outcome_of(self, first: Recorded) -> events.Event | None:
-        """The event by which a change ended; None if its sandbox ended instead."""
+        """Return the event by which a change ended; None if its sandbox ended instead."""
         position, caught_up = first.position, False
         while not caught_up:
             found = await self.core.log.page(position, stream=first.stream, type="sandbox")

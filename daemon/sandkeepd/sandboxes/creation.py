@@ -192,7 +192,7 @@ class SandboxCreation(Creation[SandboxState]):
 
 
 def _check_volumes(request: Request[SandboxCreate]) -> None:
-    """Only administrators give sandboxes parts of the host."""
+    """Allow host directories as volumes to administrators only."""
     for volume in request.params.volumes:
         if volume.source.startswith("/") and not request.admin:
             words = f"volumes: {volume.source!r} is a directory of the host, for administrators: give a name instead"

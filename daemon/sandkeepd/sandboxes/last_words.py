@@ -1,4 +1,4 @@
-"""Last words: the events that tell how the processes of a sandbox ended that is no more."""
+"""Last words: the events that record the ends of a sandbox's processes after its own end."""
 
 from collections.abc import Callable
 from typing import Final
@@ -26,8 +26,8 @@ def last_words(
     why: str = UNSEEN,
     runtime: Runtime | None = None,
 ) -> list[NewEvent]:
-    """Events for all that ran: as `exit_of` tells, else by `exit_code`; else `why` nobody knows. `runtime` held them,
-    and saw which of them the kernel killed.
+    """Return events for all processes that ran: with the exit from `exit_of`, else `exit_code`; else `why` it is
+    unknown. `runtime` held them, and knows which of them the kernel killed.
     """
     return [
         NewEvent(

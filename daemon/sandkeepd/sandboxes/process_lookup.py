@@ -23,7 +23,7 @@ class ProcessLookup:
 
     @contextmanager
     def about_to_be(self, sandbox_id: str, name: str) -> Iterator[None]:
-        """For the length of a block a process of that name goes on record."""
+        """Reserve the name of a process for the length of a block, in which it goes on record."""
         key = (sandbox_id, name)
         self.naming.add(key)
         try:
@@ -32,12 +32,12 @@ class ProcessLookup:
             self.naming.remove(key)
 
     async def find(self, sandbox_id: str, name: str) -> ProcessState:
-        """A process by its name or id; one too old for the view is read from its stream in the log. Raises
+        """Return a process by its name or id; one too old for the view is read from its stream in the log. Raises
         `not_found`.
         """
         sandbox = rules.sandbox(self._core.state, sandbox_id)
         found = sandbox.named.get(name) or self._core.state.processes.get(name)
-        if found is None or found.sandbox_id != sandbox_id:  # another sandbox's is looked for as long as none at all
+        if found is None or found.sandbox_id != sandbox_id:  # a foreign process takes as long as a missing one
             found = await self._from_log(sandbox, name)
         if found is None:
             raise CallerError(
@@ -57,7 +57,7 @@ class ProcessLookup:
 
 
 def fold_process(facts: list[Recorded], sandbox_id: str) -> ProcessState | None:
-    """The state of one process, from the events of its stream alone; None when it is of another sandbox."""
+    """Return the state of one process, from the events of its stream alone; None when it is of another sandbox."""
     apart = State()
     for fact in facts:
         if fact.sandbox_id != sandbox_id:

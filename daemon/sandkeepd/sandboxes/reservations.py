@@ -33,7 +33,7 @@ class Reservations:
 
     @contextmanager
     def one(self, owner: str, name: str | None) -> Iterator[str]:
-        """Reserve the name of one sandbox, for the length of a block in which it goes on record; its id.
+        """Reserve the name of one sandbox, for the length of a block in which it goes on record; yield its id.
 
         Raises `invalid` and `conflict` for the name.
         """
@@ -45,7 +45,9 @@ class Reservations:
             self.release(sandbox_id)
 
     def several(self, owner: str, names: Sequence[str], count: int) -> list[str]:
-        """Reserve names for several sandboxes until they are released; their ids. Raises `invalid` and `conflict`."""
+        """Reserve names for several sandboxes until they are released; return their ids. Raises `invalid` and
+        `conflict`.
+        """
         if names and len(names) != count:
             words = f"names: {len(names)} are given for {count} sandboxes: give one for each"
             raise CallerError("invalid", words, field="names")
@@ -113,7 +115,7 @@ class Reservations:
         return any((reserved.owner, reserved.name) == (owner, name) for reserved in self._reserved.values())
 
     def _plans(self, provider: str) -> list[dict[str, Any]]:
-        """The plans of the provider's sandboxes that have not ended, and of those about to be on record."""
+        """Return the plans of the provider's sandboxes that have not ended, and of those about to be on record."""
         kept = [
             s.requested.plan
             for s in self._core.state.sandboxes.values()

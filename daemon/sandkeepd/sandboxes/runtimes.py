@@ -1,4 +1,4 @@
-"""Running sandboxes, as the daemon holds them.
+"""Running sandboxes, supervised by the daemon.
 
 Each has one task of its own, whose nursery owns the tasks of its processes. That task ends when the sandbox does: by
 itself, or because it is being terminated, which stops the task first. A stopping daemon cancels it, and the sandbox
@@ -27,10 +27,10 @@ OPENING_PATIENCE_S: Final = 1.0
 
 
 class Runtime:
-    """A running sandbox as the daemon holds it: its instance, and the nursery of its processes' carriers.
+    """A running sandbox in the daemon: its instance, and the nursery of its processes' carriers.
 
-    `oom` tells which of them the kernel killed; `io_seen` is the most that they were ever seen to have read and
-    written.
+    `oom` attributes exits to the kernel's OOM killer; `io_seen` is the maximum of the bytes that its processes were
+    seen to have read and written.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -70,7 +70,7 @@ class Runtimes:
     # -- keeping ------------------------------------------------------------------------------------------------------
 
     def keep(self, instance: Instance) -> Runtime:
-        """Look after a sandbox that runs."""
+        """Supervise a sandbox that runs."""
         runtime = Runtime(instance)
         self.by_id[instance.sandbox_id] = runtime
         self._core.carry(partial(self._keep, runtime), f"keeping {instance.sandbox_id}")
@@ -94,7 +94,7 @@ class Runtimes:
             await self.on_end(runtime, why)
 
     async def _until_end(self, runtime: Runtime) -> Ending | None:
-        """Hold the nursery open until the sandbox is gone, and answer why; None when it was stopped before."""
+        """Hold the nursery open until the sandbox is gone, and return the reason; None when it was stopped before."""
         with runtime.scope:
             async with trio.open_nursery() as nursery:
                 runtime.nursery = nursery
@@ -113,7 +113,7 @@ class Runtimes:
             await pauses.pause_changed(paused)
 
     async def agree(self, runtime: Runtime) -> None:
-        """Put it on record if the sandbox was suspended or resumed from outside."""
+        """Record that the sandbox was suspended or resumed from outside, if it was."""
         pauses, sandbox = runtime.instance.pauses, self._core.state.sandboxes[runtime.instance.sandbox_id]
         tries = Tries()
         while pauses is not None:
@@ -130,7 +130,7 @@ class Runtimes:
                 await tries.again(conflict)  # something else happened to it at that instant: look again
 
     async def awake(self, sandbox_id: str) -> None:
-        """Wait until the sandbox does not stand still."""
+        """Wait until the sandbox is not suspended."""
         sandbox = self._core.state.sandboxes[sandbox_id]
         while sandbox.status in ("suspending", "suspended", "resuming"):
             await self._core.changed(sandbox_id)
@@ -138,8 +138,7 @@ class Runtimes:
     # -- reaching -----------------------------------------------------------------------------------------------------
 
     async def running(self, sandbox: SandboxState) -> Runtime:
-        """The runtime of a running sandbox, waiting a while for one that a starting daemon is still adopting.
-
+        """Return the runtime of a running sandbox, waiting a while for one that a starting daemon is still adopting.
         Raises `not_ready` at once for one that does not run.
         """
         rules.require_running(sandbox)
@@ -148,7 +147,7 @@ class Runtimes:
         return found
 
     async def standing(self, sandbox: SandboxState) -> Runtime:
-        """The same of a sandbox that runs or stands still."""
+        """Return the runtime of a running or suspended sandbox, as `running` does."""
         await self.adopted(sandbox.sandbox_id)
         if sandbox.sandbox_id in self.adopting:
             raise self._not_adopted(sandbox.sandbox_id)

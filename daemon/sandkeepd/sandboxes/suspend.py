@@ -1,4 +1,4 @@
-"""Sandboxes that stand still and go on again, and those that are started anew after they were lost or failed."""
+"""Suspension and resumption of sandboxes, and the restart of those that were lost or failed."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar, Final, NamedTuple
@@ -127,7 +127,7 @@ class Resumption(SandboxChange):
             await self.runtimes.agree(runtime)
 
     def owns(self, subject: SandboxState) -> bool:
-        """See `Operation.owns`. Its provider has one that was to be started anew no more, or not yet."""
+        """See `Operation.owns`. Only restarts are recovered here: the provider has no such sandbox to adopt."""
         return is_reviving(subject)
 
     async def _recover(self, order: Order[SandboxState]) -> None:
@@ -146,7 +146,7 @@ class Resumption(SandboxChange):
 
 
 def is_reviving(sandbox: SandboxState) -> bool:
-    """Tell if a sandbox is being started anew."""
+    """Tell if a sandbox is being restarted."""
     change = sandbox.change
     return sandbox.status == "resuming" and change is not None and change.before != "suspended"
 

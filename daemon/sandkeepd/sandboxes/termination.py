@@ -40,7 +40,7 @@ class Termination(Removal[SandboxState]):
         runtimes.on_end = self._ended_by_itself
         self.on_ended: list[Callable[[SandboxState], Awaitable[None]]] = []
         """Called with each sandbox that has ended."""
-        self.unrecorded: set[str] = set()  # those that were ended while the disk took no record of it
+        self.unrecorded: set[str] = set()  # those that ended while the log could not be written
 
     @property
     def subjects(self) -> Mapping[str, SandboxState]:
@@ -112,7 +112,7 @@ class Termination(Removal[SandboxState]):
             await runtime.stop()
         return runtime
 
-    # -- while the log takes no record --------------------------------------------------------------------------------
+    # -- while the log cannot be written ------------------------------------------------------------------------------
 
     async def _end_unrecorded(self, order: NewEvent, reason: str, meta: events.Meta, refused: DaemonError) -> NoReturn:
         """End a sandbox although the log cannot record it: its end must not depend on a disk. It is recorded when the

@@ -28,7 +28,7 @@ class DirectoryImages:
         self._owner = owner
 
     def root(self, image_id: str) -> str:
-        """The directory of an image's files. Raises `invalid` for what cannot be an id."""
+        """Return the directory of an image's files. Raises `invalid` for a malformed id."""
         return f"{self._layout.image(image_id)}/root"
 
     async def make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
@@ -58,7 +58,7 @@ class DirectoryImages:
         await self._in_thread(self._layout.discard, [self._layout.image(image_id)])
 
     async def open(self, image_id: str) -> int:
-        """The files of an image as an open directory, for reading. Raises `not_found`."""
+        """Open the directory of an image's files, for reading. Raises `not_found`."""
         root = self.root(image_id)
         try:
             return await self._in_thread(os.open, root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -66,7 +66,7 @@ class DirectoryImages:
             raise CallerError("not_found", f"there is no image {image_id}", image_id=image_id) from None
 
     async def clean_up(self, ledger: Ledger) -> Swept:
-        """Remove the images that no event owns; those of other logs are told. Safe to repeat."""
+        """Remove the images that no event owns; report those of other logs. Safe to repeat."""
         removed, foreign = [], []
         for image_id in filter(is_name, (await self._in_thread(self._layout.found))[1]):
             log_id = self._layout.log_of_image(image_id)
@@ -79,7 +79,7 @@ class DirectoryImages:
 
 
 async def require_there(roots: Iterable[str]) -> None:
-    """Raise `not_found` when one of the directories is not there that a sandbox begins with."""
+    """Raise `not_found` when one of the directories that a sandbox begins with is missing."""
     for root in roots:
         if not await trio.Path(root).is_dir():
             what = os.path.basename(os.path.dirname(root))

@@ -27,7 +27,7 @@ from sandkeepd.providers.common.views import shown
 
 
 class DirectoryLayers(ABC):
-    """`Layering` over directories. A provider's subclass knows what its sandboxes changed."""
+    """`Layering` over directories. A provider's subclass finds the files that its sandboxes changed."""
 
     no_forks: str | None = None
 
@@ -72,7 +72,7 @@ class DirectoryLayers(ABC):
             self._store.copy(source, target)
 
     def roots(self, names: Iterable[str], image_id: str | None) -> list[str]:
-        """The directories that a sandbox begins with, each hiding parts of the next."""
+        """Return the directories that a sandbox begins with, each hiding parts of the next."""
         roots = [self._store.root(name) for name in names]
         return roots if image_id is None else [*roots, self._images.root(image_id)]
 
@@ -107,7 +107,7 @@ class DirectoryLayers(ABC):
 
 
 def document(layers: Sequence[Layer], *, over_image: bool) -> dict[str, Any]:
-    """The `files` that consist of these layers; see `Layering`."""
+    """Return the `files` that consist of these layers; see `Layering`."""
     return {"layers": msgspec.to_builtins(layers), "over_image": over_image}
 
 

@@ -1,4 +1,4 @@
-"""How much of the disk a sandbox occupies, however the code inside hides it. Everything here blocks."""
+"""The disk usage of a sandbox, however the code inside hides it. Everything here blocks."""
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,19 +13,19 @@ from sandkeepd.host.processes import pids_where, run_tool
 from sandkeepd.providers.common.views import open_for_careful
 
 BLOCK_BYTES: Final = 4096
-"""What a file or directory counts as at least: a filesystem runs out of entries, too."""
+"""Minimum bytes counted for a file or directory: a filesystem runs out of inodes, too."""
 
 _OPEN: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _REMOVED: Final = 'find -L "$@" -maxdepth 1 -type f -links 0 -printf "%D %i %b\\n" 2>/dev/null | sort -u'
-"""What prints device, number and blocks of each file that has no name any more, but is open in one of the processes."""
+"""Shell command that prints device, inode and blocks of each unlinked file that is open in one of the processes."""
 
 
 def occupied(
     places: Sequence[str | HostileTree], first: int, groups: Mapping[str, str], inside: Sequence[str], *, root: bool
 ) -> int:
-    """How many bytes a sandbox with the first process `first` has on the disk: in these directories, and in files that
-    have no name any more. `inside` is what the code inside calls the places that lie on the disk.
+    """Return the bytes that a sandbox with the first process `first` has on the disk: in these directories, and in
+    unlinked files. `inside` are the paths, as the code inside sees them, of the places that lie on the disk.
     """
     with ExitStack() as stack:
         opened = [fd for place in places if (fd := _open(place, stack, root=root)) is not None]
@@ -36,7 +36,7 @@ def occupied(
 
 
 def _open(place: str | HostileTree, stack: ExitStack, *, root: bool) -> int | None:
-    """A directory; None when there is none."""
+    """Open a directory; return None when there is none."""
     try:
         if isinstance(place, HostileTree):
             return stack.enter_context(place.directory())
@@ -57,7 +57,7 @@ def _total(unit: list[str], opened: Sequence[int], root: bool) -> int:
 
 
 def _removed(first: int, groups: Mapping[str, str], inside: Sequence[str]) -> int:
-    """The bytes of files that have no name any more, but are open."""
+    """Return the bytes of unlinked files that are still open."""
     try:
         devices = set(_devices(first, inside))
         namespace = os.readlink(f"/proc/{first}/ns/pid")
@@ -68,7 +68,7 @@ def _removed(first: int, groups: Mapping[str, str], inside: Sequence[str]) -> in
 
 
 def _devices(first: int, inside: Sequence[str]) -> Iterator[int]:
-    """The file systems of places as a process finds them, whatever links the code inside has made there."""
+    """Return the devices of places as a process finds them, through any links that the code inside has made there."""
     root = os.open(f"/proc/{first}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in inside:

@@ -1,4 +1,4 @@
-"""What ends sandboxes that have written more than they may."""
+"""Enforcement of disk limits: sandboxes that exceed theirs are ended."""
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,33 +11,33 @@ from sandkeep.errors import SandkeepError
 from sandkeepd.contract.instance import Ending
 
 PERIOD_S: Final = 10.0
-"""How often it is looked at what the sandboxes have written."""
+"""Seconds between measurements of the sandboxes' disk usage."""
 
 REST: Final = 3
-"""How many times as long as such a look took, the sandbox is not looked at again, if that is more."""
+"""Minimum rest between measurements of a sandbox, as a multiple of the duration of the last one."""
 
 _AT_ONCE: Final = 4
 
 
 class Limited(Protocol):
-    """A sandbox that may write so much. `ending` is how it ended, once that is decided."""
+    """A sandbox with a disk limit. `ending` is its end, once that is decided."""
 
     @property
     def disk_bytes(self) -> int:
-        """How much it may have on the disk."""
+        """Limit on its disk usage in bytes."""
         ...
 
     ending: Ending | None
     look_after: float
-    """Before this time, by Trio's clock, it is not looked at again."""
+    """By Trio's clock, the earliest time of its next measurement."""
 
 
 L = TypeVar("L", bound=Limited)
 
 
 class DiskWatch(Generic[L]):
-    """Looks at the sandboxes of a provider. `occupied` blocks and answers how many bytes one has on the disk; `end`
-    ends one.
+    """Measures the disk usage of a provider's sandboxes. `occupied` blocks and returns the bytes of one; `end` ends
+    one.
     """
 
     def __init__(
@@ -49,9 +49,8 @@ class DiskWatch(Generic[L]):
         self._limiter = trio.CapacityLimiter(_AT_ONCE)
 
     async def run(self) -> None:
-        """Look at them all, now and then, until cancelled.
-
-        One with so many files that it takes long does not keep the others from their turn, and is looked at less often.
+        """Measure them all periodically, until cancelled. A sandbox with so many files that it takes long does not
+        delay the others, and is measured less often.
         """
         async with trio.open_nursery() as nursery:
             while True:
@@ -71,7 +70,7 @@ class DiskWatch(Generic[L]):
             instance.look_after = now + REST * (now - began)
 
     async def check(self, instance: L) -> None:
-        """Look once at what a sandbox has written, and end it when that is too much."""
+        """Measure a sandbox's disk usage once, and end the sandbox if that exceeds the limit."""
         written = await trio.to_thread.run_sync(self._occupied, instance, limiter=self._limiter)
         limit = instance.disk_bytes
         if written > limit and instance.ending is None:

@@ -1,4 +1,4 @@
-"""Paths, variables, user and `/etc` of a sandbox that the daemon furnishes itself, with bubblewrap or `runsc`."""
+"""Paths, variables, user and `/etc` of a sandbox whose root the daemon builds itself, with bubblewrap or `runsc`."""
 
 import os
 from typing import Final
@@ -8,27 +8,27 @@ from sandkeep.errors import CallerError
 HOME: Final = "/home/sandbox"
 WORKSPACE: Final = "/workspace"
 INSIDE: Final = "/run/sandkeep"
-"""Where a sandbox sees the directories that it shares with the daemon."""
+"""The directory inside a sandbox that it shares with the daemon."""
 
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MARK: Final = "SANDKEEP_SANDBOX"
-"""The variable by which the processes of a sandbox are found when nothing else is known of them."""
+"""The environment variable by which the processes of a sandbox are found without any other record."""
 LOG_MARK: Final = "SANDKEEP_LOG"
-"""The variable that says of which log a sandbox is. Its first processes have it, and those that run unisolated."""
+"""The environment variable with the log's id. A sandbox's first processes have it, and those that run unisolated."""
 
 
 def environment(sandbox_id: str) -> dict[str, str]:
-    """The variables that every process starts with."""
+    """Return the environment variables that every process starts with."""
     return {"PATH": PATH, "HOME": HOME, "USER": "sandbox", MARK: sandbox_id}
 
 
 def marks(sandbox_id: str, log_id: str) -> dict[str, str]:
-    """The variables by which the first processes of a sandbox are found."""
+    """Return the environment variables by which the first processes of a sandbox are found."""
     return {MARK: sandbox_id, LOG_MARK: log_id} if log_id else {MARK: sandbox_id}
 
 
 def inner_user(user: str | None) -> tuple[int, int]:
-    """The uid and gid inside. Raises `invalid`."""
+    """Return the uid and gid inside. Raises `invalid`."""
     if user is None:
         return 1000, 1000
     uid, colon, gid = user.partition(":")
@@ -42,10 +42,7 @@ def _is_id(text: str) -> bool:
 
 
 def write_etc(directory: str, sandbox_id: str, uid: int, gid: int, *, host_network: bool) -> None:
-    """Write the files of `/etc` that tell of nothing but the sandbox.
-
-    With the host's network, its resolver's settings too.
-    """
+    """Write the files of `/etc` without facts about the host. With the host's network, its resolver's settings too."""
     os.mkdir(directory, 0o755)
     resolver = _host_resolver() if host_network else ""
     user = "" if uid == 0 else f"sandbox:x:{uid}:{gid}:sandbox:{HOME}:/bin/sh\n"

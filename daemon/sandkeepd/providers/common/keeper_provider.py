@@ -1,7 +1,8 @@
-"""What all providers share whose sandboxes have a keeper: how they are held, listened to, and read afterwards.
+"""The common part of all providers whose sandboxes have a keeper: holding sandboxes, following them, and reading their
+remains.
 
-A sandbox is held by a descriptor of its first process: when that ends, the sandbox has ended, whoever brought it about.
-What it wrote lies in `out` in a directory of its own on the host, where it can be read also without the sandbox.
+A sandbox is held by a pidfd of its first process: when that ends, the sandbox has ended, for any reason. Its output
+lies in `out` in a directory of its own on the host, where it can be read also without the sandbox.
 """
 
 import logging
@@ -39,10 +40,10 @@ from sandkeepd.providers.common.layout import Layout
 logger = logging.getLogger("sandkeepd")
 
 SWEEP_PERIOD_S: Final = 20.0
-"""How often the keepers are asked after ends that were not told."""
+"""Seconds between polls of the keepers for exits that were not reported."""
 
 END_TOLD_S: Final = 5.0
-"""How long the end of a sandbox that was killed may take to be noticed."""
+"""Seconds that the end of a killed sandbox may take to be noticed."""
 
 
 class HeldInstance(KeeperInstance):
@@ -53,12 +54,12 @@ class HeldInstance(KeeperInstance):
     child: int | None = None
     """The process to be reaped when the sandbox has ended, if this daemon started it."""
     ending: Ending | None = None
-    """How it ended, if whoever ended it has said so."""
+    """Its end, if the code that ended it has given a reason."""
     scope: trio.CancelScope
-    """What waits for its end."""
+    """Cancels the task that waits for its end."""
 
     def let_go_of_process(self) -> None:
-        """Wait for the sandbox's end no more, and hold its first process no more. Must be done once."""
+        """Stop waiting for the sandbox's end, and release its first process. Must be done once."""
         self.scope.cancel()
         trio.lowlevel.notify_closing(self.pidfd)
         os.close(self.pidfd)
@@ -86,8 +87,8 @@ ProviderT = TypeVar("ProviderT", bound="KeeperProvider[Any]")
 class KeeperProvider(ABC, Generic[InstanceT]):
     """The part of a `Provider` that is the same for all that have keepers.
 
-    A subclass says how a sandbox was ended if nobody said so; what else a provider can do is given to it as parts. What
-    it makes lies in `layout` and carries `log_id`. It needs the tasks that `running` starts.
+    A subclass determines why a sandbox ended if no reason was given; a provider's other capabilities are passed to it
+    as parts. Its objects lie in `layout` and carry `log_id`. It needs the tasks that `running` starts.
     """
 
     # Parts that a provider may have; see `Provider`.
@@ -113,23 +114,23 @@ class KeeperProvider(ABC, Generic[InstanceT]):
 
     @abstractmethod
     async def _why_ended(self, instance: InstanceT) -> Ending:
-        """How a sandbox ended that nobody here has ended."""
+        """Return the reason for the end of a sandbox that this daemon did not end."""
 
     def default_network(self) -> Network:
         """See `Provider.default_network`."""
         return "none"
 
     def _with_watches(self, found: ProviderCapabilities) -> ProviderCapabilities:
-        """What was found, and whether the kernel gives out watches, for want of which files are polled."""
+        """Add the capability to watch files, which are polled if the kernel gives out no watches."""
         watches = Capability(works=self._watcher.problem is None, why=self._watcher.problem)
         return replace(found, features={**found.features, "file_watches": watches})
 
     # Holding
 
     def _take_hold(self, first: Identity, make: Callable[[], InstanceT]) -> InstanceT | None:
-        """Hold the sandbox whose first process is `first`, as the instance that `make` makes, until it is let go.
+        """Hold the sandbox whose first process is `first`, as the instance that `make` makes, until it is released.
 
-        Answers None when it has ended, or has made its answers unreadable.
+        Returns None when it has ended, or has made its answers unreadable.
         """
         pidfd = open_process(first)
         if pidfd is None:
@@ -149,9 +150,9 @@ class KeeperProvider(ABC, Generic[InstanceT]):
         return instance
 
     async def _take_over(self, hold: Callable[[], InstanceT | None]) -> InstanceT | None:
-        """Hold a sandbox of an earlier daemon, with what that one was told. None when it is not there any more.
+        """Hold a sandbox of an earlier daemon, with the exits reported to that one. Returns None when it is gone.
 
-        Raises `provider_unavailable` when it cannot be looked at, which does not tell whether it is gone.
+        Raises `provider_unavailable` when it cannot be examined, which leaves open if it is gone.
         """
         try:
             instance = hold()
@@ -176,15 +177,15 @@ class KeeperProvider(ABC, Generic[InstanceT]):
             await instance.went(instance.ending or await self._why_ended(instance))
 
     async def _let_go(self, instance: InstanceT) -> None:
-        """Hold it no more. The sandbox goes on, if it was not ended."""
+        """Release it. The sandbox goes on, if it was not ended."""
         with trio.CancelScope(shield=True):
             await instance.aclose()
         if self.instances.get(instance.sandbox_id) is instance:
             del self.instances[instance.sandbox_id]
 
     async def see_end(self, instance: InstanceT) -> None:
-        """Have the end of a sandbox that was killed told to whoever waits for it, and let go of it."""
-        with trio.move_on_after(END_TOLD_S):  # whoever closed it already hears no more
+        """Wait until the end of a killed sandbox has been delivered to those waiting for it, and release it."""
+        with trio.move_on_after(END_TOLD_S):  # a closed instance never reports its end
             await instance.ended()
         await self._let_go(instance)
 
@@ -195,21 +196,21 @@ class KeeperProvider(ABC, Generic[InstanceT]):
         self.instances.clear()
 
     async def sweep(self) -> None:
-        """Ask all keepers after ends that were not told, now and then. Runs until cancelled."""
+        """Poll all keepers for exits that were not reported. Runs until cancelled."""
         while True:
             await trio.sleep(SWEEP_PERIOD_S)
             for instance in list(self.instances.values()):
                 instance.sweep()
                 await trio.lowlevel.checkpoint()
 
-    # What was written
+    # Output
 
     async def forget(self, sandbox_ids: Sequence[str]) -> None:
         """See `Provider.forget`."""
         await self.in_thread(self.layout.discard, [self.layout.sandbox(sandbox_id) for sandbox_id in sandbox_ids])
 
     def files(self, sandbox_id: str) -> HostileTree:
-        """The directory of a sandbox, as that in which its code may own files. Raises OSError."""
+        """Return the directory of a sandbox, as a tree in which its code may own files. Raises OSError."""
         root, name = os.path.split(self.layout.sandbox(sandbox_id))
         return self._hostile_roots.setdefault(root, HostileRoot(root)).tree(name)
 
@@ -239,8 +240,8 @@ class KeeperProvider(ABC, Generic[InstanceT]):
 
 @asynccontextmanager
 async def running(make: Callable[[Watcher, trio.Nursery], ProviderT]) -> AsyncIterator[ProviderT]:
-    """The provider that `make` makes, with the tasks that it needs, for the length of a block. Its sandboxes outlive
-    it. What else it needs beside it starts in the nursery that it is given.
+    """Run the provider that `make` makes, with its background tasks, for the length of a block. Its sandboxes outlive
+    it. `make` starts further tasks in the nursery that it gets.
     """
     keep_descriptors_private()
     with Watcher() as watcher:

@@ -1,8 +1,8 @@
-"""Files that local sandboxes begin with besides an image's: copies of what others had changed, and what was unpacked.
+"""Files that local sandboxes begin with besides an image's: copies of other sandboxes' changes, and unpacked archives.
 
-Each is a directory that nothing ever changes once it is complete; overlays have it as a lower layer, so that any number
-of sandboxes share it. A copy of an overlay's upper layer keeps what stands for removed and replaced files there, and
-hides them in the layers beneath. Everything here blocks.
+Each is a directory that is immutable once it is complete; overlays use it as a lower layer, so that any number of
+sandboxes share it. A copy of an overlay's upper layer keeps its whiteouts, which hide files in the layers beneath.
+Everything here blocks.
 """
 
 import os
@@ -26,12 +26,14 @@ from sandkeepd.providers.common.layout import LAYER_MARK, Layout, write_mark
 from sandkeepd.providers.common.tree_copies import copy_tree
 
 MAKING: Final = "making"
-"""Where a layer lies until it is complete."""
+"""The name of a layer's directory until it is complete."""
 
 _BLOCK: Final = 512
 _FEW: Final = 500
 MOST_LAYERS: Final = 24
-"""With more beneath it, a fork gets a copy of all files instead: each costs a start about two milliseconds."""
+"""Maximum number of layers of a fork; with more, it gets a copy of all files instead: each layer adds about 2 ms to a
+start.
+"""
 
 
 class Layer(Struct, frozen=True, kw_only=True):
@@ -44,7 +46,7 @@ class Layer(Struct, frozen=True, kw_only=True):
 
 
 class Layers:
-    """The layers of one state directory. `uid` owns what is unpacked, None: the daemon's own user does."""
+    """The layers of one state directory. `uid` owns unpacked files; None: the daemon's own user does."""
 
     def __init__(self, layout: Layout, log_id: str, uid: int | None) -> None:
         self._layout = layout
@@ -52,15 +54,17 @@ class Layers:
         self.uid = uid
 
     def is_there(self, name: str) -> bool:
-        """Whether it is complete."""
+        """Return True if it is complete."""
         return os.path.isdir(self.root(name))
 
     def root(self, name: str) -> str:
-        """The directory of its files."""
+        """Return the directory of its files."""
         return f"{self._layout.layer(name)}/root"
 
     def begin(self, name: str) -> str:
-        """Make room for a new layer; answer where to put its files. Whatever was left half made under its name goes."""
+        """Make the directory of a new layer; return the path for its files. A half-made one of the same name is
+        removed.
+        """
         directory = self._layout.layer(name)
         self._layout.discard([directory])
         try:
@@ -76,7 +80,7 @@ class Layers:
         os.rename(f"{self._layout.layer(name)}/{MAKING}", self.root(name))
 
     def discard_stages(self, name: str) -> None:
-        """Remove what the making of a layer that is complete has left, when the machine itself went down then."""
+        """Remove temporary files beside a complete layer, left when the machine crashed while it was being made."""
         if self.is_there(name):
             self._layout.discard(swap.leftovers(self._layout.layer(name)))
 
@@ -85,11 +89,11 @@ class Layers:
         self._layout.discard([self._layout.layer(name) for name in names])
 
     def copy(self, source: int, target: str) -> None:
-        """Copy what is in an open directory, one that is shown."""
+        """Copy the content of an open directory, one from `open_shown`."""
         copy_tree(source, target, enter=self.enter)
 
     def size_bytes(self, path: str) -> int:
-        """What a directory occupies that nobody changes."""
+        """Return the bytes that an immutable directory occupies."""
         few = _size_of_few(path)
         if few is not None:
             return few
@@ -98,7 +102,7 @@ class Layers:
 
     @property
     def enter(self) -> list[str]:
-        """The words before a program: in a namespace of his own a user can read what the code inside has closed."""
+        """The argv before a program: in a namespace of its own a user can read files without permissions."""
         return [] if self.uid is not None else ["unshare", "--user", "--map-root-user", "--"]
 
     @property
@@ -107,8 +111,8 @@ class Layers:
         return "trusted" if self.uid is not None else "user"
 
     def fill(self, name: str, archive: KeptArchive, moved: Meter) -> None:
-        """Make a layer of what an archive holds. All of it is on the disk then: it will be used again, and has to be
-        whole whatever becomes of the machine.
+        """Make a layer of an archive's content. It is flushed to the disk: it will be used again, and has to survive a
+        crash of the machine.
         """
         making = self.begin(name)
         owner = (self.uid, self.uid) if self.uid is not None else None
@@ -131,12 +135,14 @@ class Layers:
 
 
 def unwritable(path: str, error: OSError) -> DaemonError:
-    """The error for a place in the state directory that cannot be written to."""
+    """Return the error for a place in the state directory that cannot be written to."""
     return DaemonError("storage_unavailable", f"{path} cannot be written: {error.strerror}: make room there")
 
 
 def _size_of_few(path: str) -> int | None:
-    """The same without a program, which takes longer to begin; None for many files, and where some are closed to us."""
+    """Do as `size_bytes` without a program, which takes longer to begin; return None for many files, and where some are
+    unreadable to us.
+    """
     counted = {(status := os.lstat(path)).st_ino: status.st_blocks}
     left = [path]
     try:

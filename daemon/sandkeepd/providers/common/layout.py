@@ -1,16 +1,16 @@
-"""Where the local provider keeps things in the state directory.
+"""The layout of the state directory.
 
 images/IMAGE/root               the image
             /log                the id of the log that owns it
 layers/NAME/root                files that sandboxes begin with besides an image's, or instead of them
            /log                 the id of the log that owns it
-sandboxes/SANDBOX/upper         what the sandbox changed (or, without overlay, its copy of the image)
-                 /aside         an earlier `upper`, until what shall take its place surely has
-                 /work          the overlay's own
+sandboxes/SANDBOX/upper         the sandbox's changes (or, without overlay, its copy of the image)
+                 /aside         an earlier `upper`, until its replacement is settled
+                 /work          the overlay's work directory
                  /mount         where a user's daemon mounts the overlay
                  /in  /out      shared with the keeper; `out` stays when the sandbox has ended
                  /in/.log       the id of the log that owns it
-builds/IMAGE/tree               what an image is being built from
+builds/IMAGE/tree               the build context of an image
 trash/                          being removed
 """
 
@@ -32,15 +32,15 @@ from sandkeepd.keeper.journal import open_regular
 from sandkeepd.providers.common.views import open_for_careful
 
 MANY: Final = 1000
-"""How many files are looked at here; more than that are left to a program, which holds no lock of the interpreter's."""
+"""Maximum number of files handled here; more are left to a program, which does not hold the interpreter's lock."""
 
 _JOURNAL: Final = re.compile(rf"{PROCESS}_[0-9a-z]{{26}}\.std(out|err)")
 
 READ_MARK: Final = "read"
-"""The file, in the directory of a sandbox, that is there while the sandbox stands still only to be read."""
+"""The file, in the directory of a sandbox, that exists while the sandbox stands still only to be read."""
 
 TEMPORARY: Final = ("upper", "work", "mount", "in", "aside", READ_MARK)
-"""What is removed with a sandbox. Its journals, in `out`, stay."""
+"""The entries removed with a sandbox. Its journals, in `out`, stay."""
 
 
 _RM: Final = ("rm", "-rf", "--one-file-system", "--")
@@ -49,7 +49,7 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 IMAGE_MARK: Final = "log"
 LAYER_MARK: Final = "log"
 SANDBOX_MARK: Final = "in/.log"
-"""The files, in a directory of ours, that say of which log it is."""
+"""The files, in a directory of ours, with the id of its log."""
 
 
 class Layout:
@@ -73,56 +73,56 @@ class Layout:
             raise DaemonError("storage_unavailable", message) from None
 
     def image(self, image_id: str) -> str:
-        """The directory of an image."""
+        """Return the directory of an image."""
         return f"{self.images}/{check_name(image_id, 'image_id')}"
 
     def layer(self, name: str) -> str:
-        """The directory of files that sandboxes begin with."""
+        """Return the directory of files that sandboxes begin with."""
         return f"{self.layers}/{check_name(name, 'name')}"
 
     def layer_names(self) -> list[str]:
-        """All that there are, complete or half made."""
+        """Return the names of all layers, complete or half made."""
         return sorted(_list(self.layers))
 
     def log_of_layer(self, name: str) -> str | None:
-        """The id of the log that they say they belong to; None when they do not say."""
+        """Return the id of the log in a layer's mark; None when there is none."""
         return log_of(f"{self.layer(name)}/{LAYER_MARK}")
 
     def build(self, image_id: str) -> str:
-        """The directory of what an image is being built from."""
+        """Return the directory of an image's build context."""
         return f"{self._builds}/{check_name(image_id, 'image_id')}"
 
     def builds(self) -> list[str]:
-        """The images that are being built, or were when a daemon ended."""
+        """Return the images that are being built, or were when a daemon ended."""
         return _list(self._builds)
 
     def sandbox(self, sandbox_id: str) -> str:
-        """The directory of a sandbox."""
+        """Return the directory of a sandbox."""
         return f"{self.sandboxes}/{check_name(sandbox_id, 'sandbox_id')}"
 
     def read_mark(self, sandbox_id: str) -> str:
-        """The file that is there while a sandbox stands still only to be read."""
+        """Return the path of the file that exists while a sandbox stands still only to be read."""
         return f"{self.sandbox(sandbox_id)}/{READ_MARK}"
 
     def found(self) -> tuple[list[str], list[str]]:
-        """The sandboxes that have more than journals, and the images."""
+        """Return the sandboxes that have more than journals, and the images."""
         sandboxes = [name for name in _list(self.sandboxes) if set(TEMPORARY) & set(_list(f"{self.sandboxes}/{name}"))]
         return sorted(sandboxes), sorted(_list(self.images))
 
     def log_of_image(self, image_id: str) -> str | None:
-        """The id of the log that an image says it belongs to; None when it does not say."""
+        """Return the id of the log in an image's mark; None when there is none."""
         return log_of(f"{self.image(image_id)}/{IMAGE_MARK}")
 
     def log_of_sandbox(self, sandbox_id: str) -> str | None:
-        """The same of a sandbox."""
+        """Return the id of the log in a sandbox's mark; None when there is none."""
         return log_of(f"{self.sandbox(sandbox_id)}/{SANDBOX_MARK}")
 
     def has_aside(self, sandbox_id: str) -> bool:
-        """Whether files of a sandbox were put aside."""
+        """Return True if files of a sandbox were put aside."""
         return os.path.isdir(f"{self.sandbox(sandbox_id)}/aside")
 
     def put_aside(self, sandbox_id: str) -> None:
-        """Have a sandbox, which has ended, hold no files, and keep those that it has. Blocks."""
+        """Move the files of an ended sandbox aside. Blocks."""
         directory = self.sandbox(sandbox_id)
         self.discard([f"{directory}/aside"])
         os.rename(f"{directory}/upper", f"{directory}/aside")
@@ -135,17 +135,17 @@ class Layout:
             os.rename(f"{directory}/aside", f"{directory}/upper")
 
     def drop_aside(self, sandbox_id: str) -> None:
-        """Remove what was put aside. Blocks. Safe to repeat."""
+        """Remove the files that were put aside. Blocks. Safe to repeat."""
         if self.has_aside(sandbox_id):
             self.discard([f"{self.sandbox(sandbox_id)}/aside"])
 
     def discard(self, paths: Iterable[str]) -> None:
-        """Remove trees for good, whatever is in them: at once out of the way, then gone. Blocks. Safe to repeat."""
+        """Remove trees with any content: move them to the trash at once, then delete them. Blocks. Safe to repeat."""
         self._remove([name for path in paths if (name := self._move_to_trash(path))])
 
     def tidy(self, sandbox_id: str) -> None:
-        """Leave nothing but journals among the journals of a sandbox that has ended: the code inside can have put any
-        number of anything there. Blocks. Safe to repeat.
+        """Remove everything but journals from the journals' directory of an ended sandbox: the code inside can have put
+        any number of any files there. Blocks. Safe to repeat.
         """
         try:
             directory = _opened_up(f"{self.sandbox(sandbox_id)}/out/p")
@@ -166,7 +166,7 @@ class Layout:
         self.discard([f"{self.sandbox(sandbox_id)}/{name}" for name in TEMPORARY])
 
     def empty_trash(self) -> None:
-        """Remove what a daemon that was stopped had not removed yet. Blocks."""
+        """Remove the trash that a stopped daemon has left. Blocks."""
         self._remove(_list(self.trash))
 
     def _move_to_trash(self, path: str) -> str | None:
@@ -182,8 +182,8 @@ class Layout:
         return name
 
     def _remove(self, names: Sequence[str]) -> None:
-        """Remove what lies in the trash. `rm` and not Python: it goes to any depth, never follows a link, and holds no
-        lock of the interpreter's meanwhile.
+        """Remove entries of the trash. By `rm` and not Python: it goes to any depth, never follows a link, and does not
+        hold the interpreter's lock meanwhile.
         """
         if not names:
             return
@@ -202,8 +202,8 @@ class Layout:
 
 
 def _run_with_all_rights(remove: Sequence[str], directory: int) -> "subprocess.CompletedProcess[bytes]":
-    """Run what removes files in an open directory. A user's own daemon meets directories without rights, which are open
-    to it in a namespace of its own. No mode is changed for that: hostile code could have it be another file's.
+    """Run a removal in an open directory. A user's own daemon meets directories without permissions, which are open to
+    it in a namespace of its own. No mode is changed for that: hostile code could redirect the change to another file.
     """
     done = run_tool(remove, descriptors=[directory])
     if done.returncode == 0:
@@ -213,7 +213,7 @@ def _run_with_all_rights(remove: Sequence[str], directory: int) -> "subprocess.C
 
 
 def _opened_up(path: str) -> int:
-    """Open a directory, also one that the code inside has closed to everybody. Raises OSError."""
+    """Open a directory, also one whose permissions the code inside has removed. Raises OSError."""
     place = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.chmod(f"/proc/self/fd/{place}", 0o755)  # noqa: S103 - as it was made
@@ -223,7 +223,7 @@ def _opened_up(path: str) -> int:
 
 
 def _tidy_few(directory: int) -> bool:
-    """Remove what is no journal, if all there is are files, and few. Whether that was so."""
+    """Remove files other than journals, if all entries are files, and few. Returns True if that was so."""
     with os.scandir(directory) as entries:
         seen = list(islice(entries, MANY + 1))
         if len(seen) > MANY or not all(entry.is_file(follow_symlinks=False) for entry in seen):
@@ -235,13 +235,13 @@ def _tidy_few(directory: int) -> bool:
 
 
 def write_mark(path: str, log_id: str) -> None:
-    """Say in a new file of which log the directory around it is."""
+    """Write the id of the log into a new mark file of the directory around it."""
     with open(path, "x", encoding="ascii") as file:
         file.write(f"{log_id}\n")
 
 
 def log_of(path: str) -> str | None:
-    """The id of the log of which such a file tells; None when it does not."""
+    """Return the log's id in such a file; None when there is none."""
     try:
         with open(open_regular(path), "rb") as file:
             text = file.read(256).decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""What archives of sandboxes have in common, whatever provider packs them."""
+"""The common part of packing archives of sandboxes, for all providers."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ CODECS: Final[dict[ArchiveFormat, Codec]] = {"tar": "none", "tar.gz": "gzip", "t
 
 
 def told(packed: Packed, pause: Pause) -> PackedFiles:
-    """What came of it."""
+    """Convert the result of packing."""
     remarks: dict[str, int] = {why: count for why, count in packed.remarks.counts.items()}  # noqa: C416 - of plain text
     return PackedFiles(
         sha256=packed.sha256,

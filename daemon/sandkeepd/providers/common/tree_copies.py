@@ -1,8 +1,8 @@
 """Copies of directory trees: GNU cp, with the capabilities that it takes, from one mount without links to another.
 
-It goes by names, and hostile code may change what they lead to meanwhile. On such mounts, see `views`, they lead to
-nothing outside of the tree that is read, and of the one that is written: a link that was copied is not written through
-either. Everything here blocks.
+It resolves names, and hostile code may replace their targets meanwhile. On such mounts, see `views`, they lead nowhere
+outside of the tree that is read, and of the one that is written: a copied link is not written through either.
+Everything here blocks.
 """
 
 import os
@@ -18,8 +18,8 @@ from sandkeepd.host.processes import in_fresh_thread, poll_in, spawn
 from sandkeepd.providers.common.views import writable
 
 STUCK_S: Final = 20
-"""How long it may wait for one and the same thing: for what was a file and is a FIFO when it is opened, or for a file's
-owner who has a lease on it. A disk that does not answer is waited for.
+"""Maximum seconds of waiting for one and the same thing: for a file that was replaced by a FIFO when it is opened, or
+for a file's owner who has a lease on it. A disk that does not answer is waited for.
 """
 
 _FIRST_BYTES: Final = 65536
@@ -30,7 +30,8 @@ _CAPABILITIES: Final = (
 
 
 def copy_tree(source: int, target: str, *, enter: Sequence[str] = (), reflink: str = "auto") -> None:
-    """Copy what is in the open directory `source`, one that is shown, to `target`. `enter` are words before a program.
+    """Copy the content of the open directory `source`, one from `open_shown`, to `target`. `enter` is the argv before a
+    program.
 
     Raises `storage_unavailable` when the disk is full, and `provider_unavailable`.
     """
@@ -59,7 +60,7 @@ def _start(argv: Sequence[str], source: int, saying: int, target: int) -> int:
 
 
 def _follow(said: int, child: int) -> str:
-    """The beginning of what it says until it ends; it is killed when it is stuck."""
+    """Return the beginning of its stderr when it has ended; kill it when it is stuck."""
     first, waiting_s, before = b"", 0, ""
     while True:
         if poll_in(said, 1.0):
@@ -77,7 +78,7 @@ def _follow(said: int, child: int) -> str:
 
 
 def _waits(child: int) -> str:
-    """Bytes that it has read and written so far, if it waits now, and not for a disk."""
+    """Return the bytes that it has read and written so far, if it waits now, and not for a disk."""
     with suppress(OSError):  # it has just ended
         with open(f"/proc/{child}/stat", encoding="utf-8", errors="replace") as file:
             state = file.read().rpartition(") ")[2][:1]

@@ -1,11 +1,11 @@
 """Read-only and writable views of directories for host programs that touch files of sandboxes.
 
-Each is on a mount of its own on which the kernel follows no symbolic link and knows no way upwards: whatever hostile
-code puts in the place of a file or directory meanwhile, a name below it leads to what is below it, or nowhere. That
-holds for programs that go by names, such as ``cp``, too. Everything here blocks.
+Each is on a mount of its own on which the kernel follows no symbolic link and knows no way upwards: even if hostile
+code replaces a file or directory meanwhile, a name below it leads to a file below it, or nowhere. That holds for
+programs that resolve names, such as ``cp``, too. Everything here blocks.
 
-Root has such mounts for the asking. A user's daemon has a program make them, in namespaces of its own; where a user may
-have none, the directory is opened as it is.
+Root can make such mounts itself. A user's daemon runs a program to make them, in namespaces of its own; where a user
+may have none, the directory is opened as it is.
 """
 
 import functools
@@ -24,7 +24,7 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def open_shown(roots: Sequence[str], above: str) -> int:
-    """What directories below `above` show, each hiding parts of the next, as an open directory that can be read."""
+    """Open the merged view of directories below `above`, each hiding parts of the next, as a directory for reading."""
     if os.geteuid() == 0:
         if len(roots) == 1:
             return mounts.open_detached(roots[0], mounts.TO_READ)
@@ -37,15 +37,15 @@ def open_shown(roots: Sequence[str], above: str) -> int:
 
 
 def open_writable(path: str) -> int:
-    """A directory of ours in which programs write what hostile code has chosen, or remove it, as an open directory."""
+    """Open a directory of ours in which programs write, or remove, files chosen by hostile code."""
     if os.geteuid() == 0:
         return mounts.open_detached(path, mounts.TO_WRITE)
     return _bound_by_program(path, _OPTIONS)
 
 
 def open_for_careful(path: str, flags: int) -> int:
-    """A directory for programs that follow no link by themselves, such as `rm` and `du`: on a mount with `flags` where
-    that can be had for the asking, else as it is. Raises OSError.
+    """Open a directory for programs that follow no link by themselves, such as `rm` and `du`: on a mount with `flags`
+    where root may make one, else as it is. Raises OSError.
     """
     if os.geteuid() == 0:
         with suppress(PermissionError, SetupError):  # root may not mount here, or the kernel is too old
@@ -55,7 +55,7 @@ def open_for_careful(path: str, flags: int) -> int:
 
 @contextmanager
 def shown(*roots: str, above: str) -> Iterator[int]:
-    """The same as `open_shown` for the length of a block."""
+    """Do as `open_shown` for the length of a block."""
     opened = open_shown(roots, above)
     try:
         yield opened
@@ -65,7 +65,7 @@ def shown(*roots: str, above: str) -> Iterator[int]:
 
 @contextmanager
 def writable(path: str) -> Iterator[int]:
-    """The same as `open_writable` for the length of a block."""
+    """Do as `open_writable` for the length of a block."""
     opened = open_writable(path)
     try:
         yield opened
@@ -74,7 +74,7 @@ def writable(path: str) -> Iterator[int]:
 
 
 def _mounted(roots: Sequence[str]) -> int:
-    """The mount is gone with this thread, but for who has it open."""
+    """Mount the merged view. The mount ends with this thread, except for open descriptors of it."""
     place = mounts.enter_private_namespace()
     opened = [mounts.open_place(root) for root in roots]
     try:
@@ -107,7 +107,7 @@ exec cat >/dev/null
 
 
 def _mounted_by_program(begin: str, words: Sequence[str], place: str) -> int:
-    """The directory `place` as a program sees it that has mounted something there: a user's daemon cannot enter a
+    """Open the directory `place` as seen by a program that has mounted something there: a user's daemon cannot enter a
     namespace in which it may mount.
     """
     enter = ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", _USER_MOUNT, "sh", begin, *words]

@@ -1,7 +1,7 @@
-"""What an engine says while it builds or pulls: told as progress, and as one error that says where it went wrong.
+"""The output of an engine that builds or pulls: reported as progress, and as one error with the place of the failure.
 
-What a build prints is a caller's, without end if he likes: only the last lines of a step are kept, and progress is told
-a few times a second.
+A build's output is a caller's and unbounded: only the last lines of a step are kept, and progress is reported a few
+times a second.
 """
 
 import re
@@ -17,7 +17,7 @@ from sandkeepd.providers.docker.stream import Document
 Tell = Callable[[str], None]
 
 LAST_LINES: Final = 12
-"""How many lines of what a failing step said are in the error."""
+"""Number of output lines of a failing step in the error."""
 
 MOST_COLUMNS: Final = 240
 _TOLD_EVERY_S: Final = 0.25
@@ -29,33 +29,33 @@ _ENGINES_OWN: Final = re.compile(
     re.IGNORECASE,
 )
 _LOST_LAYER: Final = re.compile(r'unable to find image "sha256:')
-"""The words of Docker's builder (20.10) when somebody removed an image, whosever, at the instant between two steps:
-it has lost the one that it had made itself.
+"""The error of Docker's builder (20.10) when any image was removed at the instant between two steps: it has lost the
+one that it had made itself.
 """
 _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Told:
-    """Tells progress, but not more often than anybody can read it."""
+    """Reports progress at a readable rate."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._last = float("-inf")
 
     def always(self, words: str) -> None:
-        """Tell what is not to be missed."""
+        """Report an important message."""
         self._last = time.monotonic()
         self._tell(words)
 
     def sometimes(self, words: str) -> None:
-        """Tell it unless something was told just now."""
+        """Report a message unless another one was reported just now."""
         if time.monotonic() - self._last >= _TOLD_EVERY_S:
             self.always(words)
 
 
 class BuildLog:
-    """Follows one build. `steps` are what the engine counts; None is one that nobody wrote."""
+    """Follows one build. `steps` are those that the engine counts; None is one that the Dockerfile does not contain."""
 
     def __init__(self, steps: Sequence[Step | None], tell: Tell) -> None:
         self._steps = steps
@@ -66,7 +66,7 @@ class BuildLog:
         self._rest = ""
         self.error: SandkeepError | None = None
         self.has_lost_layer = False
-        """True after a failure that is the engine's: the build may well succeed when it is begun again."""
+        """True after a failure of the engine's own: a repeated build may well succeed."""
 
     def take(self, document: Document) -> None:
         """Take the engine's next word."""
@@ -81,7 +81,7 @@ class BuildLog:
                 self._hear(said)
 
     def refusal(self, words: str) -> SandkeepError:
-        """The error for a build that the engine did not even begin."""
+        """Return the error for a build that the engine did not even begin."""
         return self._failure({"error": words})
 
     def _begin(self) -> None:
@@ -152,7 +152,7 @@ class PullLog:
 
 
 def not_pulled(reference: str, said: str) -> SandkeepError:
-    """The error for a reference that the engine could not pull, from its words."""
+    """Return the error for a reference that the engine could not pull, from its words."""
     lowered = said.lower()
     if any(word in lowered for word in ("not found", "manifest unknown", "does not exist", "no matching manifest")):
         words = f"there is no image {reference}, neither here nor in its registry, or it needs a login there"
@@ -169,7 +169,7 @@ def _count(number: object) -> int:
 
 
 def _plain(text: str) -> str:
-    """A line without what moves a terminal."""
+    """Return a line without control characters and escape sequences."""
     shown = _CONTROLS.sub("", _ESCAPES.sub("", text.replace("\t", " "))).strip("\n")
     return shown if len(shown) <= MOST_COLUMNS else shown[: MOST_COLUMNS - 1] + "…"
 

@@ -1,8 +1,9 @@
-"""What an engine builds from: a directory of ours, packed by programs and streamed, with files of ours added to it.
+"""The build context for an engine: a directory of ours, packed by programs and streamed, with files of ours added to
+it.
 
-The directory is a copy that nobody changes any more, but what is in it is a caller's: any names, any links, any size.
-It is read by `tar`, which follows no link, and what a `.dockerignore` leaves out is decided by a program of its own, so
-that neither takes the daemon's memory or time.
+The directory is a copy that is immutable by now, but its content is a caller's: any names, any links, any size. `tar`
+reads it, and follows no link; a program of its own applies the `.dockerignore`, so that neither takes the daemon's
+memory or time.
 """
 
 import ctypes
@@ -23,7 +24,7 @@ from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priorit
 from sandkeepd.providers.docker import ignore as docker_ignore
 
 OUR_DOCKERFILE: Final = ".sandkeep.dockerfile"
-"""What the file is called that the engine builds by; it does not get into the image."""
+"""The name of the Dockerfile that the engine builds by; it does not get into the image."""
 
 IGNORE: Final = docker_ignore.NAME
 _PIECE_BYTES: Final = 256 * 1024
@@ -31,13 +32,12 @@ _MOST_SAID: Final = 2000
 _OPENAT2: Final = 437
 _HOW: Final = struct.Struct("QQQ")
 _IN_ROOT: Final = 0x10 | 0x02
-"""As if the directory were the root, for links too; and no links of the kernel's own making."""
+"""Resolve as if the directory were the root, for links too; and follow no magic links."""
 
 
 def read_below(top: str, path: str, most_bytes: int) -> bytes | None:
-    """The content of a file below `top`, with one byte more than the most if there is more; None if there is none.
-
-    A link leads nowhere outside `top`. Blocks.
+    """Return the content of a file below `top`, with one byte more than the maximum if there is more; None if there is
+    none. A link leads nowhere outside `top`. Blocks.
     """
     directory = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -56,14 +56,14 @@ def read_below(top: str, path: str, most_bytes: int) -> bytes | None:
 
 
 def of_directory(directory: str, dockerfile: str) -> Generator[bytes]:
-    """A tar archive with `directory` under its own name, and a Dockerfile of ours beside it."""
+    """Stream a tar archive with `directory` under its own name, and a Dockerfile of ours beside it."""
     parent, name = os.path.split(directory)
     added = {OUR_DOCKERFILE: dockerfile.encode(), IGNORE: f"{OUR_DOCKERFILE}\n{IGNORE}\n".encode()}
     yield from _packed(added, [*_tar(parent), "--", f"./{name}"])
 
 
 def of_context(top: str, dockerfile: str) -> Generator[bytes]:
-    """A tar archive of what is in the directory `top` and not ignored, with a Dockerfile of ours.
+    """Stream a tar archive of the files in the directory `top` that are not ignored, with a Dockerfile of ours.
 
     Raises `invalid` while it is read, if its `.dockerignore` is malformed.
     """
@@ -86,14 +86,16 @@ def _tar(directory: str) -> list[str]:
 
 
 class _Program(NamedTuple):
-    """A program under way, and the file for what it complains of, which nobody has to read meanwhile."""
+    """A running program, and the file for its stderr, so that it never blocks on that."""
 
     process: "subprocess.Popen[bytes]"
     said: IO[bytes]
 
 
 def _packed(added: Mapping[str, bytes], tar: Sequence[str], lister: Sequence[str] | None = None) -> Generator[bytes]:
-    """The files of ours, then what `tar` says; what it is to pack is told by the `lister`, if there is one."""
+    """Stream our files, then the output of `tar`; the `lister`, if there is one, gives it the names of the files to
+    pack.
+    """
     for name, content in added.items():
         yield _entry(name, content)
     with ExitStack() as stack:
@@ -142,7 +144,7 @@ def _failure(program: _Program) -> SandkeepError:
 
 
 def _entry(name: str, content: bytes) -> bytes:
-    """A file in a tar archive, without the archive's end."""
+    """Return a file in a tar archive, without the archive's end."""
     header = tarfile.TarInfo(name)
     header.size, header.mode = len(content), 0o644
     return header.tobuf(tarfile.GNU_FORMAT) + content + b"\0" * (-len(content) % tarfile.BLOCKSIZE)

@@ -1,7 +1,7 @@
-"""Building an image: a caller's directory, copied with his rights, given to the engine.
+"""Building an image: a caller's directory, copied with the caller's rights, given to the engine.
 
-While one is built, all that the engine makes of it is labelled `UNFINISHED_LABEL`. When a build fails or is broken
-off, that is how its leavings are found. Another build could take them up, so they stay while one is under way.
+While one is built, all images and containers of its steps are labelled `UNFINISHED_LABEL`. When a build fails or is
+interrupted, that is how its remains are found. Another build could reuse them, so they stay while one is under way.
 """
 
 import os
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 UNFINISHED_LABEL: Final = "sandkeep.unfinished"
-"""On what is made on the way to an image; its value is the log's id. Finished images have it empty."""
+"""Label of intermediate images; its value is the log's id. Finished images have it empty."""
 
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-"""How long the engine is given to be through with a build that was broken off."""
+"""Intervals in seconds for the engine to finish an interrupted build."""
 
 MOST_CONTEXT_BYTES: Final = 64 * 1024**3
-"""The engine unpacks what it builds from, holes and all, onto its own disk."""
+"""Maximum size of a build context. The engine unpacks it onto its own disk, including holes."""
 
 TREE: Final = "tree"
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?")
 
 
 class Have(Protocol):
-    """Has an image there, and answers what the engine knows of it."""
+    """Pulls an image if it is missing, and returns the engine's document about it."""
 
     async def __call__(self, reference: str, progress: Progress, *, anew: bool = False) -> dict[str, Any]:
         """See `DockerImages.have`."""
@@ -57,7 +57,7 @@ class Have(Protocol):
 
 
 class Builder:
-    """Builds images, and clears away what was left of building."""
+    """Builds images, and removes intermediate ones."""
 
     def __init__(self, engine: Engine, layout: Layout, log_id: str, have: Have) -> None:
         self._engine = engine
@@ -67,11 +67,11 @@ class Builder:
         self._building = 0
         self._unswept_since: float | None = None
         self._gate = trio.Lock()
-        """Held while leavings are removed: no build begins meanwhile."""
+        """Held while remains are removed: no build begins meanwhile."""
 
     async def build(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
-        """Build an image, under our name for it. Answers what was copied. Raises `invalid`, which says where a build
-        failed.
+        """Build an image, under our name for it. Returns the description of the copied files. Raises `invalid`, with
+        the place where a build failed.
         """
         tree = f"{self._place(image_id)}/{TREE}"
         await trio.to_thread.run_sync(self._make_place, image_id)
@@ -105,7 +105,7 @@ class Builder:
         return read.marked(UNFINISHED_LABEL, self._log_id)
 
     async def _onto_base(self, request: ImageRequest, progress: Progress) -> tuple[str, list[Step | None]]:
-        """A Dockerfile of ours that puts a directory onto its base, for the user that sandboxes run as."""
+        """Return a Dockerfile of ours that puts a directory onto its base, for the user that sandboxes run as."""
         assert request.base is not None
         base = await self._have(request.base, progress, anew=request.clean)
         config = base.get("Config") or {}
@@ -162,7 +162,7 @@ class Builder:
                 await self._sweep(() if whole else _PAUSES_S)
             await self.discard(image_id)
 
-    # What is left
+    # Clean-up
 
     def _place(self, image_id: str) -> str:
         return self._layout.build(image_id)
@@ -176,18 +176,18 @@ class Builder:
             raise DaemonError("storage_unavailable", message) from None
 
     async def discard(self, image_id: str) -> None:
-        """Remove the copy that an image is built from. Safe to repeat."""
+        """Remove the build context of an image. Safe to repeat."""
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._layout.discard, [self._place(image_id)])
 
     async def _sweep(self, pauses_s: Sequence[float]) -> None:
-        """Remove what builds have left that failed, unless another is under way, which then does.
+        """Remove the remains of failed builds, unless another build is running, which then removes them.
 
-        The engine removes the container of a step that is broken off, too. While it does, that cannot be removed, nor
-        what it is of: that is tried again after these pauses, and then at the end of the next build.
+        The engine removes the container of an interrupted step, too. While it does, neither that container nor its
+        image can be removed: the removal is retried after these pauses, and then at the end of the next build.
         """
         for pause_s in (0.0, *pauses_s):
-            await trio.sleep(pause_s)  # the engine tells of nothing when it is through
+            await trio.sleep(pause_s)  # the engine sends no event when it has finished
             async with self._gate:
                 if self._unswept_since is None or self._building:
                     return
@@ -198,7 +198,7 @@ class Builder:
                     return
 
     async def clean_up(self, is_making: Callable[[str], bool]) -> list[str]:
-        """Remove what an earlier daemon has left of building; says what."""
+        """Remove the remains of an earlier daemon's builds; return sentences about them."""
         for image_id in await trio.to_thread.run_sync(self._layout.builds):
             if not is_making(image_id):
                 await self.discard(image_id)
@@ -210,8 +210,8 @@ class Builder:
 
 
 def _remove_unfinished(client: "APIClient", log_id: str, since: float) -> tuple[list[str], bool]:
-    """Remove the containers and images of builds that were begun since then and not finished. Nothing that is used, or
-    has a name, is lost. Answers what was removed, and whether nothing is left. Blocks.
+    """Remove the containers and images of builds that were begun since then and not finished. Images that are used, or
+    have a name, stay. Returns the removed objects, and True if nothing is left. Blocks.
     """
     from docker.errors import APIError, NotFound
 
@@ -224,7 +224,7 @@ def _remove_unfinished(client: "APIClient", log_id: str, since: float) -> tuple[
             removed.append(what)
         except NotFound:  # it has gone with another
             pass
-        except APIError:  # somebody runs it
+        except APIError:  # it is in use
             refused.append(what)
 
     for found in client.containers(all=True, filters={"label": marks}):

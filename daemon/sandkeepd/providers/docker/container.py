@@ -1,7 +1,6 @@
-"""The configuration of a sandbox's container, as the engine's HTTP interface takes it. No input or output here.
+"""The configuration of a sandbox's container, as the engine's HTTP interface takes it. No I/O here.
 
-All that is set is to be seen in ``docker inspect``; secrets are not set here at all, they reach the keeper by its
-request channel.
+All of it is visible in ``docker inspect``; secrets are not part of it, they reach the keeper by its request channel.
 """
 
 import re
@@ -19,14 +18,14 @@ LOG_LABEL: Final = "sandkeep.log"
 SANDBOX_VARIABLE: Final = "SANDKEEP_SANDBOX"
 
 SAID: Final = "p/.start"
-"""What the keeper says when it cannot start, in `out`."""
+"""The file in `out` for the keeper's error when it cannot start."""
 
 _SCRATCH: Final = "rw,nosuid,nodev"
 _MAX_HOST_NAME: Final = 63
 
 
 def labels(sandbox_id: str, owner: str, log_id: str) -> dict[str, str]:
-    """By what everything of a sandbox is known again."""
+    """Return the labels that identify all objects of a sandbox."""
     return {SANDBOX_LABEL: sandbox_id, OWNER_LABEL: owner, LOG_LABEL: log_id}
 
 
@@ -40,7 +39,9 @@ def configuration(
     seccomp: str | None,
     secrets: Collection[str],
 ) -> dict[str, Any]:
-    """The body of a request that makes a container. `directory` holds `in` and `out`; `seccomp` is a profile's text."""
+    """Return the body of a request that makes a container. `directory` holds `in` and `out`; `seccomp` is a profile's
+    text.
+    """
     env = {SANDBOX_VARIABLE: sandbox_id, **spec.env}
     return {
         "Image": plan.image,
@@ -97,7 +98,9 @@ def _scratch(plan: Plan) -> dict[str, str]:
 
 
 def _shared(directory: str) -> list[dict[str, Any]]:
-    """Nobody inside can replace what is in `out`, also where the code inside has the uid that owns it."""
+    """Return the mounts of the shared directories: the entries of `out` cannot be replaced from inside, also where the
+    code inside has the uid that owns it.
+    """
     places = [("in", True), ("out", True), ("out/p", False), ("out/exits", False)]
     return [_bind(f"{directory}/{name}", f"{INSIDE}/{name}", read_only=read_only) for name, read_only in places]
 
@@ -123,11 +126,11 @@ def _volume(volume: Volume, marks: Mapping[str, str]) -> dict[str, Any]:
 
 
 def keeper(disk_bytes: int, *, counted: bool) -> list[str]:
-    """The words that start the keeper: the container's only program of ours."""
+    """Return the argv of the keeper: the container's only program of ours."""
     blocks = str(-(-disk_bytes // 512))
     return program.command(f"{INSIDE}/in", f"{INSIDE}/out", [blocks], by_name=True, counted=counted)
 
 
 def host_name(name: str) -> str:
-    """What a machine can be called that looks most like it."""
+    """Return the valid host name that is most similar."""
     return re.sub(r"[^A-Za-z0-9-]", "-", name)[:_MAX_HOST_NAME].strip("-")

@@ -1,7 +1,7 @@
-"""What a Dockerfile says, as far as it must be known before it is built: its steps, and the images that it names.
+"""The parts of a Dockerfile that must be known before it is built: its steps, and the images that it names.
 
-The engine reads it again. What it could understand otherwise is refused here, and so are names of images that callers
-may not use: see `image_references`. Text in, text out.
+The engine parses it again. Text that it could understand otherwise is refused here, and so are names of images that
+callers may not use: see `image_references`. Text in, text out.
 """
 
 import re
@@ -30,7 +30,7 @@ _STAGE: Final = re.compile(r"[a-z][a-z0-9_.-]*")
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One instruction: its lines, counted from 1, its first word, and what follows that, all in one line."""
+    """One instruction: its lines, counted from 1, its first word, and the rest, all in one line."""
 
     first_line: int
     last_line: int
@@ -51,7 +51,9 @@ class Dockerfile(Struct, frozen=True, kw_only=True):
     images: list[str]
 
     def marked(self, label: str, value: str) -> tuple[str, list[Step | None]]:
-        """The text with a label set first in each stage, and whose each of its steps is: None is one of ours."""
+        """Return the text with a label set first in each stage, and the Dockerfile's step for each resulting one; None
+        is one of ours.
+        """
         ends = {step.last_line for step in self.steps if step.word == "FROM"}
         lines = []
         for number, line in enumerate(self.lines, 1):
@@ -63,7 +65,7 @@ class Dockerfile(Struct, frozen=True, kw_only=True):
 
 
 def read(content: bytes, *, offline: bool = False) -> Dockerfile:
-    """Take a Dockerfile apart. With `offline` it must not have the engine fetch anything. Raises `invalid`."""
+    """Parse a Dockerfile. With `offline` it must not make the engine fetch anything. Raises `invalid`."""
     if len(content) > MOST_BYTES or b"\0" in content:
         raise _refusal(None, f"it is no text, or has more than {MOST_BYTES >> 20} MiB")
     try:
@@ -78,12 +80,12 @@ def read(content: bytes, *, offline: bool = False) -> Dockerfile:
 
 
 def of_ours(lines: list[str]) -> Dockerfile:
-    """A Dockerfile of ours, which may name anything."""
+    """Return a Dockerfile of ours, which may name any image."""
     return Dockerfile(lines=lines, steps=list(_steps(lines)), images=[])
 
 
 def check_triggers(triggers: Sequence[str], *, offline: bool) -> None:
-    """Refuse what a Dockerfile could not say itself in the steps that an image adds to it (ONBUILD)."""
+    """Refuse triggers (ONBUILD) of an image that a Dockerfile must not contain itself."""
     for trigger in triggers:
         _Images(list(_steps(trigger.split("\n"))), offline=offline)
 
@@ -105,7 +107,7 @@ def _steps(lines: list[str]) -> Iterator[Step]:
         if not _CONTINUED.search(line):
             yield _step(first, number, said)
             first, said = 0, ""
-    if said:  # the file ends in a continuation, which must not take in what is added after it
+    if said:  # the file ends in a continuation, which must not take in lines added after it
         last = max(number for number, line in enumerate(lines, 1) if _CONTINUED.search(line))
         lines[last - 1] = _CONTINUED.sub("", lines[last - 1])
         yield _step(first, last, said)
@@ -117,7 +119,7 @@ def _step(first: int, last: int, said: str) -> Step:
 
 
 class _Images:
-    """Which images the steps name, looked at in their order: a name can be that of an earlier stage."""
+    """The images that the steps name, checked in their order: a name can be that of an earlier stage."""
 
     def __init__(self, steps: list[Step], *, offline: bool) -> None:
         self.found: dict[str, None] = {}
@@ -184,7 +186,7 @@ class _Images:
 
 
 def _flags(step: Step, rest: str) -> tuple[list[str], str]:
-    """The flags that come first, and the rest. Quotes would be taken away from a flag, and hide what it is."""
+    """Return the flags that come first, and the rest. Quotes would be removed from a flag, and hide its meaning."""
     found = []
     while rest.startswith("--"):
         flag = _FLAG.match(rest)
@@ -196,7 +198,7 @@ def _flags(step: Step, rest: str) -> tuple[list[str], str]:
 
 
 def _expand(text: str, arguments: Mapping[str, str | None]) -> str | None:
-    """The text with its variables replaced; None when it is not clear what comes of it."""
+    """Return the text with its variables replaced; None when the result is not certain."""
     unclear = False
 
     def value(found: re.Match[str]) -> str:

@@ -1,8 +1,8 @@
-"""The way to a Docker engine: the blocking SDK in threads, with deadlines, and its errors in our words.
+"""The client of a Docker engine: the blocking SDK in threads, with deadlines, and its errors in our words.
 
-An engine that is down is told at once: nothing listens on its socket. One that hangs takes connections and answers
-none, so it is asked whether it answers at all before each request, and while one takes long; once it was found to
-hang, everybody is told so, also who waits already, until it answers.
+An engine that is down is reported at once: nothing listens on its socket. One that hangs accepts connections and
+answers none, so each request is preceded by a probe, and a slow one accompanied by probes; once it was found to hang,
+all requests fail at once, also those already waiting, until it answers.
 """
 
 import functools
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AT_ONCE: Final = 16
-"""How many requests are under way at once; more take no less time."""
+"""Maximum number of concurrent requests; more take no less time."""
 
 ANSWER_S: Final = 5
-"""How long an engine may take to say that it is there."""
+"""Seconds that an engine may take to answer a probe."""
 
 REQUEST_S: Final = 120
-"""How long one request may take, when the machine has much to do."""
+"""Seconds that one request may take on a busy machine."""
 
 AGAIN_S: Final = 1.0
-"""How long after the end of its stream of events an engine is connected to again."""
+"""Seconds between the end of the engine's event stream and the next connection."""
 
 INTERRUPTION_S: Final = 2.0
-"""For how long after its stream of events has begun anew an engine counts as one that was away."""
+"""Seconds after the reconnection of its event stream in which an engine counts as one that was away."""
 
 _POLL_S: Final = 0.05
 
@@ -45,7 +45,7 @@ Event = dict[str, Any]
 
 
 class RefusedError(ProviderError):
-    """The engine answered that it will not: `status` is that of HTTP."""
+    """Raised when the engine refused a request: `status` is that of HTTP."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__("provider_unavailable", f"the Docker engine refused: {words}")
@@ -54,11 +54,11 @@ class RefusedError(ProviderError):
 
 
 class HangingError(ProviderError):
-    """The engine does not answer, although it is there."""
+    """Raised when the engine does not answer, although its socket accepts connections."""
 
 
 class _Errand:
-    """A request under way, which can be given up; its thread may go on with it, until `finished`."""
+    """A request in flight, which can be abandoned; its thread may go on with it, until `finished`."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
@@ -67,7 +67,7 @@ class _Errand:
 
 
 class Engine:
-    """One engine. Nothing is connected to, or even imported, before the first request."""
+    """One engine. The SDK is not imported, and no connection made, before the first request."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
@@ -89,15 +89,14 @@ class Engine:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a socket at all, as there is wherever an engine was ever started."""
+        """Return True if there is a socket at all, as there is wherever an engine was ever started."""
         with suppress(SetupError):
             return os.path.exists(self.path)
         return False
 
     async def call(self, work: Callable[["APIClient"], T]) -> T:
-        """Do some work with the SDK's client, in a thread; cancelled, it is left to itself.
-
-        Raises `provider_unavailable` when the engine is down or hangs, and as a `RefusedError` when it answers so.
+        """Run some work with the SDK's client, in a thread, which is abandoned on cancellation. Raises
+        `provider_unavailable` when the engine is down or hangs, and a `RefusedError` when it refuses.
         """
         self._require_awake()
         errand = _Errand()
@@ -118,7 +117,7 @@ class Engine:
         raise self._down("timed out")  # it answered again at that instant
 
     async def answer(self) -> None:
-        """Ask whether it answers. Raises as `call` does."""
+        """Probe the engine. Raises as `call` does."""
         await self.call(_nothing)
 
     def _run(self, work: Callable[["APIClient"], T], errand: _Errand) -> T:
@@ -140,7 +139,7 @@ class Engine:
                 errand.scope.cancel()
 
     async def look_after(self) -> None:
-        """See when the engine hangs while something is asked of it, and when it answers again. Until cancelled."""
+        """Watch for an engine that hangs during a request, and for its next answer. Runs until cancelled."""
         self._is_looked_after = True
         while True:
             with trio.move_on_after(ANSWER_S):
@@ -162,13 +161,13 @@ class Engine:
         return True
 
     async def quiet(self) -> None:
-        """Wait until nothing is carried out any more that was given up."""
+        """Wait until no abandoned request runs any more."""
         while self._given_up:
             self._given_up = [errand for errand in self._given_up if not errand.finished.is_set()]
             await trio.sleep(_POLL_S)
 
     async def stream(self, work: Callable[["APIClient"], T]) -> T:
-        """Do some work that may take as long as it likes, such as a build; cancelled, it is left to itself."""
+        """Run some work of any length, such as a build, in a thread, which is abandoned on cancellation."""
         return await trio.to_thread.run_sync(
             functools.partial(self._work, patiently=True), work,
             limiter=trio.CapacityLimiter(1), abandon_on_cancel=True,
@@ -187,7 +186,7 @@ class Engine:
             raise self._down(error) from None
 
     def _awake(self) -> "APIClient":
-        """The client, once the engine has answered."""
+        """Return the client, once the engine has answered."""
         self._knock()
         self._asking = self._asking or self._connect(ANSWER_S)
         self._asking.ping()
@@ -195,20 +194,20 @@ class Engine:
         return self._client
 
     def _knock(self) -> None:
-        """Raise OSError when nobody listens. The SDK would leave a socket open each time."""
+        """Raise OSError when nothing listens. The SDK would leave a socket open each time."""
         with socket.socket(socket.AF_UNIX) as door:
             door.settimeout(ANSWER_S)
             door.connect(self.path)
 
     def _connect(self, timeout_s: int) -> "APIClient":
-        """A client that speaks as the engine does. Left out, the SDK asks for the version first."""
+        """Connect with the engine's API version. Without one, the SDK asks for it first."""
         from docker import APIClient
 
         version = self._client.api_version if self._client is not None else "auto"
         return APIClient(f"unix://{self.path}", version=version, timeout=timeout_s, max_pool_size=AT_ONCE)
 
     def _patiently(self, work: Callable[["APIClient"], T]) -> T:
-        """Do some work that may take long, and may be left to itself, with a client of its own."""
+        """Run some work of any length, which may be abandoned, with a client of its own."""
         client = self._connect(ANSWER_S)
         client.timeout = None  # type: ignore[assignment]
         try:
@@ -217,14 +216,14 @@ class Engine:
             client.close()
 
     def _down(self, error: object) -> ProviderError:
-        """The error for an engine that does not answer."""
+        """Return the error for an engine that does not answer."""
         hangs = "timed out" in str(error).lower()
         why = "does not answer" if hangs else "is not running"
         words = f"the Docker engine at {self.path} {why}: start it, or say by DOCKER_HOST where it is"
         return (HangingError if hangs else ProviderError)("provider_unavailable", words, engine="docker")
 
     async def follow(self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]) -> None:
-        """Hear of events for as long as this is not cancelled; `begun` each time when from then on none is missed."""
+        """Follow events until cancelled; call `begun` each time from which on none is missed."""
         while True:
             with suppress(ProviderError, SetupError):
                 await self._follow_once(filters, hear, begun)
@@ -238,11 +237,13 @@ class Engine:
 
     @property
     def was_away(self) -> bool:
-        """Whether its stream of events broke off and is not heard, or only since a moment ago: it may have stopped."""
+        """Return True if its event stream broke off and is not connected, or was reconnected only a moment ago: it may
+        have stopped.
+        """
         return trio.current_time() < self._heard_since + INTERRUPTION_S
 
     async def recovered(self) -> None:
-        """Wait until the engine answers again. Those who wait ask one after the other, and not at once."""
+        """Wait until the engine answers again. Waiting tasks probe one after the other, and not at once."""
         while True:
             await trio.sleep(AGAIN_S)
             async with self._probing:
@@ -270,7 +271,7 @@ class Engine:
                     stream.close()
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         for client in (self._client, self._asking):
             if client is not None:
                 client.close()
@@ -278,11 +279,11 @@ class Engine:
 
 
 def _nothing(_client: "APIClient") -> None:
-    """Whether it answers is asked before anything else."""
+    """Do nothing: the probe before each request is enough."""
 
 
 def _until_gone(read: Callable[["APIClient"], None], client: "APIClient") -> None:
-    """Read until the daemon has gone: a thread that was left to itself cannot tell it anything."""
+    """Read until the daemon has gone: an abandoned thread cannot report to it."""
     with suppress(trio.RunFinishedError, trio.Cancelled):
         read(client)
 

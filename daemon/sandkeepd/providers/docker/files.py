@@ -1,7 +1,7 @@
-"""Files of a container that has no programs to read them with: reached from outside, with the rights of its user.
+"""Files of a container that has no programs to read them with: accessed from outside, with the rights of its user.
 
-A thread that has nothing but the container's user and groups, and no capabilities, resolves every path below the root
-of the container's first process, so that no link and no ``..`` leads out of it. Everything here blocks.
+A thread with only the container's user and groups, and no capabilities, resolves every path below the root of the
+container's first process, so that no link and no ``..`` leads out of it. Everything here blocks.
 """
 
 import ctypes
@@ -32,11 +32,11 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class _RefusedError(Exception):
-    """What was found cannot be read or written: says so as a command inside would."""
+    """Raised when a file cannot be read or written: with the error that a command inside would print."""
 
 
 class Root:
-    """The root of a sandbox's files. `working_dir` is where relative paths begin."""
+    """The root of a sandbox's files. Relative paths begin at `working_dir`."""
 
     def __init__(self, sandbox_id: str, first: Identity, user: tuple[int, int], working_dir: str) -> None:
         self._sandbox_id = sandbox_id
@@ -45,7 +45,7 @@ class Root:
         self._working_dir = working_dir
 
     def do(self, path: str, work: Callable[["_Inside", bytes], T]) -> T:
-        """Do some work with a path, in a thread that has the user's rights. Raises in the words for files."""
+        """Run some work with a path, in a thread that has the user's rights. Converts errors into those for files."""
 
         def inside() -> T:
             place = self._open()
@@ -63,7 +63,7 @@ class Root:
             raise failure(os.strerror(error.errno or errno.EIO).encode(), 1, path) from None
 
     def _open(self) -> int:
-        """The root directory. Its process is looked at last, as its pid may become another's."""
+        """Open the root directory. Its process is identified last, as its pid may become another's."""
         try:
             place = os.open(f"/proc/{self._first.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -96,7 +96,7 @@ def _check(result: int) -> int:
 
 
 class _Inside(NamedTuple):
-    """Where paths are resolved, with links as the code inside sees them."""
+    """The place where paths are resolved, with links as the code inside sees them."""
 
     place: int
 
@@ -128,7 +128,7 @@ def read_piece(root: Root, path: str, offset: int, max_bytes: int) -> FileConten
         finally:
             os.close(fd)
         size = max(status.st_size, offset + len(data) if data else 0)
-        # What the kernel shows as files has no size, and ends where less came than was asked for.
+        # Files of procfs and sysfs have no size, and end at a short read.
         eof = offset + len(data) >= size and (len(data) < max_bytes or status.st_size > 0 or max_bytes == 0)
         return FileContent(offset=offset, data=data, size_bytes=size, mode=stat.S_IMODE(status.st_mode), eof=eof)
 
@@ -163,7 +163,7 @@ def list_directory(root: Root, path: str, after: bytes, limit: int) -> Directory
 
 
 def _entry(directory: int, name: bytes, path: str) -> Iterator[FileEntry]:
-    """What is known of a file, unless it has gone meanwhile."""
+    """Yield the entry of a file, unless it has gone meanwhile."""
     with suppress(FileNotFoundError):
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         target = os.readlink(name, dir_fd=directory) if stat.S_ISLNK(status.st_mode) else b""
@@ -196,7 +196,7 @@ def write_whole(root: Root, path: str, data: bytes, *, mode: int | None, parents
 
 
 def _make_parents(inside: _Inside, directory: bytes) -> list[bytes]:
-    """Make a directory and those above it, as far as they are not there; answer which were made."""
+    """Make a directory and its missing parents; return those that were made."""
     missing = []
     while directory.strip(b"/"):
         try:
@@ -211,13 +211,13 @@ def _make_parents(inside: _Inside, directory: bytes) -> list[bytes]:
             os.mkdir(os.path.basename(path.rstrip(b"/")), 0o755, dir_fd=above)
         made.append(path)
         with inside.opened(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as new:
-            os.fchmod(new, 0o755)  # whatever the daemon's umask is
+            os.fchmod(new, 0o755)  # regardless of the daemon's umask
     return made
 
 
 @contextmanager
 def _target(inside: _Inside, path: bytes) -> Iterator[tuple[int, bytes]]:
-    """The open directory, and the name in it, of the file that a path leads to, which need not be there."""
+    """Open the directory of the file that a path leads to; yield it with the file's name. The file may be missing."""
     for _ in range(_MOST_LINKS):
         above, name = os.path.split(path)
         if name in (b"", b".", b".."):
@@ -235,7 +235,7 @@ def _target(inside: _Inside, path: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _replace(directory: int, name: bytes, data: bytes, mode: int | None) -> None:
-    """Write beside the file and rename, so that nobody sees half of it. An existing file keeps its mode."""
+    """Write beside the file and rename, so that readers never see half of it. An existing file keeps its mode."""
     kept = _mode_of(directory, name)
     mode = next(each for each in (mode, kept, _MODE) if each is not None)
     new = os.fsencode(files.PASSING + new_id(HELPER))
@@ -254,7 +254,7 @@ def _replace(directory: int, name: bytes, data: bytes, mode: int | None) -> None
 
 
 def _mode_of(directory: int, name: bytes) -> int | None:
-    """The mode of a file that may be written to; None when there is none."""
+    """Return the mode of a file that may be written to; None when there is none."""
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Where the files of containers and images lie on this machine, as the engine tells."""
+"""The files of containers and images on this machine, located by the engine."""
 
 import os
 from functools import partial
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class FoundFiles:
-    """Asks one engine, and whether its files can be read once."""
+    """Locates files by one engine, after checking once that they can be read."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._has_files = False
 
     async def of(self, source: Source) -> ContainerFiles:
-        """The files of a container. Raises `not_supported` where they cannot be read, `not_found`."""
+        """Return the files of a container. Raises `not_supported` where they cannot be read, `not_found`."""
         await self._require_files()
         plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
         return await self._engine.call(
@@ -34,7 +34,7 @@ class FoundFiles:
         )
 
     async def _require_files(self) -> None:
-        """Raise `not_supported` unless the engine's files can be read, and written, as they are understood here."""
+        """Raise `not_supported` unless the engine keeps its files in a supported way, readable and writable."""
         if not self._has_files:
             found = await self._engine.call(lambda client: client.info())
             why = trees.why_not(found, root=os.geteuid() == 0)
@@ -43,7 +43,7 @@ class FoundFiles:
             self._has_files = True
 
     async def of_image(self, image: str) -> list[str]:
-        """The directories of an image, by what the engine calls it. Raises `not_found`, `not_supported`."""
+        """Return the directories of an image, by the engine's name for it. Raises `not_found`, `not_supported`."""
         found = await self._engine.call(partial(_inspect_image, image=image))
         return trees.layers_of(found)
 

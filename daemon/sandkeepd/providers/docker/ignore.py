@@ -1,8 +1,8 @@
-"""A program: print what of a directory a build gets, as its `.dockerignore` says: paths, each ended by a NUL.
+"""A program: print the paths of a build context that its `.dockerignore` does not exclude, each ended by a NUL.
 
 python docker/ignore.py DIRECTORY [NAME...]
 
-Left out are also the files of these names at the top.
+The files of these names at the top are excluded as well.
 
 It runs as a process of its own, with nothing but the standard library, since patterns that come from a caller can take
 any time, and a directory any memory.
@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 MOST_BYTES: Final = 1024 * 1024
 NAME: Final = ".dockerignore"
 MALFORMED: Final = 2
-"""The exit code when the patterns cannot be used; why is said on stderr."""
+"""The exit code when the patterns cannot be used; the reason is on stderr."""
 
 
 class Pattern:
@@ -29,17 +29,17 @@ class Pattern:
         self._expression = re.compile(_expression(self.path), re.DOTALL)
 
     def matches(self, path: str) -> bool:
-        """Whether it is this path that is meant, not one above it."""
+        """Return True if the pattern matches this path itself, not one above it."""
         return self._expression.fullmatch(path) is not None
 
     def may_match_below(self, path: str) -> bool:
-        """Whether it can mean something in this directory, too."""
+        """Return True if it can also match in this directory."""
         beginning = re.split(r"[*?\[\\]", self.path, maxsplit=1)[0]
         return f"{self.path}/".startswith(f"{path}/") or (beginning != self.path and f"{path}/".startswith(beginning))
 
 
 def patterns(text: str) -> list[Pattern]:
-    """The patterns of a `.dockerignore`. Raises ValueError for one that is malformed."""
+    """Parse the patterns of a `.dockerignore`. Raises ValueError for a malformed one."""
     found = []
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         word = line.strip()
@@ -53,7 +53,7 @@ def patterns(text: str) -> list[Pattern]:
 
 
 def wanted(ignored: list[Pattern]) -> Iterator[bytes]:
-    """What is not ignored below the present directory, each path after its directory's."""
+    """Yield the paths below the present directory that are not ignored, each after its directory's."""
     waiting: list[tuple[str, frozenset[Pattern]]] = [("", frozenset())]
     while waiting:
         directory, above = waiting.pop()
@@ -69,7 +69,7 @@ def wanted(ignored: list[Pattern]) -> Iterator[bytes]:
 
 
 def _is_hidden(meant: frozenset[Pattern], ignored: list[Pattern]) -> bool:
-    """The last pattern decides of those that mean a path, or a directory above it."""
+    """Return the decision of the last pattern that matches a path, or a directory above it."""
     return next((not pattern.is_exception for pattern in reversed(ignored) if pattern in meant), False)
 
 
@@ -78,7 +78,7 @@ def _is_all_hidden(path: str, ignored: list[Pattern]) -> bool:
 
 
 def _expression(path: str) -> str:
-    """A regular expression for a pattern."""
+    """Convert a pattern into a regular expression."""
     made, at = "", 0
     while at < len(path):
         character = path[at]

@@ -1,7 +1,7 @@
-"""What must be known of an image before a sandbox can be planned: found out once, by running it for a moment.
+"""The facts about an image that planning a sandbox needs: found once, by running it for a moment.
 
-The container that does so has its image's own user and no rights, sees no network, writes nothing, and is removed. What
-it says was said by the image, and is believed only as far as it can be checked or hurts nobody but its owner.
+The container for that has its image's own user and no rights, no network and no writable files, and is removed. Its
+output comes from the image, and is believed only as far as it can be checked or hurts only its owner.
 """
 
 import posixpath
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 PROBE_LABEL: Final = "sandkeep.probe"
-"""The label of containers that find something out; its value is the image's id with us."""
+"""The label of probe containers; its value is our id of the image."""
 
 ANSWER_S: Final = 15
-"""How long an image's shell may take."""
+"""Seconds that an image's shell may take."""
 
 _MOST_SAID_BYTES: Final = 16 * 1024
 _MOST_PASSWD_BYTES: Final = 1024 * 1024
@@ -32,7 +32,7 @@ _MOST_ID: Final = 2**32 - 2
 NO_SHELL: Final = "its image has no shell"
 _MARK: Final = "sandkeep-probe"
 
-# Builtins only. The first word of a line says what the rest is.
+# Builtins only. The first word of a line is the name of the rest.
 _SCRIPT: Final = f"""
 find() {{
 	IFS=:
@@ -55,7 +55,7 @@ echo end
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What the container said, as far as it makes sense."""
+    """The understood part of the container's output."""
 
     shell: str | None = None
     tmux: bool = False
@@ -63,9 +63,8 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, log_id: str) -> Details:
-    """Find out the details of an image that the engine describes as `found`. Blocks.
-
-    Raises `invalid` for an image that no sandbox can be made of.
+    """Probe the details of an image that the engine describes as `found`. Blocks. Raises `invalid` for an image that no
+    sandbox can be made of.
     """
     config = found.get("Config") or {}
     with _container(client, _configuration("/bin/sh", found["Id"], image_id, log_id)) as container:
@@ -85,14 +84,14 @@ def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, l
 
 @contextmanager
 def _container(client: "APIClient", configuration: dict[str, Any]) -> Iterator[str]:
-    """A container that was not started yet, for the length of a block."""
+    """Make a container, without starting it, for the length of a block."""
     from docker.errors import APIError
 
     container: str = client.create_container_from_config(configuration)["Id"]  # type: ignore[no-untyped-call]
     try:
         yield container
     finally:
-        with suppress(APIError):  # what is left of it is found by its label
+        with suppress(APIError):  # its remains are found by their label
             client.remove_container(container, force=True, v=True)
 
 
@@ -124,7 +123,7 @@ def _configuration(shell: str, docker_image_id: str, image_id: str, log_id: str)
 
 
 def _ask(client: "APIClient", container: str) -> tuple[Answer, str | None]:
-    """Have the image's shell say what it has; why not, if it cannot."""
+    """Ask the image's shell for its capabilities; return the reason if it cannot answer."""
     import requests
     from docker.errors import APIError
 
@@ -158,7 +157,7 @@ def _why_not_started(words: str) -> str:
 
 
 def understood(said: bytes) -> Answer | None:
-    """What the lines mean; None when it is not our script that speaks."""
+    """Parse the lines; return None when they are not our script's."""
     lines = said.decode("utf-8", "replace").splitlines()
     if not lines or lines[0] != _MARK or lines[-1] != "end":
         return None
@@ -178,11 +177,11 @@ def _number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) and int(text) <= _MOST_ID else None
 
 
-# -- what its files say -----------------------------------------------------------------------------------------------
+# -- facts from its files ----------------------------------------------------------------------------------------------
 
 
 def _is_writable(client: "APIClient", container: str, directory: str, user: tuple[int, int]) -> bool:
-    """Whether the user may write in a directory, having no capabilities."""
+    """Return True if the user may write in a directory, having no capabilities."""
     place = _first_entry(client, container, f"{directory}/.")
     if place is None or not place.isdir():
         return False
@@ -192,7 +191,7 @@ def _is_writable(client: "APIClient", container: str, directory: str, user: tupl
 
 
 def _user_by_files(client: "APIClient", container: str, named: str) -> tuple[int, int]:
-    """The numbers of the user that an image names, for one whose shell could not say. Raises `invalid`."""
+    """Return the uid and gid of the user that an image names, if its shell could not tell them. Raises `invalid`."""
     user, _, group = named.partition(":")
     uid, gid = _number(user or "0"), _number(group) if group else None
     passwd = list(_table(_content(client, container, "/etc/passwd")))
@@ -231,7 +230,7 @@ def _first_entry(client: "APIClient", container: str, path: str) -> tarfile.TarI
 
 
 def _archive(client: "APIClient", container: str, path: str) -> tarfile.TarFile:
-    """What the engine packs of a path; of it only the beginning is read. Raises TarError when there is nothing."""
+    """Open the engine's archive of a path; only its beginning is read. Raises TarError when the path is missing."""
     from docker.errors import NotFound
 
     try:
@@ -249,7 +248,7 @@ class _Pieces:
         self._rest = b""
 
     def read(self, size: int) -> bytes:
-        """So many bytes, or what there is."""
+        """Return `size` bytes, or as many as are left."""
         while len(self._rest) < size:
             piece = next(self._pieces, b"")
             if not piece:

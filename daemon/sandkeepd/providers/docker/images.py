@@ -1,7 +1,7 @@
 """Images of the Docker provider: built by the engine, or taken from it and its registries by their references.
 
-Each is ``sandkeep:IMAGE_ID`` to the engine, which keeps it from being removed there. What carries a caller's own name
-is never removed. See `builder` for how one is built, `image_probe` for what is found out about it.
+Each is ``sandkeep:IMAGE_ID`` to the engine, which keeps it from being removed there. An image with a caller's own name
+is never removed. `builder` builds one, `image_probe` examines it.
 """
 
 from contextlib import suppress
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 IMPORT_S: Final = 3600.0
-"""How long it may take to make an image, whatever it is waiting for."""
+"""Seconds that the making of an image may take in total."""
 
 AT_ONCE: Final = 2
-"""How many images of one owner are made at once. Others of his wait."""
+"""Maximum number of images of one owner that are made at once. The owner's others wait."""
 
 MOST_PROBED: Final = 256
-"""Of how many images it is remembered what they have: the same content has the same."""
+"""Number of images whose probed facts are cached: the same content has the same facts."""
 
 _NOT_FOUND: Final = 404
 _IN_USE: Final = 409
@@ -108,8 +108,8 @@ class DockerImages:
         return details
 
     async def have(self, reference: str, progress: Progress, *, anew: bool = False) -> Document:
-        """What the engine knows of an image, which is pulled if it is not there; `anew` also if it came from a
-        registry, which need not be reached then.
+        """Return the engine's document about an image, which is pulled if it is missing; with `anew` also if it came
+        from a registry, which need not be reachable then.
 
         Raises `not_found`, `permission_denied` (by the registry), `provider_unavailable`.
         """
@@ -149,11 +149,11 @@ class DockerImages:
             raise build.not_pulled(wanted.in_full, log.error)
 
     def tag(self, image_id: str) -> str:
-        """What the engine calls an image."""
+        """Return the engine's name for an image."""
         return _tag(image_id)
 
     async def take_over(self, image_id: str, source: str, progress: Progress) -> ImportedImage:
-        """Make an image of what the engine has already, and keeps for us under another name."""
+        """Make an image of one that the engine has already, by tagging it with our name."""
         self._making.add(image_id)
         try:
             found = await self._engine.call(partial(_inspect, name=source))
@@ -179,11 +179,11 @@ class DockerImages:
         await self._engine.call(partial(untag, tag=_tag(image_id)))
 
     async def found(self) -> list[str]:
-        """The ids of the images that say they are of this log, as all do that were built."""
+        """Return the ids of the images labelled with this log, as all built ones are."""
         return sorted(image_id for image_id, log_id in await self._engine.call(_tagged) if log_id == self._log_id)
 
     async def clean_up(self, ledger: Ledger) -> Swept:
-        """Remove what is left of images that no event owns. Safe to repeat, and while images are made."""
+        """Remove images, and their probes, that no event owns. Safe to repeat, and while images are made."""
         removed, foreign = [], []
         for image_id, log_id in await self._engine.call(_tagged):
             if ledger.owns_image(image_id) or image_id in self._making:
@@ -212,7 +212,7 @@ def _inspect(client: "APIClient", name: str) -> Document:
 
 
 def _login(name: str, client: "APIClient") -> dict[str, str]:
-    """The header by which the engine logs in at a registry, as whoever runs the daemon has logged in there."""
+    """Return the header for logging in at a registry, with the stored login of the daemon's user."""
     from docker import auth
 
     registry, _ = auth.resolve_repository_name(name)
@@ -221,7 +221,7 @@ def _login(name: str, client: "APIClient") -> dict[str, str]:
 
 
 def untag(client: "APIClient", tag: str) -> None:
-    """Take a name of ours from an image, which goes with its last. Safe to repeat."""
+    """Remove a name of ours from an image, which is removed with its last name. Safe to repeat."""
     from docker.errors import APIError, NotFound
 
     with suppress(NotFound):
@@ -230,12 +230,12 @@ def untag(client: "APIClient", tag: str) -> None:
         except APIError as refused:
             if refused.status_code != _IN_USE:
                 raise
-            with suppress(NotFound):  # by somebody's own container, which keeps what it needs without the name
+            with suppress(NotFound):  # in use by another container, which needs its layers but not the name
                 client.remove_image(tag, force=True)
 
 
 def _tagged(client: "APIClient") -> list[tuple[str, str | None]]:
-    """The ids that are in names of ours, each with the id of the log that the image says it is of."""
+    """Return the ids in names of ours, each with the id of the log in the image's label."""
     found = []
     for image in client.images(name=image_references.OUR_NAME):
         labels, names = image.get("Labels") or {}, image.get("RepoTags") or ()

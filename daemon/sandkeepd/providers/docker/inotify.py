@@ -1,9 +1,9 @@
-"""A container's share of inotify. Everything here blocks, but for `can_count`.
+"""A container's share of inotify. Everything here blocks, except `can_count`.
 
 The kernel counts watches by user, and containers have users in common with each other and with the host: root, most
-often. What counts is who made the instance. So the keeper has all calls that make one told (by seccomp's user
-notification), and a program on the host makes them instead, in a user namespace with ceilings of its own: see
-``keeper.c``. It needs nobody, and ends with the sandbox.
+often. The creator of an inotify instance is the user that counts. So the keeper forwards all calls that create one (by
+seccomp's user notification), and a program on the host makes them instead, in a user namespace with ceilings of its
+own: see ``keeper.c``. It is independent of the daemon, and ends with the sandbox.
 """
 
 import logging
@@ -18,10 +18,10 @@ from sandkeepd.keeper import program
 logger = logging.getLogger("sandkeepd")
 
 SHARED: Final = "its inotify watches are taken from those of all programs on the host that have its user"
-"""What is weaker without, as it is told in the view."""
+"""The weakness without it, as the view of a sandbox reports it."""
 
 BEGIN_S: Final = 10.0
-"""How long a keeper may take to say by which descriptor it tells."""
+"""Seconds that a keeper may take to give its notification descriptor."""
 
 _TELLS: Final = "anon_inode:seccomp notify"
 _CANNOT: Final = "/dev/full"
@@ -30,13 +30,13 @@ _LOOK_S: Final = 0.001
 
 
 def can_count() -> bool:
-    """Tell if that can be had: from Linux 5.14 on, and by root."""
+    """Tell if watches can be counted: from Linux 5.14 on, and by root."""
     major, minor = os.uname().release.split(".")[:2]
     return os.geteuid() == 0 and (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= _SINCE
 
 
 def begin(first: Identity, directory: str) -> bool:
-    """Serve inotify for a container whose keeper is just starting; true if that worked. `directory` is ours."""
+    """Serve inotify for a container whose keeper is just starting; return True if that worked. `directory` is ours."""
     if _listener(first) != _TELLS:
         logger.warning("the kernel, or the seccomp profile, lets no container have inotify watches of its own")
         return False
@@ -47,7 +47,9 @@ def begin(first: Identity, directory: str) -> bool:
 
 
 def _listener(first: Identity) -> str | None:
-    """Descriptor that the keeper has for that, once it is one of both; None when it has ended or never says."""
+    """Return the type of the keeper's notification descriptor, once it is known; None when the keeper has ended or is
+    too slow.
+    """
     deadline = time.monotonic() + BEGIN_S
     while time.monotonic() < deadline:
         try:

@@ -27,11 +27,11 @@ Ts = TypeVarTuple("Ts")
 LOOK_AGAIN_S: Final = 0.01
 
 FILES_AT_ONCE: Final = 4
-"""How many files of one container without a shell are read and written at once: its disks may be slow."""
+"""Maximum number of concurrent file operations on one container without a shell: its disks may be slow."""
 
 
 class DockerInstance(HeldInstance):
-    """A container. `plan` is what it was made by."""
+    """A container, and the `plan` that it was made by."""
 
     plan: Plan
     engine: Engine
@@ -39,7 +39,7 @@ class DockerInstance(HeldInstance):
     look_after: float = 0.0
 
     def contain(self, plan: Plan, engine: Engine, mark: str) -> None:
-        """Take note of what it was made as, and of its state. `mark` says while it stands still only to be read."""
+        """Set its plan, and read its state. The file `mark` exists while it stands still only to be read."""
         self.plan, self.engine, self.mark = plan, engine, mark
         self.cgroups = cgroups.groups_of_pid(self.handle["first"]["pid"])
         freezer.recover(self.cgroups, mark)
@@ -49,18 +49,18 @@ class DockerInstance(HeldInstance):
             self.no_terminals = "the sandbox's image has no tmux: put tmux into it, or launch without tty"
 
     def is_suspended(self) -> bool:
-        """Whether somebody has it stand still, for more than to read its files."""
+        """Return True if it is frozen from outside or by the daemon, for more than to read its files."""
         turn = freezer.turn_of(self.cgroups)
         return cgroups.is_frozen(self.handle["first"]["pid"]) and not (turn is not None and turn.is_ours)
 
     @property
     def disk_bytes(self) -> int:
-        """How much it may have on the disk."""
+        """Limit on its disk usage in bytes."""
         return self.plan.disk_bytes
 
     @property
     def container_id(self) -> str:
-        """What the engine calls it."""
+        """The engine's id of the container."""
         found: str = self.handle["container_id"]
         return found
 
@@ -89,7 +89,7 @@ class ContainerPauses(Pauses):
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
-        """For the length of a block nobody has it stand still to read its files."""
+        """For the length of a block, keep others from freezing it to read its files."""
         turn = freezer.turn_of(self._instance.cgroups)
         while turn is not None and not turn.lock.acquire(blocking=False):  # noqa: ASYNC110 - threads hold it
             await trio.sleep(LOOK_AGAIN_S)
@@ -126,7 +126,7 @@ class ShelllessInstance(DockerInstance):
         return await self._outside(files.list_directory, self._root, path, after, limit)
 
     async def _outside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Do work with its files in a thread, once it does not stand still."""
+        """Run work with its files in a thread, once it is not suspended."""
         if os.geteuid() != 0:
             words = "the sandbox's image has no shell, and only root's daemon reaches its files: put a shell into it"
             raise SetupError("not_supported", words)

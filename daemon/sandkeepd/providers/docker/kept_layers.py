@@ -1,7 +1,7 @@
 """Layers that containers begin with, kept by the engine as images. See `Layering`.
 
-Out of an archive, or of a copy, the engine gets an image: a layer, above those that lie beneath. What is in that at the
-place of a volume is what the engine fills a new one with.
+The engine gets an image made from an archive, or from a copy: a layer, above those that lie beneath. The layer's files
+at the place of a volume are copied by the engine into a new volume.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,7 +32,7 @@ from sandkeepd.providers.docker.pack import Packer, as_layer
 
 
 class DockerLayers:
-    """The layers of one log in an engine. `nursery` is for those that have to go once the engine answers again."""
+    """The layers of one log in an engine. `nursery` runs removals that have to wait for the engine."""
 
     no_forks: str | None = None
 
@@ -76,14 +76,14 @@ class DockerLayers:
             try:
                 await self._give(name, beneath, changes.layer)
             except SandkeepError:
-                self._nursery.start_soon(self._discard_later, name)  # nobody begins with files of that name any more
+                self._nursery.start_soon(self._discard_later, name)  # no sandbox will begin with files of that name
                 raise
         document = await self.filled([name], None)
         size = changes.layer.size_bytes
         return Frozen(files=document, needs_image=False, pause_ms=changes.pause.ms, size_bytes=size)
 
     async def _give(self, name: str, beneath: docker_layers.Beneath, layer: Layer) -> None:
-        """Have the engine keep it; on any error nothing is left of it."""
+        """Load it into the engine; on any error nothing is left of it."""
         try:
             await docker_layers.give(self._engine, name, self._log_id, beneath, layer)
         except BaseException:
@@ -93,14 +93,14 @@ class DockerLayers:
         failpoints.reach("layer.made")
 
     async def _discard_later(self, name: str) -> None:
-        """An engine that was given something and hung may have taken it after all."""
+        """Discard a layer later: an engine that hung during the request may have taken it after all."""
         await self._engine.recovered()
         await self._engine.quiet()
         with suppress(SandkeepError):
             await self.discard_layers([name])
 
     async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
-        """See `Layering.filled`. The engine keeps what lies beneath as long as there is what lies above."""
+        """See `Layering.filled`. The engine keeps the layers beneath as long as one above exists."""
         return {"image": docker_layers.tag(names[0]), "kept": list(names)}
 
     async def is_filled(self, name: str) -> bool:
@@ -145,7 +145,7 @@ class DockerLayers:
             await self._engine.call(partial(untag, tag=docker_layers.tag(name)))
 
     async def clean_up(self, ledger: Ledger) -> Swept:
-        """Remove what is kept that no sandbox needs. Safe to repeat."""
+        """Remove kept files that no sandbox needs. Safe to repeat."""
         removed, foreign = [], []
         for name, log_id in await self._engine.call(docker_layers.kept):
             if log_id != self._log_id:

@@ -1,8 +1,8 @@
-"""What Docker sandboxes begin with besides their image's files: images of the engine that nobody else has a name for.
+"""Files that Docker sandboxes begin with besides their image's: images of the engine that have only our name.
 
-The engine is given one layer, and told of those beneath it that it has already, as it would be for an image that was
-saved elsewhere. So forks of a sandbox, and all that are restored from a snapshot, share what is in it, and what lies
-beneath stays for as long as the image is there. Everything here blocks, but for what is given a coroutine's engine.
+The engine gets one layer, and only the digests of those beneath it that it has already, as it would for an image that
+was saved elsewhere. So forks of a sandbox, and all that are restored from a snapshot, share its content, and the layers
+beneath stay as long as the image exists. Everything here blocks, except coroutines that get an engine.
 """
 
 import json
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 REPOSITORY: Final = "sandkeep-files"
-"""By this, and the name that such files are kept under, the engine knows the image."""
+"""The repository of these images in the engine; the tag is the name that the files are kept under."""
 
 MOST_HOLE_BYTES: Final = 1024**3
-"""So much may be written on the engine's disk for what takes no room in the sandbox."""
+"""Maximum bytes written on the engine's disk for holes, which take no room in the sandbox."""
 
 _PIECE_BYTES: Final = 1024 * 1024
 _LAYER: Final = "layer.tar"
 
 
 class Beneath(Struct, frozen=True, kw_only=True):
-    """What a layer is put upon: the engine's digests of layers, and the configuration that programs run with."""
+    """The base of a layer: the engine's digests of layers, and the configuration that programs run with."""
 
     layers: list[str]
     config: dict[str, Any]
 
 
 class Layer(Struct, frozen=True, kw_only=True):
-    """A plain tar in an open file, of `size_bytes`, that says by whiteouts what is gone. Its files have `hole_bytes`
-    where nothing was written.
+    """A plain tar in an open file, of `size_bytes`, with whiteouts for removed files. Its files have `hole_bytes` of
+    holes.
     """
 
     descriptor: int
@@ -53,12 +53,12 @@ class Layer(Struct, frozen=True, kw_only=True):
 
 
 def tag(name: str) -> str:
-    """What the engine calls the files that are kept under a name."""
+    """Return the engine's name for the files that are kept under a name."""
     return f"{REPOSITORY}:{name}"
 
 
 def of_image(client: "APIClient", image: str) -> Beneath:
-    """An image to put a layer upon. Raises `not_found`."""
+    """Return an image as the base of a layer. Raises `not_found`."""
     from docker.errors import ImageNotFound
 
     try:
@@ -70,7 +70,7 @@ def of_image(client: "APIClient", image: str) -> Beneath:
 
 
 def of_nothing(details: Mapping[str, Any]) -> Beneath:
-    """Nothing, for files that are whole; `details` are those of the image that their programs are of."""
+    """Return an empty base, for complete files; `details` are those of the image that provides their programs."""
     known = {name: details[name] for name in ("user", "workdir", "env") if name in details}
     plain = Details(docker_image_id="", docker_image_tag="", **known)
     uid, gid = plain.user
@@ -80,7 +80,7 @@ def of_nothing(details: Mapping[str, Any]) -> Beneath:
 
 
 async def give(engine: Engine, name: str, log_id: str, beneath: Beneath, layer: Layer) -> None:
-    """Have the engine keep an image of a layer upon others. Raises `storage_unavailable`, `provider_unavailable`, and
+    """Load an image of a layer upon others into the engine. Raises `storage_unavailable`, `provider_unavailable`, and
     `disk_limit` for files that would take more room than they do.
     """
     if layer.hole_bytes > MOST_HOLE_BYTES:
@@ -126,7 +126,7 @@ def _not_taken(why: str) -> ProviderError | DaemonError:
 
 
 def _archive(image: dict[str, Any], beneath: Sequence[str], name: str, layer: Layer) -> Generator[bytes]:
-    """What `docker load` is given; of the layers beneath, which it has, only the names."""
+    """Stream the input of `docker load`; of the layers beneath, which the engine has, only the names."""
     config = json.dumps(image).encode()
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": [*beneath, _LAYER]}]
     yield from _file("config.json", config)
@@ -155,7 +155,7 @@ def _padding(size: int) -> bytes:
 
 
 def kept(client: "APIClient") -> list[tuple[str, str | None]]:
-    """The names that files are kept under, each with the id of the log that they say they are of."""
+    """Return the names that files are kept under, each with the id of the log in its label."""
     found = []
     for image in client.images(name=REPOSITORY):
         for name in image.get("RepoTags") or ():
@@ -166,7 +166,7 @@ def kept(client: "APIClient") -> list[tuple[str, str | None]]:
 
 
 def is_kept(client: "APIClient", name: str) -> bool:
-    """Whether there are files of that name."""
+    """Return True if there are files of that name."""
     with suppress(CallerError):
         of_image(client, tag(name))
         return True

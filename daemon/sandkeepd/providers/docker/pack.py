@@ -1,5 +1,5 @@
-"""Packing the files of a container, which stands still only while that is written down in which it differs from its
-image: as a plain tar, in a file without a name. Everything here blocks.
+"""Packing the files of a container, which is frozen only while its difference from its image is written: as a plain
+tar, in a file without a name. Everything here blocks.
 """
 
 import os
@@ -32,7 +32,7 @@ from sandkeepd.providers.docker.trees import ContainerFiles, ContainerTree
 
 
 class Changes(NamedTuple):
-    """In what a container differs from its image."""
+    """The difference between a container and its image."""
 
     layer: Layer
     remarks: Remarks
@@ -68,7 +68,7 @@ class Packer:
     def _pack_some(
         self, files: ContainerFiles, container: DockerInstance | None, request: PackRequest, moved: Meter
     ) -> PackedFiles:
-        """The same of some paths, which are read where they are."""
+        """Pack some paths, reading them in place."""
         include, exclude = trees.paths(request.include), trees.paths(request.exclude)
         with self._shown(files) as root, _standing(container) as pause:
             failpoints.reach("snapshot.frozen")
@@ -77,7 +77,7 @@ class Packer:
         return told(packed, pause)
 
     def changes(self, files: ContainerFiles, container: DockerInstance | None, output: int, failpoint: str) -> Changes:
-        """Write to an empty file in what a container differs from its image, while it stands still."""
+        """Write the difference between a container and its image to an empty file, while it stands still."""
         with self._shown(files) as root:
             source = ContainerTree(files, root, never=[self._state_dir], as_layer=True)
             with _standing(container) as pause:
@@ -90,7 +90,7 @@ class Packer:
 
 
 def as_layer(archive: KeptArchive, output: int, moved: Meter) -> Layer:
-    """Look through an archive, and write it to an empty file as what the engine takes."""
+    """Verify an archive, and write it to an empty file in the engine's format."""
     first = Examined(archive.descriptor, archive.limits, layer=archive.is_layer, moved=moved)
     for member in first:
         if not archive.is_layer and is_reserved(member.name):
@@ -106,7 +106,7 @@ def _layer(descriptor: int, packed: Packed) -> Layer:
 
 
 def _standing(container: DockerInstance | None) -> AbstractContextManager[Pause]:
-    """Have a container stand still for the length of a block, if it runs."""
+    """Freeze a container for the length of a block, if it runs."""
     if container is None:
         return nullcontext(Pause())
     first = msgspec.convert(container.handle["first"], Identity)

@@ -1,6 +1,6 @@
-"""What a Docker sandbox will be, decided from the request, the image's details and the administrator's settings.
+"""The plan of a Docker sandbox, decided from the request, the image's details and the administrator's settings.
 
-The settings are the most that callers get, and are read here: what was decided is on record before anything is made.
+The settings are upper bounds for callers, and are read here: the decision is on record before anything is made.
 """
 
 import re
@@ -24,20 +24,20 @@ LEAST_MEMORY: Final = 6 * 1024**2
 """Docker makes no container with less."""
 
 DEFAULT_SCRATCH_BYTES: Final = 1024**3
-"""The size of `/tmp`, when memory is not limited to less."""
+"""The size of `/tmp`, unless the memory limit is lower."""
 
 RESERVED: Final = "sandkeep."
-"""What the names of our own labels begin with."""
+"""The prefix of our own labels."""
 
 _UID: Final = re.compile(r"uid:[0-9]+")
 _MARK: Final = re.compile(r"\.[0-9a-f]{16}$")
 
 
 class Details(Struct, frozen=True, kw_only=True):
-    """What was found out about an image when it was made. `shell` is None when it has none, and `why` says more.
+    """The facts that were probed when an image was made. `shell` is None when it has none; `why` is the reason then.
 
-    `user` is the uid and gid of the image's own user; `workdir` is where its programs start, and `writable` whether
-    that user can write there. `env` are the image's variables.
+    `user` is the uid and gid of the image's own user; `workdir` is the initial directory of its programs, and
+    `writable` is True if that user can write there. `env` are the image's variables.
     """
 
     docker_image_id: str
@@ -52,8 +52,8 @@ class Details(Struct, frozen=True, kw_only=True):
 
 
 class Volume(Struct, frozen=True, kw_only=True):
-    """A volume of the engine's, or a directory of the host (`host`), and where it is seen inside. `own`: it goes with
-    the sandbox.
+    """A volume of the engine's, or a directory of the host (`host`), and its mount point inside. `own`: it is removed
+    with the sandbox.
     """
 
     source: str
@@ -64,7 +64,7 @@ class Volume(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What `DockerProvider.plan` decided."""
+    """The decision of `DockerProvider.plan`."""
 
     name: str
     owner: str
@@ -75,7 +75,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     tmux: bool
     workspace: str
     writable: bool
-    """Whether the sandbox's user can write to the workspace as it is in the image."""
+    """True if the sandbox's user can write to the workspace as it is in the image."""
     workspace_volume: Volume | None
     volumes: list[Volume] = field(default_factory=list)
     read_only_root: bool
@@ -88,18 +88,18 @@ class Plan(Struct, frozen=True, kw_only=True):
     scratch_bytes: int
     why_no_shell: str | None = None
     kept: list[str] = field(default_factory=list)
-    """The names of the kept files that it begins with, each hiding parts of the next; then `image` is of these."""
+    """The names of the kept files that it begins with, each hiding parts of the next; then `image` is made of these."""
 
 
 def default_network() -> Network:
-    """The network of sandboxes that did not ask for one."""
+    """Return the default network of sandboxes."""
     named = settings.NETWORK()
     return "none" if named in ("", "none") else "host" if named == "host" else "bridge"
 
 
 def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str, Any], disk_bytes: int) -> Plan:
-    """The plan of a sandbox. Raises `not_supported`, `invalid`, `not_configured`, and `permission_denied` for what goes
-    beyond the administrator's settings.
+    """Return the plan of a sandbox. Raises `not_supported`, `invalid`, `not_configured`, and `permission_denied` for a
+    request beyond the administrator's settings.
     """
     if spec.isolation == "none":
         raise SetupError("not_supported", "a Docker sandbox is always isolated: leave out isolation")
@@ -129,13 +129,13 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
 
 
 def name_of(sandbox_id: str) -> str:
-    """What the engine calls a sandbox's container."""
+    """Return the name of a sandbox's container."""
     return f"sandbox-{sandbox_id}"
 
 
 def beside(plan: Plan) -> Plan:
-    """The plan of a container that is to take the place of one which is still there: it needs another name, and another
-    volume of its own, that nobody can have guessed.
+    """Return the plan of a container that is to replace one that still exists: it needs another name, and another
+    volume of its own, which cannot be guessed.
     """
     mark = token_hex(8)
     volume = plan.workspace_volume
@@ -193,7 +193,7 @@ def _workspace_volume(sandbox_id: str, owner: str, workspace: str, *, read_only:
 
 
 def _volumes(spec: SandboxSpec, owner: str, workspace: str) -> list[Volume]:
-    """The volumes that were asked for: directories of the host, and volumes of the owner's own, by their names."""
+    """Return the requested volumes: directories of the host, and volumes of the owner's own, by their names."""
     found: list[Volume] = []
     taken = [workspace]
     for asked in spec.volumes:
@@ -217,7 +217,7 @@ def _is_free(target: str, taken: Sequence[str]) -> bool:
 
 
 def _slug(owner: str) -> str:
-    """The owner as part of a name: never the same for two, whatever follows it, as callers choose what does."""
+    """Return the owner as part of a name: never the same for two, with any suffix, as callers choose that."""
     if _UID.fullmatch(owner):
         return owner.replace(":", "-")
     return re.sub(r"[^a-zA-Z0-9_-]", "-", owner) + "." + sha256(owner.encode()).hexdigest()[:16]

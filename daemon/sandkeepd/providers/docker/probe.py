@@ -1,4 +1,4 @@
-"""What a Docker engine can hold, and what that means for its sandboxes."""
+"""The limits that a Docker engine can enforce, and the consequences for its sandboxes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def look(client: "APIClient") -> dict[str, Any]:
-    """What the engine says of itself. Blocks."""
+    """Return the engine's own description. Blocks."""
     found: dict[str, Any] = client.info()
     found["Networks"] = [network["Name"] for network in client.networks()]
     return found
 
 
 def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapabilities:
-    """The same, as capabilities of the provider."""
+    """Convert that description into capabilities of the provider."""
     options = [option.split(",")[0].removeprefix("name=") for option in found.get("SecurityOptions") or ()]
     controls = {"cpus": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}
     without = (

@@ -1,8 +1,8 @@
 """The Docker provider: sandboxes as containers of an engine on this machine.
 
-The engine makes containers, pauses and removes them, and says why one ended. What goes on inside is the keeper's, as
-everywhere: the engine may be down, and commands are carried out all the same. `plan` decides what a container
-will be, `container` says it in the engine's words, `start` makes it. See `contract.provider` for the interface.
+The engine makes containers, pauses and removes them, and reports why one ended. The keeper runs the processes inside,
+as everywhere: they can be started also while the engine is down. `plan` decides on a container, `container` translates
+that into the engine's terms, `start` makes it. See `contract.provider` for the interface.
 """
 
 import os
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 ASKED_S: Final = 20.0
-"""How long it may take to find out what works."""
+"""Seconds that the report of capabilities may take."""
 
 READY_S: Final = 30.0
-"""How long the keeper of a new container may take to answer."""
+"""Seconds that the keeper of a new container may take to answer."""
 
 NEWS_S: Final = 3.0
-"""How long an engine may take to say why a container ended, before that is told without it."""
+"""Seconds that an engine may take to report why a container ended; after that, the end is reported without a reason."""
 
 LOOK_AGAIN_S: Final = 0.1
 REMOVED_S: Final = 1.5
-"""How long after the end of a container it may take to be removed, by whoever ended it to remove it."""
+"""Seconds to wait after a container's end for its removal, since ``docker rm -f`` kills it first."""
 
 
 class DockerProvider(KeeperProvider[DockerInstance]):
@@ -125,7 +125,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             raise
 
     async def _undo(self, sandbox_id: str, plan: dict[str, Any]) -> None:
-        """Remove what there is of a container that was not to be; if the engine does not answer, once it does again."""
+        """Remove the remains of a failed container; if the engine does not answer, once it does again."""
         try:
             await self.terminate(sandbox_id, plan, {})
         except SandkeepError as error:
@@ -138,7 +138,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         await self._undo(sandbox_id, plan)
 
     def job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
-        """What it takes to start a container."""
+        """Return the parameters for starting a container."""
         return Job(
             sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), files=self.files(sandbox_id),
             plan=msgspec.convert(plan, Plan), spec=spec, log_id=self.log_id, secrets=sorted(secrets),
@@ -156,7 +156,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             return await self._begin(job, handle, secrets)
 
     async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """End what runs of a sandbox, and leave its files. Safe to repeat."""
+        """End the processes of a sandbox, and leave its files. Safe to repeat."""
         with trio.CancelScope(shield=True):
             await self.in_thread(_kill, handle)
             await self._engine.call(lambda client: docker_start.halt(client, sandbox_id, self.log_id))
@@ -215,7 +215,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
     ) -> DockerInstance | Ending | None:
-        """See `Provider.adopt`. A container whose first process runs needs no engine to be taken over."""
+        """See `Provider.adopt`. A container whose first process runs is taken over without the engine."""
         decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
         if docker_start.is_retired(decided, earlier):
             await self.halt(sandbox_id, plan, handle)
@@ -224,7 +224,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         return await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """See `Provider.terminate`. What runs ends at once, also when the engine is down; the rest waits for it."""
+        """See `Provider.terminate`. Processes end at once, also when the engine is down; the rest waits for it."""
         instance = self.instances.get(sandbox_id)
         if instance is not None:
             instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
@@ -237,10 +237,10 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             await self.see_end(instance)
         await self.in_thread(self.layout.clear, sandbox_id)
 
-    # What the engine tells
+    # Events of the engine
 
     async def follow_engine(self) -> None:
-        """Ask whether the engine answers, and hear from now on what becomes of our containers."""
+        """Probe the engine, and follow the events of our containers from now on."""
         await self._engine.answer()
         self._begin_to_follow()
 
@@ -251,18 +251,22 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             self.nursery.start_soon(self._engine.follow, filters, self._hear, self._look_soon)
 
     def _hear(self, event: Event) -> None:
-        """Something happened to one of our containers, perhaps from outside. What is heard late may be so no more."""
+        """Handle an event of one of our containers, perhaps caused from outside. A late event may be outdated, so look
+        at the state.
+        """
         instance = self.instances.get(event.get("Actor", {}).get("Attributes", {}).get(SANDBOX_LABEL, ""))
         if instance is not None and event.get("Action") in ("pause", "unpause"):
             instance.pause.set(instance.is_suspended())
 
     def _look_soon(self) -> None:
-        """Whatever happened while nothing was heard is looked at: the end of a container is seen without the engine."""
+        """Look at the state of all containers, after events may have been missed: the end of a container is seen
+        without the engine.
+        """
         for instance in self.instances.values():
             instance.pause.set(instance.is_suspended())
 
     async def _state(self, handle: Handle) -> dict[str, Any] | None:
-        """What the engine says of a container's state; None when there is no such container."""
+        """Return the engine's view of a container's state; None when there is no such container."""
         try:
             found = await self._engine.call(lambda client: client.inspect_container(handle.container_id))
         except RefusedError as refused:
@@ -273,7 +277,9 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         return state
 
     async def _last_state(self, handle: Handle) -> dict[str, Any] | None:
-        """The state of a container that has ended; None when it was removed, as it is a moment after it was killed."""
+        """Return the state of a container that has ended; None when it was removed, as it is a moment after it was
+        killed.
+        """
         deadline = trio.current_time() + REMOVED_S
         state = await self._state(handle)
         while state is not None and trio.current_time() < deadline:
@@ -303,7 +309,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         try:
             with trio.fail_after(ASKED_S):
                 found = await self._engine.call(probe.look)
-        except Exception as error:  # noqa: BLE001 - a report of what does not work must not fail
+        except Exception as error:  # noqa: BLE001 - a report of missing capabilities must not fail
             why = error.message if isinstance(error, SandkeepError) else "the Docker engine is too slow"
             return ProviderCapabilities(provider=self.name, works=False, why=why)
         return self._with_watches(probe.report(self.name, found, root=os.geteuid() == 0))
@@ -330,7 +336,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             removed=[*removed, *images.removed, *layers.removed], foreign=[*foreign, *images.foreign, *layers.foreign]
         )
 
-    # What goes on beside
+    # Background tasks
 
     def _occupied(self, instance: DockerInstance) -> int:
         handle = msgspec.convert(instance.handle, Handle)
@@ -351,7 +357,7 @@ def _lost_with_engine() -> Ending:
 
 
 def _kill(handle: dict[str, Any]) -> None:
-    """End the first process of a container, and so all of them, without the engine; if that is ours to do. Blocks."""
+    """Kill the first process of a container, and so all of them, without the engine, if we may. Blocks."""
     pidfd = open_process(msgspec.convert(handle, Handle).first) if handle else None
     if pidfd is not None:
         try:
@@ -365,9 +371,9 @@ def _kill(handle: dict[str, Any]) -> None:
 async def open_docker(
     state_dir: str, *, disk_limit: int, log_id: str = "", engine: Engine | None = None
 ) -> AsyncIterator[DockerProvider]:
-    """Open the Docker provider, with the tasks that it needs, for the length of a block. The sandboxes outlive it.
+    """Run the Docker provider, with its background tasks, for the length of a block. The sandboxes outlive it.
 
-    Nothing is asked of the engine before it is needed, so that a daemon comes up without one.
+    The engine is not asked before it is needed, so that a daemon starts without one.
     """
     way = engine or Engine()
 

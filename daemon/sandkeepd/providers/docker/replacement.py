@@ -1,8 +1,8 @@
-"""Other files for a container that there is: another container in its place. See `Replacing` for the interface.
+"""Replacing the files of a container: by another container in its place. See `Replacing` for the interface.
 
-Nothing of a container is changed or moved for that: the one of before stands beside the new one, ended, with its own
-volume, until the new one is on record. Which of them is the sandbox's is what the handle on record says; the others go,
-and if the engine is away just then, they go when it is back.
+The old container is neither changed nor moved: it stays beside the new one, ended, with its own volume, until the new
+one is on record. The recorded handle determines the sandbox's container; the others are removed, or, if the engine is
+down, once it is back.
 """
 
 import logging
@@ -39,10 +39,10 @@ class DockerReplacement:
         self._engine = engine
         self._turns: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
         self._owed: dict[str, str] = {}
-        """The container that alone is to stay of a sandbox whose others could not be removed."""
+        """By sandbox, the only container to keep, if the others could not be removed."""
 
     def forget(self, sandbox_id: str) -> None:
-        """Decide anew what is to stay of a sandbox."""
+        """Drop the decision on the container to keep of a sandbox."""
         self._owed.pop(sandbox_id, None)
 
     def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,10 +91,10 @@ class DockerReplacement:
                 await self._provider.see_end(instance)
 
     async def drop_replaced(self, sandbox_id: str) -> None:
-        """See `Replacing.drop_replaced`. Whatever is held is what is on record.
+        """See `Replacing.drop_replaced`. The held container is the recorded one.
 
-        Error handling: what cannot be removed now is when the engine is back, or the daemon starts again, or the
-        sandbox ends.
+        Error handling: containers that cannot be removed now are removed when the engine is back, or the daemon starts
+        again, or the sandbox ends.
         """
         instance = self._provider.instances.get(sandbox_id)
         async with self._turn(sandbox_id):
@@ -122,7 +122,7 @@ class DockerReplacement:
             self._provider.nursery.start_soon(self._settle_up, sandbox_id, container_id)
 
     async def _settle_up(self, sandbox_id: str, container_id: str) -> None:
-        """Do it once the engine is back, unless what is to stay was decided anew meanwhile."""
+        """Remove the others once the engine is back, unless the container to keep was decided anew meanwhile."""
         await self._engine.recovered()
         await self._engine.quiet()
         async with self._turn(sandbox_id):

@@ -1,4 +1,4 @@
-"""Starting a container anew that ended by itself. See `Reviving`."""
+"""Restarting a container that ended by itself. See `Reviving`."""
 
 from collections.abc import Mapping
 from contextlib import suppress

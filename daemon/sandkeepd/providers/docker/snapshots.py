@@ -1,8 +1,8 @@
 """Archives of a container's files. See `Snapshotting`.
 
-Names in archives begin at the container's root, and what lies in its own volumes is at the places where it sees them.
+Names in archives begin at the container's root, and the files of its own volumes are at the mount points inside.
 
-A container stands still only while that is packed, as a plain tar, in which it differs from its image.
+A container stands still only while its difference from its image is packed, as a plain tar.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class DockerSnapshots:
 
 
 def files_features(found: Mapping[str, Any], *, root: bool) -> dict[str, Capability]:
-    """What works of all this with an engine that says this of itself, for `Provider.capabilities`."""
+    """Return the capabilities that concern files, for an engine with this description, for `Provider.capabilities`."""
     why = trees.why_not(found, root=root)
     works = why is None
     return {

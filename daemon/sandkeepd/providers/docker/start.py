@@ -1,7 +1,7 @@
-"""Starting a Docker sandbox, and removing what there is of it. Everything here blocks, and is given the SDK's client.
+"""Starting a Docker sandbox, and removing its objects. Everything here blocks, and gets the SDK's client.
 
-A container's name can be taken: by what is left of an earlier attempt at the same sandbox, which is removed; by a
-container that the engine is removing already, which is waited for; or by somebody else's, which is left alone.
+A container's name can be taken: by the remains of an earlier attempt at the same sandbox, which are removed; by a
+container that the engine is removing already, which is waited for; or by a foreign container, which is left alone.
 """
 
 import os
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 GONE_S: Final = 30.0
-"""How long a container that is being removed may take to be gone."""
+"""Seconds that the removal of a container may take."""
 
 _POLL_S: Final = 0.05
 
 _PAUSE_TRIES: Final = 3
 _NOT_FROZEN: Final = "unable to freeze"
-"""Said by runc when a container with much to do did not stand still in its time, with control groups v1."""
+"""The error of runc when a busy container did not freeze in time, with control groups v1."""
 
 
 class Handle(Struct, frozen=True, kw_only=True):
-    """What it takes to find a container again: its id, its first process, and the names of its secrets. `written` are
-    the directories of the host in which the engine keeps what it writes. `counted`: it has inotify watches of its own.
+    """The facts that identify a container: its id, its first process, and the names of its secrets. `written` are the
+    directories of the host in which the engine keeps its written files. `counted`: it has inotify watches of its own.
     `keeper`: its first process is the keeper, which is on record since that is so without a shell as well.
     """
 
@@ -62,12 +62,12 @@ RETIRED: Final = (
 
 
 def is_retired(plan: Plan, handle: Handle) -> bool:
-    """Whether it is of the kind that earlier versions made of images without a shell: without a keeper."""
+    """Return True if it is of the kind that earlier versions made of images without a shell: without a keeper."""
     return plan.shell is None and not handle.keeper
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One start. `files` is what `directory` is, as a place in which the code inside may own files."""
+    """The parameters of one start. `files` is `directory`, as a place in which the code inside may own files."""
 
     sandbox_id: str
     directory: str
@@ -79,12 +79,12 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 def owner_of_files(plan: Plan) -> tuple[int, int] | None:
-    """Who the files must belong to that the code inside writes or reads from; None when they cannot be given away."""
+    """Return the required owner of the files that the code inside uses; None when their owner cannot be changed."""
     return (plan.uid, plan.gid) if os.geteuid() == 0 else None
 
 
 def make_directories(job: Job) -> None:
-    """What is shared with the keeper: `in`, and `out`, in which only `p` and `exits` are the code's."""
+    """Make the directories shared with the keeper: `in`, and `out`, in which only `p` and `exits` are the code's."""
     try:
         os.makedirs(job.directory, mode=0o700, exist_ok=True)
         for name in ("in", "out", "out/p"):
@@ -102,7 +102,9 @@ def make_directories(job: Job) -> None:
 
 
 def _make_control(job: Job) -> None:
-    """The way to the keeper. Only the container's first program may open it, so it is the daemon's afterwards."""
+    """Make the control FIFO of the keeper. Only the container's first program may open it, so it is the daemon's
+    afterwards.
+    """
     path = f"{job.directory}/in/.control"
     with suppress(FileNotFoundError):
         os.unlink(path)
@@ -111,12 +113,12 @@ def _make_control(job: Job) -> None:
     if owner is not None:
         os.chown(path, *owner)
     else:
-        os.chmod(path, 0o666)  # noqa: S103 - nobody but the container can reach it
+        os.chmod(path, 0o666)  # noqa: S103 - only the container can reach it
 
 
 @contextmanager
 def control_held_open(job: Job) -> Iterator[None]:
-    """Keep what is sent to the keeper, for the length of a block: a FIFO that nobody has open forgets it."""
+    """Keep requests to the keeper for the length of a block: a FIFO that no process has open loses its data."""
     fd = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         yield
@@ -125,7 +127,7 @@ def control_held_open(job: Job) -> Iterator[None]:
 
 
 def close_control(job: Job) -> None:
-    """The keeper has opened its way: nobody else inside shall."""
+    """Close the control FIFO to the code inside: the keeper has opened it."""
     path = f"{job.directory}/in/.control"
     os.chmod(path, 0o600)
     if os.geteuid() == 0:
@@ -145,7 +147,7 @@ def _give_away(job: Job) -> None:
 
 
 def start(client: "APIClient", job: Job) -> Handle:
-    """Make and start the container; answer by what it is found again. Raises what the engine refuses in our words."""
+    """Make and start the container; return its handle. Converts the engine's errors into ours."""
     body = configuration(
         job.sandbox_id, job.log_id, job.plan, job.spec, job.directory, _keeper(job.plan), _profile(job.plan.seccomp),
         job.secrets,
@@ -162,7 +164,7 @@ def _keeper(plan: Plan) -> list[str]:
 
 
 def start_again(client: "APIClient", container_id: str, job: Job) -> Handle:
-    """Start a container that has ended. Raises `not_ready` when it is not there any more."""
+    """Start a container that has ended. Raises `not_ready` when it is missing."""
     from docker.errors import NotFound
 
     try:
@@ -188,8 +190,8 @@ def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
 
 
 def _give_workspace(client: "APIClient", plan: Plan) -> None:
-    """Have the workspace belong to the sandbox's user, before anything runs; and what is in it, where that user could
-    not write to it in the image.
+    """Give the workspace to the sandbox's user, before any program runs; also its content, where that user could not
+    write to it in the image.
     """
     volume = plan.workspace_volume
     if volume is None or not volume.own or os.geteuid() != 0:
@@ -210,7 +212,9 @@ def _give_workspace(client: "APIClient", plan: Plan) -> None:
 
 
 def _written(found: dict[str, Any], plan: Plan) -> list[str]:
-    """The directories of the host in which the engine keeps what the sandbox alone writes: not those that it shares."""
+    """Return the directories of the host in which the engine keeps files that only this sandbox writes: not shared
+    ones.
+    """
     shared = {volume.source for volume in plan.volumes}
     if plan.workspace_volume is not None and not plan.workspace_volume.own:
         shared.add(plan.workspace_volume.source)
@@ -224,7 +228,7 @@ def _written(found: dict[str, Any], plan: Plan) -> list[str]:
 
 
 def _profile(seccomp: str) -> str | None:
-    """The seccomp profile as the engine wants it: its text."""
+    """Return the seccomp profile in the engine's format: its text."""
     if seccomp == "default":
         return docker_profile()
     if seccomp == "engine":
@@ -258,7 +262,7 @@ def _create(client: "APIClient", job: Job, body: dict[str, Any]) -> str:
 
 
 def _make_way(client: "APIClient", job: Job) -> None:
-    """The name is taken: have what is left of an earlier attempt removed, or wait for its removal."""
+    """Free the name: remove the remains of an earlier attempt, or wait for their removal."""
     from docker.errors import NotFound
 
     try:
@@ -286,7 +290,7 @@ def _start(client: "APIClient", container_id: str) -> None:
 
 
 def why_not_started(job: Job, state: dict[str, Any] | None) -> str:
-    """A sentence on a container whose keeper does not answer."""
+    """Return a sentence on a container whose keeper does not answer."""
     try:
         with open(job.files.open_regular(f"out/{SAID}"), "rb") as file:
             said = file.read(500).decode(errors="replace").strip()
@@ -298,10 +302,10 @@ def why_not_started(job: Job, state: dict[str, Any] | None) -> str:
 
 
 def remove(client: "APIClient", sandbox_id: str, log_id: str, but: str | None = None) -> None:
-    """Remove a sandbox's containers, whatever state they are in, and its own volume; all `but` the container with that
-    id, and its volume. Safe to repeat.
+    """Remove a sandbox's containers, in any state, and its own volume; all `but` the container with that id, and its
+    volume. Safe to repeat.
 
-    Found by their labels: a name alone says nothing.
+    They are found by their labels: a name alone proves nothing.
     """
     from docker.errors import NotFound
 
@@ -316,14 +320,14 @@ def remove(client: "APIClient", sandbox_id: str, log_id: str, but: str | None = 
 
 
 def rename(client: "APIClient", container_id: str, sandbox_id: str) -> None:
-    """Have a container be called as a sandbox's is, as soon as it is the only one."""
+    """Give a container its sandbox's regular name, once it is the only one."""
     name = docker_plan.name_of(sandbox_id)
     if client.inspect_container(container_id)["Name"] != f"/{name}":
         client.rename(container_id, name)
 
 
 def halt(client: "APIClient", sandbox_id: str, log_id: str) -> None:
-    """End what runs of a sandbox's containers, and leave them. Safe to repeat."""
+    """Kill a sandbox's containers, and leave them. Safe to repeat."""
     for container in client.containers(filters={"label": _labels(sandbox_id, log_id)}):
         with _allowed(404, 409):  # it has ended this moment
             client.kill(container["Id"])
@@ -332,7 +336,7 @@ def halt(client: "APIClient", sandbox_id: str, log_id: str) -> None:
 
 
 def pause(client: "APIClient", container_id: str, *, paused: bool = True) -> None:
-    """Have a container stand still, or go on. Safe to repeat."""
+    """Pause a container, or unpause it. Safe to repeat."""
     from docker.errors import APIError
 
     for tries_left in reversed(range(_PAUSE_TRIES)):
@@ -363,7 +367,7 @@ def _labels(sandbox_id: str, log_id: str) -> list[str]:
 
 
 class Mark(NamedTuple):
-    """A ``container`` or ``volume`` of a sandbox, and whose it says that it is."""
+    """A ``container`` or ``volume`` of a sandbox, and the ids in its labels."""
 
     kind: str
     name: str
@@ -372,7 +376,7 @@ class Mark(NamedTuple):
 
 
 def marked(client: "APIClient") -> list[Mark]:
-    """Every container and volume that is of some sandbox, whosever."""
+    """Return every container and volume labelled as a sandbox's, of any log."""
     filters = {"label": [LOG_LABEL, SANDBOX_LABEL]}
     found = [("container", each["Names"][0].lstrip("/"), each) for each in client.containers(all=True, filters=filters)]
     found += [("volume", each["Name"], each) for each in client.volumes(filters=filters)["Volumes"] or ()]

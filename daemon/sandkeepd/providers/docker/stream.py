@@ -1,7 +1,7 @@
-"""Requests to the engine that are answered by a stream of documents, for as long as it takes: builds and pulls.
+"""Requests that the engine answers by a stream of documents, for any length of time: builds and pulls.
 
-They are carried out in threads. Cancelled, the connection is cut, by which the engine knows that nobody wants it any
-more, and ends what it was doing.
+They run in threads. On cancellation the connection is cut, by which the engine recognises that the result is not wanted
+any more, and stops its work.
 """
 
 import socket
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 MOST_LINE_BYTES: Final = 8 * 1024 * 1024
-"""A document is one line; the engine's own are never so long."""
+"""Maximum length of a document, which is one line; the engine's own are never so long."""
 
 KNOCK_S: Final = 1.0
-"""How often an engine is asked meanwhile whether it answers at all."""
+"""Seconds between probes of the engine meanwhile."""
 
 ENDED_S: Final = 10.0
-"""How long a thread whose connection was cut may take to notice."""
+"""Seconds that a thread whose connection was cut may take to notice."""
 
 _PIECE_BYTES: Final = 64 * 1024
 
@@ -34,7 +34,7 @@ Document = dict[str, Any]
 
 
 class StreamedRequest:
-    """One request. `body` is what it sends, in pieces; `take` gets each document of the answer, in the thread."""
+    """One request. `body` yields its data in pieces; `take` gets each document of the answer, in the thread."""
 
     def __init__(
         self,
@@ -54,7 +54,9 @@ class StreamedRequest:
         self.began = False
 
     async def run(self, engine: Engine) -> None:
-        """Ask, and hear the whole answer. Raises as `Engine.stream` does, and what `body` and `take` raise."""
+        """Send the request, and read the whole answer. Raises as `Engine.stream` does, and the errors of `body` and
+        `take`.
+        """
         ended = trio.Event()
         token = trio.lowlevel.current_trio_token()
 
@@ -79,7 +81,7 @@ class StreamedRequest:
             raise
 
     async def run_while_awake(self, engine: Engine) -> None:
-        """The same of what an engine does without waiting for anybody: one that hangs meanwhile is given up. Raises
+        """Do as `run`, for work that never waits for others: if the engine hangs meanwhile, give up. Raises
         `provider_unavailable` then.
         """
         failures: list[SandkeepError] = []
@@ -153,7 +155,7 @@ class StreamedRequest:
 
 
 def telling(progress: Callable[[str], Awaitable[None]]) -> Callable[[str], None]:
-    """The same, for a thread. Raises `Cancelled` there when nobody waits for it any more."""
+    """Return `progress` for use in a thread. Raises `Cancelled` there when the caller is gone."""
     return lambda words: trio.from_thread.run(progress, words)
 
 

@@ -1,7 +1,7 @@
 """The files of a container as its engine keeps them: a layer of its own above those of its image, and volumes.
 
-Volumes that only this container has belong to its files, at the places where it sees them; those that it shares with
-others do not. Neither does what the engine makes anew for every container. Everything here blocks.
+Volumes that only this container has belong to its files, at their mount points inside; shared volumes do not. Neither
+do files that the engine makes anew for every container. Everything here blocks.
 """
 
 import os
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 DRIVER: Final = "overlay2"
-"""The engine's way to keep files that is understood here."""
+"""The storage driver of the engine that is supported here."""
 
 NOT_KEPT: Final = (b".dockerenv", b"dev", b"proc", b"sys", os.fsencode(INSIDE.lstrip("/")))
-"""What the engine, or the daemon, makes for every container."""
+"""Files that the engine, or the daemon, makes for every container."""
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -40,7 +40,7 @@ class OwnVolume(Struct, frozen=True, kw_only=True):
 
 
 class ContainerFiles(Struct, frozen=True, kw_only=True):
-    """Where the files of a container are. `image` is the engine's id of what lies beneath `upper`."""
+    """The locations of a container's files. `image` is the engine's id of the image beneath `upper`."""
 
     image: str
     upper: str
@@ -49,7 +49,7 @@ class ContainerFiles(Struct, frozen=True, kw_only=True):
 
 
 def find(client: "APIClient", container_id: str, sandbox_id: str, plan: Plan) -> ContainerFiles:
-    """Ask the engine for them. Raises `not_ready` when they are gone, and `not_supported`."""
+    """Ask the engine for a container's files. Raises `not_ready` when they are gone, and `not_supported`."""
     from docker.errors import NotFound
 
     try:
@@ -77,7 +77,7 @@ def _require_own_workspace(plan: Plan) -> None:
 
 
 def why_not(found: Mapping[str, Any], *, root: bool) -> str | None:
-    """Why the files of containers are not to be had of an engine that says this of itself; None when they are."""
+    """Return the reason why an engine with this description gives no access to the files of containers, or None."""
     options = [option.partition(",")[0] for option in found.get("SecurityOptions") or ()]
     if not root:
         return "only root's daemon sees the files of containers"
@@ -93,8 +93,8 @@ def why_not(found: Mapping[str, Any], *, root: bool) -> str | None:
 
 
 def layers_of(found: Mapping[str, Any]) -> list[str]:
-    """The directories in which the engine keeps a container's or an image's layers, each hiding parts of the next.
-    Raises `not_supported` when they cannot be read.
+    """Return the directories in which the engine keeps a container's or an image's layers, each hiding parts of the
+    next. Raises `not_supported` when they cannot be read.
     """
     driver = found.get("GraphDriver") or {}
     data = driver.get("Data") or {}
@@ -118,10 +118,10 @@ def _volumes(mounts: Sequence[Mapping[str, Any]], plan: Plan) -> list[OwnVolume]
 
 
 class ContainerTree:
-    """The files of a container as a source of members: all, or with `as_layer` what differs from its image.
+    """The files of a container as a source of members: all, or with `as_layer` the difference from its image.
 
-    `shown` is the container's root as an open directory, without its volumes. Of a volume a layer has everything, and
-    says that nothing of the image's is there.
+    `shown` is the container's root as an open directory, without its volumes. A layer holds all files of a volume, and
+    a mark that the image's files there are hidden.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class ContainerTree:
                 yield Member(name=whiteouts.opaque(place), kind="file", mtime_ns=member.mtime_ns)
 
     def _above(self, place: bytes, opened: ExitStack) -> Iterator[tuple[bytes, int]]:
-        """The directories down to a volume's place, from the top. Raises `not_supported` for links among them."""
+        """Yield the directories down to a volume's place, from the top. Raises `not_supported` for links among them."""
         name, directory = TOP, self._shown
         yield name, directory
         for part in place.split(b"/"):
@@ -213,7 +213,7 @@ class ContainerTree:
 
 
 def _within(names: Sequence[bytes], place: bytes) -> list[bytes]:
-    """What of these names is at a place or below it, as seen from there."""
+    """Return those of these names that are a place or below it, relative to it."""
     found = []
     for name in names:
         if is_in(place, name):
@@ -224,12 +224,12 @@ def _within(names: Sequence[bytes], place: bytes) -> list[bytes]:
 
 
 def is_in(name: bytes, directory: bytes) -> bool:
-    """Whether a name is a directory's, or of what is below it."""
+    """Return True if a name is a directory's, or of a file below it."""
     return directory in (TOP, name) or name.startswith(directory + b"/")
 
 
 def paths(given: Sequence[str]) -> list[bytes]:
-    """Paths in the sandbox as names in its archives. Raises `invalid`."""
+    """Convert paths in the sandbox into names in its archives. Raises `invalid`."""
     found = []
     for path in given:
         if "\0" in path:

@@ -1,9 +1,9 @@
-"""What a gVisor sandbox sees: its root directory, and the configuration by which `runsc` runs it.
+"""The bundle of a gVisor sandbox: its root directory, and the configuration by which `runsc` runs it.
 
 An image is either a whole root file system, with a shell in it, or a directory of files that become the workspace; then
-programs are the host's, as in local sandboxes. Nothing in a root directory is ever written to: what the sandbox writes,
-`runsc` keeps in memory. So any number of sandboxes share what they begin with. With root's daemon all of it is put
-together by mounts that only the sandbox's own `runsc` sees; a user's daemon has to copy the workspace.
+programs are the host's, as in local sandboxes. A root directory is never written to: `runsc` keeps the sandbox's writes
+in memory. So any number of sandboxes share their lower layers. With root's daemon the root is put together by mounts
+that only the sandbox's own `runsc` sees; a user's daemon has to copy the workspace.
 """
 
 import os
@@ -32,19 +32,19 @@ _CAPABILITIES: Final = ("bounding", "effective", "inheritable", "permitted", "am
 
 
 class Lower(Struct, frozen=True, kw_only=True):
-    """A directory that holds files which the sandbox begins with, and the uid that they belong to."""
+    """A directory of files that the sandbox begins with, and their owner's uid."""
 
     root: str
     uid: int | None
 
 
 def is_root_file_system(lowers: Sequence[Lower]) -> bool:
-    """Whether these files are a whole system, with a shell, and not the files of a workspace."""
+    """Return True if these files are a whole system, with a shell, and not the files of a workspace."""
     return any(_has(lower, "bin/sh", os.O_NOFOLLOW) for lower in lowers)
 
 
 def _has(lower: Lower, path: str, flags: int) -> bool:
-    """Whether there is such a thing for whoever has these files as root directory: links may lead anywhere."""
+    """Return True if the path exists for a process with these files as its root directory: links may lead anywhere."""
     with suppress(OSError):
         root = os.open(lower.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -56,14 +56,14 @@ def _has(lower: Lower, path: str, flags: int) -> bool:
 
 
 def workspace_of(lowers: Sequence[Lower], *, whole: bool) -> str:
-    """Where processes start."""
+    """Return the initial working directory of processes."""
     has_one = not whole or any(_has(lower, WORKSPACE, os.O_DIRECTORY) for lower in lowers)
     return WORKSPACE if has_one else "/"
 
 
 class Bundle(Struct, frozen=True, kw_only=True):
-    """What the configuration is made of. `directory` holds `in` and `out`; `root` is the root directory, as `runsc`
-    will see it.
+    """The input of the configuration. `directory` holds `in` and `out`; `root` is the root directory, as `runsc` will
+    see it.
     """
 
     sandbox_id: str
@@ -76,7 +76,7 @@ class Bundle(Struct, frozen=True, kw_only=True):
 
 
 def environment_of(bundle: Bundle) -> dict[str, str]:
-    """The variables that every process starts with."""
+    """Return the environment variables that every process starts with."""
     base = {"PATH": PATH, "HOME": "/root" if bundle.plan.uid == 0 else "/"} if bundle.whole else {}
     return base or environment(bundle.sandbox_id)
 
@@ -108,7 +108,7 @@ def _configuration(bundle: Bundle) -> dict[str, Any]:
 
 
 def file_blocks(plan: Plan) -> int:
-    """How large a file outside may become, in blocks of 512 bytes."""
+    """Return the maximum size of a file outside, in blocks of 512 bytes."""
     return -(-plan.disk_bytes // 512)
 
 
@@ -129,7 +129,7 @@ def _mounts(bundle: Bundle) -> Iterator[dict[str, Any]]:
     if bundle.plan.uid != 0:
         yield _bind(f"{bundle.directory}/out", f"{INSIDE}/out", "rw")
         return
-    # Where the code inside has the uid that owns `out`, mounts keep it from replacing what is in there.
+    # Where the code inside has the uid that owns `out`, mounts keep it from replacing the entries there.
     yield _bind(f"{bundle.directory}/out", f"{INSIDE}/out", "ro")
     for name in ("p", "exits"):
         yield _bind(f"{bundle.directory}/out/{name}", f"{INSIDE}/out/{name}", "rw")
@@ -143,7 +143,7 @@ def _bind(source: str, destination: str, mode: str) -> dict[str, Any]:
 
 
 def place_beside(*paths: str) -> str:
-    """A directory of the host over which can be mounted without hiding any of `paths`. Raises OSError."""
+    """Return a directory of the host that can be mounted over without hiding any of `paths`. Raises OSError."""
     for place in _PLACES:
         if os.path.isdir(place) and not any(f"{path}/".startswith(f"{place}/") for path in paths):
             return place
@@ -151,7 +151,7 @@ def place_beside(*paths: str) -> str:
 
 
 def mount_root(place: str, lowers: Sequence[Lower], bundle: Bundle) -> str:
-    """Put the root directory together below `place`, in a mount namespace of this thread; answer its path. Raises
+    """Mount the root directory together below `place`, in a mount namespace of this thread; return its path. Raises
     OSError.
     """
     opened = [mounts.open_place(lower.root) for lower in lowers]
@@ -180,13 +180,13 @@ def mount_root(place: str, lowers: Sequence[Lower], bundle: Bundle) -> str:
 
 
 def _show(places: Sequence[str], lowers: Sequence[Lower], seen: Sequence[str], uid: int) -> None:
-    """Make the files appear as the sandbox's user's."""
+    """Mount the files as owned by the sandbox's user."""
     owners = [0 if lower.uid is None else lower.uid for lower in lowers]
     mounts.bind_mapped(list(zip(places, seen, owners, strict=True)), uid, again=True)
 
 
 def make_skeleton(root: str, bundle: Bundle) -> None:
-    """Make what a root directory has besides the workspace's files, and places for what is mounted there."""
+    """Make the parts of a root directory besides the workspace's files, and the mount points in it."""
     for name in ("dev", "home", HOME[1:], "proc", "root", "run", "sys", "tmp", "var", WORKSPACE[1:]):
         os.makedirs(f"{root}/{name}", 0o755, exist_ok=True)
     _make_shared(root)
@@ -213,7 +213,7 @@ def _make_like(path: str, place: str) -> None:
 
 
 def _make_whole(root: str, bundle: Bundle) -> None:
-    """Make what is put over an image that is a whole root file system."""
+    """Make the directories and files to mount over an image that is a whole root file system."""
     _make_shared(root)
     write_etc(f"{root}/own", bundle.sandbox_id, 0, 0, host_network=bundle.plan.network == "host")
     os.mkdir(f"{root}/etc", 0o755)
@@ -228,7 +228,7 @@ def _make_whole(root: str, bundle: Bundle) -> None:
 
 
 def _preload(root: str) -> None:
-    """Have what is in `statx.c` be a part of all programs."""
+    """Preload the library built from `statx.c` into all programs."""
     with open(f"{root}/etc/ld.so.preload", "w", encoding="ascii") as file:
         file.write(f"{INSIDE}/in/{program.STATX_NAME}\n")
 
@@ -239,7 +239,7 @@ def _make_shared(root: str) -> None:
 
 
 def copy_root(root: str, lowers: Sequence[Lower], bundle: Bundle) -> None:
-    """The same for a user's daemon, which cannot mount: a root directory of the sandbox's own. Raises OSError and
+    """Make a root directory of the sandbox's own, for a user's daemon, which cannot mount. Raises OSError and
     `storage_unavailable`.
     """
     if os.path.isdir(root):
@@ -257,7 +257,7 @@ def copy_root(root: str, lowers: Sequence[Lower], bundle: Bundle) -> None:
 
 
 def _make_shared_inside(root: str) -> None:
-    """The same as `_make_shared` where an image has its files: its links lead to what they lead to inside."""
+    """Do as `_make_shared` in an image's files: links are resolved as inside."""
     top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in ("in", "out", "tty"):

@@ -1,7 +1,7 @@
 """Checkpoints of gVisor sandboxes: memory, processes and files. See `Checkpointing`.
 
-What is saved is in two files, for whoever is to bring it back elsewhere, or later: what `runsc` wrote, and a tar of
-what the sandbox shares with the daemon: its requests' files, its answers, and those journals that anything in it has
+A checkpoint is self-contained, for a restore elsewhere or later: the files that `runsc` saved, and a tar of the files
+that the sandbox shares with the daemon: its requests' files, its answers, and the journals that its processes have
 open.
 """
 
@@ -92,7 +92,7 @@ class GvisorCheckpoints:
                 await self._provider.in_thread(functools.partial(keep, stays=not leave_running))
             except BaseException:
                 with suppress(OSError):
-                    os.unlink(f"{directory}/{SHARED}")  # it may be what left no room
+                    os.unlink(f"{directory}/{SHARED}")  # it may have used up the room
                 with suppress(SandkeepError):  # else it stands still, which is seen
                     await self._saves.bring_back(instance, job)
                 raise
@@ -128,7 +128,7 @@ class GvisorCheckpoints:
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, plans: tuple[dict[str, Any], dict[str, Any]],
         handle: dict[str, Any], directory: str,
     ) -> GvisorInstance:  # fmt: skip
-        """See `Checkpointing.return_to`. What runs is saved before, and brought back when the rest fails."""
+        """See `Checkpointing.return_to`. The running state is saved before, and restored when the rest fails."""
         before = self._provider.instances.get(sandbox_id)
         secrets = handle.get("secrets", [])
         job = await self._provider.job(sandbox_id, image_id, spec, secrets, msgspec.convert(plans[1], Plan))
@@ -149,7 +149,7 @@ class GvisorCheckpoints:
         return instance
 
     async def _take_back(self, sandbox_id: str, before: GvisorInstance | None) -> None:
-        """Hold again what was held before something else was made in its place, which is let go of."""
+        """Hold the earlier instance again, and release the one made in its place."""
         made = self._provider.instances.get(sandbox_id)
         if made is not None and made is not before:
             await made.aclose()
@@ -158,7 +158,7 @@ class GvisorCheckpoints:
 
     @asynccontextmanager
     async def _put_aside(self, before: GvisorInstance | None, job: Job) -> AsyncIterator[None]:
-        """Have what runs of a sandbox stand still for the length of a block, and go on if that fails."""
+        """Save a sandbox and put its state aside for the length of a block, and let it go on if that fails."""
         if before is None or before.is_closed:
             await self._provider.in_thread(runsc.end, job.root)
             await self._provider.in_thread(start.put_nothing_aside, job)
@@ -179,7 +179,7 @@ class GvisorCheckpoints:
                 raise
 
     async def _undo_aside(self, before: GvisorInstance, job: Job, *, go_on: bool) -> None:
-        """Have a sandbox be what it was. When that fails, it has ended, and what it was stays aside."""
+        """Return a sandbox to its earlier state. When that fails, it has ended, and that state stays aside."""
         try:
             await self._provider.in_thread(start.put_back, job)
             before.put_back()
@@ -196,12 +196,12 @@ class GvisorCheckpoints:
         await self._provider.instances[sandbox_id].rename(process_id, new)
 
 
-# What is kept
+# Content of a checkpoint
 
 
 def _keep(job: Job, directory: str, process_ids: Collection[str], *, stays: bool) -> None:
-    """Put what was saved, and what goes with it, into an empty directory. Where what was saved `stays`, as it is what
-    there is of the sandbox from now on, it is on the disk then. Raises `storage_unavailable`.
+    """Put the saved state, and the shared files with it, into an empty directory. With `stays`, the saved state is all
+    that is left of the sandbox, and is fsynced. Raises `storage_unavailable`.
     """
     try:
         for name in start.saved_files(job.saved):
@@ -216,7 +216,7 @@ def _keep(job: Job, directory: str, process_ids: Collection[str], *, stays: bool
 
 
 def _link(source: str, target: str) -> None:
-    """Have a file that nobody changes also there."""
+    """Hard-link a file that is never changed, or copy it."""
     try:
         os.link(source, target)
     except OSError:  # on another file system
@@ -225,7 +225,9 @@ def _link(source: str, target: str) -> None:
 
 
 def _needed(job: Job, process_ids: Collection[str]) -> list[str]:
-    """The journals to be packed: those of the processes on record, and those that anything in the sandbox had open."""
+    """Return the journals to pack: those of the processes on record, and those that any process in the sandbox had
+    open.
+    """
     there = {f"out/p/{name}" for name in _files_in(job.files, "out/p")}
     opened = open_files.kept(job.saved)
     if opened is None:
@@ -235,7 +237,7 @@ def _needed(job: Job, process_ids: Collection[str]) -> list[str]:
 
 
 def _files_in(files: HostileTree, path: str) -> list[str]:
-    """The names of the regular files in a directory. Raises OSError."""
+    """Return the names of the regular files in a directory. Raises OSError."""
     with files.directory(path, flags=os.O_RDONLY) as directory, os.scandir(directory) as entries:
         return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
 
@@ -264,7 +266,9 @@ def _tar(argv: Sequence[str], directory: int) -> None:
 
 
 def _lay_out(job: Job, directory: str, *, anew: bool) -> None:
-    """Put what a checkpoint holds where a sandbox has it. What a sandbox that is not `anew` has written stays."""
+    """Put the files of a checkpoint into a sandbox's directories. Unless `anew`, the files that the sandbox has written
+    stay.
+    """
     try:
         start.claim(job)
         os.makedirs(job.directory, mode=0o700, exist_ok=True)

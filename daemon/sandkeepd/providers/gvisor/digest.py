@@ -1,4 +1,4 @@
-"""The digest of what `runsc` saves, computed as it is written: to read it once more would take long.
+"""The digest of the files that `runsc` saves, computed as they are written: to read them once more would take long.
 
 Everything here blocks for a moment only.
 """
@@ -12,22 +12,22 @@ from sandkeepd.host.digests import BLAKE3, Digest
 
 _PIECE_BYTES: Final = 1 << 20
 _BEGIN_BYTES: Final = 8 << 20
-"""Of so much at a time the disk is told to begin writing, while more comes: it is not waited for."""
+"""Bytes after which writeback to the disk is started, without waiting, while more data comes."""
 
 _SYNC_FILE_RANGE_WRITE: Final = 2
 
 _CHECKED_BYTES: Final = 1 << 16
-"""So much of the beginning is looked at once more at the end: whoever writes a head last has changed it."""
+"""Bytes of the beginning that are compared again at the end: a writer that writes a header last has changed it."""
 
 _AT_ONCE_BYTES: Final = 4 * 1024 * 1024
-"""So much is read before others have their turn, who make room for what is written meanwhile."""
+"""Bytes to read before others have their turn, which make room for the data being written meanwhile."""
 
 _libc: Final = ctypes.CDLL(None)
 
 
 class Follower:
-    """Reads a file that grows. With `syncs` it has it written to the disk on the way. When the file cannot be read
-    there is no digest, and nothing else comes of that.
+    """Reads a growing file. With `syncs` it starts writeback on the way. When the file cannot be read there is no
+    digest, and no other effect.
     """
 
     def __init__(self, path: str) -> None:
@@ -42,7 +42,7 @@ class Follower:
         self._writing: ThreadPoolExecutor | None = None
 
     def take(self) -> bool:
-        """Read some of what there is by now, if there is anything yet; answer whether there is more."""
+        """Read some of the available data, if any; return True if there is more."""
         try:
             return not self._failed and self._take(_AT_ONCE_BYTES)
         except OSError:
@@ -69,15 +69,17 @@ class Follower:
         return bool(piece)
 
     def _begin_writing(self) -> None:
-        """In a thread of its own, since the disk takes only so much at a time. Nothing relies on it: whoever needs it
-        there waits for all of it at the end.
+        """Start writeback in a thread of its own, since the disk takes only so much at a time. Nothing relies on it:
+        callers that need the file on the disk sync all of it at the end.
         """
         self._writing = self._writing or ThreadPoolExecutor(max_workers=1)
         self._writing.submit(_begin, os.dup(self._fd), self._begun, self._size - self._begun)
         self._begun = self._size
 
     def found(self) -> tuple[str, int] | None:
-        """The digest and the size of the whole file, when it is complete; None: it was not only added to."""
+        """Return the digest and the size of the whole file, when it is complete; None when it was changed other than by
+        appending.
+        """
         if self._digest is None or self._failed:
             return None
         try:
@@ -94,7 +96,7 @@ class Follower:
         return digest.text(), self._size
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._writing is not None:
             self._writing.shutdown(wait=False)
         if self._fd >= 0:

@@ -1,7 +1,7 @@
 """Disk space for checkpoints: `runsc` ends a sandbox that it cannot save for want of it.
 
-So as much as it can come to is taken before, by a file of blanks, which becomes smaller as the other one grows: nobody
-else can have the room in between.
+So the maximum size is reserved before, by a preallocated file, which shrinks as the other one grows: no other writer
+can take the room in between.
 """
 
 import errno
@@ -13,10 +13,10 @@ from typing import Final
 from sandkeep.errors import DaemonError
 
 AHEAD_BYTES: Final = 64 * 1024 * 1024
-"""How much more than was seen to be written is free for what is being written meanwhile."""
+"""Bytes kept free beyond those seen to be written, for the data being written meanwhile."""
 
 PLENTY_BYTES: Final = 4 * 1024**3
-"""With so much free besides, no room is taken: it has to be written down, and given back."""
+"""With so many bytes free besides, no room is reserved: a reservation has to be written, and given back."""
 
 _BLANKS: Final = ".room"
 
@@ -29,26 +29,26 @@ class DiskSpace:
         self._size = size
         self._left = 0
         self._fd = os.open(f"{directory}/{_BLANKS}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.unlink(f"{directory}/{_BLANKS}")  # what it has is taken as long as it is open
+        os.unlink(f"{directory}/{_BLANKS}")  # its blocks are taken as long as it is open
 
     def take(self) -> None:
-        """Take it. Raises OSError when there is not so much."""
+        """Reserve the space. Raises OSError when there is not so much."""
         os.posix_fallocate(self._fd, 0, self._size)
         self._left = self._size
 
     @property
     def is_taken(self) -> bool:
-        """Whether any is."""
+        """True if room is reserved."""
         return self._left > 0
 
     def give_way(self) -> None:
-        """Leave to the other files what they have by now, and what they may write before the next time."""
+        """Leave to the other files their present size, and the bytes that they may grow by until the next call."""
         if not self._left:
             return
         try:
             written = _occupied(self._directory)
         except OSError:
-            written = self._size  # rather too little room than none for what has to be written
+            written = self._size  # rather too little room than none for the saved files
         left = max(0, self._size - written - AHEAD_BYTES)
         if left < self._left:
             self._left = left
@@ -60,13 +60,13 @@ class DiskSpace:
 
 
 def _is_plenty(directory: str, size: int) -> bool:
-    """Whether so much more is free that nobody will have taken it in that time."""
+    """Return True if so much more is free that others will not have used it up in that time."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize > 2 * size + PLENTY_BYTES
 
 
 def _occupied(directory: str) -> int:
-    """What the other files there have; nothing, when the directory has another name by now, as all is written."""
+    """Return the bytes that the other files there occupy; 0 when the directory was renamed, as all is written then."""
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
         return sum(entry.stat().st_blocks * 512 for entry in entries)
     return 0

@@ -1,4 +1,4 @@
-"""A gVisor sandbox, as the daemon holds it: what runs of it may end and be brought back, and it is still the same."""
+"""A gVisor sandbox, held by the daemon: its container may end and be restored, and the instance stays the same."""
 
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -20,11 +20,11 @@ from sandkeepd.providers.gvisor.plan import Plan
 from sandkeepd.providers.gvisor.viewers import GvisorViewers, Runsc
 
 HELPERS_S: Final = 30.0
-"""How long files that are being copied, and the like, may keep a sandbox from being saved."""
+"""Seconds that file copies and other helpers may delay the save of a sandbox."""
 
 
 class GvisorInstance(HeldInstance):
-    """See the module's text. It has no `pidfd` while it stands still: then nothing of it runs."""
+    """See the module's text. Without a `pidfd` it is saved, and none of its processes run."""
 
     image_id: str
     plan: Plan
@@ -39,12 +39,12 @@ class GvisorInstance(HeldInstance):
         return self._shown
 
     def prepare(self, image_id: str, plan: Plan, spec: SandboxSpec) -> None:
-        """Say what it was made by."""
+        """Set its image, plan and spec."""
         self.image_id, self.plan, self.spec, self.cgroups = image_id, plan, spec, plan.cgroups
         self.suspended = Pause()
-        """While `pause` is on also when it is saved for a moment."""
+        """Unlike `pause`, it is off while the sandbox is saved for a moment only."""
         self.turn = trio.Lock()
-        """Held by who saves it or brings it back."""
+        """Held while it is being saved or restored."""
         self.scope = trio.CancelScope()
         self._helping = 0
         self._helped = trio.Event()
@@ -52,18 +52,18 @@ class GvisorInstance(HeldInstance):
 
     @property
     def disk_bytes(self) -> int:
-        """How much it may have on the disk."""
+        """Limit on its disk usage in bytes."""
         return self.plan.disk_bytes
 
     # Standing still
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it is saved for more than a moment."""
+        """True if it is saved for more than a moment."""
         return self.suspended.is_on
 
     def stand(self) -> None:
-        """Nothing of it is about to run: requests wait, in a FIFO that is held open, and time does not count."""
+        """Suspend requests to it, in a FIFO that is held open, and the timeouts of its processes."""
         self.pause.set(True)
         if self._held_control is None:
             self._held_control = self._place.open_fifo(CONTROL)
@@ -76,13 +76,15 @@ class GvisorInstance(HeldInstance):
         self.pause.set(False)
 
     def put_back(self) -> None:
-        """What it shares with the daemon was another's, and is its own again. Raises OSError, `NotAFileError`."""
+        """Listen anew to the directories shared with the daemon, after another's files there were replaced by its own.
+        Raises OSError, `NotAFileError`.
+        """
         self._talk.listen_anew()
 
     # Being held
 
     def let_go_of_process(self) -> None:
-        """Hold its first process no more, as that is about to end, or has."""
+        """Release its first process, as that is about to end, or has."""
         if self.pidfd >= 0:
             super().let_go_of_process()
             self.pidfd = -1
@@ -109,7 +111,7 @@ class GvisorInstance(HeldInstance):
 
     @asynccontextmanager
     async def helping(self) -> AsyncIterator[None]:
-        """The length of something that is not to be interrupted by its being saved."""
+        """Keep it from being saved for the length of a block."""
         async with self.turn:  # none begins while it is being saved
             self._helping += 1
         try:
@@ -151,23 +153,21 @@ class GvisorInstance(HeldInstance):
     # Terminals
 
     async def without_viewers(self) -> None:
-        """End all who look at terminals: what `runsc` started for them must not be saved."""
+        """End all viewers of terminals: the processes that `runsc` started for them must not be saved."""
         await self._shown.end_all(super().run_command)
 
     def ask(self, line: bytes) -> None:
-        """Put a request to the keeper, if there is room for it. Nothing is waited for."""
+        """Send a request to the keeper, if there is room for it. Does not wait."""
         fd = self._place.open_fifo(CONTROL)
         if fd is not None:
             with suppress(OSError):
                 os.write(fd, line)
             os.close(fd)
 
-    # What is known of processes
+    # Known facts of processes
 
     async def rename(self, process_id: str, new: str) -> None:
-        """Have a process be called by another id, inside too. What it reads is known by both: inside nobody can rename
-        that.
-        """
+        """Give a process another id, inside too. Its input is linked under both names: inside it cannot be renamed."""
         with (
             suppress(FileNotFoundError, FileExistsError),
             self._place.files.directory("in", writable=True) as directory,

@@ -1,6 +1,6 @@
 """Layers that gVisor sandboxes begin with: those of snapshots. See `Layering`.
 
-They are kept as those of local sandboxes are, and nothing ever writes to them.
+They are kept as those of local sandboxes are, and are immutable.
 """
 
 import os
@@ -16,7 +16,7 @@ from sandkeepd.providers.gvisor import probe
 
 
 class GvisorLayers(DirectoryLayers):
-    """What a sandbox changed is in its kernel's memory, so that no layer is made of that."""
+    """`Layering` for gVisor sandboxes. Their changes are in their kernel's memory, so no layer is made of them."""
 
     no_forks: str | None = probe.FORKS
 

@@ -1,9 +1,9 @@
-"""The shared files that a saved sandbox has open, which must be there when it is brought back.
+"""The shared files that a saved sandbox has open, which must exist when it is restored.
 
-`runsc` restores nothing that has a file open which is not there; and journals of processes that ended, and what helper
-commands leave, are removed while something that they started has them open still, or while the sandbox stands still.
-So their names are kept beside what was saved, and those that are gone by then are there, empty, for the length of the
-restore: what is written to them from then on is lost, as it was before. Everything blocks.
+`runsc` restores no sandbox with an open file that does not exist; and journals of ended processes, and the files of
+helper commands, are removed while descendants still have them open, or while the sandbox is suspended. So their names
+are kept beside the saved state, and missing ones exist, empty, for the length of the restore: writes to them are lost
+from then on, as they were before. Everything blocks.
 """
 
 import os
@@ -17,19 +17,18 @@ from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.providers.common.inside import INSIDE
 
 NAME: Final = "open.names"
-"""The file with the names, each with a NUL behind it, in the directory with what was saved."""
+"""The file with the names, each with a NUL behind it, in the directory of the saved state."""
 
 _DELETED: Final = " (deleted)"
-"""The end that the kernel gives to the name of an open file that was removed."""
+"""The suffix that the kernel gives to the name of an unlinked open file."""
 
 _RELATIVE: Final = "(?:in|out/p)/[^/]+"
 _IN_SANDBOX: Final = re.compile(f".*{INSIDE}/({_RELATIVE})", re.DOTALL)
 
 
 def keep(directory: str, files: HostileTree, holders: Collection[int]) -> None:
-    """Write to a directory which of the shared `files` the processes that hold them for a sandbox have open.
-
-    Raises OSError.
+    """Write to a directory the names of those shared `files` that are open in the processes that hold them for a
+    sandbox. Raises OSError.
     """
     with files.directory("out/p") as journals:
         device = os.fstat(journals).st_dev
@@ -39,7 +38,7 @@ def keep(directory: str, files: HostileTree, holders: Collection[int]) -> None:
 
 
 def kept(directory: str) -> list[str] | None:
-    """The paths, relative to what is shared, that were kept there; None where an earlier version saved it.
+    """Return the paths, relative to the shared directory, that were kept there; None where an earlier version saved it.
 
     Raises OSError.
     """

@@ -1,4 +1,4 @@
-"""What a gVisor sandbox will be: decided from the request and from what this machine can hold, with no effect."""
+"""The plan of a gVisor sandbox: decided from the request and the machine's capabilities, with no effect."""
 
 from typing import Final
 
@@ -18,12 +18,12 @@ PIDS: Final = (
 HOST_NETWORK: Final = "gVisor saves no sandbox with the host's network: create it with network 'none'"
 ROOTLESS: Final = "a rootless runsc brings nothing back that was saved: have the daemon run as root"
 HOST_THREADS: Final = 8192
-"""So many threads of the host a sandbox gets, so that it cannot use up the machine's. Six or seven are one process."""
+"""Maximum number of host threads of a sandbox, so that it cannot use up the machine's. A process takes six or seven."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What was decided. `uid` and `gid` are those inside. The sandbox begins with `layers`, each of which hides parts
-    of the next, and, with `over_image`, with the image beneath them.
+    """A decided plan. `uid` and `gid` are those inside. The sandbox begins with `layers`, each of which hides parts of
+    the next, and, with `over_image`, with the image beneath them.
     """
 
     uid: int
@@ -76,7 +76,7 @@ def _network(spec: SandboxSpec) -> str:
 
 
 def _inner_user(user: str | None, *, rootless: bool) -> tuple[int, int]:
-    """The uid and gid inside. Raises `invalid` and `not_supported`."""
+    """Return the uid and gid inside. Raises `invalid` and `not_supported`."""
     if rootless:
         if user not in (None, "0", "0:0"):
             raise SetupError("not_supported", "without root, gVisor has one user inside, 0: leave out user")
@@ -97,14 +97,14 @@ def _held_by(limits: Limits, hierarchies: Hierarchies) -> dict[str, str]:
 
 
 def why_not_saved(network: str, *, rootless: bool) -> str | None:
-    """Say why a sandbox can neither be suspended nor checkpointed; None if it can."""
+    """Return the reason why a sandbox can neither be suspended nor checkpointed, or None."""
     if rootless:
         return ROOTLESS
     return HOST_NETWORK if network == "host" else None
 
 
 def notes(plan: Plan) -> list[str]:
-    """What of a sandbox is other than one may expect, in sentences."""
+    """Return the unexpected properties of a sandbox, as sentences."""
     told = ["what it writes lies in memory, and counts as such; on the disk is only what its processes print"]
     why = why_not_saved(plan.network, rootless=plan.rootless)
     if why is not None:

@@ -1,4 +1,4 @@
-"""What the gVisor provider can do on this machine, and each thing that it cannot, in a sentence."""
+"""The gVisor provider's capabilities on this machine, and a sentence for each missing one."""
 
 import trio
 

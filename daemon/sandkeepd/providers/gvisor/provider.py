@@ -1,9 +1,9 @@
-"""The gVisor provider: sandboxes whose code meets a kernel of its own, which can be saved and brought back.
+"""The gVisor provider: sandboxes under a kernel of their own, which can be saved and restored.
 
-`runsc` starts them, saves them and brings them back; what goes on inside is the keeper's, as everywhere. Each program
-of `runsc` has a floor of 20 ms, so nothing is asked of it that can be seen otherwise: a sandbox runs as long as its
-first process on the host does. `bundle` says what a sandbox sees, `start` starts it, `saves` saves it and brings it
-back, `checkpoints` makes checkpoints. See `contract.provider` for the interface.
+`runsc` starts, saves and restores them; the keeper runs the processes inside, as everywhere. Each call of `runsc` takes
+at least 20 ms, so it is not asked for facts that can be seen otherwise: a sandbox runs as long as its first process on
+the host does. `bundle` builds a sandbox's root, `start` starts it, `saves` saves and restores it, `checkpoints` makes
+checkpoints. See `contract.provider` for the interface.
 """
 
 import functools
@@ -60,8 +60,8 @@ _DEFAULT_BASE: Final = "gvisor"
 
 
 class Handle(Struct, frozen=True, kw_only=True):
-    """What it takes to hold a sandbox again besides what its bundle tells: its image, whether that is a `whole` root
-    file system, where its processes start, and the names of its secrets.
+    """The facts that identify a sandbox, besides those in its bundle: its image, True if that is a `whole` root file
+    system, the working directory of its processes, and the names of its secrets.
     """
 
     image_id: str
@@ -101,16 +101,16 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         return given or f"{self.layout.state_dir}/{_DEFAULT_BASE}"
 
     def bundle(self, sandbox_id: str) -> str:
-        """The directory of a sandbox's bundle."""
-        self.layout.sandbox(sandbox_id)  # raises for what is no id
+        """Return the directory of a sandbox's bundle."""
+        self.layout.sandbox(sandbox_id)  # raises for an invalid id
         return f"{self._base(settings.BUNDLE_DIR_BASE())}/{_BUNDLE}{sandbox_id}"
 
     def runsc_root(self, sandbox_id: str) -> str:
-        """The directory in which `runsc` keeps its state of a sandbox."""
+        """Return the directory in which `runsc` keeps its state of a sandbox."""
         self.layout.sandbox(sandbox_id)
         return f"{self._base(settings.ROOT_DIR_BASE())}/{_ROOT}{sandbox_id}"
 
-    # What works
+    # Capabilities
 
     async def capabilities(self) -> ProviderCapabilities:
         """See `Provider.capabilities`."""
@@ -157,7 +157,7 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         return instance
 
     async def job(self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Sequence[str], plan: Plan) -> Job:
-        """What it takes to start a sandbox."""
+        """Return the parameters for starting a sandbox."""
         return Job(
             sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), bundle=self.bundle(sandbox_id),
             root=self.runsc_root(sandbox_id), lowers=await self._lowers(image_id, plan), plan=plan, spec=spec,
@@ -165,7 +165,7 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         )  # fmt: skip
 
     async def _lowers(self, image_id: str, plan: Plan) -> list[Lower]:
-        """What a sandbox of that plan begins with. Raises `not_found`, `not_supported`."""
+        """Return the layers that a sandbox of that plan begins with. Raises `not_found`, `not_supported`."""
         lowers = [Lower(root=self._store.root(layer.name), uid=layer.uid) for layer in plan.layers]
         if plan.over_image:
             lowers.append(Lower(root=self.images.root(image_id), uid=self._store.uid))
@@ -183,7 +183,7 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         return self.made(job, image_id, started)
 
     def made(self, job: Job, image_id: str, started: Started) -> GvisorInstance:
-        """Hold what was started, as a sandbox."""
+        """Hold a started container as a sandbox."""
         handle = Handle(image_id=image_id, workspace=started.workspace, whole=started.whole, secrets=job.secrets)
         instance = self._make(job.sandbox_id, job.spec, job.plan, self._isolation(job.plan, started), handle)
         self.hold(instance, started.container, started.first)
@@ -222,7 +222,7 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         return Runsc(bundle=self.bundle(sandbox_id), words=words, user=user, file_blocks=blocks)
 
     def hold(self, instance: GvisorInstance, container: str, first: Identity) -> None:
-        """Hold what runs of it from now on."""
+        """Hold its running container from now on."""
         pidfd = open_process(first)
         if pidfd is None:
             raise ProviderError("provider_unavailable", "the sandbox ended while it started")
@@ -237,7 +237,7 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
     ) -> GvisorInstance | None:
-        """See `Provider.adopt`. What was saved by an earlier daemon only for a moment goes on."""
+        """See `Provider.adopt`. A sandbox that an earlier daemon saved only for a moment goes on."""
         decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
         job = await self.job(sandbox_id, earlier.image_id, spec, earlier.secrets, decided)
         found = await self.in_thread(_look, job)
@@ -275,7 +275,7 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
             await self.in_thread(self._clear, sandbox_id)
 
     def _end(self, sandbox_id: str, plan: dict[str, Any]) -> None:
-        """Kill what there is. Blocks."""
+        """Kill its processes and remove its control groups. Blocks."""
         if self._whose(sandbox_id) in (None, self.log_id):
             found = runsc.running(self.bundle(sandbox_id))
             if found is not None:
@@ -339,8 +339,8 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         return Swept(removed=removed + images.removed, foreign=foreign + images.foreign)
 
     def _whose(self, sandbox_id: str) -> str | None:
-        """The id of the log that a bundle belongs to. One that does not say is ours, unless it lies where others have
-        theirs, too.
+        """Return the id of the log in a bundle's mark. One without a mark is ours, unless other daemons share the
+        directory.
         """
         said = log_of(f"{self.bundle(sandbox_id)}/{start.BUNDLE_MARK}")
         said = said or self.layout.log_of_sandbox(sandbox_id)
@@ -361,7 +361,7 @@ async def _reap(child: int) -> None:
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """What there is of a sandbox of an earlier daemon: what runs, or that it `goes_on` from what was saved."""
+    """The state of a sandbox of an earlier daemon: its running container, or that it `goes_on` from its saved state."""
 
     container: str = ""
     first: Identity | None = None
@@ -369,7 +369,7 @@ class Found(Struct, frozen=True, kw_only=True):
 
 
 def _look(job: Job) -> Found | None:
-    """What there is of a sandbox, once nobody saves it any more. None: it is gone. Blocks."""
+    """Return the state of a sandbox, once it is no longer being saved. None: it is gone. Blocks."""
     if not os.path.isdir(job.bundle):
         return None
     start.await_saving(job, start.SAVING_S)
@@ -382,7 +382,7 @@ def _look(job: Job) -> Found | None:
         return None
     goes_on = os.path.exists(f"{job.saved}/{start.GO_ON}")
     if not goes_on:
-        start.stay(job)  # who was saving it may have died before it was on the disk
+        start.stay(job)  # the daemon that saved it may have died before it was on the disk
     return Found(goes_on=goes_on)
 
 
@@ -390,7 +390,7 @@ def _look(job: Job) -> Found | None:
 async def open_gvisor(
     state_dir: str, *, uid_base: int, disk_limit: int, log_id: str = ""
 ) -> AsyncIterator[GvisorProvider]:
-    """Open the gVisor provider, with the tasks that it needs, for the length of a block. The sandboxes outlive it."""
+    """Run the gVisor provider, with its background tasks, for the length of a block. The sandboxes outlive it."""
 
     def make(watcher: Watcher, nursery: trio.Nursery) -> GvisorProvider:
         provider = GvisorProvider(

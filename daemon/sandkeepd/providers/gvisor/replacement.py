@@ -1,4 +1,4 @@
-"""What stays aside of a gVisor sandbox that goes back to a checkpoint. See `Replacing`.
+"""The state put aside of a gVisor sandbox that returns to a checkpoint. See `Replacing`.
 
 Files alone are not replaced: they lie in the memory of the sandbox's kernel.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class GvisorReplacement:
-    """Puts back, or drops, what `GvisorCheckpoints.return_to` has put aside."""
+    """Puts back, or drops, the state that `GvisorCheckpoints.return_to` has put aside."""
 
     def __init__(self, provider: "GvisorProvider") -> None:
         self._provider = provider
@@ -37,8 +37,8 @@ class GvisorReplacement:
         raise SetupError("not_supported", str(self.replaced(plans[0], {})))
 
     async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
-        """See `Replacing.put_back`. What is put back is brought back by `adopt`."""
-        self._provider.instances.pop(sandbox_id, None)  # whoever had it has closed it
+        """See `Replacing.put_back`. `adopt` restores the state that is put back."""
+        self._provider.instances.pop(sandbox_id, None)  # its holder has closed it
         decided, secrets = msgspec.convert(plan, Plan), handle.get("secrets", [])
         job = await self._provider.job(sandbox_id, handle["image_id"], SandboxSpec(), secrets, decided)
         return await self._provider.in_thread(start.put_back, job)

@@ -1,8 +1,8 @@
-"""The words by which `runsc` is called, and what it leaves of a sandbox. Everything here blocks, but for the words.
+"""The argv of `runsc`, and the files that it leaves of a sandbox. Everything here blocks, except building an argv.
 
-Each container of a sandbox, one after the other, has an id of its own: a container that is brought back is another. Who
-ran last is told by the files that `runsc` writes when a container runs, ``CONTAINER.pid``, so that it can be found also
-by a daemon that did not see it begin.
+Each container of a sandbox, one after the other, has an id of its own: a restored container is another. The last one is
+found by the files that `runsc` writes when a container runs, ``CONTAINER.pid``, also by a daemon that did not see it
+begin.
 """
 
 import functools
@@ -29,12 +29,12 @@ _VERSION: Final = re.compile(rb"version (\S+)")
 _MOST_SAID: Final = 400
 
 KNOWN_KERNELS: Final = ("0.0~20221219.0",)
-"""The versions whose kernels are asked to save themselves without `runsc`. The words for that are not an interface of
-gVisor's: each was seen to understand them.
+"""The versions whose kernels are asked to save themselves without `runsc`. That request is not an interface of
+gVisor's: each version was tested with it.
 """
 
 _BESIDES_BYTES: Final = 16 * 1024 * 1024
-"""More than what `runsc` saves besides memory."""
+"""Upper bound of the bytes that `runsc` saves besides memory."""
 
 
 class _Kernel(Struct, frozen=True):
@@ -42,7 +42,7 @@ class _Kernel(Struct, frozen=True):
 
 
 class _State(Struct, frozen=True, rename="camel"):
-    """What `runsc` keeps of a container, of which it tells more."""
+    """The part of `runsc`'s state file of a container that is used here."""
 
     gofer_pid: int
     sandbox: _Kernel
@@ -52,17 +52,19 @@ _state = msgspec.json.Decoder(_State)
 
 
 def program() -> str | None:
-    """Where `runsc` is; None: it is missing."""
+    """Return the path of `runsc`; None: it is missing."""
     return shutil.which("runsc", path=PROGRAM_PATH)
 
 
 def new_container(sandbox_id: str) -> str:
-    """An id for the next container of a sandbox, which no other on this machine has."""
+    """Return an id for the next container of a sandbox, unique on this machine."""
     return f"{_FIRST}{sandbox_id}-{secrets.token_hex(4)}"
 
 
 def command(root: str, network: str, *, writable: bool, rootless: bool, sandbox_id: str = "") -> list[str]:
-    """The words before a subcommand. `root` is where `runsc` keeps its state; what is written goes into memory."""
+    """Return the argv before a subcommand. `root` is the directory of `runsc`'s state; with `writable`, writes go into
+    memory.
+    """
     words = [program() or "runsc", f"--root={root}", f"--platform={settings.PLATFORM()}", f"--network={network}"]
     if settings.IGNORE_CGROUPS():
         words.append("--ignore-cgroups")
@@ -80,7 +82,7 @@ def command(root: str, network: str, *, writable: bool, rootless: bool, sandbox_
 
 @functools.cache
 def version() -> str:
-    """What `runsc` says it is. Raises `provider_unavailable`."""
+    """Return the version that `runsc` reports. Raises `provider_unavailable`."""
     found = program()
     done = run_tool([found, "--version"], timeout_s=20) if found else None
     match = _VERSION.search(done.stdout) if done is not None else None
@@ -91,14 +93,14 @@ def version() -> str:
 
 @functools.cache
 def cpu_features() -> str:
-    """A digest of what the processor of this machine can do, which the code in a checkpoint may have looked at."""
+    """Return a digest of this machine's CPU features, which the code in a checkpoint may rely on."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         lines = [line for line in file if line.startswith(("flags", "Features", "vendor_id"))]
     return hashlib.sha256("".join(sorted(set(lines))).encode()).hexdigest()[:16]
 
 
 def running(bundle: str) -> tuple[str, Identity] | None:
-    """The container of a sandbox that runs, and its first process on the host; None when none does."""
+    """Return the running container of a sandbox, and its first process on the host; None when none runs."""
     for name in _listed(bundle):
         match = _PID_FILE.fullmatch(name)
         first = named_in(f"{bundle}/{name}", match[1]) if match else None
@@ -115,7 +117,7 @@ def _listed(directory: str) -> list[str]:
 
 
 def named_in(pid_file: str, word: str) -> Identity | None:
-    """The process of which that file tells, if it runs, and has that word in its command."""
+    """Return the process named in that file, if it runs, and has that word in its argv."""
     try:
         with open(pid_file, encoding="ascii") as file:
             pid = int(file.read(32))
@@ -134,7 +136,7 @@ def _words_of(pid: int) -> list[str]:
 
 
 def most_saved(bundle: str) -> int:
-    """How many bytes what is saved of what runs can come to at most: its memory, in which its files are, too."""
+    """Return the maximum bytes of a save of the running container: its memory, which includes its files."""
     found = running(bundle)
     total = _BESIDES_BYTES
     if found is not None:
@@ -147,7 +149,7 @@ def most_saved(bundle: str) -> int:
 
 
 def forget_ended(bundle: str) -> None:
-    """Remove what tells of containers, all of which have ended."""
+    """Remove the files about containers, all of which have ended."""
     for name in _listed(bundle):
         if name.endswith((_RAN, f"{_RAN}.not")) or _PID_FILE.fullmatch(name):
             with suppress(FileNotFoundError):
@@ -155,17 +157,17 @@ def forget_ended(bundle: str) -> None:
 
 
 def has_run(bundle: str, container: str) -> bool:
-    """Whether that container, which was brought back, came so far that its code ran."""
+    """Return True if the code of that restored container has run."""
     return os.path.exists(ran_mark(bundle, container))
 
 
 def ran_mark(bundle: str, container: str) -> str:
-    """The file that says so."""
+    """Return the path of the mark file for that."""
     return f"{bundle}/{container}{_RAN}"
 
 
 def processes(root: str) -> list[int]:
-    """The processes of `runsc` that have their state there."""
+    """Return the processes of `runsc` that have their state there."""
     word = f"--root={root}"
 
     def ours(pid: int) -> bool:
@@ -176,8 +178,8 @@ def processes(root: str) -> list[int]:
 
 
 def holders(root: str, container: str) -> list[int]:
-    """The processes that hold the files of a container which runs: its kernel, and who opens files for it. They are on
-    record; to look through all processes of the machine takes long where there are many.
+    """Return the processes that hold the files of a running container: its kernel, and the gofer that opens files for
+    it. They are taken from the state file; a search through all processes takes long where there are many.
     """
     try:
         with open(f"{root}/{container}_sandbox:{container}.state", "rb") as file:
@@ -195,7 +197,7 @@ def end(root: str) -> None:
 
 
 def forget(root: str, container: str) -> None:
-    """Remove what `runsc` keeps of a container that has ended."""
+    """Remove `runsc`'s state files of a container that has ended."""
     for name in _listed(root):
         if name.startswith(f"{container}_"):
             with suppress(FileNotFoundError):
@@ -203,7 +205,7 @@ def forget(root: str, container: str) -> None:
 
 
 def roots_in_use(base: str) -> set[str]:
-    """The directories below `base` in which a running `runsc` has its state."""
+    """Return the directories below `base` in which a running `runsc` has its state."""
     prefix = f"--root={base}/"
     found = set[str]()
 
@@ -218,7 +220,7 @@ def roots_in_use(base: str) -> set[str]:
 
 
 def sentence(said: bytes) -> str:
-    """What `runsc` said, as the end of a sentence: of the trace of a crash its first line."""
+    """Return the output of `runsc` as the end of a sentence: of a crash's trace its first line."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
     kept = [line for line in lines if line != "ready" and not line.startswith(("goroutine ", "created by "))]
     first = next((line for line in kept if "error" in line or "panic" in line or "FATAL" in line), None)

@@ -1,6 +1,6 @@
-"""Saving gVisor sandboxes and bringing them back, which is how they are suspended, too. See `Pausing`.
+"""Saving and restoring gVisor sandboxes, which also suspends and resumes them. See `Pausing`.
 
-To save a sandbox ends what runs of it; to bring it back is a container of another name with the same inside.
+A save ends the running container; a restore is a container of another name with the same processes inside.
 """
 
 import functools
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from sandkeepd.providers.gvisor.provider import GvisorProvider
 
 ENDING_S: Final = 10.0
-"""How long what was saved may take to be gone."""
+"""Seconds that a saved container may take to end."""
 
 
 class Saves:
-    """Saves the sandboxes of a provider, and brings them back."""
+    """Saves the sandboxes of a provider, and restores them."""
 
     def __init__(self, provider: "GvisorProvider") -> None:
         self._provider = provider
 
     async def job_of(self, instance: GvisorInstance) -> Job:
-        """What it takes to start a sandbox, or what is saved of it."""
+        """Return the parameters for starting a sandbox, or for restoring it."""
         secrets = instance.handle.get("secrets", [])
         return await self._provider.job(instance.sandbox_id, instance.image_id, instance.spec, secrets, instance.plan)
 
     async def suspend(self, instance: GvisorInstance) -> None:
-        """Save a sandbox, which ends what runs of it. Safe to repeat."""
+        """Save a sandbox, which ends its container. Safe to repeat."""
         async with instance.turn:
             if not instance.is_suspended:
                 await self.save(instance, await self.job_of(instance), go_on=False)
                 instance.suspended.set(True)
 
     async def resume(self, instance: GvisorInstance) -> None:
-        """Bring a sandbox back that is suspended. Safe to repeat."""
+        """Restore a suspended sandbox. Safe to repeat."""
         async with instance.turn:
             if instance.is_suspended:
                 await self.bring_back(instance, await self.job_of(instance))
@@ -54,9 +54,7 @@ class Saves:
     async def save(
         self, instance: GvisorInstance, job: Job, *, go_on: bool, digest: bool = False
     ) -> dict[str, tuple[str, int]]:
-        """Have it saved; answer the digests that are asked for. It stands still then; when that fails, it runs, or it
-        has ended.
-        """
+        """Save it; return the digests, if asked for. It stands still then; on failure it runs, or it has ended."""
         require_savable(instance.plan)
         await instance.without_helpers()
         await instance.without_viewers()
@@ -77,11 +75,11 @@ class Saves:
         if instance.plan.limits.memory_bytes is None:
             self._provider.nursery.start_soon(_see_gone, pidfd, job.root, container)
         else:
-            await _see_gone(pidfd, job.root, container)  # what is brought back is to have its memory
+            await _see_gone(pidfd, job.root, container)  # the restored container needs its memory
         return {} if found is None else {IMAGE: found}
 
     async def _after_failure(self, instance: GvisorInstance, job: Job) -> None:
-        """What could not be saved goes on: it runs still, or was saved although there was an error."""
+        """Let a sandbox go on after a failed save: it runs still, or was saved although there was an error."""
         await self._provider.in_thread(start.end_saved, job)
         found = await self._provider.in_thread(runsc.running, job.bundle)
         if found is not None and self._is_held(instance, *found):
@@ -94,7 +92,7 @@ class Saves:
             await instance.went(instance.ending or Ending(kind="failed", message=words))
 
     def _is_held(self, instance: GvisorInstance, container: str, first: Identity) -> bool:
-        """Hold what runs of it, if it does not end at this instant."""
+        """Hold its running container; return False if that ends at this instant."""
         try:
             self._provider.hold(instance, container, first)
         except ProviderError:
@@ -102,7 +100,7 @@ class Saves:
         return True
 
     async def bring_back(self, instance: GvisorInstance, job: Job) -> None:
-        """Have it run again. When that fails, it is suspended if it is saved still, and else it has ended."""
+        """Restore it. When that fails, it is suspended if its saved state is still there, and else it has ended."""
         with trio.CancelScope(shield=True):
             try:
                 started = await self.start_saved(job)
@@ -119,7 +117,7 @@ class Saves:
             instance.suspended.set(False)
 
     async def start_saved(self, job: Job) -> Started:
-        """Start what is saved of a sandbox."""
+        """Start the saved state of a sandbox."""
         work = functools.partial(start.start, job, restore=True)
         return await self._provider.starts(in_fresh_thread, work)
 
@@ -143,14 +141,14 @@ class SavedPauses(Pauses):
 
 
 def require_savable(plan: Plan) -> None:
-    """Raise `not_supported` for what `runsc` cannot save."""
+    """Raise `not_supported` for a sandbox that `runsc` cannot save."""
     why = gvisor_plan.why_not_saved(plan.network, rootless=plan.rootless)
     if why is not None:
         raise SetupError("not_supported", why)
 
 
 async def _see_gone(pidfd: int, root: str, container: str) -> None:
-    """What was saved is ending, and is forgotten then; a `runsc` that hangs is not waited for."""
+    """Wait until a saved container has ended, and remove its state; a `runsc` that hangs is killed."""
     try:
         with trio.move_on_after(ENDING_S):
             await wait_ended(pidfd)

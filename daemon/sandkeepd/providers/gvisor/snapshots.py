@@ -66,8 +66,8 @@ class GvisorSnapshots:
         return "only gVisor's kernel knows what was changed"
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
-        """See `Snapshotting.pack`. The sandbox's own `tar` reads them while all goes on; what it sends is looked
-        through, and written anew.
+        """See `Snapshotting.pack`. The sandbox's own `tar` reads the files while all goes on; its output is verified,
+        and written anew.
         """
         instance = self._instances.get(source.sandbox_id)
         if instance is None or instance.is_closed or instance.is_suspended:

@@ -1,19 +1,18 @@
-"""Starting what runs of a gVisor sandbox: anew, or from what was saved of it; and saving it. Everything here blocks.
+"""Starting the container of a gVisor sandbox, anew or from its saved state; and saving it. Everything here blocks.
 
 `start` must run in a thread of its own (`sandkeep.system.fresh_thread`): with root's daemon that thread enters a mount
 namespace, in which the root directory is put together.
 
-The directory of a bundle holds, besides `config.json` and what tells of containers (see `runsc`)::
+The directory of a bundle holds, besides `config.json` and the files about containers (see `runsc`)::
 
     saving/            being written by `runsc checkpoint`
-    saved/             complete: the sandbox stands still, and is brought back from here; see also `open_files`
+    saved/             complete: the sandbox stands still, and is restored from here; see also `open_files`
     saved/.go-on       it was only to stand still for a moment
-    aside/             a `saved` that is to be brought back only if what takes its place cannot; and `.exits`, the
-                       answers of that time
-    from-CONTAINER/    what that container was brought back from, until that surely runs
+    aside/             a `saved` to be restored only if its replacement cannot; and `.exits`, the answers of that time
+    from-CONTAINER/    the state that container was restored from, until that surely runs
 
 `saving` becomes `saved` by the program that waits for it to be complete, ``keeper -k`` or ``-m``, so that this happens
-also when the daemon has died; and whoever wants to know what came of it waits for the lock that this program holds.
+also when the daemon has died; the outcome is known once the lock that this program holds is free.
 """
 
 import errno
@@ -48,16 +47,16 @@ from sandkeepd.providers.gvisor.plan import Plan
 
 START_DEADLINE_S: Final = 60.0
 SAVING_S: Final = 120.0
-"""How long whoever takes over a sandbox waits for one who saves it, or brings it back, for an earlier daemon."""
+"""Seconds to wait, when taking over a sandbox, for a save or restore that an earlier daemon had started."""
 
 IMAGE: Final = "checkpoint.img"
-"""What `runsc` calls what it saves."""
+"""The name of the file in which `runsc` saves memory."""
 
 BUNDLE_MARK: Final = ".log"
 GO_ON: Final = ".go-on"
 EXITS: Final = ".exits"
 SHARED: Final = "shared.tar"
-"""What a checkpoint holds besides the files of `runsc`."""
+"""The file of a checkpoint besides those of `runsc`."""
 
 _OTHERS: Final = (SHARED, "processes.json")
 _MOST_SAID: Final = 65536
@@ -65,9 +64,7 @@ _GIVE_WAY_S: Final = 0.01
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One start. `saved` is the directory that it is brought back from; None: it begins. `files` is `directory`, as one
-    in which the code inside may own files.
-    """
+    """The parameters of one start. `files` is `directory`, as a tree in which the code inside may own files."""
 
     sandbox_id: str
     directory: str
@@ -83,11 +80,11 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def saved(self) -> str:
-        """Where what was saved of it is."""
+        """The directory of its saved state."""
         return f"{self.bundle}/saved"
 
     def words(self) -> list[str]:
-        """The words before a subcommand of `runsc`."""
+        """Return the argv before a subcommand of `runsc`."""
         plan = self.plan
         return runsc.command(
             self.root, plan.network, writable=plan.writable, rootless=plan.rootless, sandbox_id=self.sandbox_id
@@ -95,8 +92,8 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Started(Struct, frozen=True, kw_only=True):
-    """What came of it: the container, its first process on the host, and `runsc`, which is about to end, to be reaped.
-    `whole`: its image is a whole root file system.
+    """The result of a start: the container, its first process on the host, and `runsc`, which is about to end, to be
+    reaped. `whole`: its image is a whole root file system.
     """
 
     container: str
@@ -107,8 +104,8 @@ class Started(Struct, frozen=True, kw_only=True):
 
 
 def claim(job: Job) -> None:
-    """Have a bundle, which says of which log it is: several daemons may have theirs at the same place. Raises OSError,
-    and `not_configured` when the one of that name is another's.
+    """Make a bundle with the id of its log: several daemons may share the base directory. Raises OSError, and
+    `not_configured` when the bundle of that name is another's.
     """
     os.makedirs(job.bundle, mode=0o700, exist_ok=True)
     try:
@@ -120,7 +117,7 @@ def claim(job: Job) -> None:
 
 
 def make_directories(job: Job) -> None:
-    """What is shared with the keeper, and the bundle. Raises `storage_unavailable`."""
+    """Make the directories shared with the keeper, and the bundle. Raises `storage_unavailable`."""
     try:
         claim(job)
         for path in (job.root, job.directory):
@@ -140,7 +137,7 @@ def make_directories(job: Job) -> None:
 
 
 def _give_away(job: Job) -> None:
-    """Let the code inside write its journals and answers; whatever was brought back in their place is not followed."""
+    """Let the code inside write its journals and answers; links that were restored in their place are not followed."""
     with _exits(job, os.O_WRONLY | os.O_CREAT) as answers:
         if job.plan.rootless:
             return
@@ -151,7 +148,7 @@ def _give_away(job: Job) -> None:
 
 @contextmanager
 def _exits(job: Job, flags: int) -> Iterator[int]:
-    """The file with the answers, open for the length of a block. Raises OSError and `storage_unavailable`."""
+    """Open the file with the answers for the length of a block. Raises OSError and `storage_unavailable`."""
     try:
         opened = job.files.open_regular("out/exits", flags)
     except NotAFileError:
@@ -164,10 +161,10 @@ def _exits(job: Job, flags: int) -> Iterator[int]:
 
 
 def start(job: Job, *, restore: bool = False) -> Started:
-    """Start it; answer when it takes requests, or, brought back, when it goes on.
+    """Start it; return when it takes requests, or, after a restore, when it goes on.
 
-    Raises `provider_unavailable` with what `runsc` said, `snapshot_corrupt` for what cannot be brought back. What was
-    saved is there still then.
+    Raises `provider_unavailable` with the error of `runsc`, `snapshot_corrupt` for a state that cannot be restored. The
+    saved state is still there then.
     """
     control = -1
     container = runsc.new_container(job.sandbox_id)
@@ -196,7 +193,7 @@ def start(job: Job, *, restore: bool = False) -> Started:
 
 
 def _prepare(job: Job, *, whole: bool) -> None:
-    """Have a root directory, and say in the configuration where it is."""
+    """Make a root directory, and write its path into the configuration."""
     own = f"{job.bundle}/rootfs"
     bundle = Bundle(
         sandbox_id=job.sandbox_id, directory=job.directory, root=own, plan=job.plan, spec=job.spec, whole=whole,
@@ -233,8 +230,8 @@ def _begin(job: Job, argv: Sequence[str], container: str, control: int) -> tuple
 
 
 def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
-    """By a program that says so once it runs: the file with the pid is there before its memory is. Its lock tells a
-    daemon that comes later to wait.
+    """Restore it by a program that marks when it runs: the file with the pid exists before its memory is loaded. The
+    lock makes a later daemon wait.
     """
     source = f"{job.bundle}/from-{container}"
     os.rename(job.saved, source)
@@ -259,13 +256,13 @@ def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) 
 
 
 def _then_move(job: Job, umask: int, source: str, target: str) -> list[str]:
-    """The words before a command, see `program.moving_after`."""
+    """Return the argv before a command, see `program.moving_after`."""
     return program.moving_after(program.on_host(job.bundle), umask, source, target)
 
 
 def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, bytes]:
-    """Run a command that holds a lock to its end; answer its code and what it said. What it leaves behind may have its
-    output open.
+    """Run a command that holds a lock to its end; return its exit code and output. Its descendants may keep the output
+    open.
     """
     with open(log, "w+b") as file:
         child = spawn(argv, stdin=stdin, output=file.fileno(), third=lock, roomy=True)
@@ -278,10 +275,10 @@ def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, 
 
 
 def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tuple[str, int] | None:
-    """Have `runsc` save a container, which ends with that; answer the digest and size of `IMAGE`, if they are asked
-    for and known. What is digested is not waited for to be on the disk: see `have_written`.
+    """Save a container by `runsc`, which ends it; return the digest and size of `IMAGE`, if asked for and known. A
+    digested file is not fsynced: see `have_written`.
 
-    Raises `provider_unavailable` with what `runsc` said; then the sandbox may run still.
+    Raises `provider_unavailable` with the error of `runsc`; then the sandbox may run still.
     """
     saving = f"{job.bundle}/saving"
     follower = Follower(f"{saving}/{IMAGE}")
@@ -316,8 +313,8 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
 
 
 def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
-    """Have a kernel save itself: asked by our own program where its words are known, since `runsc`, which only passes
-    them on, takes 20 ms to begin.
+    """Make a kernel save itself: asked by our own program where the request is known, since `runsc`, which only passes
+    it on, takes 20 ms to begin.
     """
     log = f"{job.bundle}/said"
     found = runsc.running(job.bundle)
@@ -332,9 +329,7 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
 
 
 def _run_watched(argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
-    """Run a command that holds a lock to its end, and do something `meanwhile`, again and again, which answers whether
-    there is more of it to do at once.
-    """
+    """Run a command that holds a lock to its end, and call `meanwhile` repeatedly; after True, at once again."""
     with open(log, "w+b") as file, open(os.devnull, "rb") as null:
         child = spawn(argv, stdin=null.fileno(), output=file.fileno(), third=lock)
         pidfd, more = -1, False
@@ -351,13 +346,13 @@ def _run_watched(argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[
 
 
 def have_written(job: Job) -> None:
-    """Have what was saved on the disk, where it is what there is of the sandbox. Raises OSError."""
+    """Fsync the saved state, where it is all that is left of the sandbox. Raises OSError."""
     for path in (*(f"{job.saved}/{name}" for name in saved_files(job.saved)), job.saved, job.bundle):
         sync(path)
 
 
 def failed_to_save(said: bytes) -> SandkeepError:
-    """The error for what `runsc` did not save."""
+    """Return the error for a failed save."""
     return ProviderError("provider_unavailable", f"runsc cannot save the sandbox: {runsc.sentence(said)}")
 
 
@@ -372,9 +367,7 @@ def _locked(job: Job) -> Iterator[int]:
 
 
 def await_saving(job: Job, seconds: float) -> None:
-    """Wait until nobody saves the sandbox any more, or brings it back, whom an earlier daemon had started. Raises
-    `provider_unavailable`.
-    """
+    """Wait until a save or restore that an earlier daemon had started is over. Raises `provider_unavailable`."""
     deadline = time.monotonic() + seconds
     try:
         fd = os.open(f"{job.bundle}/lock", os.O_RDWR | os.O_CLOEXEC)
@@ -397,12 +390,12 @@ def await_saving(job: Job, seconds: float) -> None:
 
 
 def saved_files(directory: str) -> list[str]:
-    """The names of the files that `runsc` saved there."""
+    """Return the names of the files that `runsc` saved there."""
     return sorted(name for name in os.listdir(directory) if not name.startswith(".") and name not in _OTHERS)
 
 
 def put_aside(job: Job) -> None:
-    """Keep what was saved of a sandbox, while something else is brought back in its place."""
+    """Keep the saved state of a sandbox, while another one is restored in its place."""
     aside = f"{job.bundle}/aside"
     try:
         drop(aside)
@@ -414,7 +407,7 @@ def put_aside(job: Job) -> None:
 
 
 def put_nothing_aside(job: Job) -> None:
-    """Say that nothing was there in the place of which something is brought back."""
+    """Record that there was no state to put aside before a restore."""
     try:
         os.makedirs(f"{job.bundle}/aside", mode=0o700, exist_ok=True)
     except OSError as error:
@@ -422,8 +415,8 @@ def put_nothing_aside(job: Job) -> None:
 
 
 def put_back(job: Job) -> bool:
-    """Undo `put_aside`; answer whether there is nothing of the sandbox then. Safe to repeat. Raises OSError and
-    `provider_unavailable`, and has lost nothing then.
+    """Undo `put_aside`; return True if nothing of the sandbox is left. Safe to repeat. Raises OSError and
+    `provider_unavailable`; nothing is lost then.
     """
     await_saving(job, SAVING_S)
     aside = f"{job.bundle}/aside"
@@ -438,7 +431,7 @@ def put_back(job: Job) -> bool:
     if not os.path.exists(f"{aside}/{IMAGE}"):
         drop(aside)
         return True
-    if os.path.exists(f"{aside}/{EXITS}"):  # else it was put back by one who got no further
+    if os.path.exists(f"{aside}/{EXITS}"):  # else an earlier daemon put it back and got no further
         _replace_exits(job, f"{aside}/{EXITS}")
     os.rename(aside, job.saved)
     return False
@@ -461,7 +454,7 @@ def _replace_exits(job: Job, source: str) -> None:
 
 
 def _copy_data(source: int, target: int) -> None:
-    """Copy a file, holes as holes: the code inside may have made it as long as it likes. Raises OSError."""
+    """Copy a file, holes as holes: the code inside can have made it of any length. Raises OSError."""
     end = os.fstat(source).st_size
     os.ftruncate(target, end)
     at = 0
@@ -482,22 +475,18 @@ def _copy_data(source: int, target: int) -> None:
 
 
 def drop_aside(bundle: str) -> None:
-    """What took its place runs, and that is on record."""
+    """Remove the state put aside: its replacement runs, and that is on record."""
     drop(f"{bundle}/aside")
 
 
 def end_saved(job: Job) -> None:
-    """What is saved completely stands still: what seems to run of it is on its way to its end. Raises
-    `provider_unavailable`.
-    """
+    """End the processes of a completely saved sandbox: they are about to end anyway. Raises `provider_unavailable`."""
     if os.path.exists(f"{job.saved}/{IMAGE}"):
         runsc.end(job.root)
 
 
 def recover_saved(bundle: str) -> bool:
-    """Find what was saved of a sandbox of which nothing runs, and that was not brought back since; whether there is
-    any.
-    """
+    """Find the saved state of a sandbox without processes that was not restored since; return True if there is any."""
     saved = f"{bundle}/saved"
     for name in os.listdir(bundle):
         if name.startswith("from-") and not os.path.isdir(saved):
@@ -508,8 +497,8 @@ def recover_saved(bundle: str) -> bool:
 
 
 def stay(job: Job) -> None:
-    """What could not be brought back stands still: whoever comes later is not to bring it back by himself, and it is on
-    the disk, as far as that can be had: all that there is of it is in memory else.
+    """Leave a sandbox suspended that could not be restored: a later daemon must not resume it by itself. Fsync its
+    state, if possible: it may be only in memory.
     """
     with suppress(OSError):
         os.unlink(f"{job.saved}/{GO_ON}")
@@ -518,7 +507,7 @@ def stay(job: Job) -> None:
 
 
 def drop_leftovers(bundle: str) -> None:
-    """Remove what was saved of a sandbox that runs."""
+    """Remove the saved state of a sandbox that runs."""
     for name in os.listdir(bundle):
         if name in ("saving", "saved") or name.startswith("from-"):
             drop(f"{bundle}/{name}")

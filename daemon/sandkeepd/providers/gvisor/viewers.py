@@ -1,14 +1,14 @@
 """Viewers of terminals in gVisor sandboxes, whose own terminals only their kernel knows.
 
 A viewer is the sandbox's own tmux client, as everywhere, but on a terminal of the host: `runsc exec` makes one, starts
-the client on it and hands over the controlling side. As long as the viewer is there, so is the process of `runsc exec`
-that waits for it, which is how a viewer's end is seen; files in the bundle tell which processes these are, also to a
-later daemon::
+the client on it and hands over the controlling side. The process of `runsc exec` that waits for a viewer lives as long
+as the viewer does, which is how a viewer's end is seen; files in the bundle identify these processes, also for a later
+daemon::
 
     vwr_....pid       the process of the host that waits for the viewer
     vwr_....inside    the viewer, by its pid inside
 
-What `runsc exec` started must not be saved with a sandbox, so before that all viewers are asked to go, or are killed.
+Processes of `runsc exec` must not be saved with a sandbox, so before that all viewers are asked to go, or are killed.
 """
 
 import fcntl
@@ -37,19 +37,20 @@ from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.providers.gvisor import runsc as gvisor_runsc
 
 START_DEADLINE_S: Final = 20.0
-"""How long `runsc` has for starting a viewer."""
+"""Seconds that `runsc` may take to start a viewer."""
 
 DETACH_S: Final = 3.0
-"""How long the tmux servers have for letting their viewers go before a sandbox is saved."""
+"""Seconds that the tmux servers may take to detach their viewers before a sandbox is saved."""
 
 GOING_S: Final = 3.0
-"""How long a viewer may take to be gone then; whatever keeps it, it is killed."""
+"""Seconds that a viewer may take to end then, before it is killed."""
 
 SAVED: Final = "[detached: the sandbox is being saved]"
-"""What a viewer sees last then. It begins as what tmux says when somebody detaches, which is how clients know that."""
+"""The last line that a viewer sees then. It begins like tmux's own line on a detach, by which clients recognise that.
+"""
 
 _TERMINALS: Final = range(136, 144)
-"""The numbers of the kernel's driver of pseudo-terminals, as seen by those who are on them."""
+"""The major numbers of the kernel's driver of pseudo-terminals, as seen on their slave side."""
 
 _LOOK_S: Final = 0.02
 _RECEIVED_BYTES: Final = 64
@@ -65,8 +66,8 @@ Run = Callable[..., Awaitable[Any]]
 
 
 class Runsc(Struct, frozen=True, kw_only=True):
-    """How `runsc` is called for a sandbox: the words before a subcommand; and who a viewer is inside, and how large its
-    files may be.
+    """The parameters of `runsc` for a sandbox: the argv before a subcommand; a viewer's user inside, and its file size
+    limit.
     """
 
     bundle: str
@@ -96,8 +97,8 @@ class GvisorViewers(Viewers):
                 self._place.remove_helper(viewer)
 
     def _script(self, viewer: str, process_id: str, term: str, *, read_only: bool) -> bytes:
-        """It is a file, as `runsc exec` leaves out of a command all words that contain "detach". What is wrong is told
-        on stderr, away from the terminal.
+        """Return the script of a viewer: it is a file, as `runsc exec` drops all arguments that contain "detach".
+        Errors go to stderr, away from the terminal.
         """
         words = terminal.viewer(self._place.sockets, process_id, None, term, read_only=read_only)
         command = b" ".join(requests.quote(os.fsencode(word)) for word in words)
@@ -127,8 +128,8 @@ class GvisorViewers(Viewers):
         self._instance.ask(requests.request("stuck", process_id))
 
     async def end_all(self, run: Run) -> None:
-        """Have all viewers go. `run` runs a command inside. Raises `conflict` when something inside keeps the terminal
-        of one: what was saved with that could not be brought back.
+        """End all viewers. `run` runs a command inside. Raises `conflict` when a process inside keeps the terminal of
+        one: a state saved with that could not be restored.
         """
         runsc = self._instance.runsc
         if await trio.to_thread.run_sync(_viewers, runsc.bundle):
@@ -161,14 +162,14 @@ async def _shown(fd: int, pidfd: int) -> bool:
     return shown
 
 
-# What blocks
+# Blocking parts
 
 
 def open_viewer(runsc: Runsc, container: str, viewer: str, script: str, rows: int, cols: int) -> tuple[int, int]:
-    """Have `runsc` run a script inside on a new terminal of that size. Answers its controlling side, which does not
-    block, and a pidfd of what waits for its end. Blocks. Raises `provider_unavailable`.
+    """Run a script inside by `runsc` on a new terminal of that size. Returns its controlling side, which does not
+    block, and a pidfd of the process that waits for its end. Blocks. Raises `provider_unavailable`.
     """
-    _viewers(runsc.bundle)  # removes what is left of those that have gone
+    _viewers(runsc.bundle)  # removes the files of viewers that have ended
     bundle = os.open(runsc.bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX) as listener:
@@ -190,7 +191,7 @@ def open_viewer(runsc: Runsc, container: str, viewer: str, script: str, rows: in
 
 
 def _start(argv: Sequence[str], bundle: int, listener: socket.socket, size: tuple[int, int]) -> tuple[int, bytes]:
-    """Run `runsc exec` to its end. Answers the terminal that it handed over, or -1, and what it said."""
+    """Run `runsc exec` to its end. Returns the terminal that it handed over, or -1, and its output."""
     with tempfile.TemporaryFile() as log, open(os.devnull, "rb") as null:
         pid = spawn(argv, stdin=null.fileno(), output=log.fileno(), third=bundle)
         child, fd, code = os.pidfd_open(pid), -1, -1
@@ -220,7 +221,7 @@ def _words(runsc: Runsc, container: str, viewer: str, script: str) -> list[str]:
 
 
 def _receive(listener: socket.socket, child: int, size: tuple[int, int]) -> int:
-    """The terminal that a child hands over before it starts anything there; -1 when it ends without."""
+    """Return the terminal that a child hands over before it starts anything there; -1 when it ends without."""
     poll = select.poll()
     for fd in (listener.fileno(), child):
         poll.register(fd, select.POLLIN)
@@ -238,7 +239,7 @@ def _receive(listener: socket.socket, child: int, size: tuple[int, int]) -> int:
 
 
 def _viewers(bundle: str) -> list[str]:
-    """The viewers of a sandbox that are there. The files of others are removed. Blocks."""
+    """Return the present viewers of a sandbox. The files of ended ones are removed. Blocks."""
     found = []
     for name in os.listdir(bundle):
         viewer, dot, end = name.partition(".")
@@ -253,14 +254,14 @@ def _viewers(bundle: str) -> list[str]:
 
 
 def _waiting(bundle: str, viewer: str) -> int | None:
-    """A pidfd of what waits for a viewer; None when that has gone."""
+    """Return a pidfd of the process that waits for a viewer; None when that has ended."""
     pid_file = f"{bundle}/{viewer}.pid"
     found = gvisor_runsc.named_in(pid_file, f"--pid-file={pid_file}")
     return open_process(found) if found is not None else None
 
 
 def see_gone(runsc: Runsc, container: str) -> None:
-    """Wait until all viewers have gone; kill those that do not. Blocks."""
+    """Wait until all viewers have ended; kill those that do not. Blocks."""
     for viewer in _viewers(runsc.bundle):
         pidfd = _waiting(runsc.bundle, viewer)
         if pidfd is None:
@@ -276,7 +277,9 @@ def see_gone(runsc: Runsc, container: str) -> None:
 
 
 def is_held(bundle: str) -> bool:
-    """Whether the sandbox's kernel has a terminal of the host still, a while after its viewer has gone. Blocks."""
+    """Return True if the sandbox's kernel still has a terminal of the host, some seconds after its viewer has ended.
+    Blocks.
+    """
     found = gvisor_runsc.running(bundle)
     deadline = time.monotonic() + GOING_S
     while found is not None and _has_terminals(found[1].pid):
@@ -287,7 +290,7 @@ def is_held(bundle: str) -> bool:
 
 
 def _has_terminals(pid: int) -> bool:
-    """Of a kernel whose descriptors cannot be seen it is not known, and none is supposed."""
+    """Return True if a kernel has terminals of the host open. If its descriptors cannot be seen, assume none."""
     with suppress(OSError):
         return any(_is_terminal(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd"))
     return False

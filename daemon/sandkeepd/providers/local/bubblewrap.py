@@ -1,4 +1,4 @@
-"""Arguments of bubblewrap: all that a local sandbox sees."""
+"""Arguments of bubblewrap: the complete view of a local sandbox."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -13,11 +13,11 @@ _ETC: Final = ("passwd", "group", "hosts", "resolv.conf", "nsswitch.conf")
 
 
 class View(Struct, frozen=True, kw_only=True):
-    """What goes into the arguments.
+    """The parameters of bubblewrap's arguments.
 
-    `workspace`, `in_dir` and `out_dir` are where bubblewrap finds these directories. With `close_userns` the code
-    inside can make no user namespaces, in which it would see more of the kernel than it needs. `seccomp_fd` is what
-    bubblewrap finds the filter of system calls as.
+    `workspace`, `in_dir` and `out_dir` are the paths of these directories for bubblewrap. With `close_userns` the code
+    inside can make no user namespaces, in which it would reach more of the kernel than it needs. `seccomp_fd` is the
+    descriptor of the system call filter for bubblewrap.
     """
 
     sandbox_id: str
@@ -36,10 +36,10 @@ class View(Struct, frozen=True, kw_only=True):
 
 
 def arguments(view: View, info_fd: int) -> list[str]:
-    """What bubblewrap is told besides the program to run.
+    """Return bubblewrap's arguments, without the program to run.
 
-    The root is a tmpfs without a size, so it is made read-only at the end; what may be written has a size or lies on
-    the disk. Parents that bubblewrap makes by itself would be closed to others than their owner, hence the ``--dir``.
+    The root is a tmpfs without a size, so it is made read-only at the end; writable places have a size or lie on the
+    disk. Parents that bubblewrap makes by itself would be closed to others than their owner, hence the ``--dir``.
     """
     return [
         "--unshare-user", *(["--disable-userns"] if view.close_userns else []), "--uid", str(view.uid),
@@ -79,7 +79,7 @@ def _shared(view: View) -> Iterator[str]:
     if not view.guard_out:
         yield from ("--bind", view.out_dir, f"{INSIDE}/out")
         return
-    # Where the code inside has the uid that owns `out`, mounts keep it from replacing what is in there.
+    # Where the code inside has the uid that owns `out`, mounts keep it from replacing the entries there.
     yield from ("--ro-bind", view.out_dir, f"{INSIDE}/out")
     for name in ("p", "exits"):
         yield from ("--bind", f"{view.out_dir}/{name}", f"{INSIDE}/out/{name}")

@@ -1,4 +1,4 @@
-"""Host uids of local sandboxes, one for each, as the registry of the machine has them. See `Claiming`."""
+"""Host uids of local sandboxes, one for each, recorded in the machine's registry. See `Claiming`."""
 
 import logging
 from collections.abc import Collection
@@ -15,7 +15,7 @@ logger: Final = logging.getLogger("sandkeepd")
 
 
 class UidClaims:
-    """The uids that root's daemon gives; a user's daemon has none to give, and no `UidClaims`."""
+    """The uids that root's daemon assigns; a user's daemon has none, and no `UidClaims`."""
 
     def __init__(self, uids: Claims) -> None:
         self._uids = uids
@@ -41,14 +41,16 @@ class UidClaims:
                 self._uids.withdraw(uid)
 
     def require(self, sandbox_id: str, plan: Plan) -> None:
-        """Raise `provider_unavailable` when the uid of a plan is not the sandbox's any more."""
+        """Raise `provider_unavailable` when the uid of a plan no longer belongs to the sandbox."""
         if plan.own_uid is None or self._uids.hold(sandbox_id, plan.own_uid):
             return
         words = f"the host uid {plan.own_uid} of sandbox {sandbox_id} belongs to somebody else by now"
         raise ProviderError("provider_unavailable", f"{words}: make another of its files, by a fork or a snapshot")
 
     def keep(self, sandbox_id: str, plan: Plan) -> None:
-        """Have the uid of a sandbox that may run belong to it. The sandbox is not ended when that cannot be."""
+        """Claim the uid of a sandbox that may run for it. If that is impossible, log a warning; the sandbox is not
+        ended.
+        """
         try:
             self.require(sandbox_id, plan)
         except SandkeepError as error:

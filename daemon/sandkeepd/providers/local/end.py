@@ -1,4 +1,4 @@
-"""Ending a local sandbox, and clearing away what there is of it, whole or half made. Everything here blocks."""
+"""Ending a local sandbox, and removing its directories, complete or half made. Everything here blocks."""
 
 import os
 import signal
@@ -20,16 +20,16 @@ from sandkeepd.providers.local.start import Handle
 from sandkeepd.providers.local.strays import Strays
 
 PARENT_S: Final = 0.01
-"""How long bubblewrap may take to end after the first process of its namespace."""
+"""Seconds that bubblewrap may take to end after the first process of its namespace."""
 
 
 class Cleanup:
-    """Ends and clears the sandboxes of the log `log_id`. All of it is safe to repeat.
+    """Ends sandboxes of the log `log_id`, and removes their files. All of it is safe to repeat.
 
-    Nothing is killed on suspicion. What is killed is the first process on record, which the kernel knows from all
-    others, what is in the sandbox's control groups, and what has the uid that is claimed for it alone. Processes that
-    say by their variables that they are the sandbox's count only where there is nothing better: those of the daemon's
-    own user, and without isolation those of the caller.
+    A process is killed only if it surely belongs to the sandbox: the first process on record, which the kernel tells
+    from all others, the members of the sandbox's control groups, and the processes with the uid that is claimed for it
+    alone. Processes marked by their environment variables as the sandbox's count only where there is nothing better:
+    those of the daemon's own user, and without isolation those of the caller.
     """
 
     def __init__(self, layout: Layout, log_id: str, planner: Planner, claims: Claims | None) -> None:
@@ -39,7 +39,7 @@ class Cleanup:
         self._claims = claims
 
     def end(self, sandbox_id: str, plan: Plan, handle: dict[str, Any]) -> None:
-        """Kill what there is: the first process of the namespace takes all the others with it."""
+        """Kill its processes: the first process of the namespace takes all the others with it."""
         _doom(plan.cgroups)
         if handle:
             kill_known(msgspec.convert(handle, Handle).first)
@@ -53,12 +53,12 @@ class Cleanup:
             cgroups.remove(plan.cgroups)
 
     def end_escaped(self, sandbox_id: str, plan: Plan) -> None:
-        """Kill what still has the sandbox's own uid after its end, wherever it has got to."""
+        """Kill processes that still have the sandbox's own uid after its end, in any namespace."""
         if self._claims is not None and plan.own_uid is not None:
             self._claims.end(sandbox_id, plan.own_uid)
 
     def end_for_good(self, sandbox_id: str, plan: Plan) -> None:
-        """The same, give the uid back, and remove the files, all but the journals. That can take long."""
+        """Kill escaped processes, release the uid, and remove the files, all but the journals. That can take long."""
         if self._claims is not None and plan.own_uid is not None:
             self._claims.release(sandbox_id, plan.own_uid)
         self.clear(sandbox_id)
@@ -68,12 +68,12 @@ class Cleanup:
         self._layout.clear(sandbox_id)
 
     def plan_of_stray(self, sandbox_id: str) -> Plan:
-        """What the plan of a sandbox that no event owns must have said."""
+        """Reconstruct the plan of a sandbox that no event owns."""
         uid = self._claims.uid_of(sandbox_id) if self._claims is not None else None
         return self._planner.of_stray(sandbox_id, uid)
 
     def remove_stray(self, strays: Strays, sandbox_id: str, *, forgotten: bool) -> None:
-        """Remove what is left of a sandbox that no event owns, its journals only when it is `forgotten`."""
+        """Remove the remains of a sandbox that no event owns, its journals only when it is `forgotten`."""
         directory, plan = self._layout.sandbox(sandbox_id), self.plan_of_stray(sandbox_id)
         strays.thaw(sandbox_id)
         strays.kill(sandbox_id)
@@ -86,8 +86,8 @@ class Cleanup:
 
 
 def _let_parent_end(groups: Mapping[str, str]) -> None:
-    """Give the parent of a first process that has ended the time to ask after it: what nobody has asked after still
-    has the sandbox's uid, and it takes longer to see that it is nothing but remains.
+    """Give the parent of an ended first process time to reap it: a zombie still has the sandbox's uid, and it takes
+    longer to see that it is only a zombie.
     """
     deadline = time.monotonic() + PARENT_S
     while cgroups.members(groups) and time.monotonic() < deadline:
@@ -95,7 +95,7 @@ def _let_parent_end(groups: Mapping[str, str]) -> None:
 
 
 def _doom(groups: Mapping[str, str]) -> None:
-    """What stands still does not end before it goes on; it is killed first, so as to do nothing more."""
+    """Kill frozen processes before they are thawed: they end only when thawed, and must not run on before."""
     if freezer.stand_still(groups):
         for pid in cgroups.members(groups):
             with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A local sandbox as far as its files go, whether it runs or not."""
+"""The files of a local sandbox, running or not."""
 
 from contextlib import AbstractContextManager
 
@@ -11,8 +11,8 @@ from sandkeepd.providers.local.start import Handle
 
 
 class HeldFiles(Struct, frozen=True, kw_only=True):
-    """What a sandbox changed lies in `upper`, and hides parts of `lowers`, each of which hides parts of the next. The
-    file `mark` is there while it stands still only to be read.
+    """The files of a sandbox. Its changes lie in `upper`, and hide parts of `lowers`, each of which hides parts of the
+    next. The file `mark` exists while it stands still only to be read.
     """
 
     plan: Plan
@@ -28,10 +28,10 @@ class HeldFiles(Struct, frozen=True, kw_only=True):
         return first.pid if self.plan.mechanism == "bubblewrap" and identify(first.pid) == first else None
 
     def standing(self) -> AbstractContextManager[Pause]:
-        """Have it stand still for the length of a block. See `pause.frozen`."""
+        """Freeze it for the length of a block. See `pause.frozen`."""
         return frozen(self.plan.cgroups, self.first_pid, self.mark)
 
     @property
     def owner(self) -> tuple[int, int]:
-        """Whom its files belong to, as the code inside sees it."""
+        """Return the uid and gid of the owner of its files, as the code inside sees it."""
         return self.plan.inner_uid, self.plan.inner_gid

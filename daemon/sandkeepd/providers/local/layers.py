@@ -1,7 +1,7 @@
-"""Layers that local sandboxes begin with, and those made of what one changed, for forks. See `Layering`.
+"""Layers that local sandboxes begin with, and those made of a sandbox's changes, for forks. See `Layering`.
 
-All of it goes by what lies in the state directory, so that it works as well for sandboxes that have ended by themselves
-and whose files are still there.
+All of it depends only on the state directory, so that it also works for sandboxes that have ended by themselves and
+whose files are still there.
 """
 
 import functools
@@ -29,7 +29,7 @@ from sandkeepd.providers.local.start import Handle
 
 
 class LocalLayers(DirectoryLayers):
-    """`abilities` tells what was found out about this machine."""
+    """`Layering` for local sandboxes. `abilities` returns the probed abilities of this machine."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class LocalLayers(DirectoryLayers):
         self._abilities = abilities
 
     async def files_of(self, source: Source) -> HeldFiles:
-        """The files of a sandbox, where they lie. Raises `not_ready` when they are gone."""
+        """Locate the files of a sandbox. Raises `not_ready` when they are gone."""
         plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
         upper = f"{self._layout.sandbox(source.sandbox_id)}/upper"
         if not await trio.Path(upper).is_dir():

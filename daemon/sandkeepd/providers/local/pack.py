@@ -1,8 +1,8 @@
-"""Packing what a local sandbox shows, or what it changed, while it stands still for as short as that can be.
+"""Packing the visible files of a local sandbox, or its changes, with the shortest possible freeze.
 
-What it changed is copied while it stands still, and packed when it goes on again, if the copy is quick: where the
-filesystem shares blocks, or there is little. Else a copy takes longer than an archive of it, so that one is made while
-the sandbox stands still. Everything here blocks.
+Changes are copied during the freeze, and packed afterwards, if the copy is quick: where the filesystem shares blocks,
+or there is little. Else a copy takes longer than an archive, so the archive is written during the freeze. Everything
+here blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,11 +30,11 @@ from sandkeepd.providers.local.files import HeldFiles
 
 COPIED_BYTES: Final = 32 * 1024**2
 COPIED_FILES: Final = 2000
-"""Up to so much is copied where blocks are not shared."""
+"""Maximum bytes that are copied where blocks are not shared."""
 
 
 class Packer:
-    """Packs the sandboxes of one state directory. `shares_blocks` says that a copy costs no bytes."""
+    """Packs the sandboxes of one state directory. `shares_blocks`: a copy costs no bytes."""
 
     def __init__(self, layers: Layers, state_dir: str, *, shares_blocks: bool) -> None:
         self._layers = layers
@@ -43,7 +43,7 @@ class Packer:
         self._overlay = layers.overlay
 
     def pack(self, held: HeldFiles, request: PackRequest, moved: Meter) -> PackedFiles:
-        """Pack a sandbox's files as they are at one moment, and write the catalogue of them."""
+        """Pack a sandbox's files as they are at one moment, and write their catalogue."""
         if request.over == "nothing":
             with self._at_one_moment(held, request.name, request) as (upper, pause):
                 packed = self._pack_tree([upper, *held.lowers], request, held, None, moved)
@@ -56,7 +56,7 @@ class Packer:
 
     @contextmanager
     def _at_one_moment(self, held: HeldFiles, name: str, request: PackRequest) -> Iterator[tuple[str, Pause]]:
-        """For the length of a block, a directory that holds what the sandbox changed as it was at one moment."""
+        """For the length of a block, provide a directory with the sandbox's changes as they were at one moment."""
         if not self._is_quick(held.upper):
             with self._shown(held.upper) as upper, held.standing() as pause:
                 failpoints.reach("snapshot.frozen")
@@ -78,7 +78,7 @@ class Packer:
         return shown(*roots, above=self._state_dir)
 
     def _is_quick(self, upper: str) -> bool:
-        """Whether a copy takes no longer than is worth the while. It is not looked any further than that takes."""
+        """Return True if a copy is quick enough. The measurement stops at the limit."""
         if self._shares_blocks:
             return True
         measure = [*self._layers.enter, "sh", "-c", _MEASURE, "sh"]
@@ -88,7 +88,7 @@ class Packer:
         return len(blocks) <= COPIED_FILES and sum(blocks) * _BLOCK <= COPIED_BYTES
 
     def _look(self, held: HeldFiles, tree: int, request: PackRequest) -> dict[bytes, changes.Seen]:
-        """See what there is in the open upper directory while it stands still, and write it down."""
+        """List the open upper directory during the freeze, and write the list to the catalogue."""
         found = changes.look(tree, self._layers.enter, self._overlay)
         mapped = mapped_files(processes(held.plan.cgroups, held.first_pid), held.handle.workspace)
         try:
@@ -98,7 +98,7 @@ class Packer:
         return found
 
     def _pack_changes(self, held: HeldFiles, request: PackRequest, moved: Meter) -> tuple[Packed, Pause]:
-        """Pack what differs from what an earlier archive holds. Only that is read, so the sandbox stands still."""
+        """Pack the difference from the content of an earlier archive. Only that is read, so the sandbox is frozen."""
         assert request.parent_catalogue is not None
         before = changes.load(request.parent_catalogue)
         wanted = _wanted(request)
@@ -136,7 +136,7 @@ _BLOCK: Final = 512
 
 
 def paths(given: Sequence[str]) -> list[bytes]:
-    """Paths in the sandbox as paths in its workspace. Raises `invalid` for others."""
+    """Convert paths in the sandbox into paths in its workspace. Raises `invalid` for others."""
     found = []
     for path in given:
         inner = path
@@ -150,7 +150,7 @@ def paths(given: Sequence[str]) -> list[bytes]:
 
 
 def _wanted(request: PackRequest) -> Callable[[bytes], bool]:
-    """Whether a name is one of those that are to be in the archive."""
+    """Return a predicate that is True for the names that belong in the archive."""
     include, exclude = paths(request.include), paths(request.exclude)
 
     def is_wanted(name: bytes) -> bool:

@@ -1,6 +1,6 @@
 """Suspending local sandboxes, by the control group that freezes them.
 
-What others do to that group, such as an administrator, is not told by the kernel: it is looked at, now and then.
+The kernel does not report changes that others make to that group, such as an administrator: it is polled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,20 +14,20 @@ from sandkeepd.host.cgroups.freezer import Freezer
 from sandkeepd.keeper.pause import Pause, Pauses
 
 LOOK_S: Final = 5.0
-"""How often it is looked at whether somebody else has frozen sandboxes, or thawed them."""
+"""Seconds between polls for sandboxes frozen or thawed from outside."""
 
 NO_FREEZER: Final = "there is no writable freezer control group"
 WHY_NOT_SUSPENDED: Final = f"{NO_FREEZER}: start the daemon as a service"
 
 
 def suspension(*, freezer: bool) -> Capability:
-    """What works of it, for `Provider.capabilities`."""
+    """Return the capability to suspend, for `Provider.capabilities`."""
     return Capability(works=freezer, why=None if freezer else WHY_NOT_SUSPENDED)
 
 
 class FreezerPauses(Pauses):
-    """Suspends a sandbox by its control group, where it has one for that. `mark` is there while it stands still only to
-    be read.
+    """Suspends a sandbox by its control group, if it has a freezer. `mark` exists while the sandbox stands still only
+    to be read.
     """
 
     def __init__(self, pause: Pause, groups: Mapping[str, str], mark: str) -> None:
@@ -37,7 +37,7 @@ class FreezerPauses(Pauses):
         self.look()
 
     def look(self) -> None:
-        """Take note of whether it is suspended, whoever brought that about."""
+        """Read from the kernel if it is suspended, by the daemon or from outside."""
         suspended = self._freezer.is_suspended() if self._freezer else False
         if suspended is not None:
             self.pause.set(suspended)
@@ -56,7 +56,7 @@ class FreezerPauses(Pauses):
 
 
 async def keep_looking(frozen: Callable[[], Sequence[FreezerPauses]]) -> None:
-    """Look at them all, now and then, until cancelled, letting others go on between two."""
+    """Poll them all periodically, until cancelled, yielding to other tasks between two."""
     while True:
         await trio.sleep(LOOK_S)
         for pauses in frozen():

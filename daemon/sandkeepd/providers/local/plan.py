@@ -1,4 +1,4 @@
-"""What a local sandbox will be: decided from the request and from what this machine can hold, with no effect."""
+"""The plan of a local sandbox: decided from the request and the machine's capabilities, with no effect."""
 
 import shutil
 from typing import Final
@@ -15,11 +15,11 @@ from sandkeepd.providers.local.probe import Abilities
 
 DEFAULT_PIDS: Final = 2048
 DEFAULT_SCRATCH_BYTES: Final = 1024**3
-"""The size of `/tmp`, of the home directory and of `/dev/shm`, each, when memory is not limited to less."""
+"""The size of each of `/tmp`, the home directory and `/dev/shm`, unless the memory limit requires less."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What was decided. `uid` is the host's, None when it is the daemon's own user's. The sandbox begins with `layers`,
+    """A decided plan. `uid` is the host's, None when it is the daemon's own user's. The sandbox begins with `layers`,
     each of which hides parts of the next, and, with `over_image`, with the image beneath them.
     """
 
@@ -39,12 +39,12 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     @property
     def own_uid(self) -> int | None:
-        """The host uid that no other sandbox and no user has; None when there is none."""
+        """The host uid of this sandbox alone; None when there is none."""
         return self.uid if self.mechanism == "bubblewrap" else None
 
 
 class Planner:
-    """Decides for one daemon; `root` is whether sandboxes may have host uids of their own."""
+    """Decides for one daemon; with `root`, sandboxes may have host uids of their own."""
 
     def __init__(self, hierarchies: Hierarchies, *, disk_limit: int, root: bool) -> None:
         self._hierarchies = hierarchies
@@ -77,11 +77,11 @@ class Planner:
         )  # fmt: skip
 
     def needs_uid(self, plan: Plan) -> bool:
-        """Whether a host uid has to be claimed for it."""
+        """Return True if a host uid has to be claimed for it."""
         return self._root and plan.mechanism == "bubblewrap" and plan.uid is None
 
     def of_stray(self, sandbox_id: str, uid: int | None) -> Plan:
-        """What the plan of a sandbox that no event owns must have said. `uid` is what is still claimed for it."""
+        """Reconstruct the plan of a sandbox that no event owns. `uid` is the uid still claimed for it."""
         everything = Limits(pids=DEFAULT_PIDS, memory_bytes=1, cpus=1)
         return Plan(
             mechanism="bubblewrap", uid=uid, gid=uid, limits=everything, disk_bytes=0, scratch_bytes=0,
@@ -113,7 +113,9 @@ class Planner:
 
 
 def notes(plan: Plan, files: str, found: Abilities) -> list[str]:
-    """What of a sandbox is weaker than it could be, in sentences. `files` is how it got the image's."""
+    """Return the weaknesses of a sandbox's isolation, as sentences. `files` is the way in which it got the image's
+    files.
+    """
     weaker = [why_weaker(name) for name, how in plan.held_by.items() if how == "rlimit"]
     if plan.mechanism == "none":
         weaker.append("nothing isolates: the code runs as its caller, sees the host, and shares its network")
@@ -129,7 +131,7 @@ def notes(plan: Plan, files: str, found: Abilities) -> list[str]:
 
 
 def why_weaker(limit: str) -> str:
-    """What it means that a limit is not held by a control group."""
+    """Return a sentence on the effect of a limit that no control group enforces."""
     return {
         "cpus": "cpus cannot be limited: the daemon has no writable cpu control group",
         "memory": "memory is limited for each process, not for all together: there is no writable memory control group",
@@ -138,7 +140,7 @@ def why_weaker(limit: str) -> str:
 
 
 def _check_bare(spec: SandboxSpec) -> None:
-    """Raise `not_supported` for what nothing is there for without isolation."""
+    """Raise `not_supported` for options that do not exist without isolation."""
     if spec.user is not None:
         raise SetupError("not_supported", "without isolation a sandbox runs as its caller: leave out user")
     if spec.read_only:
@@ -146,5 +148,5 @@ def _check_bare(spec: SandboxSpec) -> None:
 
 
 def _scratch(memory_bytes: int | None, disk_bytes: int) -> int:
-    """The size of each of the three file systems that lie in memory: together they leave a quarter to the processes."""
+    """Return the size of each of the three file systems in memory: together they leave a quarter to the processes."""
     return min(DEFAULT_SCRATCH_BYTES, disk_bytes, (memory_bytes or disk_bytes) // 4)

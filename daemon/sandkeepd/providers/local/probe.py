@@ -1,4 +1,4 @@
-"""What the local provider can do on this machine, found out by doing it once."""
+"""The local provider's capabilities on this machine, found by trying each once."""
 
 import os
 import shutil
@@ -16,9 +16,9 @@ from sandkeepd.keeper import program
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
-    """What works.
+    """The probed abilities.
 
-    `overlay` includes the mapping of the image's owner; `files` is the way that follows from the rest.
+    `overlay` includes the mapping of the image's owner; `files` follows from the rest.
     """
 
     bubblewrap: Capability
@@ -29,7 +29,7 @@ class Abilities(Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> str:
-        """How an image becomes a sandbox's own."""
+        """The way in which an image's files become a sandbox's own."""
         if self.overlay.works:
             return "overlay"
         return "reflink" if self.reflink.works else "copy"
@@ -105,7 +105,7 @@ def _root_overlay(place: str, image_uid: int) -> Capability:
         for name in ("image", "workspace"):
             os.mkdir(f"{place}/mount/{name}")
         mounts.bind_mapped([(f"{place}/lower", f"{place}/mount/image", image_uid)], image_uid + 1)
-        with ExitStack() as opened:  # what stays open would keep this namespace
+        with ExitStack() as opened:  # an open descriptor would keep this namespace
             places = [mounts.open_place(f"{place}/{name}") for name in ("mount/image", "upper", "work")]
             for fd in places:
                 opened.callback(os.close, fd)

@@ -1,7 +1,7 @@
 """The local provider: sandboxes on this machine, by bubblewrap over copies-on-write of directories.
 
 With root's daemon every sandbox has a host uid of its own; with a user's daemon all have that user's. `start` makes
-them, `bubblewrap` says what they see, `common.layout` where they are kept. See `contract.provider` for the interface.
+them, `bubblewrap` defines their view, `common.layout` their directories. See `contract.provider` for the interface.
 """
 
 import functools
@@ -67,7 +67,7 @@ class LocalInstance(HeldInstance):
 
     @property
     def disk_bytes(self) -> int:
-        """How much it may have on the disk."""
+        """Limit on its disk usage in bytes."""
         return self.plan.disk_bytes
 
 
@@ -85,7 +85,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         self._uid_base = uid_base
         self._disk_limit = disk_limit
         self.host_uids: Claims | None = None
-        """The host uids of its sandboxes, which only root has to give."""
+        """The host uids of its sandboxes, which only root can assign."""
         self._uids: UidClaims | None = None
         if self.root:
             self.host_uids = Claims(Registry(UID_REGISTRY()), base=uid_base, log_id=log_id, home=self.layout.state_dir)
@@ -93,9 +93,9 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         self._being_cleared: dict[str, trio.Event] = {}
         self.disks = DiskWatch(self.instances, self._occupied, self._end_instance)
         self._clear_in_thread = Threads(trio.CapacityLimiter(64))
-        """Of its own, as what has a million files keeps no other from being made."""
+        """Separate threads, as removing a million files must not keep other sandboxes from being made."""
         self._starts = Threads(trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0)))))
-        """More at once end no sooner, and keep the daemon from its other work."""
+        """More concurrent starts finish no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
         self.images = DirectoryImages(self.layout, log_id, self.in_thread, self._store.uid)
@@ -105,7 +105,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         self.replacement = LocalReplacement(self, revival)
         self.snapshots = LocalSnapshots(self._store, self.layout.state_dir, self._layers.files_of, self.abilities)
 
-    # What works
+    # Capabilities
 
     @functools.cached_property
     def _hierarchies(self) -> Hierarchies:
@@ -117,11 +117,11 @@ class LocalProvider(KeeperProvider[LocalInstance]):
 
     @functools.cached_property
     def cleanup(self) -> Cleanup:
-        """Ends sandboxes, and clears away what there is of them."""
+        """Ends sandboxes, and removes their remains."""
         return Cleanup(self.layout, self.log_id, self._planner, self.host_uids)
 
     async def abilities(self) -> Abilities:
-        """What was found out about this machine, once."""
+        """Probe this machine once; return its abilities."""
         async with self._probing:
             if self._abilities is None:
                 self.layout.prepare()
@@ -133,7 +133,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         try:
             with trio.fail_after(60):
                 found = await self.abilities()
-        except Exception as error:  # noqa: BLE001 - a report of what does not work must not fail
+        except Exception as error:  # noqa: BLE001 - a report of missing capabilities must not fail
             return ProviderCapabilities(provider=self.name, works=False, why=str(error))
         freezes = self._hierarchies.can_freeze()
         limits = {
@@ -180,7 +180,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         return document
 
     def require_uid(self, sandbox_id: str, plan: Plan) -> None:
-        """Raise `provider_unavailable` when the host uid of a plan is not the sandbox's any more."""
+        """Raise `provider_unavailable` when the host uid of a plan no longer belongs to the sandbox."""
         if self._uids is not None:
             self._uids.require(sandbox_id, plan)
 
@@ -204,7 +204,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             raise
 
     def files_for(self, plan: Plan, found: Abilities) -> str:
-        """How what a sandbox of that plan begins with becomes its own. Raises `not_supported`."""
+        """Return the way in which the layers of that plan become a sandbox's own files. Raises `not_supported`."""
         files = found.files
         if plan.mechanism == "none" and not self.root and files == "overlay":
             files = "reflink" if found.reflink.works else "copy"
@@ -214,7 +214,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         return files
 
     async def lowers(self, image_id: str, plan: Plan) -> list[Lower]:
-        """What a sandbox of that plan begins with. Raises `not_found` when some of it is not there."""
+        """Return the layers that a sandbox of that plan begins with. Raises `not_found` when one is missing."""
         lowers = [
             Lower(self._store.root(layer.name), self._uid_base if layer.uid is None else layer.uid)
             for layer in plan.layers
@@ -227,7 +227,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
     def job(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, lowers: list[Lower], files: str, found: Abilities
     ) -> Job:
-        """What it takes to start a sandbox."""
+        """Return the parameters for starting a sandbox."""
         return Job(
             sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), lowers=lowers,
             plan=plan, files=files, host_network=spec.network == "host",
@@ -331,7 +331,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             await self._clear_in_thread(self.cleanup.end_for_good, sandbox_id, decided)
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
-        """The plan of a sandbox, found out from what there is of it when no event tells."""
+        """Return the plan of a sandbox, reconstructed from its remains when no event has it."""
         if plan:
             return msgspec.convert(plan, Plan)
         return await self.in_thread(self.cleanup.plan_of_stray, sandbox_id)
@@ -343,7 +343,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
     async def clean_up(self, ledger: Ledger) -> Swept:
         """See `Provider.clean_up`."""
         strays = Strays(self.layout, self._hierarchies, self.log_id, everybodys=self.root)
-        await self.abilities()  # what is tried out for that lies in the trash
+        await self.abilities()  # their probe uses the trash
         await self.in_thread(strays.unmount_trash)
         await self.in_thread(self.layout.empty_trash)
         await self.in_thread(strays.look)
@@ -379,7 +379,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         return Swept(removed=removed, foreign=strays.foreign)
 
     async def _clear_stray(self, strays: Strays, sandbox_id: str, ledger: Ledger) -> None:
-        """Remove what is left of a sandbox; one that is to be made under the same id waits for that."""
+        """Remove the remains of a sandbox; the creation of another one under the same id waits for that."""
         cleared = self._being_cleared[sandbox_id] = trio.Event()
         forgotten = not ledger.knows_sandbox(sandbox_id)
         remove = functools.partial(self.cleanup.remove_stray, strays, sandbox_id, forgotten=forgotten)
@@ -403,9 +403,9 @@ class LocalProvider(KeeperProvider[LocalInstance]):
 async def open_local(
     state_dir: str, *, uid_base: int, disk_limit: int, log_id: str = ""
 ) -> AsyncIterator[LocalProvider]:
-    """Open the local provider, with the tasks that it needs, for the length of a block. The sandboxes outlive it.
+    """Run the local provider, with its background tasks, for the length of a block. The sandboxes outlive it.
 
-    What it makes carries `log_id`, by which it is known again when nothing else is left of it.
+    Its objects carry `log_id`, by which a later daemon identifies them without any other record.
     """
 
     def make(watcher: Watcher, nursery: trio.Nursery) -> LocalProvider:
@@ -423,7 +423,9 @@ async def open_local(
 
 
 def _terminals() -> Capability:
-    """Sandboxes see the programs of the host, so what is missing here is missing there."""
+    """Return the capability for terminals. Sandboxes see the programs of the host, so a program missing here is missing
+    there.
+    """
     if shutil.which("tmux", path=PATH):
         return Capability(works=True)
     return Capability(works=False, why="tmux is missing: install the package tmux")

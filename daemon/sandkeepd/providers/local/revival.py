@@ -1,4 +1,4 @@
-"""Starting a local sandbox anew on the files that it left, or on others in their place. See `Reviving`, `Replacing`."""
+"""Restarting a local sandbox on its remaining files, or on others in their place. See `Reviving`, `Replacing`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ class LocalRevival:
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any],
         files: str,
     ) -> "LocalInstance":  # fmt: skip
-        """Start what is halted. On any error nothing of it runs."""
+        """Start a halted sandbox. On any error none of its processes run."""
         provider = self._provider
         decided, found = msgspec.convert(plan, Plan), await provider.abilities()
         provider.require_uid(sandbox_id, decided)
@@ -72,7 +72,7 @@ class LocalRevival:
 
 
 class LocalReplacement:
-    """Replaces the files of sandboxes: those of before are put aside until the new ones are on record."""
+    """Replaces the files of sandboxes: the old ones are put aside until the new ones are on record."""
 
     def __init__(self, provider: "LocalProvider", revival: LocalRevival) -> None:
         self._provider = provider

@@ -17,7 +17,9 @@ from sandkeepd.providers.local.probe import Abilities
 
 
 class LocalSnapshots:
-    """`files_of` tells where the files of a sandbox lie, `abilities` what was found out about this machine."""
+    """`Snapshotting` for local sandboxes. `files_of` locates a sandbox's files, `abilities` returns the probed
+    abilities.
+    """
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ _WITHOUT_FREEZER: Final = f"{NO_FREEZER}: processes are stopped one by one meanw
 
 
 def files_features(found: Abilities, *, freezer: bool) -> dict[str, Capability]:
-    """What works with files besides, for `Provider.capabilities`."""
+    """Return the capabilities that concern files, for `Provider.capabilities`."""
     overlay = found.overlay
     return {
         "snapshots": Capability(works=True, why=None if freezer else _WITHOUT_FREEZER),

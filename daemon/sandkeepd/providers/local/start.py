@@ -1,8 +1,8 @@
 """Starting a local sandbox: its directories, its mounts, and its first process.
 
 Everything here blocks, and `start` must run in a thread of its own (`sandkeep.system.fresh_thread`): with root's daemon
-that thread enters a mount namespace in which it builds what the sandbox will see. A user's daemon cannot do that in a
-thread, since only a program of one thread may enter a user namespace; there ``unshare`` and a shell do the same.
+that thread enters a mount namespace in which it builds the sandbox's view. A user's daemon cannot do that in a thread,
+since only a single-threaded program may enter a user namespace; there ``unshare`` and a shell do the same.
 """
 
 import logging
@@ -38,7 +38,7 @@ _ARGUMENTS_FD: Final = 4
 _SECCOMP_FD: Final = 5
 
 # Mounts for a user's daemon, in the namespaces that `unshare` made: $1 the sandbox's directory, $2 the overlay's
-# options or nothing, $3 NAME=NUMBER... for `ceilings`. What is in `out` must not be run.
+# options or nothing, $3 NAME=NUMBER... for `ceilings`. The files in `out` must not be executed.
 _USER_MOUNTS: Final = """
 for ceiling in $3; do echo "${ceiling#*=}" >"/proc/sys/user/${ceiling%%=*}" || exit 125; done
 cd -- "$1" || exit 125
@@ -49,7 +49,7 @@ shift 3; exec "$@"
 
 
 class Handle(Struct, frozen=True, kw_only=True):
-    """What it takes to find a sandbox again: its first process, and the names of its secrets."""
+    """The facts that identify a running sandbox: its first process, and the names of its secrets."""
 
     first: Identity
     files: str
@@ -58,15 +58,16 @@ class Handle(Struct, frozen=True, kw_only=True):
 
 
 class Lower(NamedTuple):
-    """A directory that holds files which the sandbox begins with, and the uid that they belong to."""
+    """A directory of files that the sandbox begins with, and their owner's uid."""
 
     root: str
     uid: int
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """One start. `lowers` are what the sandbox begins with, each hiding parts of the next; `files` is how they become
-    its own: ``overlay``, ``reflink`` or ``copy``. One that is started `anew` has journals, and may have files.
+    """The parameters of one start. `lowers` are the layers that the sandbox begins with, each hiding parts of the next;
+    `files` is the way in which they become its own: ``overlay``, ``reflink`` or ``copy``. One that is started `anew`
+    has journals, and may have files.
     """
 
     sandbox_id: str
@@ -84,23 +85,25 @@ class Job(Struct, frozen=True, kw_only=True):
 
     @property
     def marks(self) -> dict[str, str]:
-        """By what its first processes are known."""
+        """The environment variables that identify its first processes."""
         return marks(self.sandbox_id, self.log_id)
 
 
 class Argv(NamedTuple):
-    """The command line of a start, and what bubblewrap is told apart from that: everybody reads command lines."""
+    """The argv of a start, and bubblewrap's other arguments, passed separately: command lines are readable by all
+    users.
+    """
 
     argv: Sequence[str]
     apart: Sequence[str] = ()
 
     def after(self, before: Sequence[str]) -> "Argv":
-        """The same with words before it."""
+        """Return the argv with `before` before it."""
         return self._replace(argv=[*before, *self.argv])
 
 
 class Started(Struct, frozen=True, kw_only=True):
-    """What came of it: the sandbox's first process, our child that stands before it, and the workspace's path."""
+    """The result of a start: the sandbox's first process, our child that stands before it, and the workspace's path."""
 
     first: Identity
     child: int
@@ -108,10 +111,10 @@ class Started(Struct, frozen=True, kw_only=True):
 
 
 def start(job: Job) -> Started:
-    """Make the directories and start the keeper in its isolation; answer when it takes requests.
+    """Make the directories and start the keeper in its isolation; return when it takes requests.
 
-    Raises `provider_unavailable` with what bubblewrap or the keeper said, `storage_unavailable` for a full disk. What
-    was made so far is left for `terminate` to remove.
+    Raises `provider_unavailable` with the error of bubblewrap or the keeper, `storage_unavailable` for a full disk.
+    Partial work is left for `terminate` to remove.
     """
     control = -1
     try:
@@ -133,7 +136,9 @@ def start(job: Job) -> Started:
 
 
 def _make_directories(job: Job) -> None:
-    """`out` is the daemon's, so that nobody inside can replace what is in it; `exits` and `p` are the code's."""
+    """Make the sandbox's directories. `out` is the daemon's, so that the code inside cannot replace its entries;
+    `exits` and `p` belong to that code.
+    """
     directory = job.directory
     os.makedirs(directory, mode=0o700, exist_ok=True)
     if os.path.lexists(f"{directory}/out") and not job.anew:  # a daemon was killed while it made this sandbox
@@ -159,7 +164,7 @@ def _make_directories(job: Job) -> None:
 
 
 def _copy_files(job: Job) -> None:
-    """Copy what it begins with: without overlays there is only one directory of that, which holds all."""
+    """Copy the files that it begins with: without overlays there is only one lower directory, which holds all."""
     way = "auto" if job.files == "reflink" else "never"
     root, upper = job.lowers[0].root, f"{job.directory}/upper"
     with shown(root, above=root) as source:
@@ -174,9 +179,9 @@ def _copy_files(job: Job) -> None:
 
 
 def _as_root(job: Job) -> tuple[Argv, str]:
-    """Build what the sandbox sees in a mount namespace of this thread.
+    """Build the sandbox's view in a mount namespace of this thread.
 
-    Answers the command line and the workspace in it.
+    Returns the argv and the workspace in it.
     """
     place = mounts.enter_private_namespace()
     opened = {name: mounts.open_place(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
@@ -212,7 +217,7 @@ def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mappin
 
 
 def _take_uid(plan: Plan) -> list[str]:
-    """The words that give up root for good: no capabilities, no way to get any back."""
+    """Return the argv that gives up root for good: no capabilities, no way to get any back."""
     groups = ["--groups", ",".join(map(str, plan.groups))] if plan.groups else ["--clear-groups"]
     return [
         "setpriv", "--reuid", str(plan.uid), "--regid", str(plan.gid), *groups, "--no-new-privs", "--inh-caps=-all",
@@ -257,7 +262,7 @@ def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
 
 
 def _program(job: Job, view: View) -> Argv:
-    """The keeper, in bubblewrap or bare, with the limits that every process has of its own."""
+    """Return the argv of the keeper, in bubblewrap or bare, with the limits that every process has of its own."""
     if job.plan.mechanism == "none":
         return Argv(program.command(view.in_dir, view.out_dir, _limits(job.plan)))
     keeper = program.command(f"{INSIDE}/in", f"{INSIDE}/out", _limits(job.plan))
@@ -293,7 +298,7 @@ def _run(job: Job, words: Argv, control: int, workspace: str) -> Started:
 
 
 def _file_of(words: Sequence[str]) -> int:
-    """A descriptor from which words are read that end with a NUL each."""
+    """Make a descriptor from which arguments are read, each ended by a NUL."""
     fd = os.memfd_create("arguments", os.MFD_CLOEXEC)
     try:
         os.write(fd, b"".join(os.fsencode(word) + b"\0" for word in words))  # a file in memory takes it whole
@@ -319,7 +324,7 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
     if first is not None and job.plan.uid is None and job.plan.mechanism != "none":
         _limit_terminals(child, first)
     if first is None:
-        os.kill(child, signal.SIGKILL)  # what it has started meanwhile is the sandbox's, and ends with that
+        os.kill(child, signal.SIGKILL)  # its children are the sandbox's, and end with that
         reap(child)
         sentence = ready.decode(errors="replace").strip()[:500] or "it did not say why"
         raise ProviderError("provider_unavailable", f"the sandbox did not start: {sentence}")
@@ -327,7 +332,7 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
 
 
 def _limit_terminals(child: int, first: Identity) -> None:
-    """The same as `pty.limit_terminals` where only the user namespace that `child` is in may do that."""
+    """Do as `pty.limit_terminals` where only the user namespace of `child` may do that."""
     options = f"remount,nosuid,noexec,ptmxmode=0666,mode=0620,max={pty.MOST}"
     enter = [f"--user=/proc/{child}/ns/user", f"--mount=/proc/{first.pid}/ns/mnt", "--preserve-credentials", "--"]
     mount = ["mount", "--no-canonicalize", "-i", "-n", "-t", "devpts", "-o", options, "devpts", "/dev/pts"]

@@ -1,9 +1,9 @@
-"""What there is on this machine of the local provider's making, of every kind, and whose it is.
+"""All objects of the local provider on this machine, of every kind, and their logs.
 
-Nothing is taken for ours by its looks alone. A directory holds a file with its log's id; a control group has that id
-in its name; a sandbox's first process, and each that runs unisolated with its tmux, was started with it among its
+An object is taken for ours only by proof. A directory holds a file with its log's id; a control group has that id in
+its name; a sandbox's first process, and each that runs unisolated with its tmux, was started with it among its
 variables, and the namespaces of a sandbox live as long as its first process. A mount is its directory's. Directories
-that do not say whose they are were hardly begun, and are ours, since they are in our state directory.
+without a log's id were hardly begun, and are ours, since they are in our state directory.
 """
 
 import os
@@ -19,11 +19,12 @@ from sandkeepd.providers.common.inside import LOG_MARK, MARK
 from sandkeepd.providers.common.layout import Layout
 
 MOST_TOLD: Final = 50
-"""Of so many things of other logs it is told, each in a sentence."""
+"""Maximum number of reported objects of other logs, each a sentence."""
 
 
 class Strays:
-    """One look at everything. `sandboxes` and `images` are those of our log, owned or not; `foreign` is what is not.
+    """One look at everything. `sandboxes` and `images` are those of our log, owned or not; `foreign` are the objects of
+    others.
 
     With `everybodys`, processes of all users count. Blocks, all of it.
     """
@@ -75,11 +76,11 @@ class Strays:
             self.foreign.append(f"sandbox {sandbox_id} of log {log_id}: pid {numbers}")
 
     def _processes(self) -> list[tuple[int, str, str]]:
-        """The first processes of sandboxes, and those that run unisolated: pid, sandbox and log."""
+        """Return the first processes of sandboxes, and those that run unisolated: pid, sandbox and log."""
         found = []
         for pid, values in bearing([MARK, LOG_MARK], self._uids):
             try:
-                inside = is_inside(pid)  # there anybody can set what variables he likes
+                inside = is_inside(pid)  # code inside can set any variables
             except OSError:
                 continue
             if not inside and is_name(values[MARK]) and is_log_id(values[LOG_MARK]):
@@ -95,7 +96,9 @@ class Strays:
                 self.foreign.append(f"control group {directory}" + (f" of log {whose[0]}" if whose else ""))
 
     def _look_at_mounts(self) -> None:
-        """Mounts in our own namespace: the provider makes none, but somebody may have looked at a sandbox by one."""
+        """Find mounts in our own namespace: the provider makes none, but an administrator may have mounted a sandbox's
+        files.
+        """
         for place in mounts.below(self._layout.sandboxes):
             sandbox_id = place.removeprefix(self._layout.sandboxes).strip("/").partition("/")[0]
             if is_name(sandbox_id) and self._layout.log_of_sandbox(sandbox_id) in (None, self._log_id):
@@ -104,18 +107,18 @@ class Strays:
                 self.foreign.append(f"mount {place}")
 
     def thaw(self, sandbox_id: str) -> None:
-        """Have a sandbox of ours go on that was suspended: what stands still does not end."""
+        """Thaw a suspended sandbox of ours: frozen processes do not end."""
         for directory in self._groups(sandbox_id):
             freezer.thaw({"freezer": directory})
 
     def kill(self, sandbox_id: str) -> None:
-        """End the processes of a sandbox of ours, whoever runs them."""
+        """Kill the processes of a sandbox of ours, of any user."""
         kill_all(
             lambda: [pid for pid, name, log_id in self._processes() if (name, log_id) == (sandbox_id, self._log_id)]
         )
 
     def remove_groups(self, sandbox_id: str) -> None:
-        """Remove the control groups of a sandbox of ours, with what is in them."""
+        """Remove the control groups of a sandbox of ours, and kill their processes."""
         groups = self._groups(sandbox_id)
         kill_all(lambda: cgroups.members(groups))
         cgroups.remove(groups)
@@ -124,10 +127,10 @@ class Strays:
         return {d: d for d in self._hierarchies.found() if log_and_sandbox(d) == (self._log_id, sandbox_id)}
 
     def unmount(self, directory: str) -> None:
-        """Take away what is mounted in a directory."""
+        """Unmount everything in a directory."""
         for place in mounts.below(directory):
             mounts.unmount(place)
 
     def unmount_trash(self) -> None:
-        """Take away what is mounted in what is being removed."""
+        """Unmount everything in the trash."""
         self.unmount(self._layout.trash)
