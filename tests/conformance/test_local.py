@@ -273,8 +273,8 @@ async def test_a_daemon_without_descriptors_takes_no_sandbox_for_gone(world: Wor
 def few_descriptors(left: int) -> Iterator[None]:
     """Have the process be out of descriptors but for so many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = [os.open("/dev/null", os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0] + 4, hard))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(4)]  # not all in a row, where others are open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, hard))
     try:
         with suppress(OSError):
             while True:
