@@ -1,7 +1,8 @@
 """Suspension and resumption of sandboxes, and the restart of those that were lost or failed."""
 
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import trio
 
@@ -28,24 +29,53 @@ RESUME_INTERRUPTED: Final = "the daemon stopped while it was being resumed: resu
 SUSPEND_INTERRUPTED: Final = "the daemon stopped while it was being suspended: suspend it again"
 
 
-class Suspension(SandboxChange):
+class PauseChange(SandboxChange):
+    """The base of suspending and resuming, which undo each other. A restart leaves its instance in the context."""
+
+    target: ClassVar[str]
+    """The status that the order leads to."""
+
+    opposite: ClassVar[str]
+    """The status while the other of the two is under way, whose end is awaited first."""
+
+    async def ensure(self, request: Request[SandboxSuspend] | Request[SandboxResume]) -> Sandbox:
+        """Give the order, unless the sandbox has the target status or the order was given, and answer it."""
+        sandbox, tries = rules.sandbox(self.core.state, request.params.sandbox_id), Tries()
+        while sandbox.status != self.target:
+            if sandbox.status == self.opposite:
+                await self.core.settled(sandbox.sandbox_id, lambda: sandbox.status != self.opposite)
+            elif sandbox.status == self.under_way or await self.try_to_order(sandbox, request, tries):
+                return await self.answer(request, sandbox.sandbox_id)
+        return sandbox.view()
+
+    @abstractmethod
+    async def try_to_order(self, sandbox: SandboxState, request: Request[Any], tries: Tries) -> bool:
+        """Give the order if the sandbox can take it; False if it changed meanwhile."""
+
+    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Operation.recorded`."""
+        runtime = self.runtimes.by_id.get(order.stream)
+        if order.context is not None:
+            self.runtimes.keep(order.context)
+        elif runtime is not None:  # another program may have frozen or thawed it meanwhile
+            await self.runtimes.agree(runtime)
+
+
+class Suspension(PauseChange):
     """``sandbox.suspend``, and its handler. `given` is the `Pausing` instance."""
 
     method = "sandbox.suspend"
     under_way = "suspending"
+    target = "suspended"
+    opposite = "resuming"
     failure: ClassVar[Failure] = events.SandboxSuspendFailed
 
     async def suspend(self, request: Request[SandboxSuspend]) -> Sandbox:
         """Freeze a sandbox. A suspended one is answered as it is."""
-        sandbox, tries = rules.sandbox(self.core.state, request.params.sandbox_id), Tries()
-        while sandbox.status != "suspended":
-            if sandbox.status == "resuming":
-                await self.core.settled(sandbox.sandbox_id, lambda: sandbox.status != "resuming")
-            elif sandbox.status == "suspending" or await self._begin(sandbox, request, tries):
-                return await self.answer(request, sandbox.sandbox_id)
-        return sandbox.view()
+        return await self.ensure(request)
 
-    async def _begin(self, sandbox: SandboxState, request: Request[SandboxSuspend], tries: Tries) -> bool:
+    async def try_to_order(self, sandbox: SandboxState, request: Request[Any], tries: Tries) -> bool:
+        """See `PauseChange.try_to_order`."""
         rules.require_running(sandbox)
         runtime = await self.runtimes.standing(sandbox)
         able = pausing(runtime.instance, sandbox.requested.provider)
@@ -56,12 +86,6 @@ class Suspension(SandboxChange):
         await in_time(order.given.suspend)
         return [NewEvent(order.stream, events.SandboxSuspended(), order.stream, order.subject.revision)]
 
-    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
-        runtime = self.runtimes.by_id.get(order.stream)
-        if runtime is not None:  # another program may have thawed it meanwhile
-            await self.runtimes.agree(runtime)
-
 
 class Revival(NamedTuple):
     """The means to restart a sandbox. The secrets are cleared afterwards."""
@@ -70,24 +94,21 @@ class Revival(NamedTuple):
     secrets: dict[str, str]
 
 
-class Resumption(SandboxChange):
+class Resumption(PauseChange):
     """``sandbox.resume``, and its handler. `given` is the `Pausing` instance, or a `Revival`."""
 
     method = "sandbox.resume"
     under_way = "resuming"
+    target = "running"
+    opposite = "suspending"
     failure: ClassVar[Failure] = events.SandboxResumeFailed
 
     async def resume(self, request: Request[SandboxResume]) -> Sandbox:
         """Thaw a suspended sandbox, or restart one that was lost or failed. A running one is answered as it is."""
-        sandbox, tries = rules.sandbox(self.core.state, request.params.sandbox_id), Tries()
-        while sandbox.status != "running":
-            if sandbox.status == "suspending":
-                await self.core.settled(sandbox.sandbox_id, lambda: sandbox.status != "suspending")
-            elif sandbox.status == "resuming" or await self._begin(sandbox, request, tries):
-                return await self.answer(request, sandbox.sandbox_id)
-        return sandbox.view()
+        return await self.ensure(request)
 
-    async def _begin(self, sandbox: SandboxState, request: Request[SandboxResume], tries: Tries) -> bool:
+    async def try_to_order(self, sandbox: SandboxState, request: Request[Any], tries: Tries) -> bool:
+        """See `PauseChange.try_to_order`."""
         given: Pausing | Revival
         if sandbox.status == "suspended":
             runtime = await self.runtimes.standing(sandbox)
@@ -117,14 +138,6 @@ class Resumption(SandboxChange):
         return await given.provider.revive(
             sandbox.sandbox_id, asked.image_id, asked.spec, given.secrets, asked.plan, sandbox.handle
         )
-
-    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
-        runtime = self.runtimes.by_id.get(order.stream)
-        if order.context is not None:
-            self.runtimes.keep(order.context)
-        elif runtime is not None:  # another program may have frozen it meanwhile
-            await self.runtimes.agree(runtime)
 
     def owns(self, subject: SandboxState) -> bool:
         """See `Operation.owns`. Only restarts are recovered here: the provider has no such sandbox to adopt."""
