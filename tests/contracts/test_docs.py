@@ -67,7 +67,7 @@ def test_links_within_the_repository_lead_somewhere(document: str) -> None:
 
 
 def definitions(document: str) -> dict[str, str]:
-    """What the links by reference of a document mean. A name that is defined twice fails."""
+    """Return the targets of a document's links by reference. A name that is defined twice fails."""
     found = re.findall(r"^\[([^\]]+)\]: (\S+)$", (ROOT / document).read_text(), flags=re.MULTILINE)
     assert len(dict(found)) == len(found), f"{document} defines a name twice"
     return dict(found)
@@ -102,7 +102,7 @@ def test_every_command_in_the_readme_is_one(words: str) -> None:
 
 
 def promises() -> list[tuple[str, str]]:
-    """What a document says that a test proves: the path and the name of each such test."""
+    """Return the tests that a document names as proofs: the path and the name of each."""
     found = set()
     for document in ["README.md", *(path for path in DOCUMENTS if path.startswith("docs/explanation/"))]:
         text, paths = (ROOT / document).read_text(), definitions(document)

@@ -43,7 +43,7 @@ each_kind = pytest.mark.parametrize("kind", LIFECYCLES, ids=lambda kind: kind.no
 
 
 def objects(state: State, kind: Lifecycle[Any]) -> dict[str, Any]:
-    """What the views hold of a kind, by stream."""
+    """Return the objects of a kind in the views, by stream."""
     held: dict[Lifecycle[Any], dict[str, Any]] = {
         SANDBOX: state.sandboxes, PROCESS: state.processes, SNAPSHOT: state.snapshots, CHECKPOINT: state.checkpoints,
         FORK: state.forks, IMAGE: state.images, LOCK: state.locks,
@@ -61,7 +61,7 @@ def example(row: Row[Any]) -> Event:
 
 
 def is_of(kind: Lifecycle[Any], event: str) -> bool:
-    """Whether an event is in the streams of a kind; else it is something that is done with such an object."""
+    """Return True if an event is in the streams of a kind; others are done with such an object."""
     elsewhere = {row.event for other in LIFECYCLES if other is not kind for row in other.rows}
     return event not in {*elsewhere, "sandbox.file_written"} if kind is SANDBOX else True
 
@@ -86,7 +86,7 @@ class Walk:
         return objects(self.state, self.kind).get(self.stream)
 
     def step(self, row: Row[Any]) -> None:
-        """Have the event of a row happen."""
+        """Apply the event of a row."""
         stream = self.stream if is_of(self.kind, row.event) else f"elsewhere_{len(self.log.facts)}"
         self.log.add(stream, example(row), self.sandbox_id)
         self.log.fold(self.state)
@@ -98,7 +98,7 @@ class Walk:
 
 
 def accepts(decide: Callable[[], object]) -> bool:
-    """Whether a rule decides for what it is asked."""
+    """Return True if a rule allows the command."""
     try:
         return decide() is not False
     except StateError:

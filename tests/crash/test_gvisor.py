@@ -33,7 +33,7 @@ BETWEEN = [
 """Between an order and its outcome: something may have been done that is not on record."""
 
 FIRST = ("gvisor.saved", "gvisor.renamed", "gvisor.restored", "checkpoint.saved")
-"""Where the least can be told from what is on record. `test_operations` is killed before and after each outcome; the
+"""The points at which the record tells least. `test_operations` is killed before and after each outcome; the
 others take as long, and are for soaking.
 """
 

@@ -22,7 +22,7 @@ from sandkeepd.core.operation import STEPS, Operation
 
 SIDE_BY_SIDE = 3
 GVISOR = "Checkpoint"
-"""How the names of operations begin that take a kernel which can be saved."""
+"""The prefix of operations that need a kernel which can be saved."""
 
 SETTLED = "done"
 """The step at which nothing is under way any more, which is for soaking."""
@@ -43,7 +43,7 @@ def cases(declared: list[type[Operation[Any]]]) -> list[Any]:
 def dies_at(
     operation: type[Operation[Any]], step: str, root: str, source: Path, program: tuple[str, ...] = ()
 ) -> Story:
-    """Have a daemon die there that is asked for it, and ask again; then everything goes."""
+    """Call the operation of a daemon that dies at that step, call it again, and remove everything."""
     daemon = RunningDaemon(root)
     Path(root).chmod(0o711)
     if program:

@@ -32,8 +32,8 @@ STEALS = "LockSteal"
 SUSPEND = ("Suspension", "CheckpointCreation")
 
 EARLY, LATER = "touch early", "touch later"
-"""What is done in a sandbox as soon as it was made, which whatever is made of it has; and after its snapshot or
-checkpoint was made, which is undone by going back to that.
+"""Commands for a new sandbox, whose effect is in all that is made of it, and for after its snapshot or checkpoint,
+whose effect a restore undoes.
 """
 
 
@@ -48,7 +48,7 @@ def operations(kind: type[Operation[Any]] = Operation, within: str = "sandkeepd.
 
 
 class World:
-    """What operations are about, made as it is asked for: an image, a sandbox of it, a snapshot or checkpoint of that.
+    """Objects for operations, made on demand: an image, a sandbox of it, a snapshot or checkpoint of that.
 
     Everything in it goes by `clear`.
     """
@@ -99,7 +99,7 @@ class World:
         return path
 
     def arguments(self, operation: type[Operation[Any]]) -> dict[str, Any]:
-        """What a call of its method needs, made of what there is."""
+        """Return the parameters for a call of its method, of objects that are made for it."""
         params = METHODS[operation.method].params
         needed = {f.name: f.name for f in fields(params) if f.default is NODEFAULT and f.default_factory is NODEFAULT}
         needed |= BESIDES.get(operation.__name__, {})
