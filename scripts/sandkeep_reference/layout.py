@@ -38,6 +38,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return lines if max(map(len, lines)) <= WIDTH else []
 
 
+def anchor(heading: str) -> str:
+    """Return the anchor of a heading that is a name, as GitHub makes it."""
+    return heading.lower().replace(".", "")
+
+
 def cell(text: str) -> str:
     """Escape a cell's text."""
     return re.sub(r"(?<!\\)\|", r"\\|", text).replace("\n", " ")

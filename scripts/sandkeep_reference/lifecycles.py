@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from sandkeep.lifecycle import LIFECYCLES, Before, Keep, Lifecycle, Row
-from sandkeep_reference.layout import item, paragraphs, wrap
+from sandkeep_reference.layout import anchor, item, paragraphs, wrap
 
 _INTRODUCTION: Final = """
 The states of each kind of object, and the [events](events.md) that lead from one to another. The daemon decides by
@@ -55,7 +55,7 @@ def _targets(kind: Lifecycle[Any], row: Row[Any]) -> list[str]:
 
 
 def _event(row: Row[Any]) -> str:
-    link = f"[`{row.event}`](events.md#{row.event})"
+    link = f"[`{row.event}`](events.md#{anchor(row.event)})"
     return f"{link} with `{row.field}`" if row.field is not None else link
 
 

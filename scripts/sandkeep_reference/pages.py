@@ -24,7 +24,7 @@ from sandkeep.protocol.openrpc import error_codes
 from sandkeep.settings.all import ALL_SETTINGS
 from sandkeep_reference import stubs
 from sandkeep_reference.command import cli_page
-from sandkeep_reference.layout import item, paragraphs, table, wrap
+from sandkeep_reference.layout import anchor, item, paragraphs, table, wrap
 from sandkeep_reference.lifecycles import lifecycles_page
 
 _TYPED: Final = os.path.join(os.path.dirname(os.path.abspath(sandkeep.__file__)), "typed.pyi")
@@ -132,7 +132,7 @@ def events_page() -> Iterator[str]:
     yield "# Events"
     yield ""
     yield from wrap(
-        f"An event is at most {events.MAX_EVENT_BYTES // 1024} KiB. Its envelope is [Event](methods.md#event). "
+        f"An event is at most {events.MAX_EVENT_BYTES // 1024} KiB. Its envelope is [Event](methods.md#event-1). "
         "Here is the `data` of each. An intent is durable before anything happens, and one of its outcomes follows, "
         "if need be when the daemon starts again."
     )
@@ -220,8 +220,14 @@ def _type_link(annotation: Any) -> str:
         text = text.replace(module.rpartition(".")[2] + ".", "")
     kind = next(iter(_structs_in(annotation)), None)
     if kind is not None and issubclass(kind, events.Event):
-        return f"[`{kind.type}`](events.md#{kind.type})"
-    return f"[`{text}`](methods.md#{kind.__name__.lower()})" if kind else f"`{text}`"
+        return f"[`{kind.type}`](events.md#{anchor(kind.type)})"
+    return f"[`{text}`](methods.md#{_type_anchor(kind)})" if kind else f"`{text}`"
+
+
+def _type_anchor(kind: type) -> str:
+    """Return the anchor of a type: the second of that name if methods have it as their group, which comes first."""
+    name = kind.__name__.lower()
+    return f"{name}-1" if any(method.startswith(f"{name}.") for method in METHODS) else name
 
 
 def _structs_in(annotation: Any) -> Iterator[type[Struct]]:

@@ -4,6 +4,8 @@ import os
 import re
 import shlex
 from fnmatch import fnmatch
+from functools import cache
+from itertools import chain, count
 from pathlib import Path
 
 import click
@@ -64,6 +66,29 @@ def test_links_within_the_repository_lead_somewhere(document: str) -> None:
     for target in [*inline, *(target.partition("#")[0] for target in definitions(document).values())]:
         if "://" not in target:
             assert (ROOT / document).parent.joinpath(target).exists(), f"{document} links to {target}"
+
+
+@pytest.mark.parametrize("document", ALL_DOCUMENTS)
+def test_links_to_headings_lead_to_one(document: str) -> None:
+    text = (ROOT / document).read_text()
+    for target in [*re.findall(r"\]\(([^)]+)\)", text), *definitions(document).values()]:
+        path, _, anchor = target.partition("#")
+        if anchor and "://" not in target:
+            other = os.path.normpath(Path(document).parent / path) if path else document
+            assert anchor in anchors(other), f"{document} links to {target}"
+
+
+@cache
+def anchors(document: str) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them; the second of a name ends in -1."""
+    prose = re.sub(r"^```.*?^```$", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", prose, flags=re.MULTILINE):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower().replace(" ", "-")
+        anchor = re.sub(r"[^\w-]", "", text)
+        names = chain([anchor], (f"{anchor}-{number}" for number in count(1)))
+        found.add(next(name for name in names if name not in found))
+    return found
 
 
 def definitions(document: str) -> dict[str, str]:
