@@ -68,8 +68,8 @@ def methods_page() -> Iterator[str]:
     yield ""
     yield from wrap(
         "JSON-RPC 2.0 on the Unix socket, one UTF-8 JSON message a line, at most 16 MiB. Parameters are by name. "
-        "`rpc.discover` answers the same as an OpenRPC document. A method that changes things takes a `command_id`: "
-        "given again within a day, it gets the first answer again and does nothing twice."
+        "`rpc.discover` returns the same as an OpenRPC document. A method that changes something takes an idempotency "
+        "key, `command_id`: a repeat within a day gets the first answer, and nothing is executed twice."
     )
     for noun, rows in groupby(METHODS.values(), key=lambda row: row.name.partition(".")[0]):
         yield from ("", f"## {noun}")
@@ -86,10 +86,10 @@ def _method(row: Method) -> Iterator[str]:
         yield from _prose(row.params)
     yield from ("", *_fields(row.params, without="command_id"))
     yield from item(f"Answers: {_type_link(row.result)}")
-    yield from item(f"For: {_access(row)}")
-    yield from item(f"Changes something: {_change(row)}")
+    yield from item(f"Access: {_access(row)}")
+    yield from item(f"Mutates: {_change(row)}")
     if row.descriptors:
-        yield f"- Hands over, ahead of the answer: {row.descriptors} open descriptor{'s'[: row.descriptors - 1]}"
+        yield f"- Passes, ahead of the answer: {row.descriptors} open descriptor{'s'[: row.descriptors - 1]}"
     yield f"- Deadline: {'none' if row.deadline_s is None else f'{row.deadline_s:g} s'}"
     yield from item(f"Errors: {', '.join(f'[`{code}`](errors.md#{code})' for code in error_codes(row))}")
 
@@ -97,7 +97,7 @@ def _method(row: Method) -> Iterator[str]:
 def _change(row: Method) -> str:
     if not row.mutates:
         return "no"
-    return "yes" if row.intent is None else f"yes; on record before it acts: `{row.intent}`"
+    return "yes" if row.intent is None else f"yes; intent: `{row.intent}`"
 
 
 def _access(row: Method) -> str:
@@ -133,8 +133,8 @@ def events_page() -> Iterator[str]:
     yield ""
     yield from wrap(
         f"An event is at most {events.MAX_EVENT_BYTES // 1024} KiB. Its envelope is [Event](methods.md#event-1). "
-        "Here is the `data` of each. An intent is durable before anything happens, and one of its outcomes follows, "
-        "if need be when the daemon starts again."
+        "This page has the `data` of each. An intent is durable before its effect, and one of its outcomes follows, at "
+        "the latest after the next start of the daemon."
     )
     for noun, kinds in groupby(events.EVENTS.items(), key=lambda item: item[0].partition(".")[0]):
         yield from ("", f"## {noun}")
@@ -160,10 +160,9 @@ def errors_page() -> Iterator[str]:
     yield "# Errors"
     yield ""
     yield from wrap(
-        "An error object's `data.code` is one of these, and never changes its meaning. `code` is JSON-RPC's number. "
-        "In Python the code belongs to a class, which says whose fault it is; all are `SandkeepError`. A message that "
-        "is not JSON has the number -32700, one that is no request -32600, an unknown method -32601; their "
-        "`data.code` is `invalid`."
+        "An error's `data.code` is one of these, whose meaning never changes. `code` is the number of JSON-RPC. In "
+        "Python each code belongs to a class, by cause; all are `SandkeepError`. Invalid JSON has the number -32700, "
+        "an invalid request -32600, an unknown method -32601; their `data.code` is `invalid`."
     )
     for kind, codes in groupby(CODES, key=lambda code: CODES[code]):
         yield from ("", f"## {kind.__name__}", "", *_prose(kind))
@@ -176,8 +175,8 @@ def settings_page() -> Iterator[str]:
     yield "# Settings"
     yield ""
     yield from wrap(
-        "Environment variables, each read when it is used. A value that cannot be used is `not_configured`, and the "
-        "message names it."
+        "Environment variables, each read when it is used. An invalid value fails with `not_configured`, and the "
+        "message names the variable."
     )
     for setting in ALL_SETTINGS.values():
         yield from ("", f"## {setting.name}", "", *wrap(setting.summary))
