@@ -168,7 +168,7 @@ class LogReader:
                 except NOT_A_ROW:
                     found = None
                 if found != crc:
-                    raise damaged(position, "its checkfound is wrong" if at == position else "this event is missing")
+                    raise damaged(position, "its checksum is wrong" if at == position else "this event is missing")
                 try:
                     event = (
                         decode(data) if decode and version == newest else self._codec.decode(at, type, version, data)
