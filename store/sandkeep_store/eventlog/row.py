@@ -4,10 +4,9 @@ import struct
 from typing import Final, TypeAlias
 from zlib import crc32
 
-from msgspec import Struct
-
 from sandkeep.errors import DaemonError, DataError
 from sandkeep.events import Event
+from sandkeep_store.views.view import Fact
 
 COLUMNS: Final = (
     "position",
@@ -76,34 +75,19 @@ def number_checksum(key: int, number: object) -> int:
     return crc32(b"%d %d" % (key, number))
 
 
-class Recorded(Struct, frozen=True, gc=False):
+class Recorded(Fact, frozen=True, gc=False):
     """An event that is in the log.
 
     `data` and `meta` are the very bytes of the log, JSON, and go into answers unchanged. `event` is None when the event
     was read without decoding it. `more` is how many events follow in the same append.
     """
 
-    position: int
-    time_us: int
-    stream: str
-    revision: int
-    sandbox_id: str | None
     event: Event | None
     type: str
     version: int
     data: bytes
     meta: bytes
     more: int = 0
-
-
-class Place(Struct, frozen=True, gc=False):
-    """All that a view asks of an event's place in the log."""
-
-    position: int
-    time_us: int
-    stream: str
-    revision: int
-    sandbox_id: str | None
 
 
 def damaged(position: int, what: str) -> DaemonError:
