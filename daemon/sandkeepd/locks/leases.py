@@ -122,7 +122,7 @@ class Leases:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for lock in list(self._core.state.locks.values()):
-                if lock.under_way:
+                if not lock.ended:
                     self._settling[lock.lock_id] = trio.CancelScope()
                     nursery.start_soon(self._core.guarded, partial(self._settle, lock), f"settling {lock.lock_id}")
             task_status.started()

@@ -51,7 +51,7 @@ class LockOperation(Operation[LockState]):
 
     def is_through(self, lock: LockState) -> bool:
         """Tell if the order is carried out, and nothing else is to come of the lock."""
-        return not lock.under_way
+        return lock.ended
 
     async def answer(self, request: Request[Any], stream: str) -> Lock:
         """See `Operation.answer`."""
@@ -219,7 +219,7 @@ class LockService:
         """Return True if it is an owner's and held in the place that older daemons used for all locks: there it still
         has to be seen.
         """
-        return lock.under_way and (lock.name, lock.owner, lock.where) == (name, owner, shared)
+        return not lock.ended and (lock.name, lock.owner, lock.where) == (name, owner, shared)
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class LockService:
         """List the locks that this daemon holds, or is about to."""
         query = request.params
         locks = self._core.state.locks.values()
-        mine = [lock for lock in locks if request.sees(lock.owner) and (query.all or lock.under_way)]
+        mine = [lock for lock in locks if request.sees(lock.owner) and (query.all or not lock.ended)]
         found, following = page(mine, lambda lock: lock.lock_id, query.after, query.limit)
         return LockList(locks=[lock.view() for lock in found], next=following)
 

@@ -120,7 +120,7 @@ class Redaction:
             return sandbox is not None and sandbox.requested_us == target.time_us and sandbox.ended_us is None
         lock = state.locks.get(stream)
         if lock is not None:
-            return lock.under_way
+            return not lock.ended
         process = state.processes.get(stream)
         return target.type == ProcessLaunchRequested.type and process is not None and not process.ended
 

@@ -9,7 +9,7 @@ from sandkeep import events, ids, model
 from sandkeep.lifecycle import SANDBOX, Lifecycle
 from sandkeep.protocol.clock import optional_rfc3339, rfc3339
 from sandkeep_store.views.processes import ProcessState
-from sandkeep_store.views.view import Fact
+from sandkeep_store.views.view import Fact, ObjectState
 
 
 class Change(Struct, kw_only=True):
@@ -57,7 +57,7 @@ class Filled(Struct, kw_only=True, frozen=True, array_like=True):
     time_us: int
 
 
-class SandboxState(Struct, kw_only=True):
+class SandboxState(ObjectState, kw_only=True):
     """The state of a sandbox. `made` says that it ran once; otherwise it holds nothing. `interrupted`: its creation
     failed only because a daemon ended. While it is `restoring`, `restore` holds its future. The event at `touched` was
     the last activity in it.
@@ -67,8 +67,6 @@ class SandboxState(Struct, kw_only=True):
 
     sandbox_id: str
     requested: events.SandboxCreateRequested
-    requested_us: int
-    revision: int
     position: int
     last_activity_us: int
     touched: int = 0
@@ -76,11 +74,8 @@ class SandboxState(Struct, kw_only=True):
     made: bool = False
     isolation: model.Isolation | None = None
     handle: dict[str, Any] = field(default_factory=dict)
-    ended_us: int | None = None
     terminated_reason: str | None = None
-    error: tuple[str, str] | None = None
     last_status: str | None = None
-    interrupted: bool = False
     change: Change | None = None
     restored_from: str | None = None
     restored_us: int = 0
