@@ -110,9 +110,7 @@ class MetadataFiles:
 
 
 def rebuild(root: str, documents: Mapping[str, bytes | None], position: int) -> RebuildReport:
-    """Make the files below `root` hold exactly `documents`; those that do already are not touched. Raises
-    DaemonError.
-    """
+    """Make the files below `root` hold exactly `documents`, touching no others. Raises `storage_unavailable`."""
     changed = {name: wanted for name, wanted in documents.items() if read(root, name) != wanted}
     try:
         _write_all(root, changed)
@@ -125,9 +123,7 @@ def rebuild(root: str, documents: Mapping[str, bytes | None], position: int) -> 
 
 
 def check(root: str, state: State, log_id: str, *, skip: Iterable[str] = ()) -> list[str]:
-    """Say, a sentence each, which documents are missing, damaged, or of sandboxes that no event knows. `skip` those
-    being written.
-    """
+    """Report, a sentence each, documents missing, damaged, or of unknown sandboxes. `skip` those being written."""
     passed_over = set(skip)
     problems = []
     for sandbox in state.sandboxes.values():

@@ -258,9 +258,7 @@ def _fault_of(path: str) -> str | None:
 
 
 def _unset(purpose: str, *any_of: daemon.Setting[str | None]) -> SetupError:
-    """Return the error for a request that needs one of these variables when none is set; the first is the recommended
-    one.
-    """
+    """Return the error for a request that needs one of these variables, the recommended one first."""
     names = [setting.name for setting in any_of]
     *most, last = names
     listed = f"{', '.join(most)} or {last}" if most else last

@@ -58,9 +58,7 @@ def _connect(emulator: str | None) -> Gcs:
 
 
 def _settled(session: Any, url: str) -> Any:
-    """Resolve a session's proxies and certificates from the environment once, instead of before each request: that is a
-    quarter of a small request's cost.
-    """
+    """Resolve a session's proxies and certificates once; per request it is a quarter of a small request's cost."""
     found = session.merge_environment_settings(url, {}, None, None, None)
     session.proxies, session.verify, session.cert = found["proxies"], found["verify"], found["cert"]
     session.trust_env = False

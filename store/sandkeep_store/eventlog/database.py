@@ -67,9 +67,7 @@ class Database:
         return os.path.dirname(self.path)
 
     def displaced(self) -> str | None:
-        """Return a message if the files were removed or replaced while open: events would be lost with the daemon. None
-        otherwise.
-        """
+        """Return a message if the open files were removed or replaced: events would be lost with the daemon."""
         for path, opened in self._places.items():
             if _place(path) != opened:
                 cure = "restore the state directory from a backup, and start it again"
@@ -281,9 +279,7 @@ def repairing(path: str) -> str:
 
 
 def first_position(connection: sqlite3.Connection) -> int:
-    """Return the position from which the log has no gaps, as this connection sees it. Before it, only events of live
-    objects remain.
-    """
+    """Return the position from which there are no gaps; before it, only events of live objects remain."""
     return int(connection.execute("SELECT value FROM meta WHERE key = 'first_position'").fetchone()[0])
 
 

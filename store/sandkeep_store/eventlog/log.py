@@ -132,9 +132,7 @@ class EventLog:
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons not to trust the opened log, in sentences: it lost its end, or is another log. Then it takes no
-        events.
-        """
+        """Reasons, in sentences, not to trust the log: it lost its end, or is another log. It then takes no events."""
         return self._recorder.doubts
 
     @property
@@ -143,9 +141,7 @@ class EventLog:
         return self._database.displaced() or self._writer.failure
 
     def require(self, position: int, witness: str) -> None:
-        """Raise `storage_unavailable` if `witness` (a file, a client) has seen a position beyond the end: the end was
-        lost.
-        """
+        """Raise `storage_unavailable` if `witness` (a file, a client) has seen a position beyond the end of the log."""
         if position > self.head:
             raise DaemonError(
                 "storage_unavailable",
@@ -293,9 +289,7 @@ class EventLog:
         await self._work(partial(self._recorder.raise_first, position))
 
     async def remove(self, positions: Sequence[int], streams: Mapping[int, str], execs: Mapping[int, int]) -> None:
-        """Take events before `first_position` out of the log for good; see `LogRecorder.remove`. A few hundred at
-        once: appends wait meanwhile.
-        """
+        """Take events before `first_position` out, a few hundred at once, as appends wait. See `LogRecorder.remove`."""
         await self._work(partial(self._recorder.remove, positions, streams, execs))
 
     async def release_pages(self, most: int) -> int:
@@ -308,9 +302,7 @@ class EventLog:
         return found[0] if found else None
 
     async def redact(self, position: int) -> bool:
-        """Remove the caller's data from an event's row, and from memory; it must not be the last event. Return False if
-        it is not in the log.
-        """
+        """Remove the caller's data from an event, not the last one. Return False if it is not in the log."""
         found = await self._work(partial(self._recorder.redact, position, self._redacted))
         self._ring.forget(self.head - 1)
         return bool(found)
@@ -451,9 +443,7 @@ class EventLog:
         return await self._in_reader_thread(self._reader.state_at, sandbox_id, position)
 
     async def time_of(self, position: int) -> int:
-        """Return the commit time of the event at a position, in microseconds since 1970. Raises `compacted` if it is
-        gone.
-        """
+        """Return the commit time of an event, in microseconds since 1970. Raises `compacted` if it is gone."""
         found = await self.read(position - 1, 1, upto=position)
         if not found:
             raise compacted(position, self.first_position)

@@ -138,9 +138,7 @@ class LogReader:
             return _of_command(connection, command_id, owner)
 
     def of_command_at_once(self, command_id: str, owner: str) -> tuple[bool, Recorded | None]:
-        """Look up the event of a command if a connection is idle. Return False first if it would have to wait, then the
-        event.
-        """
+        """Look up a command's event if a connection is idle: False if it would have to wait, and the event."""
         with self._database.idle_reader() as connection:
             if connection is None:
                 return False, None

@@ -67,9 +67,7 @@ def name_checksum(key: int, name: object) -> int:
 
 
 def number_checksum(key: int, number: object) -> int:
-    """Return the CRC-32 of a row of the table of archived counts; -1, which never matches, for a value that is no
-    integer.
-    """
+    """Return the CRC-32 of a row of archived counts; -1, which never matches, for a value that is no integer."""
     if not isinstance(number, int):
         return -1
     return crc32(b"%d %d" % (key, number))

@@ -14,9 +14,7 @@ logger: Final = logging.getLogger("sandkeepd")
 
 
 def read(path: str, content: str) -> bytes | None:
-    """Read the file; None if it is missing or not trustworthy, which is logged. `content` names its content in
-    messages.
-    """
+    """Read the file; None, with a warning that calls it `content`, if it is missing or not trustworthy."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -138,9 +138,7 @@ def _read(folder: int, name: str, place: str, most: int) -> Stored | None:
 
 
 def _version(status: os.stat_result, content: bytes) -> str:
-    """Return a version that identifies a document. Time stamps are coarse and inodes are reused, so the content counts
-    too.
-    """
+    """Identify a version of a document. Time stamps are coarse and inodes are reused, so the content counts too."""
     digest = hashlib.sha256(content[:MAX_DOCUMENT_BYTES]).hexdigest()[:32]
     return f"{status.st_ino}.{status.st_mtime_ns}.{status.st_size}.{digest}"
 

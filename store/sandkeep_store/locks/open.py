@@ -43,9 +43,7 @@ def open_part(where: str, open_whole: Callable[[str], DocumentStore]) -> Documen
 
 
 def open_store(where: str) -> DocumentStore:
-    """The store of that name, which is no owner's part of one. It is looked at when it is used. Raises `not_supported`
-    where its SDK is missing.
-    """
+    """Return the store of that name, which is no owner's part. Raises `not_supported` where its SDK is missing."""
     root = _root_of(where)
     require_sdk(root)
     match root.where:

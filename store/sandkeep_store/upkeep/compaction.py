@@ -174,9 +174,7 @@ def _has_ended(sandbox: SandboxState, before_us: int) -> bool:
 
 
 def _ended_images(state: State, before_us: int) -> Iterator[str]:
-    """Yield the removed images that neither sandboxes nor snapshots name: these still need the record of how to run the
-    image.
-    """
+    """Yield the removed images that no sandbox or snapshot names: these need the record of how to run the image."""
     named = {snapshot.requested.image_id for snapshot in state.snapshots.values() if snapshot.alive}
     named |= {checkpoint.requested.image_id for checkpoint in state.checkpoints.values() if checkpoint.alive}
     named |= {sandbox.requested.image_id for sandbox in state.sandboxes.values() if not _has_ended(sandbox, before_us)}

@@ -113,9 +113,7 @@ class Salvage:
             return None
 
     def _settle_facts(self, old: sqlite3.Connection, seen: witness.Head | None) -> None:
-        """Determine the log's id, and its first position without gaps. The witness has a checksum, and the table has
-        none.
-        """
+        """Determine the log's id and first position. The witness has a checksum, and the table has none."""
         meta = self._facts(old)
         if seen is not None and meta.get("log_id") != seen.log_id and not self._is_of(old, seen):
             self._problems.append(f"{witness.path_of(self._path)} is of another log, {seen.log_id}")

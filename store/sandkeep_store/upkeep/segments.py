@@ -78,9 +78,7 @@ def write(state_dir: str, log_id: str, events: Sequence[Recorded]) -> str:
 
 
 def store(folder: str, log_id: str, first: int, last: int, lines: Sequence[bytes]) -> str:
-    """Write a segment of these lines, and read it back; return its name. Raises OSError, and `storage_unavailable` if
-    the content read differs.
-    """
+    """Write a segment, read it back, return its name. Raises OSError, and `storage_unavailable` if it differs."""
     content = b"".join(lines)
     header = Header(
         format=FORMAT,

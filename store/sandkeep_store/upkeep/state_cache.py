@@ -48,9 +48,7 @@ _NOT_KEPT: Final = ("seen",)
 
 
 class Header(Struct, array_like=True):
-    """The identity of the cached state: that of log `log_id` after the event at `position`, whose row has checksum
-    `crc`.
-    """
+    """The identity of the cached state: log `log_id` after the event at `position`, whose row has checksum `crc`."""
 
     fingerprint: str
     log_id: str

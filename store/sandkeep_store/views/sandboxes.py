@@ -13,9 +13,7 @@ from sandkeep_store.views.view import Fact, ObjectState
 
 
 class Change(Struct, kw_only=True):
-    """The last request to suspend, resume or restore a sandbox: its position, the status before, and its outcome or
-    error.
-    """
+    """The last request to suspend, resume or restore: its position, the status before, and its outcome or error."""
 
     position: int
     before: model.SandboxStatus
@@ -48,9 +46,7 @@ class KeptCheckpoint(Struct, kw_only=True, frozen=True, array_like=True):
 
 
 class Filled(Struct, kw_only=True, frozen=True, array_like=True):
-    """A moment when a sandbox had exactly the files of a snapshot: at its start, or as they replaced its own. Or its
-    state in a checkpoint, by the checkpoint's id.
-    """
+    """A moment when a sandbox had the files of a snapshot, or its state in a checkpoint, by that one's id."""
 
     snapshot_id: str
     position: int

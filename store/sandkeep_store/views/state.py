@@ -40,9 +40,7 @@ class State:
         self.position = fact.position
 
     def owner_of(self, stream: str, sandbox_id: str | None) -> str | None:
-        """Return the owner of an event's object; None for the daemon's own. A lock belongs to its own owner, not to
-        that of the sandbox.
-        """
+        """Return the owner of an event's object; None for the daemon's own. A lock's is not that of the sandbox."""
         if stream.startswith(f"{LOCK}_"):
             lock = self.locks.get(stream)
             return lock.owner if lock else None

@@ -79,9 +79,7 @@ class ArchiveStore(ABC):
         fence: Fence | None = None,
         progress: Progress = lambda _: None,
     ) -> Stored:
-        """Write a new object. If the source does not match a given `size_bytes` or `sha256`, raise `snapshot_corrupt`
-        and write nothing.
-        """
+        """Write a new object. Raises `snapshot_corrupt`, and writes nothing, if size or digest are not those given."""
         if fence is not None:
             fence.check()
             metadata = {**(metadata or {}), "fence": str(fence.number)}
@@ -127,9 +125,7 @@ class ArchiveStore(ABC):
         """Every object whose path begins so, in no order; their metadata may be missing."""
 
     def sweep(self, older_than_s: float, prefix: str = "") -> int:  # noqa: ARG002
-        """Remove uploads that were abandoned at least `older_than_s` ago, below a prefix that only we use. Return their
-        number.
-        """
+        """Remove uploads abandoned `older_than_s` ago, below a prefix that only we use; return their number."""
         return 0
 
     def read_document(self, path: str) -> Document | None:

@@ -51,9 +51,7 @@ def _nonsense(member: Member) -> Exception:
 
 
 def gone(name: bytes) -> bytes | None:
-    """Return the path that a checked whiteout deletes, with a slash at its end for an opaque directory; None for a
-    file's name.
-    """
+    """Return the path that a whiteout deletes, with a final slash for an opaque directory; None for a file."""
     directory, slash, last = name.rpartition(b"/")
     if not last.startswith(PREFIX):
         return None

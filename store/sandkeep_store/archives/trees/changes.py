@@ -54,9 +54,7 @@ Catalogue = Mapping[bytes, Seen]
 
 
 def look(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -> dict[bytes, Seen]:
-    """Look at an open directory, the upper one of an `overlay` or a plain one. `enter` are words before the program
-    that looks. Blocks.
-    """
+    """Catalogue an open directory, upper one of an `overlay` or plain. `enter` precedes find's argv. Blocks."""
     recent = _seconds(time.time_ns() - _RECENT_NS)
     found: dict[bytes, Seen] = {}
     for kind, inode, changed, path in _few(tree) or _all(tree, enter):
@@ -71,9 +69,7 @@ _Entry = Sequence[bytes]
 
 
 def _few(tree: int) -> list[_Entry]:
-    """List a small tree without starting a program, which takes longer. Return nothing if the tree is large or partly
-    unreadable.
-    """
+    """List a small tree without the cost of starting a program; nothing if it is large or partly unreadable."""
     found = [_entry(b"", os.fstat(tree))]
     left = [b"."]
     try:

@@ -83,9 +83,7 @@ class Extraction:
             os.close(top)
 
     def _is_late(self, member: Member) -> bool:
-        """Return True if a directory's properties have to be set later: the program does not change existing
-        directories, and does not set sticky bits.
-        """
+        """Return True if properties are set later: tar changes no existing directory, and sets no sticky bits."""
         known = self._directories.get(member.name)
         self._directories.set(member.name, _MADE)
         if member.name != TOP and not known and not member.mode & stat.S_ISVTX:

@@ -96,9 +96,7 @@ class Program:
             yield chunk
 
     def check(self, prefix: bytes, remarks: Remarks) -> None:
-        """Wait for the program's end and note the files on its stderr, with `prefix` before names. Raises
-        `provider_unavailable` if it failed.
-        """
+        """Wait for the program and note the files on its stderr, below `prefix`. Raises `provider_unavailable`."""
         code = self._process.wait()
         failures = [line for line in self._lines() if not _noted(line, prefix, remarks)]
         if failures or code not in (0, _CHANGED, _FAILED):
@@ -220,9 +218,7 @@ def can_enter_namespaces() -> bool:
 
 
 def _rights(owner: tuple[int, int] | None) -> list[str]:
-    """Return the argv prefix that leaves only the capability to read: files that the owner has closed to himself are
-    part of a tree.
-    """
+    """Return the argv prefix that keeps one capability: to read also files that their owner has closed to himself."""
     if os.geteuid() != 0:
         return _ENTER if can_enter_namespaces() else []
     uid, gid = owner or (0, 0)

@@ -154,9 +154,7 @@ def beneath(tree: int, name: bytes) -> Iterator[int]:
 
 
 def is_opaque(tree: int, name: bytes, overlay: Overlay) -> bool:
-    """Return True if a directory of an overlay's upper one is opaque. Programs that read the tree cannot see the
-    attribute.
-    """
+    """Return True if an upper directory is opaque, by an attribute that programs reading the tree cannot see."""
     try:
         with beneath(tree, name) as directory:
             return os.getxattr(f"/proc/self/fd/{directory}", f"{overlay}.overlay.opaque") == b"y"

@@ -57,9 +57,7 @@ def check_digest(found: Inspection, sha256: str | None) -> None:
 
 @contextmanager
 def staged(target: str, size_bytes: int, members: int) -> Iterator[Stage]:
-    """A stage beside `target`, for the length of a block. Raises `storage_unavailable` where there is no room for so
-    much and so many.
-    """
+    """A stage beside `target`, for a block. Raises `storage_unavailable` where bytes or inodes do not suffice."""
     try:
         stage = Stage(os.fsencode(target), beside=True)
     except OSError as error:

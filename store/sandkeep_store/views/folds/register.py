@@ -25,9 +25,7 @@ def folds(*kinds: type[Event]) -> Callable[[_F], _F]:
 
 
 def advance(objects: dict[str, _S], event: Event, fact: Fact) -> _S | None:
-    """Move the object of an event's stream on; None for one whose first events are in the archive already, as all of
-    them soon will be.
-    """
+    """Move the object of an event's stream on; None for one whose first events are in the archive already."""
     found = objects.get(fact.stream)
     if found is not None:
         found.advance(event, fact)
@@ -35,9 +33,7 @@ def advance(objects: dict[str, _S], event: Event, fact: Fact) -> _S | None:
 
 
 def note_in_history(state: State, fact: Fact) -> None:
-    """Count an event filed under a sandbox in its history, which changes its document. It is no activity in the
-    sandbox.
-    """
+    """Count an event in the history of its sandbox, whose document changes. It is no activity in the sandbox."""
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if sandbox is not None:
         sandbox.position = max(sandbox.position, fact.position)
