@@ -95,7 +95,7 @@ class Compaction:
             frozenset(lock.lock_id for lock in state.locks.values() if not goes_before(state, lock, before_us)),
             frozenset(sandbox.position for sandbox in state.sandboxes.values()),
         )
-        positions = await trio.to_thread.run_sync(log.removable, kept, before_us, ROUND_EVENTS)
+        positions = await trio.to_thread.run_sync(log.reader.removable, kept, before_us, ROUND_EVENTS)
         if len(positions) < least and not state.log.compacting:
             return CompactReport(first_position=log.first_position)
         await trio.to_thread.run_sync(segments.tidy, log.directory)
@@ -154,7 +154,7 @@ def write_segment(
     """Write the events at these positions into a segment; return its name, the data needed to delete them, and the
     processes that they launched in live sandboxes. Blocks.
     """
-    events, leaving = log.leaving(positions, kept)
+    events, leaving = log.reader.leaving(positions, kept)
     processes: dict[str, list[str]] = {}
     for event in events:
         box = event.sandbox_id

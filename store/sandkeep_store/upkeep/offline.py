@@ -74,7 +74,7 @@ def report(log: EventLog, problems: list[str]) -> VerifyReport:
     """Return the report of a check, with the log's extent."""
     return VerifyReport(
         ok=not problems,
-        events=log.count(),
+        events=log.reader.count(),
         first_position=log.first_position,
         last_position=log.head,
         problems=problems,

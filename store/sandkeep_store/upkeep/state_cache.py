@@ -103,7 +103,7 @@ def fingerprint() -> str:
 
 def records(state: State, log: EventLog) -> Iterator[bytes]:
     """The state as records; equal states have equal ones."""
-    crc = log.row_checksum(state.position) or 0
+    crc = log.reader.row_checksum(state.position) or 0
     header = Header(
         fingerprint=fingerprint(),
         log_id=log.log_id,
@@ -203,7 +203,7 @@ def _restored(content: bytes, log: EventLog) -> State:
         raise _UnusableError("another version of Sandkeep wrote it")
     if header.log_id != log.log_id:
         raise _UnusableError("it is of another log")
-    if header.position > log.head or log.row_checksum(header.position) != header.crc:
+    if header.position > log.head or log.reader.row_checksum(header.position) != header.crc:
         raise _UnusableError(f"the log has not the event at position {header.position} that it has seen")
     state = State()
     state.position = state.cached_upto = header.position
