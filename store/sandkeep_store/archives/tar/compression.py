@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal, Protocol
 
-from sandkeep.errors import DaemonError, SetupError
+import zstandard
+from isal import igzip_lib, igzip_threaded
+
+from sandkeep.errors import DaemonError
 from sandkeep_store.archives.tar.members import corrupt
 from sandkeep_store.archives.tar.output import Output
 from sandkeep_store.archives.tar.stream import Stream
@@ -92,33 +95,17 @@ class _Large:
 
 
 def _threaded(output: Output, codec: Codec) -> Compressor:
-    try:
-        if codec == "gzip":
-            from isal import igzip_threaded
-
-            opening: Callable[..., Compressor] = igzip_threaded.open
-            return opening(output, "wb", compresslevel=_GZIP_LEVEL, threads=THREADS, block_size=CHUNK)
-        import zstandard
-    except ImportError as error:
-        raise _missing(error.name) from None
+    if codec == "gzip":
+        opening: Callable[..., Compressor] = igzip_threaded.open
+        return opening(output, "wb", compresslevel=_GZIP_LEVEL, threads=THREADS, block_size=CHUNK)
     maker = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, threads=THREADS, write_checksum=True)
     return maker.stream_writer(output, write_size=CHUNK, closefd=False)  # type: ignore[arg-type]
 
 
 def _at_once(data: bytes, codec: Codec) -> bytes:
-    try:
-        if codec == "gzip":
-            from isal import igzip_lib
-
-            return igzip_lib.compress(data, _GZIP_LEVEL, igzip_lib.COMP_GZIP)
-        import zstandard
-    except ImportError as error:
-        raise _missing(error.name) from None
+    if codec == "gzip":
+        return igzip_lib.compress(data, _GZIP_LEVEL, igzip_lib.COMP_GZIP)
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(data)
-
-
-def _missing(name: str | None) -> SetupError:
-    return SetupError("not_supported", f"the Python package {name} is missing here: install sandkeep[daemon]")
 
 
 # -- the reverse ------------------------------------------------------------------------------------------------------
@@ -161,8 +148,11 @@ class Input:
             yield chunk
 
     def _read(self) -> bytes:
-        with _readable():
+        try:
             chunk = os.pread(self._descriptor, CHUNK, self.size_bytes)
+        except OSError as error:
+            message = f"the archive cannot be read: {error.strerror}: check the disk that it is on"
+            raise DaemonError("storage_unavailable", message) from None
         self._digest.update(chunk)
         self.size_bytes += len(chunk)
         return chunk
@@ -171,15 +161,6 @@ class Input:
     def sha256(self) -> str:
         """The digest of the bytes read so far, in hexadecimal."""
         return self._digest.hexdigest()
-
-
-@contextmanager
-def _readable() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        words = f"the archive cannot be read: {error.strerror}: see to the disk it lies on"
-        raise DaemonError("storage_unavailable", words) from None
 
 
 def decompressed(source: Input, codec: Codec) -> Iterator[bytes]:
@@ -191,12 +172,7 @@ def decompressed(source: Input, codec: Codec) -> Iterator[bytes]:
 
 def _gunzipped(source: Input) -> Iterator[bytes]:
     """Several archives in a row count as one, and zeros behind the last as padding: so gzip itself has it."""
-    try:
-        from isal import igzip_lib
-
-        broken: Any = igzip_lib.IsalError
-    except ImportError as error:
-        raise _missing(error.name) from None
+    broken: Any = igzip_lib.IsalError
     stream, parts = Stream(source.chunks()), 0
     produced = 0
     while not stream.at_end():
@@ -237,10 +213,6 @@ def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
 
 
 def _unzstd(source: Input) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise _missing(error.name) from None
     engine = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
     reader = engine.stream_reader(Frames(source.chunks()), read_size=CHUNK, read_across_frames=True)  # type: ignore[arg-type]
     try:
