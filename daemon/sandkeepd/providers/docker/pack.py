@@ -16,7 +16,6 @@ from sandkeep_store.archives.trees.layers import flatten
 from sandkeep_store.archives.trees.pack import NO_LIMITS, Packed, write
 from sandkeep_store.archives.trees.read import Remarks
 from sandkeep_store.archives.trees.tree import reserved
-from sandkeep_store.archives.trees.unpack import check_digest
 from sandkeepd.contract.layers import KeptArchive
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest
 from sandkeepd.host.cgroups.pause import Pause, frozen
@@ -95,7 +94,7 @@ def as_layer(archive: KeptArchive, output: int, moved: Meter) -> Layer:
     for member in first:
         if not archive.is_layer and is_reserved(member.name):
             raise reserved(member.name)
-    check_digest(first.result, archive.sha256)
+    first.check_digest(archive.sha256)
     return _layer(output, write(first.again(), output, "none", Remarks()))
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from sandkeep.errors import DataError
 from sandkeep_store.archives.tar.compression import Codec, Input, decompressed
 from sandkeep_store.archives.tar.contents import Contents
-from sandkeep_store.archives.tar.limits import Limits, Tally
+from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits, Tally
 from sandkeep_store.archives.tar.members import Member, corrupt, is_too_long, shown
 from sandkeep_store.archives.tar.read_ahead import ahead
 from sandkeep_store.archives.tar.reader import Reader
@@ -59,7 +59,7 @@ def _missing(path: str, why: str | None) -> DataError:
 
 
 def inspect(
-    archive: int, limits: Limits | None = None, *, layer: bool = False, moved: Moved | None = None
+    archive: int, limits: Limits = DEFAULT_LIMITS, *, layer: bool = False, moved: Moved | None = None
 ) -> Inspection:
     """Read an archive, an open file, from its beginning to its end, and return its `Inspection`.
 
@@ -67,10 +67,7 @@ def inspect(
 
     Raises `snapshot_corrupt`, and `storage_unavailable` if it cannot be read. Blocks.
     """
-    examined = Examined(archive, limits or Limits(), layer=layer, moved=moved)
-    for _ in examined:
-        pass
-    return examined.result
+    return Examined(archive, limits, layer=layer, moved=moved).to_end().result
 
 
 class Examined:
@@ -100,6 +97,17 @@ class Examined:
     def again(self) -> "Examined":
         """The same archive to be read once more, and refused if it is not the same any more."""
         return Examined(self._archive, self._limits, layer=self._layer, moved=self._moved, before=self)
+
+    def to_end(self) -> "Examined":
+        """Read all of it. Raises as `inspect` does."""
+        for _ in self:
+            pass
+        return self
+
+    def check_digest(self, sha256: str | None) -> None:
+        """Raise `snapshot_corrupt` unless it has the digest that was recorded, if one was. After the last member."""
+        if sha256 not in (None, self._source.sha256):
+            raise corrupt("is not the one that was recorded: its digest is another")
 
     def __iter__(self) -> Iterator[Member]:
         with closing(self._chunks):

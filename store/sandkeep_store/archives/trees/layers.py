@@ -10,7 +10,7 @@ from sandkeep_store.archives.tar import hardlinks
 from sandkeep_store.archives.tar.compression import Codec
 from sandkeep_store.archives.tar.hardlinks import HardLinks
 from sandkeep_store.archives.tar.inspect import Examined, Moved
-from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
 from sandkeep_store.archives.tar.members import corrupt
 from sandkeep_store.archives.trees.merge import Layer, Merged
 from sandkeep_store.archives.trees.pack import Packed, write
@@ -23,7 +23,7 @@ def flatten(
     output: int,
     *,
     base: int | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     codec: Codec = "gzip",
     owner: tuple[int, int] | None = None,
     moved: Moved | None = None,
@@ -36,19 +36,19 @@ def flatten(
     return write(_merged(chain, base, limits), output, codec, Remarks(), owner=owner, moved=moved)
 
 
-def _merged(chain: Sequence[int], base: int | None, limits: Limits | None) -> Merged:
+def _merged(chain: Sequence[int], base: int | None, limits: Limits) -> Merged:
     layers = _examined(chain, limits, whole=base is None)
     if base is not None:
         layers.append(Layer(source=Tree(base), links=hardlinks.in_tree(base), marks=False))
     return Merged(layers)
 
 
-def _examined(chain: Sequence[int], limits: Limits | None, *, whole: bool) -> list[Layer]:
+def _examined(chain: Sequence[int], limits: Limits, *, whole: bool) -> list[Layer]:
     """Look through all archives of a chain; answer them to be read again, the newest first."""
     layers = []
     for number, archive in enumerate(chain):
         marks = not (whole and number == 0)
-        first = Examined(archive, limits or Limits(), layer=marks)
+        first = Examined(archive, limits, layer=marks)
         links = HardLinks()
         for member in first:
             links.add(member)

@@ -12,11 +12,11 @@ from typing import Final
 
 from sandkeep_store.archives.tar import whiteouts
 from sandkeep_store.archives.tar.inspect import Examined, Inspection, Moved
-from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
 from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees.extract import extracting, unwritable
 from sandkeep_store.archives.trees.tree import Overlay
-from sandkeep_store.archives.trees.unpack import check_digest, staged, take_place
+from sandkeep_store.archives.trees.unpack import staged, take_place
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -27,17 +27,15 @@ def unpack_layer(
     *,
     overlay: Overlay,
     owner: tuple[int, int] | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     sha256: str | None = None,
     moved: Moved | None = None,
 ) -> Inspection:
     """Put at `target` the layer that an archive, an open file, holds, for overlays of that kind. See `unpack`."""
-    first = Examined(archive, limits or Limits(), layer=True, moved=moved)
-    for _ in first:
-        pass
-    check_digest(first.result, sha256)
+    first = Examined(archive, limits, layer=True, moved=moved).to_end()
+    first.check_digest(sha256)
     gone: list[bytes] = []
-    with staged(target, first.result.data_bytes, first.result.members) as stage:
+    with staged(target, first.result) as stage:
         with extracting(stage, owner) as extraction:
             again = first.again()
             for member in again:

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 
 from sandkeep.system.staging import Stage
 from sandkeep_store.archives.tar.inspect import Examined, Inspection, Moved
-from sandkeep_store.archives.tar.limits import Limits
-from sandkeep_store.archives.tar.members import corrupt
+from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
 from sandkeep_store.archives.trees.extract import extracting, unwritable
 from sandkeep_store.archives.trees.swap import swap
 
@@ -22,7 +21,7 @@ def unpack(
     target: str,
     *,
     owner: tuple[int, int] | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     sha256: str | None = None,
     durable: bool = True,
     moved: Moved | None = None,
@@ -36,11 +35,9 @@ def unpack(
     Raises `snapshot_corrupt`, and `storage_unavailable` when there is no room or the archive cannot be read; then
     `target` is unchanged. Blocks.
     """
-    first = Examined(archive, limits or Limits(), moved=moved)
-    for _ in first:
-        pass
-    check_digest(first.result, sha256)
-    with staged(target, first.result.data_bytes, first.result.members) as stage:
+    first = Examined(archive, limits, moved=moved).to_end()
+    first.check_digest(sha256)
+    with staged(target, first.result) as stage:
         with extracting(stage, owner) as extraction:
             again = first.again()
             for member in again:
@@ -49,14 +46,8 @@ def unpack(
     return first.result
 
 
-def check_digest(found: Inspection, sha256: str | None) -> None:
-    """Raise `snapshot_corrupt` for an archive that is not the one that was recorded."""
-    if sha256 is not None and found.sha256 != sha256:
-        raise corrupt("is not the one that was recorded: its digest is another")
-
-
 @contextmanager
-def staged(target: str, size_bytes: int, members: int) -> Iterator[Stage]:
+def staged(target: str, content: Inspection) -> Iterator[Stage]:
     """A stage beside `target`, for a block. Raises `storage_unavailable` where bytes or inodes do not suffice."""
     try:
         stage = Stage(os.fsencode(target), beside=True)
@@ -64,7 +55,7 @@ def staged(target: str, size_bytes: int, members: int) -> Iterator[Stage]:
         raise unwritable(error.strerror) from None
     with stage:
         room = os.statvfs(stage.path)
-        if room.f_bavail * room.f_frsize < size_bytes or (room.f_files > 0 and room.f_favail < members):
+        if room.f_bavail * room.f_frsize < content.data_bytes or (room.f_files > 0 and room.f_favail < content.members):
             raise unwritable(os.strerror(errno.ENOSPC))
         yield stage
 
