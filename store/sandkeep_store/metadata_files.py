@@ -17,6 +17,7 @@ from sandkeep.errors import DaemonError
 from sandkeep.ids import is_name
 from sandkeep.model import RebuildReport
 from sandkeep.system.durable import Replacement
+from sandkeep_store.files.descriptors import closing
 from sandkeep_store.views.metadata import FILE_NAME, Seen, document
 from sandkeep_store.views.state import State
 
@@ -209,8 +210,7 @@ def _write(root: str, sandbox_id: str, content: bytes) -> None:
     for path in (root, folder):  # and none above them: a state directory that was taken away is not begun anew
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, mode=0o755)
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with closing(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as directory:
         with Replacement(FILE_NAME, temporary=UNFINISHED, directory=directory) as new:
             new.file.write(content)
             new.complete()
@@ -220,8 +220,6 @@ def _write(root: str, sandbox_id: str, content: bytes) -> None:
                 os.rename(FILE_NAME, displaced, src_dir_fd=directory, dst_dir_fd=directory)
         failpoints.reach("metadata.renamed")
         os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _is_directory(name: str, directory: int) -> bool:

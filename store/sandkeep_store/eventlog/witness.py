@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from sandkeep.errors import DaemonError
 from sandkeep_store.eventlog.row import damaged
+from sandkeep_store.files.descriptors import closing
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -56,11 +57,8 @@ def read(path: str) -> Head | None:
     An empty file counts as none: a power cut leaves a new file empty.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
+        with closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as descriptor:
             content = os.read(descriptor, SIZE_BYTES + 1)
-        finally:
-            os.close(descriptor)
     except FileNotFoundError:
         return None
     except OSError as error:

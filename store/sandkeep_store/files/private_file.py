@@ -22,12 +22,9 @@ def read(path: str, content: str) -> bytes | None:
     except OSError as error:
         logger.warning("%s cannot be read: made anew", content, extra={"path": path, "why": error.strerror})
         return None
-    try:
+    with open(descriptor, "rb") as file:
         if _is_ours_alone(os.fstat(descriptor)):
-            with open(descriptor, "rb", closefd=False) as file:
-                return file.read()
-    finally:
-        os.close(descriptor)
+            return file.read()
     logger.warning("others could read or write %s: made anew", content, extra={"path": path})
     return None
 

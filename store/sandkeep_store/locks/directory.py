@@ -30,6 +30,7 @@ from typing import Final
 
 from sandkeep.errors import ProviderError, SetupError
 from sandkeep.system.durable import make_directory
+from sandkeep_store.files.descriptors import closing
 from sandkeep_store.locks.document import damaged
 from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
@@ -77,10 +78,8 @@ class DirectoryStore:
         except OSError as error:
             words = f"{self.where} cannot be used ({error.strerror}): make that directory, or mount it"
             raise ProviderError("provider_unavailable", words) from None
-        try:
+        with closing(root):
             yield root
-        finally:
-            os.close(root)
 
 
 @contextmanager
@@ -127,14 +126,12 @@ def _read(folder: int, name: str, place: str, most: int) -> Stored | None:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise damaged(place, "it is no plain file") from None
         raise
-    try:
+    with closing(descriptor):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise damaged(place, "it is no plain file")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(most + 1)
         return Stored(content, _version(os.fstat(descriptor), content))
-    finally:
-        os.close(descriptor)
 
 
 def _version(status: os.stat_result, content: bytes) -> str:

@@ -15,6 +15,7 @@ from sandkeep.protocol.clock import now_us
 from sandkeep_store import metadata_files
 from sandkeep_store.eventlog import witness
 from sandkeep_store.eventlog.log import EventLog, Recorded
+from sandkeep_store.files.descriptors import closing
 from sandkeep_store.upkeep import segments, state_cache
 from sandkeep_store.upkeep.compaction import Compaction
 from sandkeep_store.views.metadata import document
@@ -133,13 +134,11 @@ def _remove_output(out_dir: str, process_ids: Sequence[str]) -> None:
         directory = os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:  # there are none
         return
-    try:
+    with closing(directory):
         for process_id in process_ids:
             for part in ("stdout", "stderr", "pid"):
                 with contextlib.suppress(OSError):  # the code inside may have put anything there
                     os.unlink(f"{process_id}.{part}", dir_fd=directory)
-    finally:
-        os.close(directory)
 
 
 def rebuild(state_dir: str) -> RebuildReport:

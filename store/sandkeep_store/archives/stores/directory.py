@@ -27,6 +27,7 @@ from sandkeep_store.archives.stores.types import (
     missing,
 )
 from sandkeep_store.buckets.config import PARTIAL, Root, checked_path
+from sandkeep_store.files.descriptors import closing
 
 PART_BYTES: Final = 1024**2
 
@@ -86,25 +87,17 @@ class DirectoryArchives(ArchiveStore):
         return DirectoryUpload(self, path)
 
     def _stat(self, path: str) -> Stored:
-        with self.translated(path):
-            descriptor = self.files.open(path)
-            try:
-                return stored(path, os.fstat(descriptor))
-            finally:
-                os.close(descriptor)
+        with self.translated(path), closing(self.files.open(path)) as descriptor:
+            return stored(path, os.fstat(descriptor))
 
     def _fetch(self, stored: Stored, offset: int) -> Iterator[bytes]:
-        with self.translated(stored.path):
-            descriptor = self.files.open(stored.path)
-            try:
-                if _generation(os.fstat(descriptor)) != stored.generation:
-                    raise conflict(self.where(stored.path))
-                os.posix_fadvise(descriptor, offset, 0, os.POSIX_FADV_SEQUENTIAL)
-                while chunk := os.pread(descriptor, CHUNK_BYTES, offset):
-                    offset += len(chunk)
-                    yield chunk
-            finally:
-                os.close(descriptor)
+        with self.translated(stored.path), closing(self.files.open(stored.path)) as descriptor:
+            if _generation(os.fstat(descriptor)) != stored.generation:
+                raise conflict(self.where(stored.path))
+            os.posix_fadvise(descriptor, offset, 0, os.POSIX_FADV_SEQUENTIAL)
+            while chunk := os.pread(descriptor, CHUNK_BYTES, offset):
+                offset += len(chunk)
+                yield chunk
 
     def _delete(self, path: str, generation: str | None) -> bool:
         with self.translated(path), self.files.alone():

@@ -19,6 +19,7 @@ from sandkeep_store.archives.tar.stream import Stream
 from sandkeep_store.archives.tar.zstd_frames import MAGIC as _ZSTD
 from sandkeep_store.archives.tar.zstd_frames import SKIPPED as _SKIPPED
 from sandkeep_store.archives.tar.zstd_frames import Frames
+from sandkeep_store.files.descriptors import closing
 
 Codec = Literal["gzip", "zstd", "none"]
 
@@ -127,11 +128,8 @@ class Input:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Hold a duplicate of the descriptor for the length of a block."""
-        self._descriptor = os.dup(self._descriptor)
-        try:
+        with closing(os.dup(self._descriptor)) as self._descriptor:
             yield
-        finally:
-            os.close(self._descriptor)
 
     def codec(self) -> Codec:
         """Detect the codec from the first bytes."""

@@ -19,6 +19,7 @@ from sandkeep_store.archives.tar.members import Member, corrupt, is_too_long, sh
 from sandkeep_store.archives.tar.read_ahead import ahead
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.tar.whiteouts import check_whiteout
+from sandkeep_store.files import descriptors
 
 Moved = Callable[[int], None]
 """Called now and then with the number of bytes done. Raising ends the work."""
@@ -46,12 +47,10 @@ def opened(path: str) -> Iterator[int]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         raise _missing(path, error.strerror) from None
-    try:
+    with descriptors.closing(descriptor):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _missing(path, "it is no file")
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _missing(path: str, why: str | None) -> DataError:

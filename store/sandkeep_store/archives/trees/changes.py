@@ -21,6 +21,7 @@ from sandkeep_store.archives.tar.members import TOP, Member, shown
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.trees.read import Names, Program, Remarks
 from sandkeep_store.archives.trees.tree import Overlay, is_opaque
+from sandkeep_store.files.descriptors import closing
 
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
 _RECENT_NS: Final = 50_000_000
@@ -88,13 +89,9 @@ def _few(tree: int) -> list[_Entry]:
 
 
 def _in_directory(path: bytes, tree: int) -> Iterator[tuple[bytes, os.stat_result]]:
-    opened = open_beneath(tree, path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with os.scandir(opened) as entries:
-            for entry in entries:
-                yield os.fsencode(entry.name), entry.stat(follow_symlinks=False)
-    finally:
-        os.close(opened)
+    with closing(open_beneath(tree, path, os.O_RDONLY | os.O_DIRECTORY)) as opened, os.scandir(opened) as entries:
+        for entry in entries:
+            yield os.fsencode(entry.name), entry.stat(follow_symlinks=False)
 
 
 def _entry(path: bytes, status: os.stat_result) -> _Entry:

@@ -3,7 +3,7 @@
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Final, Literal, Protocol
 
 from sandkeep.errors import CallerError, DataError
@@ -12,6 +12,7 @@ from sandkeep_store.archives.tar import whiteouts
 from sandkeep_store.archives.tar.members import TOP, Member, is_too_long, shown
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.trees.read import Remarks, reading, unreadable
+from sandkeep_store.files.descriptors import closing
 
 Overlay = Literal["trusted", "user"]
 """The namespace of the extended attributes that mark opaque directories: ``user`` is that of unprivileged mounts."""
@@ -143,14 +144,9 @@ class Tree:
             self._kept_out.add(member.name)
 
 
-@contextmanager
-def beneath(tree: int, name: bytes) -> Iterator[int]:
-    """The place of a directory below an open one, to which no link leads, for the length of a block. Raises OSError."""
-    opened = open_beneath(tree, name, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
+def beneath(tree: int, name: bytes) -> AbstractContextManager[int]:
+    """Open a directory below an open one, to which no link leads, for the length of a block. Raises OSError."""
+    return closing(open_beneath(tree, name, os.O_PATH | os.O_DIRECTORY))
 
 
 def is_opaque(tree: int, name: bytes, overlay: Overlay) -> bool:
