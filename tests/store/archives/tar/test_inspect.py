@@ -21,7 +21,7 @@ from tests.support.tars import END, archive, extended, header, member
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives.tar import links, sparse
 from sandkeep_store.archives.tar.inspect import Examined, Inspection, inspect, opened
-from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
 
 Look = Callable[..., Inspection]
 PLAIN = archive(member(b"d/", b"5"), member(b"d/a", data=b"x" * 700), member(b"d/l", b"2", target=b"a"))
@@ -38,7 +38,7 @@ CODECS = {"none": bytes, "gzip": gzip.compress, "zstd": zstd}
 def look(tmp_path: str) -> Look:
     """Inspects bytes."""
 
-    def inspected(data: bytes, limits: Limits | None = None, **options: object) -> Inspection:
+    def inspected(data: bytes, limits: Limits = DEFAULT_LIMITS, **options: object) -> Inspection:
         path = os.path.join(tmp_path, "archive")
         with open(path, "wb") as file:
             file.write(data)
@@ -58,7 +58,9 @@ def test_nothing_goes_on_with_an_archive_that_was_refused(tmp_path: str) -> None
     assert threading.active_count() == before
 
 
-def corrupt(look: Look, data: bytes, words: str = "", limits: Limits | None = None, **options: object) -> SandkeepError:
+def corrupt(
+    look: Look, data: bytes, words: str = "", limits: Limits = DEFAULT_LIMITS, **options: object
+) -> SandkeepError:
     """The error for bytes that are refused, as they are and compressed."""
     error = refused("snapshot_corrupt", look, data, limits, **options)
     assert words in error.message, error.message
