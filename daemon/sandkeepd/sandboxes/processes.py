@@ -83,7 +83,7 @@ class Processes:
 
         A repeated command does not write the same bytes again.
         """
-        command, past = request.params, request.past or Past.unremembered()
+        command, past = request.params, request.past or Past()
         process = await self.lookup.find(command.sandbox_id, command.name)
         if past.trying:
             raise _unknown_input(process, past)

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import sqlite3
+from dataclasses import dataclass
 from typing import Final
 
 from sandkeep.errors import DaemonError
@@ -38,35 +39,20 @@ CREATE INDEX IF NOT EXISTS commands_by_time ON commands (time);
 logger: Final = logging.getLogger("sandkeepd")
 
 
+@dataclass
 class Past:
-    """The progress of one command. `earlier` says that it is a repetition.
+    """The progress of one command. `earlier` says that it is a repetition. Without a `store`, it is not remembered.
 
     `taken` counts the units that are surely done; `trying` those of the last attempt, which may be done, too.
     """
 
-    def __init__(
-        self,
-        store: "Commands | None",
-        key: tuple[str, str],
-        command: str,
-        *,
-        taken: int = 0,
-        trying: int = 0,
-        done: bool = False,
-        earlier: bool = False,
-    ) -> None:
-        self._store = store
-        self._key = key
-        self.command = command
-        self.taken = taken
-        self.trying = trying
-        self.done = done
-        self.earlier = earlier
-
-    @classmethod
-    def unremembered(cls) -> "Past":
-        """Return the record of a command without an id, which cannot be repeated."""
-        return cls(None, ("", ""), "")
+    store: "Commands | None" = None
+    key: tuple[str, str] = ("", "")
+    command: str = ""
+    taken: int = 0
+    trying: int = 0
+    done: bool = False
+    earlier: bool = False
 
     def note(self, taken: int, trying: int) -> None:
         """Put down how far it is, before the next step. Raises `storage_unavailable`."""
@@ -79,8 +65,8 @@ class Past:
 
     def _write(self, taken: int, trying: int, *, done: bool) -> None:
         self.taken, self.trying, self.done = taken, trying, done
-        if self._store is not None:
-            self._store.execute(_UPDATE, (taken, trying, done, *self._key))
+        if self.store is not None:
+            self.store.execute(_UPDATE, (taken, trying, done, *self.key))
 
 
 class Commands:
