@@ -79,14 +79,13 @@ class Database:
     def reader(self) -> Iterator[sqlite3.Connection]:
         """A connection for reading, lent for the length of the block, in one transaction: a steady view of the log."""
         try:
-            with self._lent() as connection:
-                connection.execute("BEGIN")
-                try:
-                    yield connection
-                finally:
-                    connection.execute("ROLLBACK")
+            with self._changed:
+                connection = self._idle.pop() if self._idle else self._connect()
+                self._in_use += 1
         except sqlite3.Error as error:
             raise _unreadable(self.path, error) from error
+        with self._transaction(connection):
+            yield connection
 
     @contextlib.contextmanager
     def idle_reader(self) -> Iterator[sqlite3.Connection | None]:
@@ -95,10 +94,15 @@ class Database:
         if connection is None:
             yield None
             return
+        with self._transaction(connection):
+            yield connection
+
+    @contextlib.contextmanager
+    def _transaction(self, connection: sqlite3.Connection) -> Iterator[None]:
         try:
             connection.execute("BEGIN")
             try:
-                yield connection
+                yield
             finally:
                 connection.execute("ROLLBACK")
         except sqlite3.Error as error:
@@ -167,16 +171,6 @@ class Database:
         while self._idle:
             self._idle.pop().close()
         self.writer.close()
-
-    @contextlib.contextmanager
-    def _lent(self) -> Iterator[sqlite3.Connection]:
-        with self._changed:
-            connection = self._idle.pop() if self._idle else self._connect()
-            self._in_use += 1
-        try:
-            yield connection
-        finally:
-            self._give_back(connection)
 
     def _take_idle(self) -> sqlite3.Connection | None:
         if not self._changed.acquire(blocking=False):  # perhaps the file is being replaced, which takes long
