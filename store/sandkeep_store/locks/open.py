@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from sandkeep_store.buckets.config import Root
+from sandkeep_store.buckets.config import Root, Where
 from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.directory import DirectoryStore
 from sandkeep_store.locks.gcs import GcsStore
@@ -11,7 +11,8 @@ from sandkeep_store.locks.places import split
 from sandkeep_store.locks.s3 import S3Store
 from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, DocumentStore, Stored, Written
 
-_SCHEMES: Final = {"gcs": "gs://", "s3": "s3://"}
+_SCHEMES: Final[dict[Where, str]] = {"gcs": "gs://", "s3": "s3://"}
+_BUCKETS: Final[dict[Where, Callable[[str], DocumentStore]]] = {"gcs": GcsStore, "s3": S3Store}
 
 
 class Part:
@@ -44,20 +45,9 @@ def open_part(where: str, open_whole: Callable[[str], DocumentStore]) -> Documen
 
 def open_store(where: str) -> DocumentStore:
     """Return the store of that name, which is no owner's part. Raises `not_supported` where its SDK is missing."""
-    root = _root_of(where)
-    require_sdk(root)
-    match root.where:
-        case "gcs":
-            return GcsStore(root.base)
-        case "s3":
-            return S3Store(root.base)
-        case _:
-            return DirectoryStore(root.base)
-
-
-def _root_of(where: str) -> Root:
-    if where.startswith(_SCHEMES["gcs"]):
-        return Root("gcs", where.removeprefix(_SCHEMES["gcs"]))
-    if where.startswith(_SCHEMES["s3"]):
-        return Root("s3", where.removeprefix(_SCHEMES["s3"]))
-    return Root("mount", where)
+    for kind, store in _BUCKETS.items():
+        if where.startswith(_SCHEMES[kind]):
+            bucket = where.removeprefix(_SCHEMES[kind])
+            require_sdk(Root(kind, bucket))
+            return store(bucket)
+    return DirectoryStore(where)
