@@ -50,8 +50,7 @@ def require_log(state_dir: str) -> None:
 
 def verify(state_dir: str) -> VerifyReport:
     """Check the log and every metadata.json of a state directory. Raises `conflict` while a daemon uses it."""
-    log = open_log(state_dir)
-    try:
+    with contextlib.closing(open_log(state_dir)) as log:
         problems = log.verify() + segments.verify(state_dir, log.log_id)
         if not problems:
             root = f"{state_dir}/sandboxes"
@@ -60,8 +59,6 @@ def verify(state_dir: str) -> VerifyReport:
             problems += metadata_files.check(root, state, log.log_id)
             problems += state_cache.difference(state_dir, log, state)
         return report(log, problems)
-    finally:
-        log.close()
 
 
 def _require_undoubted(log: EventLog, state_dir: str) -> None:
@@ -84,12 +81,9 @@ def report(log: EventLog, problems: list[str]) -> VerifyReport:
 
 def compact(state_dir: str, age_s: float) -> CompactReport:
     """Archive events of objects that ended longer ago than `age_s`. Raises `conflict` while a daemon uses the log."""
-    log = open_log(state_dir)
-    try:
+    with contextlib.closing(open_log(state_dir)) as log:
         _require_undoubted(log, state_dir)
         return trio.run(_compact, log, state_dir, 0 if age_s == math.inf else now_us() - int(age_s * 1e6))
-    finally:
-        log.close()
 
 
 async def _compact(log: EventLog, state_dir: str, before_us: int) -> CompactReport:
@@ -143,11 +137,8 @@ def _remove_output(out_dir: str, process_ids: Sequence[str]) -> None:
 
 def rebuild(state_dir: str) -> RebuildReport:
     """Write every metadata.json of a state directory anew from its log. Raises `conflict` while a daemon uses it."""
-    log = open_log(state_dir)
-    try:
+    with contextlib.closing(open_log(state_dir)) as log:
         _require_undoubted(log, state_dir)
         state = fold(log)
         documents = {name: document(sandbox, log.log_id) for name, sandbox in state.sandboxes.items()}
         return metadata_files.rebuild(f"{state_dir}/sandboxes", documents, state.position)
-    finally:
-        log.close()

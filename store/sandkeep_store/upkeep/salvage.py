@@ -73,8 +73,7 @@ class Salvage:
             self._look_beside()
             seen = self._witnessed()
             self._settle_facts(old, seen)
-            new = Database(self._new_path)
-            try:
+            with contextlib.closing(Database(self._new_path)) as new:
                 new.writer.execute("BEGIN IMMEDIATE")
                 for key, value in (("log_id", self.log_id), ("first_position", self._first)):
                     new.writer.execute("UPDATE meta SET value = ? WHERE key = ?", (value, key))
@@ -84,8 +83,6 @@ class Salvage:
                 self._copy_counts(old, new.writer)
                 self._fill(new.writer)
                 new.writer.execute("COMMIT")
-            finally:
-                new.close()
         failpoints.reach("repair.filled")
         self._prove()
         failpoints.reach("repair.proved")
@@ -337,12 +334,9 @@ class Salvage:
         new.execute(f"INSERT INTO events VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608
 
     def _prove(self) -> None:
-        log = EventLog.open(self._new_path)
-        try:
+        with contextlib.closing(EventLog.open(self._new_path)) as log:
             left = log.verify()
             offline.fold(log)
-        finally:
-            log.close()
         if left:
             message = f"the log cannot be mended ({left[0]}): restore the state directory from a backup"
             raise DaemonError("storage_unavailable", message)
