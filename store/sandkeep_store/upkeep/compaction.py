@@ -170,7 +170,7 @@ def _ended_sandboxes(state: State, before_us: int) -> Iterator[str]:
 
 
 def _has_ended(sandbox: SandboxState, before_us: int) -> bool:
-    return sandbox.hidden and sandbox.ended_us is not None and sandbox.ended_us < before_us
+    return sandbox.hidden and sandbox.ended_before(before_us)
 
 
 def _ended_images(state: State, before_us: int) -> Iterator[str]:
@@ -184,21 +184,15 @@ def _ended_images(state: State, before_us: int) -> Iterator[str]:
 
 def _ended_snapshots(state: State, before_us: int) -> Iterator[str]:
     """Those that are no more, and forks that were made or not."""
-    for snapshot in state.snapshots.values():
-        if not snapshot.alive and snapshot.ended_us is not None and snapshot.ended_us < before_us:
-            yield snapshot.snapshot_id
-    for checkpoint in state.checkpoints.values():
-        if not checkpoint.alive and checkpoint.ended_us is not None and checkpoint.ended_us < before_us:
-            yield checkpoint.checkpoint_id
-    for fork in state.forks.values():
-        if fork.ended_us is not None and fork.ended_us < before_us:
-            yield fork.fork_id
+    for held in (state.snapshots, state.checkpoints):
+        yield from (name for name, of in held.items() if not of.alive and of.ended_before(before_us))
+    yield from (name for name, fork in state.forks.items() if fork.ended_before(before_us))
 
 
 def _is_gone(state: State, image: ImageState, before_us: int) -> bool:
     """Return True if an image was removed before the moment and is no alias of a present image."""
     alias = image.reused is not None and image.reused in state.images
-    return image.ended and not alias and image.ended_us is not None and image.ended_us < before_us
+    return image.ended and not alias and image.ended_before(before_us)
 
 
 def _sum(one: CompactReport, other: CompactReport) -> CompactReport:

@@ -47,6 +47,10 @@ class ObjectState(Struct, kw_only=True, array_like=True):
         """True in a final state. A plain list leaves it out."""
         return self.status in self.lifecycle.final
 
+    def ended_before(self, time_us: int) -> bool:
+        """Return True if it ended before a moment."""
+        return self.ended_us is not None and self.ended_us < time_us
+
     def advance(self, event: Event, fact: Fact) -> None:
         """Move to the state that an event leads to."""
         self.status, self.revision = self.lifecycle.after(event, self.status), fact.revision
