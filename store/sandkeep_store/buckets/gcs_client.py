@@ -73,7 +73,7 @@ def retrying(patience_s: float) -> Any:
 
 
 @contextmanager
-def speaking_about(name: str) -> Iterator[None]:
+def translated_errors(name: str) -> Iterator[None]:
     """Translate the SDK's errors. `name` is a ``gs://`` URI, or a bucket's name.
 
     `conflict` is a failed precondition, `snapshot_missing` a missing object, `not_configured` a missing or forbidden

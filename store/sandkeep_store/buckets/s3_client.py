@@ -46,7 +46,7 @@ def _connect(settings: S3Settings, attempts: int, answer_s: float) -> Any:
 
 
 @contextmanager
-def speaking_about(name: str) -> Iterator[None]:
+def translated_errors(name: str) -> Iterator[None]:
     """Turns the SDK's errors into ours. `name` is an ``s3://`` URI. The codes are those of `gcs_client`'s."""
     import urllib3
     from botocore.exceptions import (

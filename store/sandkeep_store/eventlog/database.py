@@ -304,7 +304,7 @@ def _take_fresh(path: str) -> None:
 def _finish_exchange(path: str) -> None:
     """Finish the exchange of files that a crash interrupted. Raises `conflict` if the other daemon still runs."""
     try:
-        with exclusively(path):
+        with exclusive_lock(path):
             _take_fresh(path)
     except OSError as error:
         raise DaemonError(
@@ -313,7 +313,7 @@ def _finish_exchange(path: str) -> None:
 
 
 @contextlib.contextmanager
-def exclusively(path: str) -> Iterator[None]:
+def exclusive_lock(path: str) -> Iterator[None]:
     """Hold a log's file as SQLite would. Nothing else in this process may open and close it meanwhile."""
     with closing(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as descriptor:
         try:

@@ -40,7 +40,7 @@ logger: Final = logging.getLogger("sandkeepd")
 
 
 @dataclass
-class Past:
+class CommandProgress:
     """The progress of one command. `earlier` says that it is a repetition. Without a `store`, it is not remembered.
 
     `taken` counts the units that are surely done; `trying` those of the last attempt, which may be done, too.
@@ -77,7 +77,7 @@ class Commands:
         self._opened: sqlite3.Connection | None = None
         self._begun = 0
 
-    def find(self, owner: str, command_id: str) -> Past | None:
+    def find(self, owner: str, command_id: str) -> CommandProgress | None:
         """Return the record of a command given within a day, or None. Raises `storage_unavailable`."""
         row = self.execute(
             "SELECT command, taken, trying, done FROM commands WHERE owner = ? AND command_id = ? AND time > ?",
@@ -87,9 +87,9 @@ class Commands:
             return None
         command, taken, trying, done = row
         key = (owner, command_id)
-        return Past(self, key, command, taken=taken, trying=trying, done=bool(done), earlier=True)
+        return CommandProgress(self, key, command, taken=taken, trying=trying, done=bool(done), earlier=True)
 
-    def begin(self, owner: str, command_id: str, command: str) -> Past:
+    def begin(self, owner: str, command_id: str, command: str) -> CommandProgress:
         """Put down that a command is about to be carried out. Raises `storage_unavailable`."""
         if self._begun % _PRUNE_EVERY == 0:
             self.execute("DELETE FROM commands WHERE time <= ?", (now_us() - REMEMBERED_US,))
@@ -98,7 +98,7 @@ class Commands:
             "INSERT OR REPLACE INTO commands (owner, command_id, command, time) VALUES (?, ?, ?, ?)",
             (owner, command_id, command, now_us()),
         )
-        return Past(self, (owner, command_id), command)
+        return CommandProgress(self, (owner, command_id), command)
 
     def execute(self, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
         """Carry out one statement. Raises `storage_unavailable`. A file that is damaged is begun anew."""

@@ -78,7 +78,7 @@ class Filter(Struct, frozen=True):
 EVERYTHING: Final = Filter()
 
 
-class Kept(NamedTuple):
+class LiveObjects(NamedTuple):
     """The ids of objects in the views, whose events are still needed."""
 
     sandboxes: AbstractSet[str]
@@ -91,7 +91,7 @@ class Kept(NamedTuple):
     """The positions at which these sandboxes' documents stand."""
 
 
-class Leaving(Struct, frozen=True, gc=False):
+class Removal(Struct, frozen=True, gc=False):
     """The data needed to delete an event: its position, the keys and names of streams that may become empty, and the
     key of the sandbox for which it is still counted, if any.
     """
@@ -101,7 +101,7 @@ class Leaving(Struct, frozen=True, gc=False):
     counted: int | None
 
 
-def _is_gone(type: str, stream: str, kept: Kept) -> bool:
+def _is_gone(type: str, stream: str, kept: LiveObjects) -> bool:
     """Return True if an event's object was in the views and has left them."""
     noun, _, verb = type.partition(".")
     if noun == "sandbox" and verb.startswith("fork"):
@@ -212,7 +212,7 @@ class LogReader:
             row = connection.execute("SELECT crc FROM events WHERE position = ?", (position,)).fetchone()
             return int(row[0]) if row else None
 
-    def removable(self, kept: Kept, before_us: int, most: int) -> list[int]:
+    def removable(self, kept: LiveObjects, before_us: int, most: int) -> list[int]:
         """The positions of up to `most` events that no view needs, in streams whose every event is older than a moment;
         of streams that do not end (the daemon's, the log's, of files written into a sandbox here) all but the last.
         """
@@ -238,7 +238,7 @@ class LogReader:
                         break
         return found
 
-    def leaving(self, positions: Sequence[int], kept: Kept) -> tuple[list[Recorded], list[Leaving]]:
+    def removals(self, positions: Sequence[int], kept: LiveObjects) -> tuple[list[Recorded], list[Removal]]:
         """Return the events at these positions, and the data needed to delete each."""
         events, leaving = [], []
         where = "WHERE e.position IN (SELECT value FROM json_each(?)) ORDER BY e.position"
@@ -249,15 +249,15 @@ class LogReader:
                 leaving.append(self._leaving(event, row[5], row[7], kept))
         return events, leaving
 
-    def _leaving(self, event: Recorded, stream: int, sandbox: int | None, kept: Kept) -> Leaving:
+    def _leaving(self, event: Recorded, stream: int, sandbox: int | None, kept: LiveObjects) -> Removal:
         own = (stream, event.stream)
         if sandbox is None or event.sandbox_id is None:
-            return Leaving(event.position, (own,), None)
+            return Removal(event.position, (own,), None)
         if event.sandbox_id not in kept.sandboxes:
-            return Leaving(event.position, (own, (sandbox, event.sandbox_id)), None)
+            return Removal(event.position, (own, (sandbox, event.sandbox_id)), None)
         launch = event.type == ProcessLaunchRequested.type
         unnamed = launch and msgspec.json.decode(event.data, type=Named).name is None
-        return Leaving(event.position, (own,), sandbox if unnamed else None)
+        return Removal(event.position, (own,), sandbox if unnamed else None)
 
     def check_structure(self, given_up: Callable[[], bool]) -> list[str]:
         """Check the file's pages and indexes by SQLite; return the problems, in sentences."""

@@ -15,7 +15,7 @@ _SCHEMES: Final[dict[Where, str]] = {"gcs": "gs://", "s3": "s3://"}
 _BUCKETS: Final[dict[Where, Callable[[str], DocumentStore]]] = {"gcs": GcsStore, "s3": S3Store}
 
 
-class Part:
+class OwnerStore:
     """The part of a store that belongs to one owner. See `DocumentStore`."""
 
     def __init__(self, store: DocumentStore, name: str) -> None:
@@ -37,10 +37,10 @@ def where(root: Root) -> str:
     return f"{_SCHEMES.get(root.where, '')}{root.base}"
 
 
-def open_part(where: str, open_whole: Callable[[str], DocumentStore]) -> DocumentStore:
+def open_owner_store(where: str, open_whole: Callable[[str], DocumentStore]) -> DocumentStore:
     """The store of that name. `open_whole` opens one that is nobody's own."""
     whole, part = split(where)
-    return Part(open_whole(whole), part) if part else open_whole(whole)
+    return OwnerStore(open_whole(whole), part) if part else open_whole(whole)
 
 
 def open_store(where: str) -> DocumentStore:

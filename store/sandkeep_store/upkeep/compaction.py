@@ -32,9 +32,9 @@ from sandkeep.events import (
 )
 from sandkeep.model import CompactReport
 from sandkeep_store.eventlog.log import EventLog, NewEvent
-from sandkeep_store.eventlog.reader import Kept, Leaving
+from sandkeep_store.eventlog.reader import LiveObjects, Removal
 from sandkeep_store.upkeep import segments
-from sandkeep_store.views.folds.locks import goes_before
+from sandkeep_store.views.folds.locks import can_be_archived
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
@@ -87,12 +87,12 @@ class Compaction:
         sandboxes = list(islice(_ended_sandboxes(state, before_us), ROUND_NAMES - len(interrupted)))
         images = list(islice(_ended_images(state, before_us), ROUND_NAMES))
         snapshots = list(islice(_ended_snapshots(state, before_us), ROUND_NAMES))
-        kept = Kept(
+        kept = LiveObjects(
             frozenset(state.sandboxes).difference(sandboxes),
             frozenset(state.processes),
             frozenset(state.images).difference(images),
             frozenset((*state.snapshots, *state.checkpoints, *state.forks)).difference(snapshots),
-            frozenset(lock.lock_id for lock in state.locks.values() if not goes_before(state, lock, before_us)),
+            frozenset(lock.lock_id for lock in state.locks.values() if not can_be_archived(state, lock, before_us)),
             frozenset(sandbox.position for sandbox in state.sandboxes.values()),
         )
         positions = await trio.to_thread.run_sync(log.reader.removable, kept, before_us, ROUND_EVENTS)
@@ -124,7 +124,7 @@ class Compaction:
     async def _record(self, event: Event, meta: Meta) -> None:
         await self._log.append([NewEvent(LOG_STREAM, event)], meta)
 
-    async def _archive(self, positions: Sequence[int], kept: Kept) -> str:
+    async def _archive(self, positions: Sequence[int], kept: LiveObjects) -> str:
         """Move events into a segment; answer its name."""
         log = self._log
         name, leaving, processes = await trio.to_thread.run_sync(partial(write_segment, log, positions, kept))
@@ -149,12 +149,12 @@ _BEGINNINGS: Final = (ProcessLaunchRequested.type, ProcessRestored.type)
 
 
 def write_segment(
-    log: EventLog, positions: Sequence[int], kept: Kept
-) -> tuple[str, list[Leaving], dict[str, list[str]]]:
+    log: EventLog, positions: Sequence[int], kept: LiveObjects
+) -> tuple[str, list[Removal], dict[str, list[str]]]:
     """Write the events at these positions into a segment; return its name, the data needed to delete them, and the
     processes that they launched in live sandboxes. Blocks.
     """
-    events, leaving = log.reader.leaving(positions, kept)
+    events, leaving = log.reader.removals(positions, kept)
     processes: dict[str, list[str]] = {}
     for event in events:
         box = event.sandbox_id

@@ -219,7 +219,7 @@ def _restored(content: bytes, log: EventLog) -> State:
         placed += _add(state, _sandbox(part))
     if len(state.sandboxes) != header.sandboxes:
         raise _UnusableError("it is incomplete")
-    state.look_names_up()
+    state.index_names()
     placed.sort(key=lambda pair: pair[0])
     state.processes = {process.process_id: process for _, process in placed}
     return state

@@ -12,7 +12,7 @@ import msgspec
 
 from sandkeep.protocol.clock import rfc3339
 from sandkeep_store.views.processes import ProcessState
-from sandkeep_store.views.sandboxes import KeptCheckpoint, KeptSnapshot, SandboxState
+from sandkeep_store.views.sandboxes import CheckpointSummary, SandboxState, SnapshotSummary
 
 SCHEMA: Final = 1
 FILE_NAME: Final = "metadata.json"
@@ -65,7 +65,7 @@ def document(sandbox: SandboxState, log_id: str, fence: int = 0) -> bytes | None
     return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
 
 
-def _latest(kept: Sequence[KeptSnapshot | KeptCheckpoint], end: str = "") -> dict[str, Any] | None:
+def _latest(kept: Sequence[SnapshotSummary | CheckpointSummary], end: str = "") -> dict[str, Any] | None:
     """Return the place of the last one: in a bucket, or below a directory of this machine."""
     if not kept:
         return None
@@ -73,7 +73,7 @@ def _latest(kept: Sequence[KeptSnapshot | KeptCheckpoint], end: str = "") -> dic
     return {"bucket": place.base if place.where in ("gcs", "s3") else None, "path": f"{place.path}{end}"}
 
 
-def _checkpoint(kept: KeptCheckpoint) -> dict[str, Any]:
+def _checkpoint(kept: CheckpointSummary) -> dict[str, Any]:
     return {
         "checkpoint_id": kept.checkpoint_id,
         "created_at": rfc3339(kept.created_us),
@@ -83,7 +83,7 @@ def _checkpoint(kept: KeptCheckpoint) -> dict[str, Any]:
     }
 
 
-def _snapshot(kept: KeptSnapshot) -> dict[str, Any]:
+def _snapshot(kept: SnapshotSummary) -> dict[str, Any]:
     return {
         "snapshot_id": kept.snapshot_id,
         "created_at": rfc3339(kept.created_us),

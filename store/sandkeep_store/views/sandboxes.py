@@ -22,7 +22,7 @@ class Change(Struct, kw_only=True):
     interrupted: bool = False
 
 
-class KeptSnapshot(Struct, kw_only=True, frozen=True, array_like=True):
+class SnapshotSummary(Struct, kw_only=True, frozen=True, array_like=True):
     """The part of a snapshot's record that a sandbox's own document contains."""
 
     snapshot_id: str
@@ -35,7 +35,7 @@ class KeptSnapshot(Struct, kw_only=True, frozen=True, array_like=True):
     size_bytes: int
 
 
-class KeptCheckpoint(Struct, kw_only=True, frozen=True, array_like=True):
+class CheckpointSummary(Struct, kw_only=True, frozen=True, array_like=True):
     """The same of a checkpoint."""
 
     checkpoint_id: str
@@ -45,7 +45,7 @@ class KeptCheckpoint(Struct, kw_only=True, frozen=True, array_like=True):
     size_bytes: int
 
 
-class Filled(Struct, kw_only=True, frozen=True, array_like=True):
+class FilesReplaced(Struct, kw_only=True, frozen=True, array_like=True):
     """A moment when a sandbox had the files of a snapshot, or its state in a checkpoint, by that one's id."""
 
     snapshot_id: str
@@ -76,9 +76,9 @@ class SandboxState(ObjectState, kw_only=True):
     restored_from: str | None = None
     restored_us: int = 0
     restore: events.SandboxRestoreRequested | None = None
-    snapshots: list[KeptSnapshot] = field(default_factory=list)
-    checkpoints: list[KeptCheckpoint] = field(default_factory=list)
-    filled: list[Filled] = field(default_factory=list)
+    snapshots: list[SnapshotSummary] = field(default_factory=list)
+    checkpoints: list[CheckpointSummary] = field(default_factory=list)
+    files_replaced: list[FilesReplaced] = field(default_factory=list)
     exec_count: int = 0
     active: dict[str, ProcessState] = field(default_factory=dict)
     named: dict[str, ProcessState] = field(default_factory=dict)

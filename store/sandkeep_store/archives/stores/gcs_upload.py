@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any, ClassVar, Final
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.archives.stores.retry import Patience
+from sandkeep_store.archives.stores.retry import RetryLimit
 from sandkeep_store.archives.stores.types import Stored, Waiting
-from sandkeep_store.buckets.gcs_client import TIMEOUT_S, refusal, speaking_about
+from sandkeep_store.buckets.gcs_client import TIMEOUT_S, refusal, translated_errors
 
 PART_BYTES: Final = 8 * 1024**2
 """A multiple of 256 KiB, as the service wants it."""
@@ -58,12 +58,12 @@ class GcsUpload:
 
     def abort(self) -> None:
         """See `types.Upload`. A session that could not be dropped ends by itself after a week."""
-        with suppress(SandkeepError), speaking_about(self.where):
+        with suppress(SandkeepError), translated_errors(self.where):
             self.http.delete(self.url, timeout=TIMEOUT_S)
 
     def _transfer(self, part: bytes, total: int | None) -> dict[str, Any]:
         """Send a part until the service has all of it. With `total` it is the last, and the answer is the object."""
-        patience = Patience(self.patience_s, self.waiting)
+        patience = RetryLimit(self.patience_s, self.waiting)
         held: int | None = self._sent
         while True:
             try:
@@ -88,7 +88,7 @@ class GcsUpload:
         return self._request(b"", {"Content-Range": "bytes */*"})
 
     def _request(self, body: bytes, headers: dict[str, str]) -> Any:
-        with speaking_about(self.where):
+        with translated_errors(self.where):
             return self.http.put(self.url, data=body, headers=headers, timeout=TIMEOUT_S, allow_redirects=False)
 
     def _held(self, answer: Any, part_bytes: int) -> int:

@@ -13,9 +13,9 @@ from threading import Event
 from typing import Any, Final
 
 from sandkeep.errors import CallerError, SandkeepError
-from sandkeep_store.archives.stores.retry import HEARD_EVERY_S, patiently
+from sandkeep_store.archives.stores.retry import HEARD_EVERY_S, retry_while_unavailable
 from sandkeep_store.archives.stores.types import Stored, Waiting
-from sandkeep_store.buckets.s3_client import speaking_about
+from sandkeep_store.buckets.s3_client import translated_errors
 
 PART_BYTES: Final = 5 * 1024**2
 """Minimum part size of the service. Freed memory returns late, so part size determines memory use."""
@@ -83,7 +83,7 @@ class S3Upload:
         self._settle(0)
         self._pool.shutdown()
         try:
-            with speaking_about(self._where):
+            with translated_errors(self._where):
                 if self._upload_id is not None:
                     self._complete()
                 else:
@@ -97,7 +97,7 @@ class S3Upload:
         self._ended.set()
         self._pool.shutdown(cancel_futures=True)
         if self._upload_id is not None:
-            with suppress(SandkeepError), speaking_about(self._where):
+            with suppress(SandkeepError), translated_errors(self._where):
                 self.client.abort_multipart_upload(**self._object, UploadId=self._upload_id)
 
     def _settle(self, left: int) -> None:
@@ -109,10 +109,10 @@ class S3Upload:
 
     def _upload(self, number: int, part: bytes) -> dict[str, Any]:
         def attempt() -> Any:
-            with speaking_about(self._where):
+            with translated_errors(self._where):
                 return self.client.upload_part(**self._object, UploadId=self._upload_id, PartNumber=number, Body=part)
 
-        sent = patiently(self.patience_s, self._unless_ended, attempt)
+        sent = retry_while_unavailable(self.patience_s, self._unless_ended, attempt)
         return {"PartNumber": number, **{key: sent[key] for key in _KEPT if key in sent}}
 
     def _unless_ended(self) -> None:
@@ -120,7 +120,7 @@ class S3Upload:
             raise _EndedError
 
     def _create(self) -> str:
-        with speaking_about(self._where):
+        with translated_errors(self._where):
             begun = self.client.create_multipart_upload(**self._object, Metadata=self.metadata, ContentType=_TYPE)
             return str(begun["UploadId"])
 

@@ -40,7 +40,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.archives.stores.transfer import Measured, Reader, send
+from sandkeep_store.archives.stores.transfer import Reader, VerifiedSource, send
 from sandkeep_store.archives.stores.types import (
     MAX_DOCUMENT_BYTES,
     WRITE_ID,
@@ -83,10 +83,10 @@ class ArchiveStore(ABC):
         if fence is not None:
             fence.check()
             metadata = {**(metadata or {}), "fence": str(fence.number)}
-        measured = Measured(source, self.where(checked_path(path)), size_bytes, sha256)
-        upload = self._begin(path, dict(metadata or {}), lambda: progress(measured.passed))
+        verified = VerifiedSource(source, self.where(checked_path(path)), size_bytes, sha256)
+        upload = self._begin(path, dict(metadata or {}), lambda: progress(verified.bytes_read))
         try:
-            last = send(upload, measured, progress)
+            last = send(upload, verified, progress)
             if fence is not None:
                 fence.check()
             return upload.finish(last)

@@ -16,7 +16,7 @@ from sandkeep_store.archives.tar.compression import Codec, Input, decompressed
 from sandkeep_store.archives.tar.contents import Contents
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits, Tally
 from sandkeep_store.archives.tar.members import Member, corrupt, is_too_long, shown
-from sandkeep_store.archives.tar.read_ahead import ahead
+from sandkeep_store.archives.tar.read_ahead import read_ahead
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.tar.whiteouts import check_whiteout
 from sandkeep_store.files import descriptors
@@ -66,10 +66,10 @@ def inspect(
 
     Raises `snapshot_corrupt`, and `storage_unavailable` if it cannot be read. Blocks.
     """
-    return Examined(archive, limits, layer=layer, moved=moved).to_end().result
+    return CheckedArchive(archive, limits, layer=layer, moved=moved).to_end().result
 
 
-class Examined:
+class CheckedArchive:
     """One archive, read from its beginning and checked on the way: its members, and the data of the present one."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Examined:
         *,
         layer: bool = False,
         moved: Moved | None = None,
-        before: "Examined | None" = None,
+        before: "CheckedArchive | None" = None,
     ) -> None:
         self._archive = archive
         self._limits = limits
@@ -93,11 +93,11 @@ class Examined:
         self._reader = Reader(self._chunks)
         self._codec: Codec = "none"
 
-    def again(self) -> "Examined":
+    def reread(self) -> "CheckedArchive":
         """The same archive to be read once more, and refused if it is not the same any more."""
-        return Examined(self._archive, self._limits, layer=self._layer, moved=self._moved, before=self)
+        return CheckedArchive(self._archive, self._limits, layer=self._layer, moved=self._moved, before=self)
 
-    def to_end(self) -> "Examined":
+    def to_end(self) -> "CheckedArchive":
         """Read all of it. Raises as `inspect` does."""
         for _ in self:
             pass
@@ -137,7 +137,7 @@ class Examined:
         with self._source.opened():
             self._codec = self._source.codec()
             expanded = 0
-            with closing(ahead(decompressed(self._source, self._codec))) as chunks:
+            with closing(read_ahead(decompressed(self._source, self._codec))) as chunks:
                 for chunk in chunks:
                     expanded += len(chunk)
                     self._tally.check_ratio(self._source.size_bytes, expanded)

@@ -11,7 +11,15 @@ from typing import Final
 
 from sandkeep_store.archives.tar import header, sparse
 from sandkeep_store.archives.tar.header import BLOCK, ZEROS, Fields
-from sandkeep_store.archives.tar.members import MAX_NAME_BYTES, Kind, Member, corrupt, is_kept, plain_name, shown
+from sandkeep_store.archives.tar.members import (
+    MAX_NAME_BYTES,
+    Kind,
+    Member,
+    corrupt,
+    is_archived,
+    normalized_name,
+    shown,
+)
 from sandkeep_store.archives.tar.sparse import decimal
 from sandkeep_store.archives.tar.stream import Stream
 from sandkeep_store.fairness import yielding
@@ -122,7 +130,7 @@ class Reader:
         if block == ZEROS:
             self._check_end()
             return None
-        if not header.has_right_sum(block):
+        if not header.has_valid_checksum(block):
             if self._stream.position == BLOCK:
                 raise corrupt("is not a tar archive")
             raise corrupt(f"is damaged: what comes after {self._place()} is no header")
@@ -184,7 +192,7 @@ class Reader:
             raise corrupt(f"is not safe to extract: {shown(name)} is a {kind} with content", name)
         mode, uid, gid, mtime = fields.numbers
         member = Member(
-            name=plain_name(name), kind=kind, mode=mode & 0o7777, uid=_id(records, b"uid", uid),
+            name=normalized_name(name), kind=kind, mode=mode & 0o7777, uid=_id(records, b"uid", uid),
             gid=_id(records, b"gid", gid), mtime_ns=_time(records, mtime), size=size, whole_size=size,
         )  # fmt: skip
         only_plain = records.keys() <= _PLAIN
@@ -196,7 +204,7 @@ class Reader:
         elif kind in ("character device", "block device"):
             member.device = fields.device
         if not only_plain and kind in ("file", "directory"):  # the kernel has users' own attributes of nothing else
-            member.xattrs = {name: value for name, value in _xattrs(records) if is_kept(name)}
+            member.xattrs = {name: value for name, value in _xattrs(records) if is_archived(name)}
             _check_xattrs(member)
         return member
 
@@ -212,7 +220,7 @@ class Reader:
         else:
             member.whole_size = decimal(records.get(b"GNU.sparse.size", b""))
             pairs = sparse.of_records(records)
-        member.extents = sparse.checked(pairs, member.whole_size, member.size, member.name)
+        member.extents = sparse.checked_extents(pairs, member.whole_size, member.size, member.name)
 
     def _old_map(self, block: bytes) -> Iterator[int]:
         yield from sparse.in_header(block)
@@ -281,7 +289,7 @@ def _time(records: Mapping[bytes, bytes], told: int) -> int:
 def _target(member: Member, raw: bytes) -> bytes:
     if not raw or b"\0" in raw or len(raw) > MAX_NAME_BYTES:
         raise corrupt(f"is damaged: the {member.kind} {shown(member.name)} leads to no name", member.name)
-    return raw if member.kind == "symlink" else plain_name(raw)
+    return raw if member.kind == "symlink" else normalized_name(raw)
 
 
 def _not_negative(number: int) -> int:

@@ -50,7 +50,7 @@ def _nonsense(member: Member) -> Exception:
     return corrupt(f"is not safe to extract: {shown(member.name)} takes nothing away that could be there", member.name)
 
 
-def gone(name: bytes) -> bytes | None:
+def deleted_path(name: bytes) -> bytes | None:
     """Return the path that a whiteout deletes, with a final slash for an opaque directory; None for a file."""
     directory, slash, last = name.rpartition(b"/")
     if not last.startswith(PREFIX):

@@ -54,7 +54,7 @@ Catalogue = Mapping[bytes, Seen]
 """Everything in a tree by its path. The top is called ``.``."""
 
 
-def look(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -> dict[bytes, Seen]:
+def take_catalogue(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -> dict[bytes, Seen]:
     """Catalogue an open directory, upper one of an `overlay` or plain. `enter` precedes find's argv. Blocks."""
     recent = _seconds(time.time_ns() - _RECENT_NS)
     found: dict[bytes, Seen] = {}
@@ -123,7 +123,7 @@ def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
         yield from whole
 
 
-def doubted(catalogue: Catalogue, names: Collection[bytes] | None) -> Catalogue:
+def with_unreliable(catalogue: Catalogue, names: Collection[bytes] | None) -> Catalogue:
     """A catalogue by which these names, None for all, will count as changed, with all other names of the same files."""
     doubtful = {catalogue[name].inode for name in (catalogue if names is None else names) if name in catalogue}
     return {name: seen._replace(changed=b"") if seen.inode in doubtful else seen for name, seen in catalogue.items()}
@@ -172,7 +172,7 @@ def compare(before: Catalogue, now: Catalogue, is_wanted: Asked = lambda _: True
     names: list[bytes] = []
     marks: list[bytes] = []
     anew: set[bytes] = set()  # directories in which nothing is as before
-    for name in sorted(now, key=in_order):
+    for name in sorted(now, key=tree_order):
         seen, earlier = now[name], before.get(name)
         inside = name != TOP and _parent(name) in anew
         if seen.kind in _DIRECTORIES and (inside or _is_anew(seen, earlier)):
@@ -207,7 +207,7 @@ def _leaves_gap(name: bytes, before: Catalogue, now: Catalogue, anew: Collection
     return before[name].kind != WHITEOUT and holder is not None and holder.kind in _DIRECTORIES and parent not in anew
 
 
-def in_order(name: bytes) -> bytes:
+def tree_order(name: bytes) -> bytes:
     """Sort key: the contents of a directory come right after it."""
     return b"" if name == TOP else name.replace(b"/", b"\0")
 

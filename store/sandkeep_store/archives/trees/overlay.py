@@ -11,12 +11,12 @@ from contextlib import suppress
 from typing import Final
 
 from sandkeep_store.archives.tar import whiteouts
-from sandkeep_store.archives.tar.inspect import Examined, Inspection, Moved
+from sandkeep_store.archives.tar.inspect import CheckedArchive, Inspection, Moved
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
 from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees.extract import extracting, unwritable
 from sandkeep_store.archives.trees.tree import Overlay
-from sandkeep_store.archives.trees.unpack import staged, take_place
+from sandkeep_store.archives.trees.unpack import staged, swap_in
 from sandkeep_store.files.descriptors import closing
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -33,14 +33,14 @@ def unpack_layer(
     moved: Moved | None = None,
 ) -> Inspection:
     """Put at `target` the layer that an archive, an open file, holds, for overlays of that kind. See `unpack`."""
-    first = Examined(archive, limits, layer=True, moved=moved).to_end()
+    first = CheckedArchive(archive, limits, layer=True, moved=moved).to_end()
     first.check_digest(sha256)
     gone: list[bytes] = []
     with staged(target, first.result) as stage:
         with extracting(stage, owner) as extraction:
-            again = first.again()
+            again = first.reread()
             for member in again:
-                name = whiteouts.gone(member.name)
+                name = whiteouts.deleted_path(member.name)
                 if name is None:
                     extraction.put(member, again.data())
                 else:
@@ -50,7 +50,7 @@ def unpack_layer(
                 _mark(stage.tree, name, overlay, owner)
         except OSError as error:
             raise unwritable(error.strerror) from None
-        take_place(stage, durable=False)
+        swap_in(stage, durable=False)
     return first.result
 
 

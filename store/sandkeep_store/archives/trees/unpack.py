@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sandkeep.system.staging import Stage
-from sandkeep_store.archives.tar.inspect import Examined, Inspection, Moved
+from sandkeep_store.archives.tar.inspect import CheckedArchive, Inspection, Moved
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
 from sandkeep_store.archives.trees.extract import extracting, unwritable
 from sandkeep_store.archives.trees.swap import swap
@@ -35,14 +35,14 @@ def unpack(
     Raises `snapshot_corrupt`, and `storage_unavailable` when there is no room or the archive cannot be read; then
     `target` is unchanged. Blocks.
     """
-    first = Examined(archive, limits, moved=moved).to_end()
+    first = CheckedArchive(archive, limits, moved=moved).to_end()
     first.check_digest(sha256)
     with staged(target, first.result) as stage:
         with extracting(stage, owner) as extraction:
-            again = first.again()
+            again = first.reread()
             for member in again:
                 extraction.put(member, again.data())
-        take_place(stage, durable=durable)
+        swap_in(stage, durable=durable)
     return first.result
 
 
@@ -60,7 +60,7 @@ def staged(target: str, content: Inspection) -> Iterator[Stage]:
         yield stage
 
 
-def take_place(stage: Stage, *, durable: bool) -> None:
+def swap_in(stage: Stage, *, durable: bool) -> None:
     """Swap the staged tree in. Raises `storage_unavailable`; then nothing is changed."""
     try:
         swap(stage, durable=durable)

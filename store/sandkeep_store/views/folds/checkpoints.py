@@ -3,7 +3,7 @@
 from sandkeep import events
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.folds.register import advance_in_history, folds, note_in_history
-from sandkeep_store.views.sandboxes import KeptCheckpoint
+from sandkeep_store.views.sandboxes import CheckpointSummary
 from sandkeep_store.views.snapshots import ForkState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
@@ -26,7 +26,7 @@ def _stored(state: State, event: events.CheckpointStored, fact: Fact) -> None:
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if sandbox is not None:
         asked = checkpoint.requested
-        kept = KeptCheckpoint(
+        kept = CheckpointSummary(
             checkpoint_id=checkpoint.checkpoint_id,
             created_us=checkpoint.requested_us,
             name=asked.name,

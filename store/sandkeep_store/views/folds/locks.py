@@ -71,12 +71,12 @@ def _end(state: State, event: Event, fact: Fact) -> LockState | None:
 
 def forget_before(state: State, before_us: int) -> None:
     """Forget locks that had ended before a moment: their events go into the archive."""
-    for lock_id in [lock.lock_id for lock in state.locks.values() if goes_before(state, lock, before_us)]:
+    for lock_id in [lock.lock_id for lock in state.locks.values() if can_be_archived(state, lock, before_us)]:
         del state.locks[lock_id]
         state.ended_locks.remove(lock_id)
 
 
-def goes_before(state: State, lock: LockState, before_us: int) -> bool:
+def can_be_archived(state: State, lock: LockState, before_us: int) -> bool:
     """Return True if a lock had ended before a moment and is not needed any longer."""
     return (lock.ended_us or before_us) < before_us and not is_needed(state, lock)
 
@@ -91,6 +91,6 @@ def _oldest(state: State) -> str:
 
 def is_needed(state: State, lock: LockState) -> bool:
     """Return True if it was lost and not taken again: until then nothing may be written for its sandbox."""
-    if lock.status not in ("expired", "lost") or state.guarded(lock.owner, lock.name, lock.where) is None:
+    if lock.status not in ("expired", "lost") or state.sandbox_of_lock(lock.owner, lock.name, lock.where) is None:
         return False
     return all((other.fence or 0) <= (lock.fence or 0) for other in state.locks.values() if other.competes_with(lock))

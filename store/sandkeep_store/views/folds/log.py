@@ -58,7 +58,7 @@ def _compact_requested(state: State, event: events.LogCompactRequested, fact: Fa
             state.processes.pop(process.process_id, None)
         without_name = without_name and sandbox.name is None
     if not without_name:
-        state.look_names_up()
+        state.index_names()
     if without_sandbox:  # their events are half gone
         gone = [process_id for process_id, of in state.processes.items() if of.sandbox_id in without_sandbox]
         for process_id in gone:

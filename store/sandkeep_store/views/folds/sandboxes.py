@@ -6,7 +6,7 @@ from sandkeep import events
 from sandkeep.events import Event
 from sandkeep.lifecycle import SANDBOX
 from sandkeep_store.views.folds.register import folds
-from sandkeep_store.views.sandboxes import Change, Filled, SandboxState
+from sandkeep_store.views.sandboxes import Change, FilesReplaced, SandboxState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
 
@@ -23,7 +23,7 @@ def _create_requested(state: State, event: events.SandboxCreateRequested, fact: 
         touched=fact.position,
         restored_from=event.restored_from,
     )
-    state.note_name(made)
+    state.index_name(made)
 
 
 @folds(events.SandboxCreated)
@@ -31,7 +31,7 @@ def _created(state: State, event: events.SandboxCreated, fact: Fact) -> None:
     sandbox = _advance(state, event, fact)
     if sandbox is not None:
         sandbox.made, sandbox.isolation, sandbox.handle = True, event.isolation, event.handle
-        _note_filled(sandbox, sandbox.restored_from, fact)
+        _note_files_replaced(sandbox, sandbox.restored_from, fact)
 
 
 @folds(events.SandboxCreateFailed)
@@ -85,7 +85,7 @@ def _restored(state: State, event: events.SandboxRestored, fact: Fact) -> None:
         sandbox.requested = replace(sandbox.requested, plan=asked.plan, needs_image=asked.needs_image)
     sandbox.restored_from, sandbox.ended_us, sandbox.error = event.checkpoint_id or event.snapshot_id, None, None
     sandbox.restored_us = fact.time_us
-    _note_filled(sandbox, event.checkpoint_id or event.snapshot_id, fact)
+    _note_files_replaced(sandbox, event.checkpoint_id or event.snapshot_id, fact)
     sandbox.isolation, sandbox.handle = event.isolation, event.handle
 
 
@@ -115,9 +115,11 @@ def _terminated(state: State, event: events.SandboxTerminateRequested | events.S
             sandbox.ended_us = fact.time_us
 
 
-def _note_filled(sandbox: SandboxState, snapshot_id: str | None, fact: Fact) -> None:
+def _note_files_replaced(sandbox: SandboxState, snapshot_id: str | None, fact: Fact) -> None:
     if snapshot_id is not None:
-        sandbox.filled.append(Filled(snapshot_id=snapshot_id, position=fact.position, time_us=fact.time_us))
+        sandbox.files_replaced.append(
+            FilesReplaced(snapshot_id=snapshot_id, position=fact.position, time_us=fact.time_us)
+        )
 
 
 @folds(events.SandboxSuspendRequested, events.SandboxResumeRequested)

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from sandkeep import events
 from sandkeep_store.views.folds.register import advance_in_history, folds, note_in_history
-from sandkeep_store.views.sandboxes import KeptSnapshot
+from sandkeep_store.views.sandboxes import SnapshotSummary
 from sandkeep_store.views.snapshots import ForkState, SnapshotState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
@@ -32,8 +32,8 @@ def _stored(state: State, event: events.SnapshotStored, fact: Fact) -> None:
         sandbox.snapshots.append(_kept(snapshot, event))
 
 
-def _kept(snapshot: SnapshotState, event: events.SnapshotStored) -> KeptSnapshot:
-    return KeptSnapshot(
+def _kept(snapshot: SnapshotState, event: events.SnapshotStored) -> SnapshotSummary:
+    return SnapshotSummary(
         snapshot_id=snapshot.snapshot_id,
         created_us=snapshot.requested_us,
         kind=snapshot.requested.kind,

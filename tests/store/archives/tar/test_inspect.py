@@ -20,7 +20,7 @@ from tests.support.tars import END, archive, extended, header, member
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives.tar import links, sparse
-from sandkeep_store.archives.tar.inspect import Examined, Inspection, inspect, opened
+from sandkeep_store.archives.tar.inspect import CheckedArchive, Inspection, inspect, opened
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
 
 Look = Callable[..., Inspection]
@@ -91,7 +91,7 @@ def test_members_are_listed(tmp_path: str) -> None:
     with open(path, "wb") as file:
         file.write(archive(member(b"./d/", b"5", mtime=7), member(b"d//./a", data=b"abc", mode=0o755)))
     with opened(path) as descriptor:
-        found = [(it.name, it.kind, it.size, it.mode, it.mtime_ns) for it in Examined(descriptor, Limits())]
+        found = [(it.name, it.kind, it.size, it.mode, it.mtime_ns) for it in CheckedArchive(descriptor, Limits())]
     assert found == [(b"d", "directory", 0, 0o644, 7 * 10**9), (b"d/a", "file", 3, 0o755, 0)]
 
 
@@ -502,7 +502,7 @@ def test_damaged_headers_are_refused_or_mean_what_tar_takes_them_for(tmp_path: s
             file.write(data)
         try:
             with opened(path) as descriptor:
-                members = list(Examined(descriptor, Limits(outward_symlinks=True)))
+                members = list(CheckedArchive(descriptor, Limits(outward_symlinks=True)))
         except SandkeepError as error:
             assert error.code == "snapshot_corrupt"  # noqa: PT017 - it may also be taken
             continue

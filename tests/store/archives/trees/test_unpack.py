@@ -309,7 +309,7 @@ def moved(passed):
     if when == str(len(told)):
         die()
 if when == "extracted":
-    unpack.take_place = die
+    unpack.swap_in = die
 if when == "exchanged":
     swap.sync_directory = die
 unpack.unpack(os.open(place + "/archive", os.O_RDONLY), place + "/target", moved=moved)

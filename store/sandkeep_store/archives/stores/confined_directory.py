@@ -22,19 +22,19 @@ _DIRECTORY: Final = _BASE | os.O_NOFOLLOW
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class NotPlainError(Exception):
+class NotRegularFileError(Exception):
     """The path names a device, FIFO, socket or directory instead of a regular file."""
 
 
-class Beneath:
-    """The files below `base`. Paths are relative and checked. `is_ours` says that it is no mount.
+class ConfinedDirectory:
+    """The files below `base`. Paths are relative and checked. `is_private` says that it is no mount.
 
-    Raises OSError as the system does, and `NotPlainError`.
+    Raises OSError as the system does, and `NotRegularFileError`.
     """
 
-    def __init__(self, base: str, *, is_ours: bool) -> None:
+    def __init__(self, base: str, *, is_private: bool) -> None:
         self.base = base
-        self.is_ours = is_ours
+        self.is_private = is_private
 
     def open(self, path: str) -> int:
         """A descriptor of a plain file, for reading."""
@@ -43,7 +43,7 @@ class Beneath:
             descriptor = os.open(name, _FILE, dir_fd=directory)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise NotPlainError
+            raise NotRegularFileError
         return descriptor
 
     @contextmanager
@@ -75,14 +75,14 @@ class Beneath:
                     return
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Hold an exclusive flock on the base directory. On a mount it excludes only writers on this machine."""
         with self.directory(create=True) as base:
             fcntl.flock(base, fcntl.LOCK_EX)
             yield
 
     def _base(self, *, create: bool) -> int:
-        if create and self.is_ours and not os.path.isdir(self.base):
+        if create and self.is_private and not os.path.isdir(self.base):
             os.makedirs(self.base, 0o700, exist_ok=True)
             sync_directory(os.path.dirname(self.base))
         base = os.open(self.base, _BASE)
@@ -93,13 +93,13 @@ class Beneath:
             raise
         return base
 
-    def require_ours(self) -> None:
+    def require_private(self) -> None:
         """Raise `not_configured` for a directory that is not safe, if there is one."""
         with suppress(OSError):  # the next write reports it
             self._check(os.stat(self.base))
 
     def _check(self, found: os.stat_result) -> None:
-        if not self.is_ours:
+        if not self.is_private:
             return
         if not stat.S_ISDIR(found.st_mode):
             why = "is no directory"
