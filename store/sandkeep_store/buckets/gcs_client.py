@@ -95,9 +95,9 @@ def translated_errors(name: str) -> Iterator[None]:
         raise refusal(name, 401, str(error)) from error
 
 
-def refusal(name: str, status: int, said: str) -> SandkeepError:
+def refusal(name: str, status: int, answer: str) -> SandkeepError:
     """Return the error for an HTTP status of the service."""
-    if status == 404 and "bucket does not exist" in said.lower():
+    if status == 404 and "bucket does not exist" in answer.lower():
         return SetupError(
             "not_configured", f"there is no bucket for {name}: create it, or correct the setting that names it"
         )

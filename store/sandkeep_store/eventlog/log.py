@@ -449,8 +449,10 @@ class EventLog:
         """
         position = where if isinstance(where, int) else self.parse_token(where, gaps=True, field=field)
         if not 1 <= position <= self.head:
-            words = f"{field}: there is no event {position}: give a position from 1 to {self.head}, where the log ends"
-            raise CallerError("invalid", words, field=field, head=self.head)
+            message = (
+                f"{field}: there is no event {position}: give a position from 1 to {self.head}, where the log ends"
+            )
+            raise CallerError("invalid", message, field=field, head=self.head)
         if position < self.first_position:
             raise compacted(position, self.first_position)
         return position

@@ -100,8 +100,8 @@ def damaged(position: int, what: str) -> DaemonError:
 
 def compacted(position: int, first: int) -> DataError:
     """The error for a position before which, or at which, events may be gone into the archive."""
-    words = f"position {position} is among events that were archived: ask for {first} or a later one"
-    return DataError("compacted", words, first=first, position=position)
+    message = f"position {position} is among events that were archived: ask for {first} or a later one"
+    return DataError("compacted", message, first=first, position=position)
 
 
 def due(position: int, at: int, first: int) -> int:

@@ -94,11 +94,11 @@ class Witness:
         if seen.log_id != self._log_id:
             return [f"the event log in {log} is {self._log_id}, but {self.path} is of {seen.log_id}: {CURE}"]
         if seen.position > head:
-            told = f"ends at position {head}, but {self.path} has seen position {seen.position}: events were lost"
-            return [f"the event log in {log} {told}; {CURE}"]
+            ending = f"ends at position {head}, but {self.path} has seen position {seen.position}: events were lost"
+            return [f"the event log in {log} {ending}; {CURE}"]
         if seen.first_position > self.first_position or (seen.first_position < self.first_position and not compacted):
-            said = f"from position {self.first_position} on, not from {seen.first_position} on as {self.path} has seen"
-            return [f"the event log in {log} says that it has no gaps {said}: {CURE}"]
+            gaps = f"from position {self.first_position} on, not from {seen.first_position} on as {self.path} has seen"
+            return [f"the event log in {log} says that it has no gaps {gaps}: {CURE}"]
         if seen.position >= self.first_position and seen.crc and crc != seen.crc:
             return [damaged(seen.position, f"it is not the event that {self.path} has seen there").message]
         return []
@@ -120,10 +120,10 @@ class Witness:
             raise DaemonError("storage_unavailable", message) from error
 
     def _write(self, position: int, crc: int) -> int:
-        said = _encode(Head(self._log_id, self.first_position, position, crc))
+        encoded = _encode(Head(self._log_id, self.first_position, position, crc))
         if self._descriptor is None:
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        os.pwrite(self._descriptor, (said + b" %08x" % crc32(said)).ljust(SIZE_BYTES - 1) + b"\n", 0)
+        os.pwrite(self._descriptor, (encoded + b" %08x" % crc32(encoded)).ljust(SIZE_BYTES - 1) + b"\n", 0)
         return self._descriptor
 
     def begin_anew(self) -> None:

@@ -38,5 +38,5 @@ def write(path: str, data: bytes) -> None:
     try:
         durable.replace(path, data)
     except OSError as error:
-        words = f"{path} cannot be written ({error.strerror}): free space or mend the disk"
-        raise DaemonError("storage_unavailable", words) from None
+        message = f"{path} cannot be written ({error.strerror}): free space or mend the disk"
+        raise DaemonError("storage_unavailable", message) from None

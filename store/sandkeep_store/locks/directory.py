@@ -76,8 +76,8 @@ class DirectoryStore:
         try:
             root = os.open(self.where, _FOLDER & ~os.O_NOFOLLOW)
         except OSError as error:
-            words = f"{self.where} cannot be used ({error.strerror}): make that directory, or mount it"
-            raise ProviderError("provider_unavailable", words) from None
+            message = f"{self.where} cannot be used ({error.strerror}): make that directory, or mount it"
+            raise ProviderError("provider_unavailable", message) from None
         with closing(root):
             yield root
 
@@ -87,8 +87,8 @@ def _translated(place: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        words = f"{place} cannot be used ({error.strerror}): mend that directory"
-        raise ProviderError("provider_unavailable", words) from None
+        message = f"{place} cannot be used ({error.strerror}): mend that directory"
+        raise ProviderError("provider_unavailable", message) from None
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ def _require_links(folder: int, place: str) -> None:
 
 
 def _no_links(place: str) -> SetupError:
-    words = f"{place} is where files have no links, as on a mounted bucket: no lock is safe there, use the bucket"
-    return SetupError("not_supported", words)
+    message = f"{place} is where files have no links, as on a mounted bucket: no lock is safe there, use the bucket"
+    return SetupError("not_supported", message)
 
 
 def _commit(folder: int, own: str, following: str, name: str) -> bool:

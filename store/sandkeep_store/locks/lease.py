@@ -184,8 +184,8 @@ class Attempt:
             left = self._deadline - self._locks.clock.now().steady
             if left > 0:
                 return min(rules.POLL_S, left)
-            words = f"{error.message.rpartition(': ')[0]}, and was not released within {self._timeout_s:g} s"
-            raise StateError("lock_timeout", words, **error.data) from None
+            message = f"{error.message.rpartition(': ')[0]}, and was not released within {self._timeout_s:g} s"
+            raise StateError("lock_timeout", message, **error.data) from None
 
     def _take(self) -> "Lease":
         locks = self._locks

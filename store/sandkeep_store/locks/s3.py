@@ -68,10 +68,10 @@ class S3Store:
         self._write(path, b"1", None)
         try:
             if self._write(path, b"2", None) or self._write(path, b"3", '"00000000000000000000000000000000"'):
-                words = (
+                message = (
                     f"{self.where} writes whether or not its conditions hold, and no lock is safe there: use another"
                 )
-                raise SetupError("not_supported", words)
+                raise SetupError("not_supported", message)
         finally:
             with translated_errors(f"{self.where}/{path}"):
                 self._client().delete_object(Bucket=self._bucket, Key=path)

@@ -92,9 +92,9 @@ def _copy(source: str, target: str) -> None:
             command = ["cp", "--", f"{source}/{name}", f"{target}/{name}"]
             done = subprocess.run(command, capture_output=True, check=False)
             if done.returncode:
-                said = done.stderr.decode(errors="replace").strip()
+                stderr = done.stderr.decode(errors="replace").strip()
                 raise DaemonError(
-                    "storage_unavailable", f"the log cannot be copied ({said}): free space or mend the disk"
+                    "storage_unavailable", f"the log cannot be copied ({stderr}): free space or mend the disk"
                 )
 
 

@@ -98,9 +98,9 @@ def store(folder: str, log_id: str, first: int, last: int, lines: Sequence[bytes
 def _put(folder: str, name: str, header: Header, content: bytes) -> None:
     """Put a segment in its place once it is durable and was read back."""
     temporary = f"{folder}/.{name}.new"
-    said = msgspec.json.encode(header)
+    encoded = msgspec.json.encode(header)
     with Replacement(f"{folder}/{name}", temporary=temporary) as new:
-        new.file.write(_SKIPPED.pack(_SKIPPABLE_MAGIC, len(said)) + said)
+        new.file.write(_SKIPPED.pack(_SKIPPABLE_MAGIC, len(encoded)) + encoded)
         new.file.write(zstandard.ZstdCompressor(level=3).compress(content))
         new.complete()
         failpoints.reach("segment.written")

@@ -107,8 +107,8 @@ class ConfinedDirectory:
             why = "can be written by others than the daemon's user, so archives are not safe there"
         else:
             return
-        words = f"{self.base} {why}: give it to that user with mode 0700, or set another SANDBOX_SNAPSHOT_DIR"
-        raise SetupError("not_configured", words, setting="SANDBOX_SNAPSHOT_DIR")
+        message = f"{self.base} {why}: give it to that user with mode 0700, or set another SANDBOX_SNAPSHOT_DIR"
+        raise SetupError("not_configured", message, setting="SANDBOX_SNAPSHOT_DIR")
 
 
 def _made(name: str, parent: int) -> int:

@@ -82,10 +82,10 @@ def has_valid_checksum(block: bytes) -> bool:
     if block[148:156] == b"%06o\0 " % right:  # as nearly all have it
         return True
     try:
-        told = number(block[148:156])
+        stored = number(block[148:156])
     except ValueError:
         return False
-    return told == right or told == _signed_sum(block)
+    return stored == right or stored == _signed_sum(block)
 
 
 def _sum(block: bytes) -> int:

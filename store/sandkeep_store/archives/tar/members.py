@@ -52,8 +52,8 @@ def shown(name: bytes) -> str:
 
 def corrupt(sentence: str, member: bytes | None = None) -> SandkeepError:
     """The error for an archive that is damaged or not safe to extract."""
-    told = {} if member is None else {"member": shown(member)[1:-1]}
-    return DataError("snapshot_corrupt", f"the archive {sentence}", **told)
+    data = {} if member is None else {"member": shown(member)[1:-1]}
+    return DataError("snapshot_corrupt", f"the archive {sentence}", **data)
 
 
 def normalized_name(raw: bytes) -> bytes:

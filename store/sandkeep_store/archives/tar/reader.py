@@ -79,7 +79,7 @@ class Reader:
         return yielding(self._members(), _STRIDE, _PAUSE_S)
 
     def _members(self) -> Iterator[Member]:
-        while (member := self._understood()) is not None:
+        while (member := self._parsed()) is not None:
             self._last = member.name
             self._left, self._padding = member.size, -member.size % BLOCK
             yield member
@@ -92,30 +92,30 @@ class Reader:
             self._left -= len(piece)
             yield piece
 
-    def _understood(self) -> Member | None:
+    def _parsed(self) -> Member | None:
         try:
             return self._next()
         except ValueError:
             raise corrupt(f"is damaged: the header after {self._place()} has no number where one belongs") from None
 
     def _next(self) -> Member | None:
-        said = b""  # by which kinds of extended headers
+        kinds_seen = b""  # by which kinds of extended headers
         records = self._global
         while (fields := self._next_header()) is not None:
             kind = fields.kind
             if kind in _BEFORE_A_MEMBER:
-                if kind in said:
+                if kind in kinds_seen:
                     raise corrupt(f"is not safe to extract: two headers name what comes after {self._place()}")
-                said += kind
+                kinds_seen += kind
                 records = self._joined(records, kind, self._extended(fields))
             elif kind == _FOR_ALL:
                 self._take_globals(self._extended(fields))
-                records = {**self._global, **records} if said else self._global
-            elif kind == _LABEL and not said and not fields.size:
+                records = {**self._global, **records} if kinds_seen else self._global
+            elif kind == _LABEL and not kinds_seen and not fields.size:
                 continue
             else:
                 return self._member(fields, records)
-        if said:
+        if kinds_seen:
             raise corrupt(f"is damaged: an extended header is the last thing, after {self._place()}")
         return None
 
@@ -265,16 +265,16 @@ def _is_for_all(key: bytes) -> bool:
     return key in (b"mtime", b"uid", b"gid") or key.startswith(_XATTR)
 
 
-def _id(records: Mapping[bytes, bytes], key: bytes, told: int) -> int:
-    return decimal(records[key]) if key in records else max(told, 0)
+def _id(records: Mapping[bytes, bytes], key: bytes, from_header: int) -> int:
+    return decimal(records[key]) if key in records else max(from_header, 0)
 
 
-def _time(records: Mapping[bytes, bytes], told: int) -> int:
+def _time(records: Mapping[bytes, bytes], from_header: int) -> int:
     text = records.get(b"mtime")
     if text is not None and _PLAIN_TIME.fullmatch(text):
         return int(text.replace(b".", b""))
     if text is None:
-        seconds, part = told, 0
+        seconds, part = from_header, 0
     else:
         whole, _, fraction = text.removeprefix(b"-").partition(b".")
         if fraction and not fraction.isdigit():

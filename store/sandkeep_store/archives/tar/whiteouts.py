@@ -16,8 +16,8 @@ OPAQUE: Final = b".wh..wh..opq"
 def whiteout(name: bytes) -> bytes:
     """The name by which a layer says that `name` is gone. Raises `invalid` for one of which no layer can."""
     if is_reserved(name):
-        words = f"{shown(name)} is gone, and no layer can say so of a name like that: make a full snapshot"
-        raise CallerError("invalid", words, member=shown(name)[1:-1])
+        message = f"{shown(name)} is gone, and no layer can say so of a name like that: make a full snapshot"
+        raise CallerError("invalid", message, member=shown(name)[1:-1])
     directory, slash, last = name.rpartition(b"/")
     return directory + slash + PREFIX + last
 

@@ -152,8 +152,8 @@ def load(path: str) -> dict[bytes, Seen]:
             kind, inode, changed, name = line.split(b" ", 3)
             found[name] = Seen(kind, inode, changed)
     except ValueError:
-        words = f"{path} does not tell any more what the archive holds that is to be built on: make a full snapshot"
-        raise DataError("snapshot_missing", words) from None
+        message = f"{path} does not tell any more what the archive holds that is to be built on: make a full snapshot"
+        raise DataError("snapshot_missing", message) from None
     return found
 
 
@@ -247,8 +247,8 @@ class ChangedTree:
 
     def _is_kept(self, member: Member) -> bool:
         if whiteouts.is_reserved(member.name):
-            words = f"a file is called {shown(member.name)}, as only a layer may say of what is gone: make a full one"
-            raise CallerError("invalid", words)
+            message = f"a file is called {shown(member.name)}, as only a layer may say of what is gone: make a full one"
+            raise CallerError("invalid", message)
         if member.kind.endswith("device"):
             self.remarks.add(member.name, "device")
             return False

@@ -23,7 +23,7 @@ from sandkeep_store.files.descriptors import closing
 
 _NO_ROOM: Final = (b"No space left", b"Wrote only", b"quota")
 _NOT_BEGUN: Final = (b"bwrap:", b"setpriv:")
-_MAX_SAID_BYTES: Final = 65536
+_MAX_STDERR_BYTES: Final = 65536
 _PERMISSIONS: Final = 0o777
 _MODE: Final = 0o1777
 _MOST_LATE_BYTES: Final = 64 << 20
@@ -118,8 +118,8 @@ def extracting(stage: Stage, owner: tuple[int, int] | None) -> Iterator[Extracti
     """
     if os.geteuid() == 0 and owner is not None:
         os.chown(stage.tree, *owner)
-    with tempfile.TemporaryFile() as said:
-        process = jail.start_extracting(stage.tree, owner, said, group=stage.group)
+    with tempfile.TemporaryFile() as stderr:
+        process = jail.start_extracting(stage.tree, owner, stderr, group=stage.group)
         try:
             extraction = Extraction(stage.tree, process)
             with suppress(BrokenPipeError):  # it has ended, and said why
@@ -127,7 +127,7 @@ def extracting(stage: Stage, owner: tuple[int, int] | None) -> Iterator[Extracti
                 extraction.finish()
             process.communicate()
             if process.returncode:
-                raise _failure(said, process.returncode)
+                raise _failure(stderr, process.returncode)
             try:
                 extraction.settle()
             except OSError as error:
@@ -158,10 +158,10 @@ def _settle(top: int, late: Member) -> None:
         os.close(opened)
 
 
-def _failure(said: IO[bytes], code: int) -> SandkeepError:
-    said.seek(0)
-    lines = said.read(_MAX_SAID_BYTES).strip().splitlines() or [b"it ended with %d" % code]
-    if any(words in line for line in lines for words in _NO_ROOM):
+def _failure(stderr: IO[bytes], code: int) -> SandkeepError:
+    stderr.seek(0)
+    lines = stderr.read(_MAX_STDERR_BYTES).strip().splitlines() or [b"it ended with %d" % code]
+    if any(phrase in line for line in lines for phrase in _NO_ROOM):
         return unwritable(os.strerror(errno.ENOSPC))
     first = shown(lines[0].removeprefix(b"tar: "))[1:-1]
     if lines[0].startswith(_NOT_BEGUN) or code < 0:

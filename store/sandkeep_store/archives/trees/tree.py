@@ -200,9 +200,9 @@ def _not_there(place: bytes) -> CallerError:
 
 def reserved(name: bytes) -> CallerError:
     """The error for a file with a name that a layer cannot have for one."""
-    words = f"a file is called {shown(name)}, as only a layer may say of what is gone"
-    words += ": rename it, or make a full snapshot"
-    return CallerError("invalid", words, member=shown(name)[1:-1])
+    message = f"a file is called {shown(name)}, as only a layer may say of what is gone"
+    message += ": rename it, or make a full snapshot"
+    return CallerError("invalid", message, member=shown(name)[1:-1])
 
 
 def directory_member(name: bytes, status: os.stat_result) -> Member:
