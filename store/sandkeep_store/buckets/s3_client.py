@@ -97,6 +97,7 @@ def refusal(name: str, status: int, code: str) -> SandkeepError:
         )
     if status == 501:
         return SetupError(
-            "not_supported", f"the S3 service knows no conditional writes, which {name} needs: use another"
+            "not_supported",
+            f"the S3 service has no conditional writes, which {name} needs: use another service",
         )
     return ProviderError("provider_unavailable", f"S3 failed at {name} ({code or status}): try again later")

@@ -299,7 +299,7 @@ class LogRecorder(ApplicationRecorder):
                 self._database.witness.note(self.head, schema.checksum_at(connection, self.head) or 0)
         if self.head >= self._database.first_position:
             if last is None or last[0] != self.head:
-                raise damaged(self.head, "what was committed is gone")
+                raise damaged(self.head, "an acknowledged event is gone")
             verified(last)
 
     @contextlib.contextmanager

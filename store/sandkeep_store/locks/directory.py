@@ -124,11 +124,11 @@ def _read(folder: int, name: str, place: str, most: int) -> Stored | None:
         return None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise damaged(place, "it is no plain file") from None
+            raise damaged(place, "it is not a regular file") from None
         raise
     with closing(descriptor):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise damaged(place, "it is no plain file")
+            raise damaged(place, "it is not a regular file")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(most + 1)
         return Stored(content, _version(os.fstat(descriptor), content))
@@ -210,7 +210,7 @@ def _require_links(folder: int, place: str) -> None:
 
 
 def _no_links(place: str) -> SetupError:
-    message = f"{place} is where files have no links, as on a mounted bucket: no lock is safe there, use the bucket"
+    message = f"{place} has no hard links, as a mounted bucket has none: no lock is safe there, set the bucket"
     return SetupError("not_supported", message)
 
 

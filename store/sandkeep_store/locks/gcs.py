@@ -51,7 +51,10 @@ class GcsStore:
             content = answer.raw.read(most + 1, decode_content=False)
         generation = answer.headers.get("x-goog-generation")
         if generation is None:
-            raise ProviderError("provider_unavailable", f"{self.where} does not tell generations: it is not usable")
+            raise ProviderError(
+                "provider_unavailable",
+                f"{self.where} sends no generation numbers: use another service",
+            )
         return Stored(content, generation)
 
     def write(self, path: str, content: bytes, over: str | None) -> Written | None:

@@ -49,7 +49,7 @@ def lost(place: str, reason: Reason) -> StateError:
 
 
 def _busy(place: str) -> StateError:
-    return StateError("lock_contended", f"{place} is written by others all the time: try again", waiting=None)
+    return StateError("lock_contended", f"other daemons write {place} all the time: try again", waiting=None)
 
 
 class Locks:
@@ -358,4 +358,4 @@ def _until(since: Instant) -> Instant:
 
 
 def _unsettled(place: str) -> ProviderError:
-    return ProviderError("provider_unavailable", f"{place} is written by others all the time: try again")
+    return ProviderError("provider_unavailable", f"other daemons write {place} all the time: try again")

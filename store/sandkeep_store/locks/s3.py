@@ -69,7 +69,7 @@ class S3Store:
         try:
             if self._write(path, b"2", None) or self._write(path, b"3", '"00000000000000000000000000000000"'):
                 message = (
-                    f"{self.where} writes whether or not its conditions hold, and no lock is safe there: use another"
+                    f"{self.where} ignores the conditions of writes, so no lock is safe there: use another service"
                 )
                 raise SetupError("not_supported", message)
         finally:

@@ -105,7 +105,7 @@ class Redaction:
         if self._is_needed(target):
             raise StateError(
                 "in_use",
-                f"{target.stream} runs by what this event says: end it, and redact the event then",
+                f"{target.stream} still runs and needs this event: end it first, then redact the event",
                 stream=target.stream,
             )
 

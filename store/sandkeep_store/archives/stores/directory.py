@@ -141,7 +141,7 @@ class DirectoryArchives(ArchiveStore):
                 ) from None
             raise missing(where) from None
         except NotRegularFileError:
-            raise corrupt(where, "it is no plain file") from None
+            raise corrupt(where, "it is not a regular file") from None
         except OSError as error:
             raise self._failure(where, error) from error
 

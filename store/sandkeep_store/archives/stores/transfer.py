@@ -35,7 +35,7 @@ class VerifiedSource:
         if self._size_bytes not in (None, self.bytes_read):
             raise corrupt(self._where, f"it has {self.bytes_read} bytes and not {self._size_bytes}")
         if self._sha256 not in (None, self._digest.hexdigest()):
-            raise corrupt(self._where, "its bytes are not those that its digest was made of")
+            raise corrupt(self._where, "its digest is not the recorded one")
 
 
 def send(upload: Upload, source: VerifiedSource, progress: Progress) -> bytes:

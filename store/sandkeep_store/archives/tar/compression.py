@@ -178,17 +178,17 @@ def _gunzipped(source: Input) -> Iterator[bytes]:
         if parts and not any(begun) and stream.ends_in_zeros():
             return
         if not _GZIP.startswith(begun[: len(_GZIP)]):
-            raise corrupt("is not safe to extract: more comes after the end of what was compressed")
+            raise corrupt("is not safe to extract: data follows the compressed stream")
         parts += 1
         if parts > _MOST_PARTS + produced // _PART_BYTES:
-            raise corrupt("cannot be extracted: it was compressed in too many small pieces")
+            raise corrupt("cannot be extracted: it has too many small gzip members")
         engine = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         try:
             for chunk in _one_part(stream, engine):
                 produced += len(chunk)
                 yield chunk
         except broken:
-            raise corrupt("is damaged: what was compressed in it cannot be restored") from None
+            raise corrupt("is damaged: it cannot be decompressed") from None
 
 
 def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
@@ -201,7 +201,7 @@ def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
     while not engine.eof:
         data = stream.peek(window)
         if not data:
-            raise corrupt("is cut short: it ends in the middle of what was compressed")
+            raise corrupt("is cut short: it ends within the compressed stream")
         window = min(window * 8, CHUNK)
         chunk = engine.decompress(data, _PIECE)
         while chunk:
@@ -219,4 +219,4 @@ def _unzstd(source: Input) -> Iterator[bytes]:
     except zstandard.ZstdError as error:
         if "too much memory" in str(error):
             raise corrupt(f"cannot be extracted: it takes more than {_MAX_WINDOW >> 20} MiB of memory") from None
-        raise corrupt("is damaged: what was compressed in it cannot be restored") from None
+        raise corrupt("is damaged: it cannot be decompressed") from None

@@ -54,7 +54,7 @@ def in_tree(top: int) -> HardLinks:
         assert finder.stdout is not None
         content = finder.stdout.read()
     if finder.returncode:
-        raise ProviderError("provider_unavailable", "the files beneath the archives cannot be looked through")
+        raise ProviderError("provider_unavailable", "the image's files cannot be listed: try again")
     for line in content.split(b"\0")[:-1]:
         device, inode, path = line.split(b" ", 2)
         found.join(first.setdefault((device, inode), path), path)

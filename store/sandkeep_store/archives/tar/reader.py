@@ -142,9 +142,9 @@ class Reader:
     def _check_end(self) -> None:
         """After the two blocks that mark the end comes only padding. Anything else some programs would read."""
         if self._stream.at_end() or self._stream.take(BLOCK) != ZEROS:
-            raise corrupt(f"is damaged: half a mark of its end comes after {self._place()}")
+            raise corrupt(f"is damaged: half an end-of-archive mark comes after {self._place()}")
         if not self._stream.ends_in_zeros():
-            raise corrupt("is not safe to extract: more comes after the mark of its end")
+            raise corrupt("is not safe to extract: data follows its end-of-archive mark")
 
     def _extended(self, fields: Fields) -> bytes:
         size = _not_negative(fields.size)
@@ -169,12 +169,12 @@ class Reader:
         records = _records(data)
         self._globals_left -= 1
         if not self._globals_left:
-            raise corrupt("cannot be extracted: it says too often what all its members are")
+            raise corrupt("cannot be extracted: it has too many global headers")
         if any(key in _NOT_FOR_ALL or key.startswith(_SPARSE) for key in records):
-            raise corrupt("is not safe to extract: it gives all its members the same name or size")
+            raise corrupt("is not safe to extract: a global header sets the name or size of all members")
         self._global |= {key: value for key, value in records.items() if _is_for_all(key)}
         if sum(len(key) + len(value) for key, value in self._global.items()) > _MOST_GLOBAL_BYTES:
-            raise corrupt("cannot be extracted: it says too much of all its members")
+            raise corrupt("cannot be extracted: its global headers are too large")
 
     # -- members -------------------------------------------------------------------------------------------------------
 

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
-from sandkeep.errors import CallerError, DataError, ProviderError
+from sandkeep.errors import DataError, ProviderError
 from sandkeep.system.openat2 import open_beneath
 from sandkeep_store.archives.tar import whiteouts
-from sandkeep_store.archives.tar.members import TOP, Member, shown
+from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.trees.read import Names, Program, Remarks
-from sandkeep_store.archives.trees.tree import Overlay, is_opaque
+from sandkeep_store.archives.trees.tree import Overlay, is_opaque, reserved
 from sandkeep_store.files.descriptors import closing
 
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
@@ -113,7 +113,7 @@ def _all(tree: int, enter: Sequence[str]) -> Iterator[_Entry]:
         for line in _lines(finder.stdout):  # as they come, while it looks further
             yield line.split(b" ", 3)
     if finder.returncode:
-        raise ProviderError("provider_unavailable", "the sandbox's files cannot be looked through: try again")
+        raise ProviderError("provider_unavailable", "the sandbox's files cannot be listed: try again")
 
 
 def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
@@ -152,7 +152,7 @@ def load(path: str) -> dict[bytes, Seen]:
             kind, inode, changed, name = line.split(b" ", 3)
             found[name] = Seen(kind, inode, changed)
     except ValueError:
-        message = f"{path} does not tell any more what the archive holds that is to be built on: make a full snapshot"
+        message = f"the catalogue {path} of the snapshot to build on is missing or damaged: make a full snapshot"
         raise DataError("snapshot_missing", message) from None
     return found
 
@@ -247,8 +247,7 @@ class ChangedTree:
 
     def _is_kept(self, member: Member) -> bool:
         if whiteouts.is_reserved(member.name):
-            message = f"a file is called {shown(member.name)}, as only a layer may say of what is gone: make a full one"
-            raise CallerError("invalid", message)
+            raise reserved(member.name)
         if member.kind.endswith("device"):
             self.remarks.add(member.name, "device")
             return False

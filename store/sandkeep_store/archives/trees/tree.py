@@ -200,8 +200,7 @@ def _not_there(place: bytes) -> CallerError:
 
 def reserved(name: bytes) -> CallerError:
     """The error for a file with a name that a layer cannot have for one."""
-    message = f"a file is called {shown(name)}, as only a layer may say of what is gone"
-    message += ": rename it, or make a full snapshot"
+    message = f"{shown(name)} has a name that marks deletions in layers (.wh.): rename it, or make a full snapshot"
     return CallerError("invalid", message, member=shown(name)[1:-1])
 
 

@@ -151,17 +151,17 @@ def test_any_bit_that_flips_is_seen_or_changes_nothing(look: Look, codec: str) -
         (b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * 100_000, "cut short"),
         (b"\x28\xb5\x2f\xfd", "cut short"),
         (PLAIN[:-1024], "nothing marks its end"),
-        (PLAIN[:-512], "half a mark"),
-        (PLAIN[:-1024] + bytes(512) + PLAIN, "half a mark"),
+        (PLAIN[:-512], "half an end-of-archive mark"),
+        (PLAIN[:-1024] + bytes(512) + PLAIN, "half an end-of-archive mark"),
         (member(b"a") + b"x" * 512 + END, "no header"),
-        (PLAIN + b"x", "after the mark of its end"),
-        (PLAIN + bytes(5000) + PLAIN, "after the mark of its end"),
-        (gzip.compress(PLAIN, mtime=0) + b"x", "after the end of what was compressed"),
+        (PLAIN + b"x", "follows its end-of-archive mark"),
+        (PLAIN + bytes(5000) + PLAIN, "follows its end-of-archive mark"),
+        (gzip.compress(PLAIN, mtime=0) + b"x", "follows the compressed stream"),
         (
             gzip.compress(PLAIN, mtime=0) + bytes(100) + gzip.compress(PLAIN, mtime=0),
-            "after the end of what was compressed",
+            "follows the compressed stream",
         ),
-        (zstd(PLAIN) + b"garbage", "after the end of what was compressed"),
+        (zstd(PLAIN) + b"garbage", "follows the compressed stream"),
         (archive(extended({b"path": b"b"})), "extended header is the last thing"),
     ],
 )
@@ -425,7 +425,7 @@ def test_a_window_larger_than_memory_is_refused(look: Look) -> None:
 
 
 def test_padding_without_end_is_refused(look: Look) -> None:
-    corrupt(look, PLAIN + bytes(65 << 20), "after the mark of its end")
+    corrupt(look, PLAIN + bytes(65 << 20), "follows its end-of-archive mark")
 
 
 def test_maps_without_end_are_refused(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
