@@ -31,9 +31,9 @@ def main() -> None:
     try:
         report = _act(options, os.path.abspath(options.state_dir or daemon.STATE_DIR()))
     except SandkeepError as error:
-        sys.exit(_complain(error.message))
+        sys.exit(f"sandkeep-store: {error.message}")
     except UnknownEvent as unknown:
-        sys.exit(_complain(str(unknown)))
+        sys.exit(f"sandkeep-store: {unknown}")
     sys.stdout.write((msgspec.json.encode(report).decode() if options.json else _words(report)) + "\n")
     sys.exit(0 if _is_well(report) else 1)
 
@@ -55,11 +55,6 @@ def _act(options: argparse.Namespace, state_dir: str) -> Report:
         return repair(state_dir, yes=options.yes)
     age_s = daemon.RETAIN({daemon.RETAIN.name: options.older_than} if options.older_than else None)
     return offline.compact(state_dir, age_s if age_s is not None else math.inf)
-
-
-def _complain(sentence: str) -> int:
-    sys.stderr.write(f"sandkeep-store: {sentence}\n")
-    return 1
 
 
 def _words(report: Report) -> str:

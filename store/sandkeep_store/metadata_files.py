@@ -17,6 +17,7 @@ from sandkeep.errors import DaemonError
 from sandkeep.ids import is_name
 from sandkeep.model import RebuildReport
 from sandkeep.system.durable import Replacement
+from sandkeep_store.files.descriptors import closing
 from sandkeep_store.views.metadata import FILE_NAME, Seen, document
 from sandkeep_store.views.state import State
 
@@ -110,9 +111,7 @@ class MetadataFiles:
 
 
 def rebuild(root: str, documents: Mapping[str, bytes | None], position: int) -> RebuildReport:
-    """Make the files below `root` hold exactly `documents`; those that do already are not touched. Raises
-    DaemonError.
-    """
+    """Make the files below `root` hold exactly `documents`, touching no others. Raises `storage_unavailable`."""
     changed = {name: wanted for name, wanted in documents.items() if read(root, name) != wanted}
     try:
         _write_all(root, changed)
@@ -125,9 +124,7 @@ def rebuild(root: str, documents: Mapping[str, bytes | None], position: int) -> 
 
 
 def check(root: str, state: State, log_id: str, *, skip: Iterable[str] = ()) -> list[str]:
-    """Say, a sentence each, which documents are missing, damaged, or of sandboxes that no event knows. `skip` those
-    being written.
-    """
+    """Report, a sentence each, documents missing, damaged, or of unknown sandboxes. `skip` those being written."""
     passed_over = set(skip)
     problems = []
     for sandbox in state.sandboxes.values():
@@ -213,8 +210,7 @@ def _write(root: str, sandbox_id: str, content: bytes) -> None:
     for path in (root, folder):  # and none above them: a state directory that was taken away is not begun anew
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, mode=0o755)
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with closing(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as directory:
         with Replacement(FILE_NAME, temporary=UNFINISHED, directory=directory) as new:
             new.file.write(content)
             new.complete()
@@ -224,8 +220,6 @@ def _write(root: str, sandbox_id: str, content: bytes) -> None:
                 os.rename(FILE_NAME, displaced, src_dir_fd=directory, dst_dir_fd=directory)
         failpoints.reach("metadata.renamed")
         os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _is_directory(name: str, directory: int) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from random import Random
 from typing import Any
 
-from sandkeep_store.archives.trees.pack import Packed, write
+from sandkeep_store.archives.trees.pack import PackedArchive, write
 from sandkeep_store.archives.trees.tree import Overlay, Tree
 
 NAMES = [b"a", b"b", b"c", b"-x", b".w", b"h\xff", b"n\nl", "\u00fc".encode(), b"long" * 60]
@@ -183,7 +183,7 @@ def opened(path: str, flags: int = os.O_RDONLY) -> Any:
 NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 
 
-def pack_layer(upper: int, output: int, *, overlay: Overlay, exclude: Sequence[bytes] = ()) -> Packed:
+def pack_layer(upper: int, output: int, *, overlay: Overlay, exclude: Sequence[bytes] = ()) -> PackedArchive:
     """Write a layer of what the upper directory of an overlay changes of what is below it."""
     source = Tree(upper, exclude=exclude, overlay=overlay)
     return write(source, output, "gzip", source.remarks)

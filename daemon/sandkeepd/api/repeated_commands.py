@@ -16,7 +16,7 @@ from sandkeep.errors import DaemonError, StateError
 from sandkeep.events import Meta, SandboxCreateRequested
 from sandkeep.protocol.clock import now_us
 from sandkeep.protocol.methods import Mutation
-from sandkeep_store.eventlog.eventless_commands import REMEMBERED_US, Past
+from sandkeep_store.eventlog.eventless_commands import REMEMBERED_US, CommandProgress
 from sandkeep_store.eventlog.fingerprint_key import is_keyed, without_digest
 from sandkeep_store.eventlog.log import Recorded
 from sandkeepd.api.fingerprint import fingerprint
@@ -95,7 +95,7 @@ class RepeatedCommands:
                 raise
             return None
 
-    def _remembered(self, request: Request[Any], owner: str, command_id: str) -> Past | None:
+    def _remembered(self, request: Request[Any], owner: str, command_id: str) -> CommandProgress | None:
         """The line beside the log of a command that makes no event; None for one that does."""
         commands = self._core.log.commands
         try:

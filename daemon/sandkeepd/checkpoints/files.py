@@ -61,7 +61,7 @@ class CheckpointFiles:
         """
         root = STORAGE.require("checkpoint", bucket=bucket)
         require_sdk(root)
-        DirectoryArchives(STORAGE.local_root()).require_ours()
+        DirectoryArchives(STORAGE.local_root()).require_private()
         return place_of(root, f"{FOLDER}/{checkpoint_id}")
 
     def here(self, place: model.Place) -> model.Place:

@@ -17,7 +17,7 @@ from sandkeep.errors import CallerError
 from sandkeep.events import Meta
 from sandkeep.protocol.methods import Access, Kind, Method, Mutation, Params
 from sandkeep.settings.daemon import ADMIN_GROUP
-from sandkeep_store.eventlog.eventless_commands import Past
+from sandkeep_store.eventlog.eventless_commands import CommandProgress
 from sandkeep_store.views.state import State
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core.call import Call, Give
@@ -41,7 +41,7 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
     progress: Progress
     give: Give
     command: str | None = None
-    past: Past | None = None
+    past: CommandProgress | None = None
 
     @property
     def caller(self) -> Caller:

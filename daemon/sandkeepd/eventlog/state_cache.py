@@ -48,7 +48,7 @@ def check_end(state: State, log: EventLog) -> None:
     """Check the last events also where a cached fold spares the start from looking at them: that is where a disk that
     failed did harm. Blocks. Raises `storage_unavailable`.
     """
-    log.check(max(0, log.head - END_EVENTS), min(log.head, state.position), END_EVENTS)
+    log.reader.check(max(0, log.head - END_EVENTS), min(log.head, state.position), END_EVENTS)
 
 
 def save_last(state: State, log: EventLog, state_dir: str) -> None:
@@ -72,7 +72,7 @@ async def check(core: Core, upto: int) -> None:
     position = 0
     try:
         while position < upto:
-            position = await trio.to_thread.run_sync(core.log.check, position, upto, CHECKED_AT_ONCE)
+            position = await trio.to_thread.run_sync(core.log.reader.check, position, upto, CHECKED_AT_ONCE)
             await trio.sleep(CHECK_PAUSE_S)
     except DaemonError as damage:
         _stop_changes(core, damage.message)
@@ -90,7 +90,7 @@ async def check_later(core: Core) -> None:
     await trio.sleep(CHECK_AFTER_S)
     await check(core, core.state.cached_upto)
     try:
-        problems = await trio.to_thread.run_sync(core.log.check_structure, _is_cancelled)
+        problems = await trio.to_thread.run_sync(core.log.reader.check_structure, _is_cancelled)
     except DaemonError as unreadable:
         problems = [unreadable.message]
     for problem in problems:

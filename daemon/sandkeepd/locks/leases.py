@@ -20,8 +20,8 @@ from sandkeep_store.locks import rules
 from sandkeep_store.locks.clock import SYSTEM, Clock
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.locks.lease import Attempt, Lease, Locks, lost
-from sandkeep_store.locks.open import open_part, open_store
-from sandkeep_store.locks.places import is_anothers, part_of
+from sandkeep_store.locks.open import open_owner_store, open_store
+from sandkeep_store.locks.places import belongs_to_another, part_of
 from sandkeep_store.locks.store import DocumentStore
 from sandkeep_store.threads import Threads
 from sandkeep_store.views.locks import LockState
@@ -74,7 +74,7 @@ class Leases:
     def locks(self, where: str) -> Locks:
         """The locks of a place."""
         if where not in self._places:
-            self._places[where] = Locks(open_part(where, self._open_store), self._clock)
+            self._places[where] = Locks(open_owner_store(where, self._open_store), self._clock)
         return self._places[where]
 
     def fence(self, name: str, owner: str) -> Fence | None:
@@ -87,7 +87,7 @@ class Leases:
         sandbox = state.sandboxes.get(name)
         called = sandbox.name if sandbox is not None and sandbox.owner == owner else None
         fence = self._fence(name, owner)
-        if called not in (None, name) and state.guarded(owner, called or "", part_of(".", owner)) is sandbox:
+        if called not in (None, name) and state.sandbox_of_lock(owner, called or "", part_of(".", owner)) is sandbox:
             return self._fence(called or "", owner) or fence
         return fence
 
@@ -111,18 +111,18 @@ class Leases:
         """
         sandbox = self._core.state.sandboxes.get(lock.name)
         is_his = sandbox is not None and sandbox.owner == owner and lock.requested_us >= sandbox.requested_us
-        return lock.owner == owner or (is_his and not is_anothers(lock.where, owner))
+        return lock.owner == owner or (is_his and not belongs_to_another(lock.where, owner))
 
     def holds(self, name: str) -> bool:
         """Return True if a lock of that name, or of the sandbox of that id, is held here, as far as is known."""
-        return any(name in (held.lease.name, self._core.state.file_of(held.lock)) for held in self._held.values())
+        return any(name in (held.lease.name, self._core.state.filing_id(held.lock)) for held in self._held.values())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Renew leases, beginning with those of an earlier daemon, until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for lock in list(self._core.state.locks.values()):
-                if lock.under_way:
+                if not lock.ended:
                     self._settling[lock.lock_id] = trio.CancelScope()
                     nursery.start_soon(self._core.guarded, partial(self._settle, lock), f"settling {lock.lock_id}")
             task_status.started()
@@ -238,7 +238,7 @@ class Leases:
             await self.drop(lease)
 
     async def _record_loss(self, lock: LockState, error: SandkeepError) -> None:
-        told = NewEvent(lock.lock_id, _loss(error), self._core.state.file_of(lock), lock.revision)
+        told = NewEvent(lock.lock_id, _loss(error), self._core.state.filing_id(lock), lock.revision)
         if lock.status == "held":
             try:
                 await self._core.record([told], None)
@@ -277,7 +277,7 @@ class Leases:
         on_record = trio.Event()
         on_record.set()
         self.keep(lock, lease, on_record)
-        self.on_adopted(self._core.state.file_of(lock))
+        self.on_adopted(self._core.state.filing_id(lock))
 
     async def _undo(self, lock: LockState) -> None:
         """Free a lock that was being taken, if it was taken."""
@@ -286,17 +286,17 @@ class Leases:
         except SandkeepError as error:
             logger.info("nothing to undo", extra={"lock": lock.name, "why": error.message})
         failed = events.LockAcquireFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
-        await self._core.record([NewEvent(lock.lock_id, failed, self._core.state.file_of(lock))], None)
+        await self._core.record([NewEvent(lock.lock_id, failed, self._core.state.filing_id(lock))], None)
 
     async def _finish_release(self, lock: LockState) -> None:
         del self._settling[lock.lock_id]
-        outcome = NewEvent(lock.lock_id, await self.freed(lock), self._core.state.file_of(lock))
+        outcome = NewEvent(lock.lock_id, await self.freed(lock), self._core.state.filing_id(lock))
         await self._core.record([outcome], None, essential=True)
 
     async def _leave_stealing(self, lock: LockState) -> None:
         message = "the daemon stopped while the lock was being freed: free it again"
         failed = events.LockStealFailed(code="not_ready", message=message, interrupted=True)
-        await self._core.record([NewEvent(lock.lock_id, failed, self._core.state.file_of(lock))], None)
+        await self._core.record([NewEvent(lock.lock_id, failed, self._core.state.filing_id(lock))], None)
 
 
 async def _nothing(name: str) -> None:

@@ -47,11 +47,11 @@ class LockOperation(Operation[LockState]):
 
     def about(self, lock: LockState, event: events.Event, revision: int | None = None) -> NewEvent:
         """An event of a lock, filed under the sandbox that it guards."""
-        return NewEvent(lock.lock_id, event, self.core.state.file_of(lock), revision)
+        return NewEvent(lock.lock_id, event, self.core.state.filing_id(lock), revision)
 
     def is_through(self, lock: LockState) -> bool:
         """Tell if the order is carried out, and nothing else is to come of the lock."""
-        return not lock.under_way
+        return lock.ended
 
     async def answer(self, request: Request[Any], stream: str) -> Lock:
         """See `Operation.answer`."""
@@ -200,7 +200,9 @@ class LockService:
     def _new(self, event: events.LockAcquireRequested | events.LockStealRequested) -> NewEvent:
         """The first event of a stream, filed under the sandbox that the lock guards."""
         lock_id = ids.new_id(ids.LOCK)
-        return NewEvent(lock_id, event, self._core.state.file_for(lock_id, event.owner, event.name, event.where), 0)
+        return NewEvent(
+            lock_id, event, self._core.state.filing_id_for(lock_id, event.owner, event.name, event.where), 0
+        )
 
     def _where(self, request: Request[Any], name: str) -> str:
         """Return the place of the caller's lock of a name, by the settings; for a visible sandbox, that of its owner.
@@ -219,7 +221,7 @@ class LockService:
         """Return True if it is an owner's and held in the place that older daemons used for all locks: there it still
         has to be seen.
         """
-        return lock.under_way and (lock.name, lock.owner, lock.where) == (name, owner, shared)
+        return not lock.ended and (lock.name, lock.owner, lock.where) == (name, owner, shared)
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
@@ -240,7 +242,7 @@ class LockService:
             words = f"the lock {lock.name} is still being waited for: end that call instead"
             raise StateError("not_ready", words, name=lock.name, status=lock.status)
         if lock.status == "held":
-            await self._leases.before_release(self._core.state.file_of(lock))
+            await self._leases.before_release(self._core.state.filing_id(lock))
         await self._return.order(lock, request)
         return await self._return.answer(request, lock.lock_id)
 
@@ -257,7 +259,7 @@ class LockService:
         """List the locks that this daemon holds, or is about to."""
         query = request.params
         locks = self._core.state.locks.values()
-        mine = [lock for lock in locks if request.sees(lock.owner) and (query.all or lock.under_way)]
+        mine = [lock for lock in locks if request.sees(lock.owner) and (query.all or not lock.ended)]
         found, following = page(mine, lambda lock: lock.lock_id, query.after, query.limit)
         return LockList(locks=[lock.view() for lock in found], next=following)
 

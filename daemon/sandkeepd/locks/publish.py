@@ -53,7 +53,7 @@ class Publisher:
     def _committed(self, facts: Sequence[Recorded]) -> None:
         for fact in facts:
             if isinstance(fact.event, events.LockAcquired):
-                self.mark(self._core.state.file_of(self._core.state.locks[fact.stream]))
+                self.mark(self._core.state.filing_id(self._core.state.locks[fact.stream]))
             elif fact.sandbox_id is not None and self._leases.holds(fact.sandbox_id):
                 self.mark(fact.sandbox_id)
 

@@ -22,7 +22,7 @@ from sandkeep.protocol.methods import (
     ProcessWriteStdin,
     Written,
 )
-from sandkeep_store.eventlog.eventless_commands import Past
+from sandkeep_store.eventlog.eventless_commands import CommandProgress
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.contract.instance import Instance
@@ -83,7 +83,7 @@ class Processes:
 
         A repeated command does not write the same bytes again.
         """
-        command, past = request.params, request.past or Past.unremembered()
+        command, past = request.params, request.past or CommandProgress()
         process = await self.lookup.find(command.sandbox_id, command.name)
         if past.trying:
             raise _unknown_input(process, past)
@@ -94,7 +94,7 @@ class Processes:
                 raise  # otherwise all had been written, and only that was not told; an end of input needs no telling
         return Written(written_bytes=len(command.data))
 
-    async def _input(self, process: ProcessState, command: ProcessWriteStdin, past: Past) -> None:
+    async def _input(self, process: ProcessState, command: ProcessWriteStdin, past: CommandProgress) -> None:
         if process.requested.tty:
             terminals = await self.reach_terminal(process)
             past.note(0, max(1, len(command.data)))
@@ -185,7 +185,7 @@ class Processes:
         return await self.outputs.read(process, request.params)
 
 
-def _unknown_input(process: ProcessState, past: Past) -> StateError:
+def _unknown_input(process: ProcessState, past: CommandProgress) -> StateError:
     words = (
         f"the daemon stopped while it wrote to process {process.name!r}: of the {past.trying} bytes after the first "
         f"{past.taken} nobody knows how many it took; see what it made of them, then write the rest by a new command"

@@ -18,7 +18,7 @@ import trio
 from sandkeep import failpoints, model
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError
 from sandkeep_store.archives.stores import copy
-from sandkeep_store.archives.stores.choice import in_order, most_telling
+from sandkeep_store.archives.stores.choice import most_specific_error, restore_order
 from sandkeep_store.archives.stores.directory import DirectoryArchives, DirectoryUpload
 from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.archives.stores.store import ArchiveStore, Stored
@@ -79,7 +79,7 @@ class SnapshotArchives:
         without its SDK, `not_supported`, before any effect.
         """
         local = STORAGE.local_root()
-        DirectoryArchives(local).require_ours()
+        DirectoryArchives(local).require_private()
         roots = [STORAGE.require("snapshot", bucket=bucket)]
         require_sdk(roots[0])
         if roots[0] != local and local.where == "directory":
@@ -191,7 +191,7 @@ class SnapshotArchives:
     async def _have(self, snapshot: SnapshotState, progress: Progress) -> int:
         failures: list[SandkeepError] = []
         recorded = [root_of(place).place(place.path) for place in snapshot.places]
-        places = in_order(recorded, STORAGE.roots("snapshot"))
+        places = restore_order(recorded, STORAGE.roots("snapshot"))
         for place in places:
             had: list[int] = []
             work = partial(_had, snapshot, place, had, is_last=place == places[-1])
@@ -204,7 +204,7 @@ class SnapshotArchives:
             finally:
                 for descriptor in had:  # no caller waits for this copy any more
                     os.close(descriptor)
-        raise most_telling(failures)
+        raise most_specific_error(failures)
 
     async def remove(self, places: Iterable[model.Place]) -> None:
         """Remove archives. Safe to repeat. Raises `provider_unavailable`, naming the `engine` that has to answer."""

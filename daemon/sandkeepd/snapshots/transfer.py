@@ -20,7 +20,7 @@ from sandkeep_store.archives.tar.compression import Codec
 from sandkeep_store.archives.tar.inspect import Inspection, inspect
 from sandkeep_store.archives.tar.limits import Limits
 from sandkeep_store.archives.trees.layers import flatten
-from sandkeep_store.archives.trees.pack import NO_LIMITS, Packed
+from sandkeep_store.archives.trees.pack import NO_LIMITS, PackedArchive
 from sandkeep_store.buckets.config import STORAGE
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain
@@ -256,7 +256,7 @@ def _flattened(
     written_as: ArchiveFormat,
     owner: tuple[int, int] | None,
     moved: Meter,
-) -> Packed:
+) -> PackedArchive:
     codec = next(codec for codec, form in _FORMATS.items() if form == written_as)
     return flatten(archives, output, base=base, limits=NO_LIMITS, codec=codec, owner=owner, moved=moved)
 

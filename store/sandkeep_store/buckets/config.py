@@ -76,15 +76,6 @@ class S3Settings:
     use_ssl: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SharedSettings:
-    """Settings for a sandbox that several daemons share: the root of its lock, and that of its metadata."""
-
-    lock_bucket: str
-    metadata_bucket: str
-    metadata: Root
-
-
 _MOUNTS: Final[dict[Artifact, daemon.Setting[str | None]]] = {
     "snapshot": rows.SNAPSHOT_MOUNT_PATH,
     "checkpoint": rows.CHECKPOINT_MOUNT_PATH,
@@ -106,10 +97,8 @@ class Storage:
     # -- where an artifact lies ----------------------------------------------------------------------------------------
 
     def root(self, artifact: Artifact, *, shared: bool = False) -> Root:
-        """Return the root for new artifacts of this kind. With `shared`, one that other machines see, else
+        """Return the root for new artifacts of this kind; with `shared`, one that other machines see, or
         `not_configured`.
-
-        Artifacts of a sandbox with a `gcs_sandbox_id` are shared, and so are those requested to be in a bucket.
         """
         for root in self._shared_roots(artifact):
             return root
@@ -117,10 +106,6 @@ class Storage:
             others = (_MOUNTS[artifact], *([rows.S3_BUCKET] if artifact != "metadata" else []))
             raise _unset(f"keep a {artifact} where other machines find it", _BUCKETS[artifact], *others)
         return self.local_root()
-
-    def place(self, artifact: Artifact, path: str, *, shared: bool = False) -> Place:
-        """Return the place of one artifact; see `root`."""
-        return self.root(artifact, shared=shared).place(path)
 
     def local_root(self) -> Root:
         """The directory of this machine: where archives are made, and kept when they go nowhere else."""
@@ -149,14 +134,7 @@ class Storage:
             if bucket is not None:
                 yield Root("s3", bucket)
 
-    # -- settings of shared sandboxes ----------------------------------------------------------------------------------
-
-    def lock_bucket(self) -> str:
-        """The bucket of locks; `not_configured` without."""
-        bucket = rows.LOCK_BUCKET(self._environ)
-        if bucket is None:
-            raise _unset("share a sandbox with other daemons", rows.LOCK_BUCKET)
-        return bucket
+    # -- locks ---------------------------------------------------------------------------------------------------------
 
     def lock_root(self) -> Root:
         """Return the root of locks: the directory, the GCS bucket, or S3's; `not_configured` if none is set."""
@@ -171,28 +149,11 @@ class Storage:
             return self._reachable(Root("s3", bucket))
         raise _unset("keep locks", rows.LOCK_BUCKET, rows.LOCK_MOUNT_PATH, rows.S3_BUCKET)
 
-    def metadata_bucket(self) -> str:
-        """The bucket of shared sandboxes' metadata; `not_configured` without."""
-        bucket = rows.METADATA_BUCKET(self._environ)
-        if bucket is None:
-            raise _unset("share a sandbox with other daemons", rows.METADATA_BUCKET)
-        return bucket
-
-    def require_shared(self) -> SharedSettings:
-        """Return the settings for a `gcs_sandbox_id`, or raise `not_configured` naming the variable that is missing or
-        malformed. Called before the request has any effect.
+    def require(self, artifact: Artifact, *, bucket: bool = False) -> Root:
+        """Return the root for a request's artifact, before the request has any effect. `bucket`: the caller wants it
+        where other machines see it.
         """
-        return SharedSettings(self.lock_bucket(), self.metadata_bucket(), self.root("metadata", shared=True))
-
-    def require(self, artifact: Artifact, gcs_sandbox_id: str | None = None, *, bucket: bool = False) -> Root:
-        """Return the root for a request's artifact, before the request has any effect.
-
-        `gcs_sandbox_id` is that of the sandbox; `bucket` says that the caller wants it in a bucket. Without either,
-        missing settings raise nothing.
-        """
-        if gcs_sandbox_id is not None:
-            self.require_shared()
-        return self._reachable(self.root(artifact, shared=bucket or gcs_sandbox_id is not None))
+        return self._reachable(self.root(artifact, shared=bucket))
 
     def _reachable(self, root: Root) -> Root:
         """A root for which no setting is malformed that says how to reach it."""
@@ -258,9 +219,7 @@ def _fault_of(path: str) -> str | None:
 
 
 def _unset(purpose: str, *any_of: daemon.Setting[str | None]) -> SetupError:
-    """Return the error for a request that needs one of these variables when none is set; the first is the recommended
-    one.
-    """
+    """Return the error for a request that needs one of these variables, the recommended one first."""
     names = [setting.name for setting in any_of]
     *most, last = names
     listed = f"{', '.join(most)} or {last}" if most else last

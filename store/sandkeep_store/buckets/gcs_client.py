@@ -58,9 +58,7 @@ def _connect(emulator: str | None) -> Gcs:
 
 
 def _settled(session: Any, url: str) -> Any:
-    """Resolve a session's proxies and certificates from the environment once, instead of before each request: that is a
-    quarter of a small request's cost.
-    """
+    """Resolve a session's proxies and certificates once; per request it is a quarter of a small request's cost."""
     found = session.merge_environment_settings(url, {}, None, None, None)
     session.proxies, session.verify, session.cert = found["proxies"], found["verify"], found["cert"]
     session.trust_env = False
@@ -75,7 +73,7 @@ def retrying(patience_s: float) -> Any:
 
 
 @contextmanager
-def speaking_about(name: str) -> Iterator[None]:
+def translated_errors(name: str) -> Iterator[None]:
     """Translate the SDK's errors. `name` is a ``gs://`` URI, or a bucket's name.
 
     `conflict` is a failed precondition, `snapshot_missing` a missing object, `not_configured` a missing or forbidden
@@ -97,9 +95,9 @@ def speaking_about(name: str) -> Iterator[None]:
         raise refusal(name, 401, str(error)) from error
 
 
-def refusal(name: str, status: int, said: str) -> SandkeepError:
+def refusal(name: str, status: int, answer: str) -> SandkeepError:
     """Return the error for an HTTP status of the service."""
-    if status == 404 and "bucket does not exist" in said.lower():
+    if status == 404 and "bucket does not exist" in answer.lower():
         return SetupError(
             "not_configured", f"there is no bucket for {name}: create it, or correct the setting that names it"
         )

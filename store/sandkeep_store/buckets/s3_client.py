@@ -46,7 +46,7 @@ def _connect(settings: S3Settings, attempts: int, answer_s: float) -> Any:
 
 
 @contextmanager
-def speaking_about(name: str) -> Iterator[None]:
+def translated_errors(name: str) -> Iterator[None]:
     """Turns the SDK's errors into ours. `name` is an ``s3://`` URI. The codes are those of `gcs_client`'s."""
     import urllib3
     from botocore.exceptions import (
@@ -97,6 +97,7 @@ def refusal(name: str, status: int, code: str) -> SandkeepError:
         )
     if status == 501:
         return SetupError(
-            "not_supported", f"the S3 service knows no conditional writes, which {name} needs: use another"
+            "not_supported",
+            f"the S3 service has no conditional writes, which {name} needs: use another service",
         )
     return ProviderError("provider_unavailable", f"S3 failed at {name} ({code or status}): try again later")

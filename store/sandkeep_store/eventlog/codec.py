@@ -103,7 +103,7 @@ class Codec:
             raise UnknownEvent(position, type, version, f"the newest version known is {shape.version}")
         try:
             return shape.decode(data if version == shape.version else self._upcast(type, version, shape.version, data))
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise UnknownEvent(position, type, version, str(error)) from None
 
     def _upcast(self, type: str, version: int, target: int, data: bytes) -> bytes:

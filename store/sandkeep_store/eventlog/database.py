@@ -23,6 +23,7 @@ from sandkeep.ids import new_id
 from sandkeep.system import durable
 from sandkeep.system.durable import sync
 from sandkeep_store.eventlog import schema, witness
+from sandkeep_store.files.descriptors import closing
 
 _LOCK_BYTES: Final = (0x40000000, 512)
 """Offset and length of the bytes by which SQLite locks a database file."""
@@ -67,9 +68,7 @@ class Database:
         return os.path.dirname(self.path)
 
     def displaced(self) -> str | None:
-        """Return a message if the files were removed or replaced while open: events would be lost with the daemon. None
-        otherwise.
-        """
+        """Return a message if the open files were removed or replaced: events would be lost with the daemon."""
         for path, opened in self._places.items():
             if _place(path) != opened:
                 cure = "restore the state directory from a backup, and start it again"
@@ -80,14 +79,13 @@ class Database:
     def reader(self) -> Iterator[sqlite3.Connection]:
         """A connection for reading, lent for the length of the block, in one transaction: a steady view of the log."""
         try:
-            with self._lent() as connection:
-                connection.execute("BEGIN")
-                try:
-                    yield connection
-                finally:
-                    connection.execute("ROLLBACK")
+            with self._changed:
+                connection = self._idle.pop() if self._idle else self._connect()
+                self._in_use += 1
         except sqlite3.Error as error:
             raise _unreadable(self.path, error) from error
+        with self._transaction(connection):
+            yield connection
 
     @contextlib.contextmanager
     def idle_reader(self) -> Iterator[sqlite3.Connection | None]:
@@ -96,10 +94,15 @@ class Database:
         if connection is None:
             yield None
             return
+        with self._transaction(connection):
+            yield connection
+
+    @contextlib.contextmanager
+    def _transaction(self, connection: sqlite3.Connection) -> Iterator[None]:
         try:
             connection.execute("BEGIN")
             try:
-                yield connection
+                yield
             finally:
                 connection.execute("ROLLBACK")
         except sqlite3.Error as error:
@@ -168,16 +171,6 @@ class Database:
         while self._idle:
             self._idle.pop().close()
         self.writer.close()
-
-    @contextlib.contextmanager
-    def _lent(self) -> Iterator[sqlite3.Connection]:
-        with self._changed:
-            connection = self._idle.pop() if self._idle else self._connect()
-            self._in_use += 1
-        try:
-            yield connection
-        finally:
-            self._give_back(connection)
 
     def _take_idle(self) -> sqlite3.Connection | None:
         if not self._changed.acquire(blocking=False):  # perhaps the file is being replaced, which takes long
@@ -281,9 +274,7 @@ def repairing(path: str) -> str:
 
 
 def first_position(connection: sqlite3.Connection) -> int:
-    """Return the position from which the log has no gaps, as this connection sees it. Before it, only events of live
-    objects remain.
-    """
+    """Return the position from which there are no gaps; before it, only events of live objects remain."""
     return int(connection.execute("SELECT value FROM meta WHERE key = 'first_position'").fetchone()[0])
 
 
@@ -313,7 +304,7 @@ def _take_fresh(path: str) -> None:
 def _finish_exchange(path: str) -> None:
     """Finish the exchange of files that a crash interrupted. Raises `conflict` if the other daemon still runs."""
     try:
-        with exclusively(path):
+        with exclusive_lock(path):
             _take_fresh(path)
     except OSError as error:
         raise DaemonError(
@@ -322,18 +313,15 @@ def _finish_exchange(path: str) -> None:
 
 
 @contextlib.contextmanager
-def exclusively(path: str) -> Iterator[None]:
+def exclusive_lock(path: str) -> Iterator[None]:
     """Hold a log's file as SQLite would. Nothing else in this process may open and close it meanwhile."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with closing(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as descriptor:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, _LOCK_BYTES[1], _LOCK_BYTES[0])
         except OSError:
             message = f"a daemon uses this state directory ({os.path.dirname(path)}): stop it first"
             raise StateError("conflict", message) from None
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _place(path: str) -> tuple[int, int] | None:

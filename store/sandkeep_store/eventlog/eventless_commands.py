@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import sqlite3
+from dataclasses import dataclass
 from typing import Final
 
 from sandkeep.errors import DaemonError
@@ -38,35 +39,20 @@ CREATE INDEX IF NOT EXISTS commands_by_time ON commands (time);
 logger: Final = logging.getLogger("sandkeepd")
 
 
-class Past:
-    """The progress of one command. `earlier` says that it is a repetition.
+@dataclass
+class CommandProgress:
+    """The progress of one command. `earlier` says that it is a repetition. Without a `store`, it is not remembered.
 
     `taken` counts the units that are surely done; `trying` those of the last attempt, which may be done, too.
     """
 
-    def __init__(
-        self,
-        store: "Commands | None",
-        key: tuple[str, str],
-        command: str,
-        *,
-        taken: int = 0,
-        trying: int = 0,
-        done: bool = False,
-        earlier: bool = False,
-    ) -> None:
-        self._store = store
-        self._key = key
-        self.command = command
-        self.taken = taken
-        self.trying = trying
-        self.done = done
-        self.earlier = earlier
-
-    @classmethod
-    def unremembered(cls) -> "Past":
-        """Return the record of a command without an id, which cannot be repeated."""
-        return cls(None, ("", ""), "")
+    store: "Commands | None" = None
+    key: tuple[str, str] = ("", "")
+    command: str = ""
+    taken: int = 0
+    trying: int = 0
+    done: bool = False
+    earlier: bool = False
 
     def note(self, taken: int, trying: int) -> None:
         """Put down how far it is, before the next step. Raises `storage_unavailable`."""
@@ -79,8 +65,8 @@ class Past:
 
     def _write(self, taken: int, trying: int, *, done: bool) -> None:
         self.taken, self.trying, self.done = taken, trying, done
-        if self._store is not None:
-            self._store.execute(_UPDATE, (taken, trying, done, *self._key))
+        if self.store is not None:
+            self.store.execute(_UPDATE, (taken, trying, done, *self.key))
 
 
 class Commands:
@@ -91,7 +77,7 @@ class Commands:
         self._opened: sqlite3.Connection | None = None
         self._begun = 0
 
-    def find(self, owner: str, command_id: str) -> Past | None:
+    def find(self, owner: str, command_id: str) -> CommandProgress | None:
         """Return the record of a command given within a day, or None. Raises `storage_unavailable`."""
         row = self.execute(
             "SELECT command, taken, trying, done FROM commands WHERE owner = ? AND command_id = ? AND time > ?",
@@ -101,9 +87,9 @@ class Commands:
             return None
         command, taken, trying, done = row
         key = (owner, command_id)
-        return Past(self, key, command, taken=taken, trying=trying, done=bool(done), earlier=True)
+        return CommandProgress(self, key, command, taken=taken, trying=trying, done=bool(done), earlier=True)
 
-    def begin(self, owner: str, command_id: str, command: str) -> Past:
+    def begin(self, owner: str, command_id: str, command: str) -> CommandProgress:
         """Put down that a command is about to be carried out. Raises `storage_unavailable`."""
         if self._begun % _PRUNE_EVERY == 0:
             self.execute("DELETE FROM commands WHERE time <= ?", (now_us() - REMEMBERED_US,))
@@ -112,7 +98,7 @@ class Commands:
             "INSERT OR REPLACE INTO commands (owner, command_id, command, time) VALUES (?, ?, ?, ?)",
             (owner, command_id, command, now_us()),
         )
-        return Past(self, (owner, command_id), command)
+        return CommandProgress(self, (owner, command_id), command)
 
     def execute(self, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
         """Carry out one statement. Raises `storage_unavailable`. A file that is damaged is begun anew."""

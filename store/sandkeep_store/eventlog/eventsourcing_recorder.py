@@ -1,8 +1,8 @@
 """The `eventsourcing` library's recorder contract over our own `schema`, and the only module that knows the library.
 
-`StreamRecorder` is its `AggregateRecorder`, `LogRecorder` its `ApplicationRecorder`; both pass the library's own test
-cases. The event log stands on `LogRecorder.insert`, which is the contract's `insert_events` with the columns that the
-contract has no word for: positions are given here, gapless and in the order of commits, and never again.
+`LogRecorder` is its `ApplicationRecorder` and passes the library's own test cases. The event log stands on
+`LogRecorder.insert`, which is the contract's `insert_events` with the columns that the contract has no word for:
+positions are given here, gapless and in the order of commits, and never again.
 
 Errors are the library's: `IntegrityError` for a revision that is taken, `PersistenceError` (its base) for all that
 SQLite fails at, with SQLite's own as its cause.
@@ -19,7 +19,6 @@ from zlib import crc32
 
 from eventsourcing import persistence
 from eventsourcing.persistence import (
-    AggregateRecorder,
     ApplicationRecorder,
     IntegrityError,
     ListenNotifySubscription,
@@ -37,23 +36,13 @@ from sandkeep_store.eventlog import witness as witness_of
 from sandkeep_store.eventlog.database import Database
 from sandkeep_store.eventlog.row import Row, checksum, damaged, name_checksum, pack_numbers, verified
 
-__all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError", "StreamRecorder"]
+__all__ = ["Draft", "IntegrityError", "LogRecorder", "PersistenceError"]
 
 _KEPT_STREAMS: Final = 8192
 _CHECKPOINT_PAGES: Final = 1000
 """About how many pages the write-ahead log may hold before they are brought into the file."""
 _PAGES_AT_LEAST: Final = 4
 """Minimum number of pages that a commit writes."""
-_LIBRARY_ERRORS: Final[dict[type[sqlite3.Error], type[PersistenceError]]] = {
-    sqlite3.InterfaceError: persistence.InterfaceError,
-    sqlite3.DatabaseError: persistence.DatabaseError,
-    sqlite3.DataError: persistence.DataError,
-    sqlite3.OperationalError: persistence.OperationalError,
-    sqlite3.IntegrityError: IntegrityError,
-    sqlite3.InternalError: persistence.InternalError,
-    sqlite3.ProgrammingError: persistence.ProgrammingError,
-    sqlite3.NotSupportedError: persistence.NotSupportedError,
-}
 
 
 class Draft(Struct, gc=False):
@@ -84,11 +73,12 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _LIBRARY_ERRORS.get(type(error), PersistenceError)(str(error)) from error
+        # The library's errors are called as SQLite's, by PEP 249.
+        raise getattr(persistence, type(error).__name__, PersistenceError)(str(error)) from error
 
 
-class StreamRecorder(AggregateRecorder):
-    """Events by stream: the contract that needs no order across streams."""
+class LogRecorder(ApplicationRecorder):
+    """Events by stream, and in the one order in which they were committed."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -98,6 +88,7 @@ class StreamRecorder(AggregateRecorder):
         self._streams: dict[str, _Stream] = {}
         self.suspect = False  # whether the file must be written anew before anything else is committed
         self._written = 0
+        self._listeners: set[threading.Event] = set()
         with database.reader() as connection:
             self.head = schema.read_head(connection, database.first_position)
             self._last_key = schema.last_number(connection, "streams")
@@ -122,11 +113,6 @@ class StreamRecorder(AggregateRecorder):
         witness.note(self.head, schema.checksum_at(connection, self.head) or 0)
         return []
 
-    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:  # noqa: ARG002
-        """Record events of any streams, all or none. Answers None: positions are not part of this contract."""
-        self._insert_stored(stored_events)
-        return None
-
     def select_events(
         self,
         originator_id: UUID | str,
@@ -142,10 +128,48 @@ class StreamRecorder(AggregateRecorder):
             rows = schema.events_of(connection, stream, gt, lte, desc=desc, limit=limit)
         return [StoredEvent(stream, row[2], row[4], row[7]) for row in rows]
 
-    def _insert_stored(self, stored: Sequence[StoredEvent]) -> list[int]:
-        drafts = [Draft(str(e.originator_id), e.originator_version, None, e.topic, 1, e.state, b"{}") for e in stored]
+    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int]:  # noqa: ARG002
+        """Record events of any streams, all or none, and answer their positions."""
+        drafts = [
+            Draft(str(event.originator_id), event.originator_version, None, event.topic, 1, event.state, b"{}")
+            for event in stored_events
+        ]
         self.know(draft.stream for draft in drafts)
-        return [row[0] for row in self.insert([drafts], time_us=0)] if drafts else []
+        positions = [row[0] for row in self.insert([drafts], time_us=0)] if drafts else []
+        for listener in tuple(self._listeners):
+            listener.set()
+        return positions
+
+    def select_notifications(
+        self,
+        start: int | None,
+        limit: int,
+        stop: int | None = None,
+        topics: Sequence[str] = (),
+        *,
+        inclusive_of_start: bool = True,
+    ) -> Sequence[Notification]:
+        """Events by position."""
+        after = start - 1 if start is not None and inclusive_of_start else start
+        with self._database.reader() as connection:
+            found = schema.events_after(connection, after, stop, topics, limit)
+        return [Notification(name, row[2], row[4], row[7], row[0]) for name, row in found]
+
+    def max_notification_id(self) -> int | None:
+        """The position of the last event, or None before the first."""
+        return self.head or None
+
+    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> Subscription[ApplicationRecorder]:
+        """An iterator that blocks for events to come. For the library's own tools: it starts a thread."""
+        return _RecorderSubscription(self, gt=gt, topics=topics)
+
+    def listen(self, event: threading.Event) -> None:
+        """Register `event` to be set after each `insert_events`."""
+        self._listeners.add(event)
+
+    def unlisten(self, event: threading.Event) -> None:
+        """Undo `listen`."""
+        self._listeners.discard(event)
 
     # -- interface of the event log -------------------------------------------------------------------------------
 
@@ -275,7 +299,7 @@ class StreamRecorder(AggregateRecorder):
                 self._database.witness.note(self.head, schema.checksum_at(connection, self.head) or 0)
         if self.head >= self._database.first_position:
             if last is None or last[0] != self.head:
-                raise damaged(self.head, "what was committed is gone")
+                raise damaged(self.head, "an acknowledged event is gone")
             verified(last)
 
     @contextlib.contextmanager
@@ -339,52 +363,6 @@ class StreamRecorder(AggregateRecorder):
     def _forget_oldest(self) -> None:
         for name in list(islice(self._streams, max(0, len(self._streams) - _KEPT_STREAMS))):
             del self._streams[name]
-
-
-class LogRecorder(StreamRecorder, ApplicationRecorder):
-    """Events in the one order in which they were committed, besides by stream."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        self._listeners: set[threading.Event] = set()
-
-    def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int]:  # noqa: ARG002
-        """Record events of any streams, all or none, and answer their positions."""
-        positions = self._insert_stored(stored_events)
-        for listener in tuple(self._listeners):
-            listener.set()
-        return positions
-
-    def select_notifications(
-        self,
-        start: int | None,
-        limit: int,
-        stop: int | None = None,
-        topics: Sequence[str] = (),
-        *,
-        inclusive_of_start: bool = True,
-    ) -> Sequence[Notification]:
-        """Events by position."""
-        after = start - 1 if start is not None and inclusive_of_start else start
-        with self._database.reader() as connection:
-            found = schema.events_after(connection, after, stop, topics, limit)
-        return [Notification(name, row[2], row[4], row[7], row[0]) for name, row in found]
-
-    def max_notification_id(self) -> int | None:
-        """The position of the last event, or None before the first."""
-        return self.head or None
-
-    def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> Subscription[ApplicationRecorder]:
-        """An iterator that blocks for events to come. For the library's own tools: it starts a thread."""
-        return _RecorderSubscription(self, gt=gt, topics=topics)
-
-    def listen(self, event: threading.Event) -> None:
-        """Register `event` to be set after each `insert_events`."""
-        self._listeners.add(event)
-
-    def unlisten(self, event: threading.Event) -> None:
-        """Undo `listen`."""
-        self._listeners.discard(event)
 
 
 class _RecorderSubscription(ListenNotifySubscription[LogRecorder]):

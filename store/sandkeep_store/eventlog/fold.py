@@ -21,7 +21,6 @@ from sandkeep_store.eventlog.codec import Codec, UnknownEvent
 from sandkeep_store.eventlog.row import (
     COLUMNS,
     NOT_A_ROW,
-    Place,
     Row,
     damaged,
     name_checksum,
@@ -33,6 +32,7 @@ from sandkeep_store.fairness import yielding
 from sandkeep_store.views.processes import ENDS, RECENT_NAMED, RECENT_UNNAMED, ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
+from sandkeep_store.views.view import Fact
 
 _ROW: Final = ", ".join(COLUMNS)
 _ALL: Final = f"SELECT {_ROW} FROM events WHERE position > ? AND position <= ? ORDER BY position"  # noqa: S608
@@ -242,9 +242,9 @@ class Fold:
         if place.sandbox_id in self._state.sandboxes:
             self._state.apply(self._codec.decode(at, type, version, data), place)
 
-    def _place(self, at: int, time_us: int, stream: int, revision: int, sandbox: int | None) -> Place:
+    def _place(self, at: int, time_us: int, stream: int, revision: int, sandbox: int | None) -> Fact:
         try:
-            return Place(at, time_us, self._names[stream], revision, self._names[sandbox])
+            return Fact(at, time_us, self._names[stream], revision, self._names[sandbox])
         except KeyError:
             raise damaged(at, "the name of its stream is missing or wrong") from None
 

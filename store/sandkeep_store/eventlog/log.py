@@ -29,7 +29,7 @@ from sandkeep_store.eventlog.eventless_commands import FILE_NAME as COMMANDS_NAM
 from sandkeep_store.eventlog.eventless_commands import REMEMBERED_US, Commands
 from sandkeep_store.eventlog.eventsourcing_recorder import Draft, LogRecorder
 from sandkeep_store.eventlog.fingerprint_key import CommandKey, open_key, without_digest
-from sandkeep_store.eventlog.reader import EVERYTHING, Filter, Kept, Leaving, LogReader
+from sandkeep_store.eventlog.reader import EVERYTHING, Filter, LogReader
 from sandkeep_store.eventlog.ring import Ring
 from sandkeep_store.eventlog.row import Recorded, Row, compacted
 from sandkeep_store.eventlog.writer import Append, Writer
@@ -72,7 +72,7 @@ class EventLog:
 
     `on_commit` are callbacks that see every event before its append returns, such as views. They get the events of a
     commit, in order, on the trio thread, and must neither wait nor fail: a failure ends `run`. `commands` remembers
-    commands that make no event.
+    commands that make no event. `reader` reads the file, in any thread.
     """
 
     def __init__(self, database: Database, codec: Codec = CODEC) -> None:
@@ -82,7 +82,7 @@ class EventLog:
         self.commands = Commands(os.path.join(database.directory, COMMANDS_NAME))
         self._database = database
         self._codec = codec
-        self._reader = LogReader(database, codec)
+        self.reader = LogReader(database, codec)
         recorder = LogRecorder(database)
         self._ring = Ring(recorder.head)
         reserve = Ballast(os.path.join(database.directory, "ballast"))
@@ -132,9 +132,7 @@ class EventLog:
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons not to trust the opened log, in sentences: it lost its end, or is another log. Then it takes no
-        events.
-        """
+        """Reasons, in sentences, not to trust the log: it lost its end, or is another log. It then takes no events."""
         return self._recorder.doubts
 
     @property
@@ -143,9 +141,7 @@ class EventLog:
         return self._database.displaced() or self._writer.failure
 
     def require(self, position: int, witness: str) -> None:
-        """Raise `storage_unavailable` if `witness` (a file, a client) has seen a position beyond the end: the end was
-        lost.
-        """
+        """Raise `storage_unavailable` if `witness` (a file, a client) has seen a position beyond the end of the log."""
         if position > self.head:
             raise DaemonError(
                 "storage_unavailable",
@@ -164,39 +160,18 @@ class EventLog:
 
         Raises `UnknownEvent` for an event of a newer version, and `storage_unavailable` for one that is damaged.
         """
-        return self._reader.scan(visit, after, self.head if upto is None else upto)
+        return self.reader.scan(visit, after, self.head if upto is None else upto)
 
     def fold(self, state: State) -> None:
         """Bring a new `state` to the last event, quicker than by `scan`. For a start.
 
         Raises as `scan` does; the state then stands at the event before.
         """
-        self._reader.fold(state, self.head)
-
-    def check(self, after: int, upto: int, limit: int) -> int:
-        """Check up to `limit` rows after a position; answer the last position checked, `upto` when that was all.
-
-        Raises `storage_unavailable` for one that is damaged or missing.
-        """
-        return self._reader.check(after, upto, limit)
-
-    def check_structure(self, given_up: Callable[[], bool]) -> list[str]:
-        """Check the file's pages and indexes by SQLite; return the problems, in sentences. `given_up` is polled and
-        cancels the check.
-        """
-        return self._reader.check_structure(given_up)
-
-    def count(self) -> int:
-        """Return the number of events in the log, without those in the archive."""
-        return self._reader.count()
-
-    def row_checksum(self, position: int) -> int | None:
-        """The checksum of the row at a position, which tells that event from any other; None when there is no row."""
-        return self._reader.row_checksum(position)
+        self.reader.fold(state, self.head)
 
     def verify(self) -> list[str]:
         """Check the file, every row, and every invariant of the rows. Return the problems, in sentences."""
-        return self.doubts + self._reader.verify(self.head)
+        return self.doubts + self.reader.verify(self.head)
 
     def close(self) -> None:
         """Let go of the file. `run` must have returned."""
@@ -278,14 +253,6 @@ class EventLog:
 
     # -- compaction -------------------------------------------------------------------------------------------------
 
-    def removable(self, kept: Kept, before_us: int, most: int) -> list[int]:
-        """The positions of events that can go; see `LogReader.removable`. Blocks."""
-        return self._reader.removable(kept, before_us, most)
-
-    def leaving(self, positions: Sequence[int], kept: Kept) -> tuple[list[Recorded], list[Leaving]]:
-        """Return the events at these positions, and the data needed to delete each. Blocks."""
-        return self._reader.leaving(positions, kept)
-
     async def raise_first(self, position: int) -> None:
         """Say, durably and before any event goes, that there may be gaps before a position."""
         self._first_position = max(position, self._first_position)
@@ -293,9 +260,7 @@ class EventLog:
         await self._work(partial(self._recorder.raise_first, position))
 
     async def remove(self, positions: Sequence[int], streams: Mapping[int, str], execs: Mapping[int, int]) -> None:
-        """Take events before `first_position` out of the log for good; see `LogRecorder.remove`. A few hundred at
-        once: appends wait meanwhile.
-        """
+        """Take events before `first_position` out, a few hundred at once, as appends wait. See `LogRecorder.remove`."""
         await self._work(partial(self._recorder.remove, positions, streams, execs))
 
     async def release_pages(self, most: int) -> int:
@@ -304,13 +269,11 @@ class EventLog:
 
     def at(self, position: int) -> Recorded | None:
         """The event at a position, from the file; None when it is not there any more. Blocks."""
-        found = self._reader.page(position - 1, position, 1, EVERYTHING)
+        found = self.reader.page(position - 1, position, 1, EVERYTHING)
         return found[0] if found else None
 
     async def redact(self, position: int) -> bool:
-        """Remove the caller's data from an event's row, and from memory; it must not be the last event. Return False if
-        it is not in the log.
-        """
+        """Remove the caller's data from an event, not the last one. Return False if it is not in the log."""
         found = await self._work(partial(self._recorder.redact, position, self._redacted))
         self._ring.forget(self.head - 1)
         return bool(found)
@@ -404,7 +367,7 @@ class EventLog:
     async def _page(self, after: int, end: int, limit: int, wanted: Filter) -> Page:
         if after + 1 >= self._ring.first:
             return self._recent(after, end, limit, wanted)
-        found = await self._in_reader_thread(self._reader.page, after, end, limit, wanted)
+        found = await self._in_reader_thread(self.reader.page, after, end, limit, wanted)
         reached = end if len(found) < limit else found[-1].position
         return Page(found, reached, reached == end)
 
@@ -448,12 +411,10 @@ class EventLog:
 
         Raises `compacted` before the first position without gaps, and else as `scan` does.
         """
-        return await self._in_reader_thread(self._reader.state_at, sandbox_id, position)
+        return await self._in_reader_thread(self.reader.state_at, sandbox_id, position)
 
     async def time_of(self, position: int) -> int:
-        """Return the commit time of the event at a position, in microseconds since 1970. Raises `compacted` if it is
-        gone.
-        """
+        """Return the commit time of an event, in microseconds since 1970. Raises `compacted` if it is gone."""
         found = await self.read(position - 1, 1, upto=position)
         if not found:
             raise compacted(position, self.first_position)
@@ -461,7 +422,7 @@ class EventLog:
 
     async def count_between(self, sandbox_id: str, after: int, upto: int, until_us: int | None = None) -> int:
         """Count the events of a sandbox after one position and up to another, and up to `until_us` if given."""
-        count = partial(self._reader.count_between, sandbox_id, after, upto, until_us)
+        count = partial(self.reader.count_between, sandbox_id, after, upto, until_us)
         return await self._in_reader_thread(count)
 
     async def find_command(self, command_id: str, owner: str) -> Recorded | None:
@@ -469,10 +430,10 @@ class EventLog:
 
         Every change is looked up so. It is one look into an index, for which a thread would take ten times as long.
         """
-        known, found = self._reader.of_command_at_once(command_id, owner)
+        known, found = self.reader.of_command_at_once(command_id, owner)
         if known:
             return found
-        return await self._in_reader_thread(self._reader.of_command, command_id, owner)
+        return await self._in_reader_thread(self.reader.of_command, command_id, owner)
 
     # -- positions and tokens -----------------------------------------------------------------------------------------
 
@@ -488,8 +449,10 @@ class EventLog:
         """
         position = where if isinstance(where, int) else self.parse_token(where, gaps=True, field=field)
         if not 1 <= position <= self.head:
-            words = f"{field}: there is no event {position}: give a position from 1 to {self.head}, where the log ends"
-            raise CallerError("invalid", words, field=field, head=self.head)
+            message = (
+                f"{field}: there is no event {position}: give a position from 1 to {self.head}, where the log ends"
+            )
+            raise CallerError("invalid", message, field=field, head=self.head)
         if position < self.first_position:
             raise compacted(position, self.first_position)
         return position

@@ -4,30 +4,27 @@ All of it blocks; the log calls it in threads of its own. Every row's checksum i
 """
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, NamedTuple
-from zlib import crc32
 
 import msgspec
 from msgspec import Struct
 
-from sandkeep.errors import DaemonError
-from sandkeep.events import OWN_STREAMS, Event, ProcessLaunchRequested, SandboxFileWritten
+from sandkeep.events import OWN_STREAMS, ProcessLaunchRequested, SandboxFileWritten
 from sandkeep_store.eventlog.codec import Codec, UnknownEvent
 from sandkeep_store.eventlog.database import Database, damaged_file, first_position
 from sandkeep_store.eventlog.fold import Fold, Named, Names
 from sandkeep_store.eventlog.row import (
     COLUMNS,
-    NOT_A_ROW,
     Recorded,
+    Row,
     compacted,
     damaged,
     due,
     is_sound,
     name_checksum,
     number_checksum,
-    pack_numbers,
     verified,
 )
 from sandkeep_store.fairness import yielding
@@ -81,7 +78,7 @@ class Filter(Struct, frozen=True):
 EVERYTHING: Final = Filter()
 
 
-class Kept(NamedTuple):
+class LiveObjects(NamedTuple):
     """The ids of objects in the views, whose events are still needed."""
 
     sandboxes: AbstractSet[str]
@@ -94,7 +91,7 @@ class Kept(NamedTuple):
     """The positions at which these sandboxes' documents stand."""
 
 
-class Leaving(Struct, frozen=True, gc=False):
+class Removal(Struct, frozen=True, gc=False):
     """The data needed to delete an event: its position, the keys and names of streams that may become empty, and the
     key of the sandbox for which it is still counted, if any.
     """
@@ -104,7 +101,7 @@ class Leaving(Struct, frozen=True, gc=False):
     counted: int | None
 
 
-def _is_gone(type: str, stream: str, kept: Kept) -> bool:
+def _is_gone(type: str, stream: str, kept: LiveObjects) -> bool:
     """Return True if an event's object was in the views and has left them."""
     noun, _, verb = type.partition(".")
     if noun == "sandbox" and verb.startswith("fork"):
@@ -138,9 +135,7 @@ class LogReader:
             return _of_command(connection, command_id, owner)
 
     def of_command_at_once(self, command_id: str, owner: str) -> tuple[bool, Recorded | None]:
-        """Look up the event of a command if a connection is idle. Return False first if it would have to wait, then the
-        event.
-        """
+        """Look up a command's event if a connection is idle: False if it would have to wait, and the event."""
         with self._database.idle_reader() as connection:
             if connection is None:
                 return False, None
@@ -151,35 +146,21 @@ class LogReader:
 
         Raises `UnknownEvent` for one that cannot be decoded and `storage_unavailable` for one that is damaged.
         """
-        shapes: dict[str, tuple[bytes, int, Callable[[bytes], Event] | None]] = {}
+        position = after
         with self._database.reader() as connection:
-            names = Names(connection) if after else _all_names(connection)
-            first, position = first_position(connection), after
-            for (
-                at, stream, revision, sandbox, type, version, time_us, data, meta, command_id, more, crc,
-            ) in connection.execute(_ALL, (position, head)):  # fmt: skip
-                position = due(position, at, first)
-                name, newest, decode = shapes.get(type) or shapes.setdefault(type, self._shape(type))
-                # With the position that is due: a gap shows as a wrong checksum.
-                try:
-                    numbers = pack_numbers(position, stream, revision, sandbox or 0, version, time_us, more, len(data))
-                    rest = command_id.encode() if command_id else b""
-                    found = crc32(b"".join((numbers, name, data, meta, rest)))
-                except NOT_A_ROW:
-                    found = None
-                if found != crc:
-                    raise damaged(position, "its checkfound is wrong" if at == position else "this event is missing")
-                try:
-                    event = (
-                        decode(data) if decode and version == newest else self._codec.decode(at, type, version, data)
-                    )
-                except ValueError as error:
-                    raise UnknownEvent(at, type, version, str(error)) from None
+            names = Names(connection)
+            for row in _sound(connection, connection.execute(_ALL, (after, head)), after):
+                position, stream, revision, sandbox, type, version, time_us, data, meta, _, more, _ = row
+                event = self._codec.decode(position, type, version, data)
                 try:
                     stream_name, sandbox_id = names[stream], names[sandbox]
                 except KeyError:
-                    raise damaged(at, "the name of its stream is missing") from None
-                visit(Recorded(at, time_us, stream_name, revision, sandbox_id, event, type, version, data, meta, more))
+                    raise damaged(position, "the name of its stream is missing") from None
+                visit(
+                    Recorded(
+                        position, time_us, stream_name, revision, sandbox_id, event, type, version, data, meta, more
+                    )
+                )
         if position < head:
             raise damaged(position + 1, f"the log ends before its last event, {head}")
         return position
@@ -215,16 +196,10 @@ class LogReader:
 
         Raises `storage_unavailable` for one that is damaged or missing.
         """
-        position = after
         with self._database.reader() as connection:
-            first = first_position(connection)
-            rows = connection.execute(f"{_ALL} LIMIT ?", (position, upto, limit)).fetchall()
-        for row in rows:
-            position = due(position, row[0], first)
-            if row[0] != position:
-                raise damaged(position, "this event is missing")
-            verified(row)
-        return position if len(rows) == limit else upto
+            rows = connection.execute(f"{_ALL} LIMIT ?", (after, upto, limit))
+            positions = [row[0] for row in _sound(connection, rows, after)]
+        return positions[-1] if len(positions) == limit else upto
 
     def count(self) -> int:
         """Return the number of events."""
@@ -237,11 +212,7 @@ class LogReader:
             row = connection.execute("SELECT crc FROM events WHERE position = ?", (position,)).fetchone()
             return int(row[0]) if row else None
 
-    def _shape(self, type: str) -> tuple[bytes, int, Callable[[bytes], Event] | None]:
-        shape = self._codec.shape(type)
-        return (shape.name, shape.version, shape.decode) if shape else (_bytes(type), 0, None)
-
-    def removable(self, kept: Kept, before_us: int, most: int) -> list[int]:
+    def removable(self, kept: LiveObjects, before_us: int, most: int) -> list[int]:
         """The positions of up to `most` events that no view needs, in streams whose every event is older than a moment;
         of streams that do not end (the daemon's, the log's, of files written into a sandbox here) all but the last.
         """
@@ -267,7 +238,7 @@ class LogReader:
                         break
         return found
 
-    def leaving(self, positions: Sequence[int], kept: Kept) -> tuple[list[Recorded], list[Leaving]]:
+    def removals(self, positions: Sequence[int], kept: LiveObjects) -> tuple[list[Recorded], list[Removal]]:
         """Return the events at these positions, and the data needed to delete each."""
         events, leaving = [], []
         where = "WHERE e.position IN (SELECT value FROM json_each(?)) ORDER BY e.position"
@@ -278,15 +249,15 @@ class LogReader:
                 leaving.append(self._leaving(event, row[5], row[7], kept))
         return events, leaving
 
-    def _leaving(self, event: Recorded, stream: int, sandbox: int | None, kept: Kept) -> Leaving:
+    def _leaving(self, event: Recorded, stream: int, sandbox: int | None, kept: LiveObjects) -> Removal:
         own = (stream, event.stream)
         if sandbox is None or event.sandbox_id is None:
-            return Leaving(event.position, (own,), None)
+            return Removal(event.position, (own,), None)
         if event.sandbox_id not in kept.sandboxes:
-            return Leaving(event.position, (own, (sandbox, event.sandbox_id)), None)
+            return Removal(event.position, (own, (sandbox, event.sandbox_id)), None)
         launch = event.type == ProcessLaunchRequested.type
         unnamed = launch and msgspec.json.decode(event.data, type=Named).name is None
-        return Leaving(event.position, (own,), sandbox if unnamed else None)
+        return Removal(event.position, (own,), sandbox if unnamed else None)
 
     def check_structure(self, given_up: Callable[[], bool]) -> list[str]:
         """Check the file's pages and indexes by SQLite; return the problems, in sentences."""
@@ -360,11 +331,6 @@ class LogReader:
             problems.add(str(error))
 
 
-def _bytes(type: object) -> bytes:
-    """Encode a type for a checksum; a value that is no string gives a checksum that does not match."""
-    return type.encode() if isinstance(type, str) else b""
-
-
 class _Problems:
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -401,17 +367,14 @@ def _of_command(connection: sqlite3.Connection, command_id: str, owner: str) -> 
     return _recorded(*row) if row else None
 
 
-def _all_names(connection: sqlite3.Connection) -> dict[int | None, Any]:
-    names: dict[int | None, Any] = {None: None}
-    for key, name, crc in connection.execute("SELECT id, name, crc FROM streams"):
-        if name_checksum(key, name) != crc:
-            raise DaemonError(
-                "storage_unavailable",
-                f"the event log is damaged: the name of stream {key} is not what was written; "
-                "stop the daemon and restore the state directory from a backup",
-            )
-        names[key] = name
-    return names
+def _sound(connection: sqlite3.Connection, rows: Iterable[Any], after: int) -> Iterator[Row]:
+    """Yield the rows after a position. Raises `storage_unavailable` where one is damaged or missing."""
+    position, first = after, first_position(connection)
+    for row in rows:
+        position = due(position, row[0], first)
+        if row[0] != position:
+            raise damaged(position, "this event is missing")
+        yield verified(row)
 
 
 def _select(connection: sqlite3.Connection, after: int, upto: int, limit: int, wanted: Filter) -> Iterator[Recorded]:

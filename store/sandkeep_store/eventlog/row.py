@@ -4,10 +4,9 @@ import struct
 from typing import Final, TypeAlias
 from zlib import crc32
 
-from msgspec import Struct
-
 from sandkeep.errors import DaemonError, DataError
 from sandkeep.events import Event
+from sandkeep_store.views.view import Fact
 
 COLUMNS: Final = (
     "position",
@@ -68,42 +67,25 @@ def name_checksum(key: int, name: object) -> int:
 
 
 def number_checksum(key: int, number: object) -> int:
-    """Return the CRC-32 of a row of the table of archived counts; -1, which never matches, for a value that is no
-    integer.
-    """
+    """Return the CRC-32 of a row of archived counts; -1, which never matches, for a value that is no integer."""
     if not isinstance(number, int):
         return -1
     return crc32(b"%d %d" % (key, number))
 
 
-class Recorded(Struct, frozen=True, gc=False):
+class Recorded(Fact, frozen=True, gc=False):
     """An event that is in the log.
 
     `data` and `meta` are the very bytes of the log, JSON, and go into answers unchanged. `event` is None when the event
     was read without decoding it. `more` is how many events follow in the same append.
     """
 
-    position: int
-    time_us: int
-    stream: str
-    revision: int
-    sandbox_id: str | None
     event: Event | None
     type: str
     version: int
     data: bytes
     meta: bytes
     more: int = 0
-
-
-class Place(Struct, frozen=True, gc=False):
-    """All that a view asks of an event's place in the log."""
-
-    position: int
-    time_us: int
-    stream: str
-    revision: int
-    sandbox_id: str | None
 
 
 def damaged(position: int, what: str) -> DaemonError:
@@ -118,8 +100,8 @@ def damaged(position: int, what: str) -> DaemonError:
 
 def compacted(position: int, first: int) -> DataError:
     """The error for a position before which, or at which, events may be gone into the archive."""
-    words = f"position {position} is among events that were archived: ask for {first} or a later one"
-    return DataError("compacted", words, first=first, position=position)
+    message = f"position {position} is among events that were archived: ask for {first} or a later one"
+    return DataError("compacted", message, first=first, position=position)
 
 
 def due(position: int, at: int, first: int) -> int:

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from sandkeep.errors import DaemonError
 from sandkeep_store.eventlog.row import damaged
+from sandkeep_store.files.descriptors import closing
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -56,11 +57,8 @@ def read(path: str) -> Head | None:
     An empty file counts as none: a power cut leaves a new file empty.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
+        with closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as descriptor:
             content = os.read(descriptor, SIZE_BYTES + 1)
-        finally:
-            os.close(descriptor)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -96,11 +94,11 @@ class Witness:
         if seen.log_id != self._log_id:
             return [f"the event log in {log} is {self._log_id}, but {self.path} is of {seen.log_id}: {CURE}"]
         if seen.position > head:
-            told = f"ends at position {head}, but {self.path} has seen position {seen.position}: events were lost"
-            return [f"the event log in {log} {told}; {CURE}"]
+            ending = f"ends at position {head}, but {self.path} has seen position {seen.position}: events were lost"
+            return [f"the event log in {log} {ending}; {CURE}"]
         if seen.first_position > self.first_position or (seen.first_position < self.first_position and not compacted):
-            said = f"from position {self.first_position} on, not from {seen.first_position} on as {self.path} has seen"
-            return [f"the event log in {log} says that it has no gaps {said}: {CURE}"]
+            gaps = f"from position {self.first_position} on, not from {seen.first_position} on as {self.path} has seen"
+            return [f"the event log in {log} says that it has no gaps {gaps}: {CURE}"]
         if seen.position >= self.first_position and seen.crc and crc != seen.crc:
             return [damaged(seen.position, f"it is not the event that {self.path} has seen there").message]
         return []
@@ -122,10 +120,10 @@ class Witness:
             raise DaemonError("storage_unavailable", message) from error
 
     def _write(self, position: int, crc: int) -> int:
-        said = _encode(Head(self._log_id, self.first_position, position, crc))
+        encoded = _encode(Head(self._log_id, self.first_position, position, crc))
         if self._descriptor is None:
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        os.pwrite(self._descriptor, (said + b" %08x" % crc32(said)).ljust(SIZE_BYTES - 1) + b"\n", 0)
+        os.pwrite(self._descriptor, (encoded + b" %08x" % crc32(encoded)).ljust(SIZE_BYTES - 1) + b"\n", 0)
         return self._descriptor
 
     def begin_anew(self) -> None:

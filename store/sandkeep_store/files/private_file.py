@@ -14,9 +14,7 @@ logger: Final = logging.getLogger("sandkeepd")
 
 
 def read(path: str, content: str) -> bytes | None:
-    """Read the file; None if it is missing or not trustworthy, which is logged. `content` names its content in
-    messages.
-    """
+    """Read the file; None, with a warning that calls it `content`, if it is missing or not trustworthy."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -24,12 +22,9 @@ def read(path: str, content: str) -> bytes | None:
     except OSError as error:
         logger.warning("%s cannot be read: made anew", content, extra={"path": path, "why": error.strerror})
         return None
-    try:
+    with open(descriptor, "rb") as file:
         if _is_ours_alone(os.fstat(descriptor)):
-            with open(descriptor, "rb", closefd=False) as file:
-                return file.read()
-    finally:
-        os.close(descriptor)
+            return file.read()
     logger.warning("others could read or write %s: made anew", content, extra={"path": path})
     return None
 
@@ -43,5 +38,5 @@ def write(path: str, data: bytes) -> None:
     try:
         durable.replace(path, data)
     except OSError as error:
-        words = f"{path} cannot be written ({error.strerror}): free space or mend the disk"
-        raise DaemonError("storage_unavailable", words) from None
+        message = f"{path} cannot be written ({error.strerror}): free space or mend the disk"
+        raise DaemonError("storage_unavailable", message) from None

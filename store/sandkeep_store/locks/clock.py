@@ -1,7 +1,7 @@
 """The two clocks that a lease goes by."""
 
 import time
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 
 class Instant(NamedTuple):
@@ -11,28 +11,18 @@ class Instant(NamedTuple):
     steady: float
 
 
-class Clock(Protocol):
-    """A source of time. Tests use their own."""
+class Clock:
+    """The machine's clocks. The steady one goes on while the machine is asleep, which the usual monotonic one does not.
+    Tests use their own.
+    """
 
     def now(self) -> Instant:
-        """This moment."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        ...
-
-
-class SystemClock:
-    """The machine's. Its steady clock goes on while the machine is asleep, which the usual monotonic one does not."""
-
-    def now(self) -> Instant:
-        """See `Clock.now`."""
+        """Return this moment."""
         return Instant(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME))
 
     def sleep(self, seconds: float) -> None:
-        """See `Clock.sleep`."""
+        """Wait."""
         time.sleep(seconds)
 
 
-SYSTEM: Final = SystemClock()
+SYSTEM: Final = Clock()

@@ -30,6 +30,7 @@ from typing import Final
 
 from sandkeep.errors import ProviderError, SetupError
 from sandkeep.system.durable import make_directory
+from sandkeep_store.files.descriptors import closing
 from sandkeep_store.locks.document import damaged
 from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
@@ -75,12 +76,10 @@ class DirectoryStore:
         try:
             root = os.open(self.where, _FOLDER & ~os.O_NOFOLLOW)
         except OSError as error:
-            words = f"{self.where} cannot be used ({error.strerror}): make that directory, or mount it"
-            raise ProviderError("provider_unavailable", words) from None
-        try:
+            message = f"{self.where} cannot be used ({error.strerror}): make that directory, or mount it"
+            raise ProviderError("provider_unavailable", message) from None
+        with closing(root):
             yield root
-        finally:
-            os.close(root)
 
 
 @contextmanager
@@ -88,8 +87,8 @@ def _translated(place: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        words = f"{place} cannot be used ({error.strerror}): mend that directory"
-        raise ProviderError("provider_unavailable", words) from None
+        message = f"{place} cannot be used ({error.strerror}): mend that directory"
+        raise ProviderError("provider_unavailable", message) from None
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
@@ -125,22 +124,18 @@ def _read(folder: int, name: str, place: str, most: int) -> Stored | None:
         return None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise damaged(place, "it is no plain file") from None
+            raise damaged(place, "it is not a regular file") from None
         raise
-    try:
+    with closing(descriptor):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise damaged(place, "it is no plain file")
+            raise damaged(place, "it is not a regular file")
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(most + 1)
         return Stored(content, _version(os.fstat(descriptor), content))
-    finally:
-        os.close(descriptor)
 
 
 def _version(status: os.stat_result, content: bytes) -> str:
-    """Return a version that identifies a document. Time stamps are coarse and inodes are reused, so the content counts
-    too.
-    """
+    """Identify a version of a document. Time stamps are coarse and inodes are reused, so the content counts too."""
     digest = hashlib.sha256(content[:MAX_DOCUMENT_BYTES]).hexdigest()[:32]
     return f"{status.st_ino}.{status.st_mtime_ns}.{status.st_size}.{digest}"
 
@@ -215,8 +210,8 @@ def _require_links(folder: int, place: str) -> None:
 
 
 def _no_links(place: str) -> SetupError:
-    words = f"{place} is where files have no links, as on a mounted bucket: no lock is safe there, use the bucket"
-    return SetupError("not_supported", words)
+    message = f"{place} has no hard links, as a mounted bucket has none: no lock is safe there, set the bucket"
+    return SetupError("not_supported", message)
 
 
 def _commit(folder: int, own: str, following: str, name: str) -> bool:

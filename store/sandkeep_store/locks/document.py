@@ -95,8 +95,8 @@ def _check_times(known: _Known, place: str, now: float) -> None:
         if not isinstance(time, float):
             continue
         if not math.isfinite(time) or time > now + LONGEST_LEASE_S:
-            words = f"its {name}, {time:.15g}, is further in the future than any lease lasts, or this clock is behind"
-            raise damaged(place, words)
+            message = f"its {name}, {time:.15g}, is further in the future than any lease lasts, or this clock is behind"
+            raise damaged(place, message)
 
 
 def _in_words(error: Exception) -> str:

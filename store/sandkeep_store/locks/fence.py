@@ -84,8 +84,8 @@ def fence_in(content: bytes, place: str) -> int | None:
     try:
         return msgspec.json.decode(content, type=_Fenced).fence
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        words = f"{place} is not written over, as it does not tell whose it is ({str(error)[:200]}): look at it"
-        raise DataError("lock_damaged", words, place=place) from None
+        message = f"{place} is not overwritten, as its fencing number cannot be read ({str(error)[:200]}): look at it"
+        raise DataError("lock_damaged", message, place=place) from None
 
 
 def write_fenced(documents: Documents, path: str, content: bytes, fence: Fence) -> str:
@@ -105,4 +105,4 @@ def write_fenced(documents: Documents, path: str, content: bytes, fence: Fence) 
         except StateError as error:
             if error.code != "conflict":
                 raise
-    raise StateError("conflict", f"{place} is written by others all the time: try again", place=place)
+    raise StateError("conflict", f"other daemons write {place} all the time: try again", place=place)

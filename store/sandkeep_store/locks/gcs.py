@@ -13,7 +13,7 @@ from urllib.parse import quote
 from msgspec import json
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.buckets.gcs_client import connect, retrying, speaking_about
+from sandkeep_store.buckets.gcs_client import connect, retrying, translated_errors
 from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
 ANSWER_S: Final = 5.0
@@ -32,7 +32,7 @@ class GcsStore:
 
     def read(self, path: str, most: int = MAX_DOCUMENT_BYTES) -> Stored | None:
         """See `DocumentStore.read`."""
-        with speaking_about(f"{self.where}/{path}"):
+        with translated_errors(f"{self.where}/{path}"):
             found: Stored | None = retrying(PATIENCE_S)(self._read)(path, most)
         return found
 
@@ -51,13 +51,16 @@ class GcsStore:
             content = answer.raw.read(most + 1, decode_content=False)
         generation = answer.headers.get("x-goog-generation")
         if generation is None:
-            raise ProviderError("provider_unavailable", f"{self.where} does not tell generations: it is not usable")
+            raise ProviderError(
+                "provider_unavailable",
+                f"{self.where} sends no generation numbers: use another service",
+            )
         return Stored(content, generation)
 
     def write(self, path: str, content: bytes, over: str | None) -> Written | None:
         """See `DocumentStore.write`."""
         try:
-            with speaking_about(f"{self.where}/{path}"):
+            with translated_errors(f"{self.where}/{path}"):
                 made: dict[str, Any] = retrying(PATIENCE_S)(self._write)(path, content, over)
         except SandkeepError as error:
             if error.code not in ("conflict", "snapshot_missing"):

@@ -49,7 +49,7 @@ def lost(place: str, reason: Reason) -> StateError:
 
 
 def _busy(place: str) -> StateError:
-    return StateError("lock_contended", f"{place} is written by others all the time: try again", waiting=None)
+    return StateError("lock_contended", f"other daemons write {place} all the time: try again", waiting=None)
 
 
 class Locks:
@@ -184,8 +184,8 @@ class Attempt:
             left = self._deadline - self._locks.clock.now().steady
             if left > 0:
                 return min(rules.POLL_S, left)
-            words = f"{error.message.rpartition(': ')[0]}, and was not released within {self._timeout_s:g} s"
-            raise StateError("lock_timeout", words, **error.data) from None
+            message = f"{error.message.rpartition(': ')[0]}, and was not released within {self._timeout_s:g} s"
+            raise StateError("lock_timeout", message, **error.data) from None
 
     def _take(self) -> "Lease":
         locks = self._locks
@@ -358,4 +358,4 @@ def _until(since: Instant) -> Instant:
 
 
 def _unsettled(place: str) -> ProviderError:
-    return ProviderError("provider_unavailable", f"{place} is written by others all the time: try again")
+    return ProviderError("provider_unavailable", f"other daemons write {place} all the time: try again")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from sandkeep_store.buckets.config import Root
+from sandkeep_store.buckets.config import Root, Where
 from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.directory import DirectoryStore
 from sandkeep_store.locks.gcs import GcsStore
@@ -11,10 +11,11 @@ from sandkeep_store.locks.places import split
 from sandkeep_store.locks.s3 import S3Store
 from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, DocumentStore, Stored, Written
 
-_SCHEMES: Final = {"gcs": "gs://", "s3": "s3://"}
+_SCHEMES: Final[dict[Where, str]] = {"gcs": "gs://", "s3": "s3://"}
+_BUCKETS: Final[dict[Where, Callable[[str], DocumentStore]]] = {"gcs": GcsStore, "s3": S3Store}
 
 
-class Part:
+class OwnerStore:
     """The part of a store that belongs to one owner. See `DocumentStore`."""
 
     def __init__(self, store: DocumentStore, name: str) -> None:
@@ -36,30 +37,17 @@ def where(root: Root) -> str:
     return f"{_SCHEMES.get(root.where, '')}{root.base}"
 
 
-def open_part(where: str, open_whole: Callable[[str], DocumentStore]) -> DocumentStore:
+def open_owner_store(where: str, open_whole: Callable[[str], DocumentStore]) -> DocumentStore:
     """The store of that name. `open_whole` opens one that is nobody's own."""
     whole, part = split(where)
-    return Part(open_whole(whole), part) if part else open_whole(whole)
+    return OwnerStore(open_whole(whole), part) if part else open_whole(whole)
 
 
 def open_store(where: str) -> DocumentStore:
-    """The store of that name, which is no owner's part of one. It is looked at when it is used. Raises `not_supported`
-    where its SDK is missing.
-    """
-    root = _root_of(where)
-    require_sdk(root)
-    match root.where:
-        case "gcs":
-            return GcsStore(root.base)
-        case "s3":
-            return S3Store(root.base)
-        case _:
-            return DirectoryStore(root.base)
-
-
-def _root_of(where: str) -> Root:
-    if where.startswith(_SCHEMES["gcs"]):
-        return Root("gcs", where.removeprefix(_SCHEMES["gcs"]))
-    if where.startswith(_SCHEMES["s3"]):
-        return Root("s3", where.removeprefix(_SCHEMES["s3"]))
-    return Root("mount", where)
+    """Return the store of that name, which is no owner's part. Raises `not_supported` where its SDK is missing."""
+    for kind, store in _BUCKETS.items():
+        if where.startswith(_SCHEMES[kind]):
+            bucket = where.removeprefix(_SCHEMES[kind])
+            require_sdk(Root(kind, bucket))
+            return store(bucket)
+    return DirectoryStore(where)

@@ -17,7 +17,7 @@ def part_of(where: str, owner: str) -> str:
     return where if owner in ("uid:0", f"uid:{os.geteuid()}") else f"{where}/owners/{owner.replace(':', '-')}"
 
 
-def is_anothers(where: str, owner: str) -> bool:
+def belongs_to_another(where: str, owner: str) -> bool:
     """Return True if a place is the part of another owner."""
     whole, part = split(where)
     return bool(part) and where != part_of(whole, owner)

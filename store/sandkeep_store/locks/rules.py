@@ -84,13 +84,13 @@ def contended(found: LockDocument, now: float, place: str) -> StateError:
     waiter = found.live_waiter(now)
     until = rfc3339(int(found.expires_at * 1e6))
     if found.is_held(now):
-        words = f"{place} is held by {found.owner_id[:64]!r} until {until}"
-        words += f", and {waiter[:64]!r} waits for it already" if waiter else ": wait for it, or try again then"
+        message = f"{place} is held by {found.owner_id[:64]!r} until {until}"
+        message += f", and {waiter[:64]!r} waits for it already" if waiter else ": wait for it, or try again then"
     else:
-        words = f"{place} is free, but {(waiter or '')[:64]!r} waits for it and has it next: try again later"
+        message = f"{place} is free, but {(waiter or '')[:64]!r} waits for it and has it next: try again later"
     return StateError(
         "lock_contended",
-        words,
+        message,
         held_by=found.owner_id if found.is_held(now) else None,
         expires_at=until if found.is_held(now) else None,
         waiting=waiter,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sandkeep.errors import SandkeepError, SetupError
 from sandkeep_store.buckets.config import STORAGE, Storage
-from sandkeep_store.buckets.s3_client import connect, speaking_about
+from sandkeep_store.buckets.s3_client import connect, translated_errors
 from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
 ANSWER_S: Final = 5.0
@@ -33,7 +33,7 @@ class S3Store:
     def read(self, path: str, most: int = MAX_DOCUMENT_BYTES) -> Stored | None:
         """See `DocumentStore.read`."""
         try:
-            with speaking_about(f"{self.where}/{path}"):
+            with translated_errors(f"{self.where}/{path}"):
                 answer = self._client().get_object(Bucket=self._bucket, Key=path)
                 with closing(answer["Body"]) as body:
                     return Stored(body.read(most + 1), answer["ETag"])
@@ -51,7 +51,7 @@ class S3Store:
         condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over}
         what = {"Body": content, "ContentType": "application/json", **condition}
         try:
-            with speaking_about(f"{self.where}/{path}"):
+            with translated_errors(f"{self.where}/{path}"):
                 answer = self._client().put_object(Bucket=self._bucket, Key=path, **what)
         except SandkeepError as error:
             if error.code not in _NOT_WRITTEN:
@@ -68,12 +68,12 @@ class S3Store:
         self._write(path, b"1", None)
         try:
             if self._write(path, b"2", None) or self._write(path, b"3", '"00000000000000000000000000000000"'):
-                words = (
-                    f"{self.where} writes whether or not its conditions hold, and no lock is safe there: use another"
+                message = (
+                    f"{self.where} ignores the conditions of writes, so no lock is safe there: use another service"
                 )
-                raise SetupError("not_supported", words)
+                raise SetupError("not_supported", message)
         finally:
-            with speaking_about(f"{self.where}/{path}"):
+            with translated_errors(f"{self.where}/{path}"):
                 self._client().delete_object(Bucket=self._bucket, Key=path)
         self._keeps_conditions = True
 

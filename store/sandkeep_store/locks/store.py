@@ -25,9 +25,7 @@ MAX_DOCUMENT_BYTES: Final = 64 * 1024
 
 
 class Stored(NamedTuple):
-    """A document as it was read, and the version that it is. Of one longer than was asked for there is one byte more
-    than that.
-    """
+    """A document and its version. Of one longer than was asked for there is one byte more than that."""
 
     content: bytes
     version: str

@@ -32,9 +32,9 @@ from sandkeep.events import (
 )
 from sandkeep.model import CompactReport
 from sandkeep_store.eventlog.log import EventLog, NewEvent
-from sandkeep_store.eventlog.reader import Kept, Leaving
+from sandkeep_store.eventlog.reader import LiveObjects, Removal
 from sandkeep_store.upkeep import segments
-from sandkeep_store.views.folds.locks import goes_before
+from sandkeep_store.views.folds.locks import can_be_archived
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
@@ -87,15 +87,15 @@ class Compaction:
         sandboxes = list(islice(_ended_sandboxes(state, before_us), ROUND_NAMES - len(interrupted)))
         images = list(islice(_ended_images(state, before_us), ROUND_NAMES))
         snapshots = list(islice(_ended_snapshots(state, before_us), ROUND_NAMES))
-        kept = Kept(
+        kept = LiveObjects(
             frozenset(state.sandboxes).difference(sandboxes),
             frozenset(state.processes),
             frozenset(state.images).difference(images),
             frozenset((*state.snapshots, *state.checkpoints, *state.forks)).difference(snapshots),
-            frozenset(lock.lock_id for lock in state.locks.values() if not goes_before(state, lock, before_us)),
+            frozenset(lock.lock_id for lock in state.locks.values() if not can_be_archived(state, lock, before_us)),
             frozenset(sandbox.position for sandbox in state.sandboxes.values()),
         )
-        positions = await trio.to_thread.run_sync(log.removable, kept, before_us, ROUND_EVENTS)
+        positions = await trio.to_thread.run_sync(log.reader.removable, kept, before_us, ROUND_EVENTS)
         if len(positions) < least and not state.log.compacting:
             return CompactReport(first_position=log.first_position)
         await trio.to_thread.run_sync(segments.tidy, log.directory)
@@ -124,7 +124,7 @@ class Compaction:
     async def _record(self, event: Event, meta: Meta) -> None:
         await self._log.append([NewEvent(LOG_STREAM, event)], meta)
 
-    async def _archive(self, positions: Sequence[int], kept: Kept) -> str:
+    async def _archive(self, positions: Sequence[int], kept: LiveObjects) -> str:
         """Move events into a segment; answer its name."""
         log = self._log
         name, leaving, processes = await trio.to_thread.run_sync(partial(write_segment, log, positions, kept))
@@ -149,12 +149,12 @@ _BEGINNINGS: Final = (ProcessLaunchRequested.type, ProcessRestored.type)
 
 
 def write_segment(
-    log: EventLog, positions: Sequence[int], kept: Kept
-) -> tuple[str, list[Leaving], dict[str, list[str]]]:
+    log: EventLog, positions: Sequence[int], kept: LiveObjects
+) -> tuple[str, list[Removal], dict[str, list[str]]]:
     """Write the events at these positions into a segment; return its name, the data needed to delete them, and the
     processes that they launched in live sandboxes. Blocks.
     """
-    events, leaving = log.leaving(positions, kept)
+    events, leaving = log.reader.removals(positions, kept)
     processes: dict[str, list[str]] = {}
     for event in events:
         box = event.sandbox_id
@@ -170,13 +170,11 @@ def _ended_sandboxes(state: State, before_us: int) -> Iterator[str]:
 
 
 def _has_ended(sandbox: SandboxState, before_us: int) -> bool:
-    return sandbox.hidden and sandbox.ended_us is not None and sandbox.ended_us < before_us
+    return sandbox.hidden and sandbox.ended_before(before_us)
 
 
 def _ended_images(state: State, before_us: int) -> Iterator[str]:
-    """Yield the removed images that neither sandboxes nor snapshots name: these still need the record of how to run the
-    image.
-    """
+    """Yield the removed images that no sandbox or snapshot names: these need the record of how to run the image."""
     named = {snapshot.requested.image_id for snapshot in state.snapshots.values() if snapshot.alive}
     named |= {checkpoint.requested.image_id for checkpoint in state.checkpoints.values() if checkpoint.alive}
     named |= {sandbox.requested.image_id for sandbox in state.sandboxes.values() if not _has_ended(sandbox, before_us)}
@@ -186,21 +184,15 @@ def _ended_images(state: State, before_us: int) -> Iterator[str]:
 
 def _ended_snapshots(state: State, before_us: int) -> Iterator[str]:
     """Those that are no more, and forks that were made or not."""
-    for snapshot in state.snapshots.values():
-        if not snapshot.alive and snapshot.ended_us is not None and snapshot.ended_us < before_us:
-            yield snapshot.snapshot_id
-    for checkpoint in state.checkpoints.values():
-        if not checkpoint.alive and checkpoint.ended_us is not None and checkpoint.ended_us < before_us:
-            yield checkpoint.checkpoint_id
-    for fork in state.forks.values():
-        if fork.ended_us is not None and fork.ended_us < before_us:
-            yield fork.fork_id
+    for held in (state.snapshots, state.checkpoints):
+        yield from (name for name, of in held.items() if not of.alive and of.ended_before(before_us))
+    yield from (name for name, fork in state.forks.items() if fork.ended_before(before_us))
 
 
 def _is_gone(state: State, image: ImageState, before_us: int) -> bool:
     """Return True if an image was removed before the moment and is no alias of a present image."""
     alias = image.reused is not None and image.reused in state.images
-    return image.ended and not alias and image.ended_us is not None and image.ended_us < before_us
+    return image.ended and not alias and image.ended_before(before_us)
 
 
 def _sum(one: CompactReport, other: CompactReport) -> CompactReport:

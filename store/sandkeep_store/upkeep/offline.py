@@ -15,6 +15,7 @@ from sandkeep.protocol.clock import now_us
 from sandkeep_store import metadata_files
 from sandkeep_store.eventlog import witness
 from sandkeep_store.eventlog.log import EventLog, Recorded
+from sandkeep_store.files.descriptors import closing
 from sandkeep_store.upkeep import segments, state_cache
 from sandkeep_store.upkeep.compaction import Compaction
 from sandkeep_store.views.metadata import document
@@ -49,8 +50,7 @@ def require_log(state_dir: str) -> None:
 
 def verify(state_dir: str) -> VerifyReport:
     """Check the log and every metadata.json of a state directory. Raises `conflict` while a daemon uses it."""
-    log = open_log(state_dir)
-    try:
+    with contextlib.closing(open_log(state_dir)) as log:
         problems = log.verify() + segments.verify(state_dir, log.log_id)
         if not problems:
             root = f"{state_dir}/sandboxes"
@@ -59,8 +59,6 @@ def verify(state_dir: str) -> VerifyReport:
             problems += metadata_files.check(root, state, log.log_id)
             problems += state_cache.difference(state_dir, log, state)
         return report(log, problems)
-    finally:
-        log.close()
 
 
 def _require_undoubted(log: EventLog, state_dir: str) -> None:
@@ -74,7 +72,7 @@ def report(log: EventLog, problems: list[str]) -> VerifyReport:
     """Return the report of a check, with the log's extent."""
     return VerifyReport(
         ok=not problems,
-        events=log.count(),
+        events=log.reader.count(),
         first_position=log.first_position,
         last_position=log.head,
         problems=problems,
@@ -83,12 +81,9 @@ def report(log: EventLog, problems: list[str]) -> VerifyReport:
 
 def compact(state_dir: str, age_s: float) -> CompactReport:
     """Archive events of objects that ended longer ago than `age_s`. Raises `conflict` while a daemon uses the log."""
-    log = open_log(state_dir)
-    try:
+    with contextlib.closing(open_log(state_dir)) as log:
         _require_undoubted(log, state_dir)
         return trio.run(_compact, log, state_dir, 0 if age_s == math.inf else now_us() - int(age_s * 1e6))
-    finally:
-        log.close()
 
 
 async def _compact(log: EventLog, state_dir: str, before_us: int) -> CompactReport:
@@ -133,22 +128,17 @@ def _remove_output(out_dir: str, process_ids: Sequence[str]) -> None:
         directory = os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:  # there are none
         return
-    try:
+    with closing(directory):
         for process_id in process_ids:
             for part in ("stdout", "stderr", "pid"):
                 with contextlib.suppress(OSError):  # the code inside may have put anything there
                     os.unlink(f"{process_id}.{part}", dir_fd=directory)
-    finally:
-        os.close(directory)
 
 
 def rebuild(state_dir: str) -> RebuildReport:
     """Write every metadata.json of a state directory anew from its log. Raises `conflict` while a daemon uses it."""
-    log = open_log(state_dir)
-    try:
+    with contextlib.closing(open_log(state_dir)) as log:
         _require_undoubted(log, state_dir)
         state = fold(log)
         documents = {name: document(sandbox, log.log_id) for name, sandbox in state.sandboxes.items()}
         return metadata_files.rebuild(f"{state_dir}/sandboxes", documents, state.position)
-    finally:
-        log.close()

@@ -105,7 +105,7 @@ class Redaction:
         if self._is_needed(target):
             raise StateError(
                 "in_use",
-                f"{target.stream} runs by what this event says: end it, and redact the event then",
+                f"{target.stream} still runs and needs this event: end it first, then redact the event",
                 stream=target.stream,
             )
 
@@ -120,7 +120,7 @@ class Redaction:
             return sandbox is not None and sandbox.requested_us == target.time_us and sandbox.ended_us is None
         lock = state.locks.get(stream)
         if lock is not None:
-            return lock.under_way
+            return not lock.ended
         process = state.processes.get(stream)
         return target.type == ProcessLaunchRequested.type and process is not None and not process.ended
 

@@ -24,7 +24,7 @@ from sandkeep.model import RepairReport
 from sandkeep.system import durable
 from sandkeep.system.durable import sync
 from sandkeep_store.eventlog import witness
-from sandkeep_store.eventlog.database import exclusively, repairing
+from sandkeep_store.eventlog.database import exclusive_lock, repairing
 from sandkeep_store.upkeep import offline, segments, state_cache
 from sandkeep_store.upkeep.salvage import Salvage, is_file
 
@@ -55,7 +55,7 @@ def repair(state_dir: str, *, yes: bool) -> RepairReport:
     if not os.path.exists(repairing(path)):
         offline.require_log(state_dir)
     work = f"{state_dir}/{WORK}"
-    with exclusively(path):
+    with exclusive_lock(path):
         shutil.rmtree(work, ignore_errors=True)
         os.mkdir(work, 0o700)
         try:
@@ -92,9 +92,9 @@ def _copy(source: str, target: str) -> None:
             command = ["cp", "--", f"{source}/{name}", f"{target}/{name}"]
             done = subprocess.run(command, capture_output=True, check=False)
             if done.returncode:
-                said = done.stderr.decode(errors="replace").strip()
+                stderr = done.stderr.decode(errors="replace").strip()
                 raise DaemonError(
-                    "storage_unavailable", f"the log cannot be copied ({said}): free space or mend the disk"
+                    "storage_unavailable", f"the log cannot be copied ({stderr}): free space or mend the disk"
                 )
 
 

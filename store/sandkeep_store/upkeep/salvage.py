@@ -73,8 +73,7 @@ class Salvage:
             self._look_beside()
             seen = self._witnessed()
             self._settle_facts(old, seen)
-            new = Database(self._new_path)
-            try:
+            with contextlib.closing(Database(self._new_path)) as new:
                 new.writer.execute("BEGIN IMMEDIATE")
                 for key, value in (("log_id", self.log_id), ("first_position", self._first)):
                     new.writer.execute("UPDATE meta SET value = ? WHERE key = ?", (value, key))
@@ -84,8 +83,6 @@ class Salvage:
                 self._copy_counts(old, new.writer)
                 self._fill(new.writer)
                 new.writer.execute("COMMIT")
-            finally:
-                new.close()
         failpoints.reach("repair.filled")
         self._prove()
         failpoints.reach("repair.proved")
@@ -113,9 +110,7 @@ class Salvage:
             return None
 
     def _settle_facts(self, old: sqlite3.Connection, seen: witness.Head | None) -> None:
-        """Determine the log's id, and its first position without gaps. The witness has a checksum, and the table has
-        none.
-        """
+        """Determine the log's id and first position. The witness has a checksum, and the table has none."""
         meta = self._facts(old)
         if seen is not None and meta.get("log_id") != seen.log_id and not self._is_of(old, seen):
             self._problems.append(f"{witness.path_of(self._path)} is of another log, {seen.log_id}")
@@ -192,9 +187,9 @@ class Salvage:
 
     def _copy_events(self, old: sqlite3.Connection, new: sqlite3.Connection, witnessed: int) -> None:
         known = max(witnessed, metadata_files.newest_seen(f"{self._state_dir}/sandboxes", self.log_id))
-        told = _top(old, "events", "position")
+        claimed_end = _top(old, "events", "position")
         sound: set[int] = set()
-        for row in _all_readable(old, min(told, known + MOST_BEYOND) if known else told):
+        for row in _all_readable(old, min(claimed_end, known + MOST_BEYOND) if known else claimed_end):
             if row[0] in sound:
                 continue
             if self._is_sound(row):
@@ -203,7 +198,7 @@ class Salvage:
             else:
                 self._lost[row[0]] = row
         self._kept = len(sound)
-        end = self._end(max(sound, default=0), known, told)
+        end = self._end(max(sound, default=0), known, claimed_end)
         due = {at for at in (*self._lost, *self._places) if 0 < at <= end}.union(range(self._first, end + 1))
         if self._problems or due - sound:
             due.update(range(1, self._first))
@@ -212,12 +207,12 @@ class Salvage:
         for row in new.execute("SELECT position, stream, revision, sandbox, type FROM events ORDER BY position"):
             self._note_gaps(*row)
 
-    def _end(self, last: int, known: int, told: int) -> int:
+    def _end(self, last: int, known: int, claimed_end: int) -> int:
         """Return the last position of the log. The log's own number has no checksum, and is believed within limits."""
         if known:
             return max(last, known)
-        if last <= told <= last + MOST_BEYOND:
-            return told
+        if last <= claimed_end <= last + MOST_BEYOND:
+            return claimed_end
         self._problems.append(f"how far the log had come is not known; the last event that is left is at {last}")
         return last
 
@@ -272,7 +267,7 @@ class Salvage:
         """The place in a stream that each lost event had, as far as that can be told: by its row or by the index, else
         by which places are free. Of these the one that ends first is taken, so that none stays open.
         """
-        said = {position: (row[1], row[2]) for position, row in self._lost.items() if row is not None}
+        by_row = {position: (row[1], row[2]) for position, row in self._lost.items() if row is not None}
         gaps = {(gap.stream, gap.revision): gap for gap in self._gaps}
         matched: dict[int, _Gap] = {}
         for position in self._lost:
@@ -281,7 +276,7 @@ class Salvage:
                 matched[position] = _Gap(place[0], self._sandbox_of[place[0]], place[1], 0, 0)
                 self._last[place[0]] = (place[1], position)
         for position in self._lost:
-            for place in (self._places.get(position), said.get(position)):
+            for place in (self._places.get(position), by_row.get(position)):
                 gap = gaps.get(place) if place is not None else None
                 if gap is not None and position not in matched and gap.after < position < gap.before:
                     matched[position] = gaps.pop((gap.stream, gap.revision))
@@ -312,13 +307,13 @@ class Salvage:
             self._tell_of_range(unknown)
             if row is not None:
                 of = self._names.get(row[1], "an unknown stream")
-                told = f"is damaged (it reads {row[4]!r} of {of!r})"
+                finding = f"is damaged (it reads {row[4]!r} of {of!r})"
             elif place is not None:
-                told = f"is missing (revision {place[1]} of {self._names[place[0]]})"
+                finding = f"is missing (revision {place[1]} of {self._names[place[0]]})"
             else:
                 assert gap is not None
-                told = f"is missing (it may be revision {gap.revision} of {self._names[gap.stream]})"
-            self._problems.append(f"the event at position {position} {told}")
+                finding = f"is missing (it may be revision {gap.revision} of {self._names[gap.stream]})"
+            self._problems.append(f"the event at position {position} {finding}")
         self._tell_of_range(unknown)
 
     def _is_unheard_of(self, position: int) -> bool:
@@ -339,12 +334,9 @@ class Salvage:
         new.execute(f"INSERT INTO events VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608
 
     def _prove(self) -> None:
-        log = EventLog.open(self._new_path)
-        try:
+        with contextlib.closing(EventLog.open(self._new_path)) as log:
             left = log.verify()
             offline.fold(log)
-        finally:
-            log.close()
         if left:
             message = f"the log cannot be mended ({left[0]}): restore the state directory from a backup"
             raise DaemonError("storage_unavailable", message)

@@ -78,9 +78,7 @@ def write(state_dir: str, log_id: str, events: Sequence[Recorded]) -> str:
 
 
 def store(folder: str, log_id: str, first: int, last: int, lines: Sequence[bytes]) -> str:
-    """Write a segment of these lines, and read it back; return its name. Raises OSError, and `storage_unavailable` if
-    the content read differs.
-    """
+    """Write a segment, read it back, return its name. Raises OSError, and `storage_unavailable` if it differs."""
     content = b"".join(lines)
     header = Header(
         format=FORMAT,
@@ -100,9 +98,9 @@ def store(folder: str, log_id: str, first: int, last: int, lines: Sequence[bytes
 def _put(folder: str, name: str, header: Header, content: bytes) -> None:
     """Put a segment in its place once it is durable and was read back."""
     temporary = f"{folder}/.{name}.new"
-    said = msgspec.json.encode(header)
+    encoded = msgspec.json.encode(header)
     with Replacement(f"{folder}/{name}", temporary=temporary) as new:
-        new.file.write(_SKIPPED.pack(_SKIPPABLE_MAGIC, len(said)) + said)
+        new.file.write(_SKIPPED.pack(_SKIPPABLE_MAGIC, len(encoded)) + encoded)
         new.file.write(zstandard.ZstdCompressor(level=3).compress(content))
         new.complete()
         failpoints.reach("segment.written")

@@ -48,9 +48,7 @@ _NOT_KEPT: Final = ("seen",)
 
 
 class Header(Struct, array_like=True):
-    """The identity of the cached state: that of log `log_id` after the event at `position`, whose row has checksum
-    `crc`.
-    """
+    """The identity of the cached state: log `log_id` after the event at `position`, whose row has checksum `crc`."""
 
     fingerprint: str
     log_id: str
@@ -105,7 +103,7 @@ def fingerprint() -> str:
 
 def records(state: State, log: EventLog) -> Iterator[bytes]:
     """The state as records; equal states have equal ones."""
-    crc = log.row_checksum(state.position) or 0
+    crc = log.reader.row_checksum(state.position) or 0
     header = Header(
         fingerprint=fingerprint(),
         log_id=log.log_id,
@@ -205,7 +203,7 @@ def _restored(content: bytes, log: EventLog) -> State:
         raise _UnusableError("another version of Sandkeep wrote it")
     if header.log_id != log.log_id:
         raise _UnusableError("it is of another log")
-    if header.position > log.head or log.row_checksum(header.position) != header.crc:
+    if header.position > log.head or log.reader.row_checksum(header.position) != header.crc:
         raise _UnusableError(f"the log has not the event at position {header.position} that it has seen")
     state = State()
     state.position = state.cached_upto = header.position
@@ -221,7 +219,7 @@ def _restored(content: bytes, log: EventLog) -> State:
         placed += _add(state, _sandbox(part))
     if len(state.sandboxes) != header.sandboxes:
         raise _UnusableError("it is incomplete")
-    state.look_names_up()
+    state.index_names()
     placed.sort(key=lambda pair: pair[0])
     state.processes = {process.process_id: process for _, process in placed}
     return state

@@ -2,29 +2,23 @@
 
 from typing import ClassVar
 
-from msgspec import Struct
-
 from sandkeep import events, model
 from sandkeep.lifecycle import CHECKPOINT, Lifecycle
 from sandkeep.protocol.clock import rfc3339
+from sandkeep_store.views.view import ObjectState
 
 
-class CheckpointState(Struct, kw_only=True, array_like=True):
+class CheckpointState(ObjectState, kw_only=True, array_like=True):
     """The state of a checkpoint."""
 
     lifecycle: ClassVar[Lifecycle[model.CheckpointStatus]] = CHECKPOINT
 
     checkpoint_id: str
     requested: events.CheckpointCreateRequested
-    requested_us: int
-    revision: int
     status: model.CheckpointStatus = CHECKPOINT.first
     stored: events.CheckpointStored | None = None
     stored_position: int = 0
     stored_us: int = 0
-    error: tuple[str, str] | None = None
-    interrupted: bool = False
-    ended_us: int | None = None
 
     @property
     def owner(self) -> str:
@@ -35,11 +29,6 @@ class CheckpointState(Struct, kw_only=True, array_like=True):
     def sandbox_id(self) -> str:
         """Of which sandbox it is."""
         return self.requested.sandbox_id
-
-    @property
-    def ended(self) -> bool:
-        """True if a plain list leaves it out."""
-        return self.status in CHECKPOINT.final
 
     @property
     def alive(self) -> bool:

@@ -3,38 +3,27 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from msgspec import Struct
-
 from sandkeep import events, model
 from sandkeep.lifecycle import IMAGE, Lifecycle
 from sandkeep.protocol.clock import rfc3339
+from sandkeep_store.views.view import ObjectState
 
 
-class ImageState(Struct, kw_only=True, array_like=True):
+class ImageState(ObjectState, kw_only=True, array_like=True):
     """The state of an image. `reused` is the older image that stands for a duplicate."""
 
     lifecycle: ClassVar[Lifecycle[model.ImageStatus]] = IMAGE
 
     image_id: str
     requested: events.ImageCreateRequested
-    requested_us: int
-    revision: int
     status: model.ImageStatus = IMAGE.first
     created: events.ImageCreated | None = None
     reused: str | None = None
-    error: tuple[str, str] | None = None
-    ended_us: int | None = None
-    interrupted: bool = False
 
     @property
     def owner(self) -> str:
         """The owner."""
         return self.requested.owner
-
-    @property
-    def ended(self) -> bool:
-        """True if a plain list leaves it out."""
-        return self.status in IMAGE.final
 
     @property
     def details(self) -> Mapping[str, Any]:

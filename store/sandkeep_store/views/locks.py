@@ -5,17 +5,16 @@ Renewals are no events: of a lock that is held this says that nobody has heard o
 
 from typing import ClassVar, Final
 
-from msgspec import Struct
-
 from sandkeep import model
 from sandkeep.lifecycle import LOCK, Lifecycle
 from sandkeep.protocol.clock import optional_rfc3339, rfc3339
+from sandkeep_store.views.view import ObjectState
 
 RECENT_LOCKS: Final = 1000
 """Number of ended acquisitions that stay in the view."""
 
 
-class LockState(Struct, kw_only=True, array_like=True):
+class LockState(ObjectState, kw_only=True, array_like=True):
     """The state of one acquisition. `interrupted`: it was ended by the end of a daemon."""
 
     lifecycle: ClassVar[Lifecycle[model.LockStatus]] = LOCK
@@ -24,24 +23,14 @@ class LockState(Struct, kw_only=True, array_like=True):
     owner: str
     name: str
     where: str
-    requested_us: int
-    revision: int
     status: model.LockStatus
     owner_id: str | None = None
     timeout_s: float = 0.0
     fence: int | None = None
     acquired_us: int | None = None
-    ended_us: int | None = None
-    error: tuple[str, str] | None = None
     held_by: str | None = None
     expires_at: str | None = None
     waiting: str | None = None
-    interrupted: bool = False
-
-    @property
-    def under_way(self) -> bool:
-        """True until it is in a final state."""
-        return self.status not in LOCK.final
 
     def competes_with(self, other: "LockState") -> bool:
         """Return True if both are acquisitions of one lock. Names are private to an owner."""

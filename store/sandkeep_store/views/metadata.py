@@ -5,16 +5,20 @@ latest_checkpoint, latest_snapshot`); the rest is ours. `position` is that of th
 log always gives the same bytes.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from sandkeep.protocol.clock import rfc3339
 from sandkeep_store.views.processes import ProcessState
-from sandkeep_store.views.sandboxes import KeptCheckpoint, KeptSnapshot, SandboxState
+from sandkeep_store.views.sandboxes import CheckpointSummary, SandboxState, SnapshotSummary
 
 SCHEMA: Final = 1
 FILE_NAME: Final = "metadata.json"
+_OF_A_PROCESS: Final = (
+    "process_id", "name", "command", "status", "started_at", "ended_at", "exit_code", "timed_out"
+)  # fmt: skip
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -36,8 +40,8 @@ def document(sandbox: SandboxState, log_id: str, fence: int = 0) -> bytes | None
         "sandbox_id": sandbox.sandbox_id,
         "created_timestamp": rfc3339(sandbox.requested_us),
         "idle_timeout": asked.spec.idle_timeout_s,
-        "latest_checkpoint": _latest_checkpoint(sandbox),
-        "latest_snapshot": _latest_snapshot(sandbox),
+        "latest_checkpoint": _latest(sandbox.checkpoints, "/"),
+        "latest_snapshot": _latest(sandbox.snapshots),
         "schema": SCHEMA,
         "log_id": log_id,
         "position": sandbox.position,
@@ -61,23 +65,15 @@ def document(sandbox: SandboxState, log_id: str, fence: int = 0) -> bytes | None
     return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
 
 
-def _latest_snapshot(sandbox: SandboxState) -> dict[str, Any] | None:
-    """Return the place of the last snapshot: in a bucket, or below a directory of this machine."""
-    if not sandbox.snapshots:
+def _latest(kept: Sequence[SnapshotSummary | CheckpointSummary], end: str = "") -> dict[str, Any] | None:
+    """Return the place of the last one: in a bucket, or below a directory of this machine."""
+    if not kept:
         return None
-    place = sandbox.snapshots[-1].place
-    return {"bucket": place.base if place.where in ("gcs", "s3") else None, "path": place.path}
+    place = kept[-1].place
+    return {"bucket": place.base if place.where in ("gcs", "s3") else None, "path": f"{place.path}{end}"}
 
 
-def _latest_checkpoint(sandbox: SandboxState) -> dict[str, Any] | None:
-    """Return the place of the last checkpoint's files."""
-    if not sandbox.checkpoints:
-        return None
-    place = sandbox.checkpoints[-1].place
-    return {"bucket": place.base if place.where in ("gcs", "s3") else None, "path": f"{place.path}/"}
-
-
-def _checkpoint(kept: KeptCheckpoint) -> dict[str, Any]:
+def _checkpoint(kept: CheckpointSummary) -> dict[str, Any]:
     return {
         "checkpoint_id": kept.checkpoint_id,
         "created_at": rfc3339(kept.created_us),
@@ -87,7 +83,7 @@ def _checkpoint(kept: KeptCheckpoint) -> dict[str, Any]:
     }
 
 
-def _snapshot(kept: KeptSnapshot) -> dict[str, Any]:
+def _snapshot(kept: SnapshotSummary) -> dict[str, Any]:
     return {
         "snapshot_id": kept.snapshot_id,
         "created_at": rfc3339(kept.created_us),
@@ -108,13 +104,4 @@ def _shown(sandbox: SandboxState) -> list[ProcessState]:
 
 def _process(process: ProcessState) -> dict[str, Any]:
     view = process.view()
-    return {
-        "process_id": view.process_id,
-        "name": view.name,
-        "command": view.command,
-        "status": view.status,
-        "started_at": view.started_at,
-        "ended_at": view.ended_at,
-        "exit_code": view.exit_code,
-        "timed_out": view.timed_out,
-    }
+    return {key: getattr(view, key) for key in _OF_A_PROCESS}

@@ -96,13 +96,13 @@ def _of_restores(state: State, sandbox: SandboxState) -> Iterator[Moment]:
     """Yield the moments at which a sandbox got the files of a snapshot or checkpoint, of any sandbox. A fork began with
     files that nothing keeps, and earlier snapshots of its source are not of it.
     """
-    for filled in sandbox.filled:
-        snapshot = state.snapshots.get(filled.snapshot_id)
+    for replaced in sandbox.files_replaced:
+        snapshot = state.snapshots.get(replaced.snapshot_id)
         if snapshot is not None:
-            yield _moment(snapshot, filled.position, filled.time_us)
-        checkpoint = state.checkpoints.get(filled.snapshot_id)
+            yield _moment(snapshot, replaced.position, replaced.time_us)
+        checkpoint = state.checkpoints.get(replaced.snapshot_id)
         if checkpoint is not None:
-            yield _of_checkpoint(checkpoint, filled.position, filled.time_us)
+            yield _of_checkpoint(checkpoint, replaced.position, replaced.time_us)
 
 
 def _moment(snapshot: SnapshotState, position: int, time_us: int) -> Moment:

@@ -9,13 +9,11 @@ from sandkeep import events, ids, model
 from sandkeep.lifecycle import SANDBOX, Lifecycle
 from sandkeep.protocol.clock import optional_rfc3339, rfc3339
 from sandkeep_store.views.processes import ProcessState
-from sandkeep_store.views.view import Fact
+from sandkeep_store.views.view import Fact, ObjectState
 
 
 class Change(Struct, kw_only=True):
-    """The last request to suspend, resume or restore a sandbox: its position, the status before, and its outcome or
-    error.
-    """
+    """The last request to suspend, resume or restore: its position, the status before, and its outcome or error."""
 
     position: int
     before: model.SandboxStatus
@@ -24,7 +22,7 @@ class Change(Struct, kw_only=True):
     interrupted: bool = False
 
 
-class KeptSnapshot(Struct, kw_only=True, frozen=True, array_like=True):
+class SnapshotSummary(Struct, kw_only=True, frozen=True, array_like=True):
     """The part of a snapshot's record that a sandbox's own document contains."""
 
     snapshot_id: str
@@ -37,7 +35,7 @@ class KeptSnapshot(Struct, kw_only=True, frozen=True, array_like=True):
     size_bytes: int
 
 
-class KeptCheckpoint(Struct, kw_only=True, frozen=True, array_like=True):
+class CheckpointSummary(Struct, kw_only=True, frozen=True, array_like=True):
     """The same of a checkpoint."""
 
     checkpoint_id: str
@@ -47,17 +45,15 @@ class KeptCheckpoint(Struct, kw_only=True, frozen=True, array_like=True):
     size_bytes: int
 
 
-class Filled(Struct, kw_only=True, frozen=True, array_like=True):
-    """A moment when a sandbox had exactly the files of a snapshot: at its start, or as they replaced its own. Or its
-    state in a checkpoint, by the checkpoint's id.
-    """
+class FilesReplaced(Struct, kw_only=True, frozen=True, array_like=True):
+    """A moment when a sandbox had the files of a snapshot, or its state in a checkpoint, by that one's id."""
 
     snapshot_id: str
     position: int
     time_us: int
 
 
-class SandboxState(Struct, kw_only=True):
+class SandboxState(ObjectState, kw_only=True):
     """The state of a sandbox. `made` says that it ran once; otherwise it holds nothing. `interrupted`: its creation
     failed only because a daemon ended. While it is `restoring`, `restore` holds its future. The event at `touched` was
     the last activity in it.
@@ -67,8 +63,6 @@ class SandboxState(Struct, kw_only=True):
 
     sandbox_id: str
     requested: events.SandboxCreateRequested
-    requested_us: int
-    revision: int
     position: int
     last_activity_us: int
     touched: int = 0
@@ -76,18 +70,15 @@ class SandboxState(Struct, kw_only=True):
     made: bool = False
     isolation: model.Isolation | None = None
     handle: dict[str, Any] = field(default_factory=dict)
-    ended_us: int | None = None
     terminated_reason: str | None = None
-    error: tuple[str, str] | None = None
     last_status: str | None = None
-    interrupted: bool = False
     change: Change | None = None
     restored_from: str | None = None
     restored_us: int = 0
     restore: events.SandboxRestoreRequested | None = None
-    snapshots: list[KeptSnapshot] = field(default_factory=list)
-    checkpoints: list[KeptCheckpoint] = field(default_factory=list)
-    filled: list[Filled] = field(default_factory=list)
+    snapshots: list[SnapshotSummary] = field(default_factory=list)
+    checkpoints: list[CheckpointSummary] = field(default_factory=list)
+    files_replaced: list[FilesReplaced] = field(default_factory=list)
     exec_count: int = 0
     active: dict[str, ProcessState] = field(default_factory=dict)
     named: dict[str, ProcessState] = field(default_factory=dict)

@@ -2,14 +2,13 @@
 
 from typing import ClassVar
 
-from msgspec import Struct
-
 from sandkeep import events, model
 from sandkeep.lifecycle import FORK, SNAPSHOT, ForkStatus, Lifecycle
 from sandkeep.protocol.clock import rfc3339
+from sandkeep_store.views.view import ObjectState
 
 
-class SnapshotState(Struct, kw_only=True, array_like=True):
+class SnapshotState(ObjectState, kw_only=True, array_like=True):
     """The state of a snapshot. `kept`: it was deleted, but its archive stays for the snapshots that build on it.
     `sent`: an archive that was on this machine alone has reached its target. It was complete at `stored_position`, at
     the time `stored_us`.
@@ -19,13 +18,8 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
 
     snapshot_id: str
     requested: events.SnapshotCreateRequested
-    requested_us: int
-    revision: int
     status: model.SnapshotStatus = SNAPSHOT.first
     stored: events.SnapshotStored | None = None
-    error: tuple[str, str] | None = None
-    interrupted: bool = False
-    ended_us: int | None = None
     kept: bool = False
     sent: bool = False
     stored_position: int = 0
@@ -40,11 +34,6 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
     def sandbox_id(self) -> str | None:
         """The sandbox whose files it holds; None for an imported one."""
         return self.requested.sandbox_id
-
-    @property
-    def ended(self) -> bool:
-        """True if a plain list leaves it out."""
-        return self.status in SNAPSHOT.final
 
     @property
     def has_archive(self) -> bool:
@@ -127,7 +116,7 @@ class SnapshotState(Struct, kw_only=True, array_like=True):
         )
 
 
-class ForkState(Struct, kw_only=True, array_like=True):
+class ForkState(ObjectState, kw_only=True, array_like=True):
     """The state of a fork: source sandbox or checkpoint, the new sandboxes, and the outcome."""
 
     lifecycle: ClassVar[Lifecycle[ForkStatus]] = FORK
@@ -136,12 +125,8 @@ class ForkState(Struct, kw_only=True, array_like=True):
     sandbox_id: str
     owner: str
     sandbox_ids: list[str]
-    revision: int
     status: ForkStatus = FORK.first
     pause_ms: float = 0.0
-    error: tuple[str, str] | None = None
-    interrupted: bool = False
-    ended_us: int | None = None
     checkpoint_id: str | None = None
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from sandkeep.events import DAEMON_STREAM, Event
 from sandkeep.ids import LOCK
-from sandkeep_store.locks.places import is_anothers
+from sandkeep_store.locks.places import belongs_to_another
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.locks import LockState
@@ -40,9 +40,7 @@ class State:
         self.position = fact.position
 
     def owner_of(self, stream: str, sandbox_id: str | None) -> str | None:
-        """Return the owner of an event's object; None for the daemon's own. A lock belongs to its own owner, not to
-        that of the sandbox.
-        """
+        """Return the owner of an event's object; None for the daemon's own. A lock's is not that of the sandbox."""
         if stream.startswith(f"{LOCK}_"):
             lock = self.locks.get(stream)
             return lock.owner if lock else None
@@ -61,38 +59,38 @@ class State:
         """The owner's sandbox of that name: of several the last, as all the others have ended."""
         return self.sandboxes.get(self._names.get((owner, name), ""))
 
-    def guarded(self, owner: str, name: str, where: str) -> SandboxState | None:
+    def sandbox_of_lock(self, owner: str, name: str, where: str) -> SandboxState | None:
         """Return the sandbox that an owner's lock of that name, in that place, guards: the one of that id, unless the
         place belongs to another owner than the sandbox; or the owner's own of that name.
         """
         sandbox = self.sandboxes.get(name)
-        if sandbox is not None and not is_anothers(where, sandbox.owner):
+        if sandbox is not None and not belongs_to_another(where, sandbox.owner):
             return sandbox
         return self.sandbox_named(owner, name)
 
-    def file_of(self, lock: LockState) -> str:
-        """Return the id under which the events of a lock are filed: see `file_for`."""
-        return self.file_for(lock.lock_id, lock.owner, lock.name, lock.where)
+    def filing_id(self, lock: LockState) -> str:
+        """Return the id under which the events of a lock are filed: see `filing_id_for`."""
+        return self.filing_id_for(lock.lock_id, lock.owner, lock.name, lock.where)
 
-    def file_for(self, lock_id: str, owner: str, name: str, where: str) -> str:
+    def filing_id_for(self, lock_id: str, owner: str, name: str, where: str) -> str:
         """Return the id under which the events of such a lock are filed: that of the sandbox that it guards, or its
         name, or its own id where that name is the id of another owner's sandbox.
         """
-        guarded = self.guarded(owner, name, where)
-        if guarded is not None:
-            return guarded.sandbox_id
+        sandbox = self.sandbox_of_lock(owner, name, where)
+        if sandbox is not None:
+            return sandbox.sandbox_id
         return lock_id if name in self.sandboxes else name
 
-    def note_name(self, sandbox: SandboxState) -> None:
+    def index_name(self, sandbox: SandboxState) -> None:
         """A sandbox was added; its name means it from now on."""
         if sandbox.name is not None:
             self._names[sandbox.owner, sandbox.name] = sandbox.sandbox_id
 
-    def look_names_up(self) -> None:
+    def index_names(self) -> None:
         """Rebuild the index of names, after sandboxes were removed or read from a file."""
         self._names.clear()
         for sandbox in sorted(self.sandboxes.values(), key=lambda s: (not s.hidden, s.requested_us)):
-            self.note_name(sandbox)
+            self.index_name(sandbox)
 
     def image_users(self, image_id: str) -> Iterator[SandboxState]:
         """The sandboxes that still need an image."""

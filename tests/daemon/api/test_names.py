@@ -95,7 +95,7 @@ async def test_names_are_the_same_after_a_restart(state_dir: str, source: str) -
     async with inside(state_dir) as daemon:
         await daemon.reconciler.run()
         assert daemon.core.state._names == names
-        daemon.core.state.look_names_up()
+        daemon.core.state.index_names()
         assert daemon.core.state._names == names
         assert (await daemon.call("sandbox.terminate", uid=ALICE, sandbox_id="box")).sandbox_id == second
 

@@ -91,12 +91,12 @@ async def test_an_index_that_lacks_an_event_is_found_after_the_start(
         db.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'events_of_sandbox'", (before,))
     db.close()
     log = EventLog.open(f"{state_dir}/events.db")
-    assert log.check(0, log.head, log.head) == log.head
-    problems = log.check_structure(lambda: False)
+    assert log.reader.check(0, log.head, log.head) == log.head
+    problems = log.reader.check_structure(lambda: False)
     assert "row 700 missing from index events_of_sandbox" in problems[0]
     assert "store repair" in problems[0]
     monkeypatch.setattr(reader, "_STEPS_BETWEEN_LOOKS", 10)
-    assert log.check_structure(lambda: True) == []  # who gives up is told nothing
+    assert log.reader.check_structure(lambda: True) == []  # who gives up is told nothing
     log.close()
 
 

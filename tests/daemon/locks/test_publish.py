@@ -17,7 +17,7 @@ from tests.support.inside import Inside
 from sandkeep import events
 from sandkeep.model import Place
 from sandkeep_store.eventlog.log import NewEvent
-from sandkeep_store.views.folds.locks import goes_before
+from sandkeep_store.views.folds.locks import can_be_archived
 from sandkeep_store.views.locks import RECENT_LOCKS
 from sandkeepd.snapshots.archives import SnapshotArchives
 
@@ -176,11 +176,11 @@ async def test_a_lost_lock_is_remembered_as_long_as_its_sandbox(
             await daemon.core.record(told_of, None)
         assert len(state.ended_locks) == RECENT_LOCKS
         assert state.ended_locks[0] == lock.lock_id
-        assert not goes_before(state, state.locks[lock.lock_id], 2**60)
+        assert not can_be_archived(state, state.locks[lock.lock_id], 2**60)
         error = await refused_async("lock_lost", as_call(lambda: daemon.leases.fence(box, "uid:0")))
         assert error.data["reason"] == "taken"
         await acquire(daemon)
-        assert goes_before(state, state.locks[lock.lock_id], 2**60)
+        assert can_be_archived(state, state.locks[lock.lock_id], 2**60)
 
 
 async def as_call(work: Any) -> Any:

@@ -11,7 +11,7 @@ from tests.support.trees import described, pack_layer
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError
-from sandkeep_store.archives.trees.pack import Packed, pack
+from sandkeep_store.archives.trees.pack import PackedArchive, pack
 from sandkeepd.contract.layers import KeptArchive
 from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.common.layout import Layout
@@ -49,7 +49,7 @@ def layers_on(disk: disks.Ext4) -> Layers:
 def archive_of(source: Path, place: Path, *, is_layer: bool) -> KeptArchive:
     tree = os.open(source, os.O_RDONLY)
     output = os.open(place, os.O_RDWR | os.O_CREAT)
-    made: Packed = pack_layer(tree, output, overlay="trusted") if is_layer else pack(tree, output)
+    made: PackedArchive = pack_layer(tree, output, overlay="trusted") if is_layer else pack(tree, output)
     os.close(tree)
     return KeptArchive(descriptor=output, sha256=made.sha256, limits=made.limits, is_layer=is_layer)
 

@@ -107,7 +107,7 @@ SUBSETS = [
 def test_the_first_that_is_set_wins_and_the_answer_says_where(artifact: Any, ways: tuple[str, ...]) -> None:
     storage = Storage(environment(artifact, *ways))
     meant = [way for way in ways if (artifact, way) != ("metadata", "s3")] + ["state"]
-    place = storage.place(artifact, PATHS[artifact])
+    place = storage.root(artifact).place(PATHS[artifact])
     assert place == Place(ROOTS[meant[0]], PATHS[artifact])
     assert str(place) == SHOWN.get(meant[0], "/state/archives/") + PATHS[artifact]
     local = ROOTS["directory" if "directory" in ways else "state"]
@@ -135,12 +135,12 @@ def test_a_malformed_variable_is_named_when_it_is_used_and_no_sooner(artifact: A
     broken = Storage({**STATE, mount: "relative"})
     assert broken.local_root() == LOCAL
     with pytest.raises(SetupError, match=mount):
-        broken.place(artifact, PATHS[artifact])
+        broken.root(artifact)
     mounted = Storage({**STATE, mount: "/mnt/it", bucket: "NOT A BUCKET"})
     assert mounted.root(artifact) == ROOTS["mount"]
 
 
-# -- with and without gcs_sandbox_id ----------------------------------------------------------------------------------
+# -- with and without a bucket ----------------------------------------------------------------------------------------
 
 
 def test_a_sandbox_of_its_own_needs_nothing() -> None:
@@ -154,24 +154,6 @@ SHARED = {
     "FILESYSTEM_SNAPSHOT_BUCKET": "shots",
     "SANDBOX_CHECKPOINT_MOUNT_PATH": "/mnt/points",
 }
-
-
-@pytest.mark.parametrize("missing", ["SANDBOX_LOCK_BUCKET", "SANDBOX_METADATA_BUCKET", "FILESYSTEM_SNAPSHOT_BUCKET"])
-@pytest.mark.parametrize("instead", ["", "gs://malformed"])
-def test_a_shared_sandbox_needs_lock_metadata_and_a_place_for_what_it_keeps(missing: str, instead: str) -> None:
-    storage = Storage({**STATE, **SHARED, missing: instead})
-    with pytest.raises(SetupError, match=missing) as caught:
-        storage.require("snapshot", "gcs-1")
-    assert (caught.value.code, caught.value.data) == ("not_configured", {"setting": missing})
-    assert Storage({**STATE, **SHARED}).require("snapshot", "gcs-1") == Root("gcs", "shots")
-
-
-def test_a_mount_alone_does_not_name_the_bucket_that_metadata_is_shared_in() -> None:
-    mounted = {**STATE, "SANDBOX_LOCK_BUCKET": "locks", "SANDBOX_METADATA_MOUNT_PATH": "/mnt/meta"}
-    with pytest.raises(SetupError, match="SANDBOX_METADATA_BUCKET"):
-        Storage(mounted).require_shared()
-    both = Storage({**mounted, "SANDBOX_METADATA_BUCKET": "meta"}).require_shared()
-    assert (both.lock_bucket, both.metadata_bucket, both.metadata) == ("locks", "meta", Root("mount", "/mnt/meta"))
 
 
 def test_what_has_to_be_in_a_bucket_needs_one_without_being_shared() -> None:

@@ -10,7 +10,7 @@ from eventsourcing.persistence import PersistenceError, StoredEvent
 from eventsourcing.tests import persistence as cases  # by its module: pytest would collect the classes themselves
 
 from sandkeep_store.eventlog.database import Database
-from sandkeep_store.eventlog.eventsourcing_recorder import IntegrityError, LogRecorder, StreamRecorder
+from sandkeep_store.eventlog.eventsourcing_recorder import IntegrityError, LogRecorder
 
 
 class OnDisk(cases.RecorderTestCase):
@@ -24,11 +24,6 @@ class OnDisk(cases.RecorderTestCase):
 
     def new_originator_id(self) -> str:
         return f"sbx_{uuid4().hex}"
-
-
-class TestStreamRecorder(OnDisk, cases.AggregateRecorderTestCase):
-    def create_recorder(self) -> StreamRecorder:
-        return StreamRecorder(self.database)
 
 
 class TestLogRecorder(OnDisk, cases.ApplicationRecorderTestCase[LogRecorder]):

@@ -494,5 +494,5 @@ async def test_more_appends_than_may_wait_are_let_in_one_after_the_other(
 async def test_a_check_leaves_alone_what_is_committed_while_it_runs(tmp_path: Path) -> None:
     async with running(tmp_path) as log:
         await append_many(log, 10)
-        assert log._reader.verify(7) == []
-        assert log._reader.verify(11) != []
+        assert log.reader.verify(7) == []
+        assert log.reader.verify(11) != []

@@ -106,7 +106,7 @@ async def test_the_state_stays_as_it_was_but_for_what_ended(tmp_path: Path, seed
         assert bytes_of(fresh, here.log) == bytes_of(here.state, here.log)
         assert here.log.verify() == []
         assert segments.verify(str(tmp_path), here.log.log_id) == []
-        assert here.log.count() == head + 2 - report.events
+        assert here.log.reader.count() == head + 2 - report.events
     archived = positions_in_archive(tmp_path)
     assert len(archived) == report.events
     assert sorted([*archived, *positions_in_log(tmp_path)]) == list(range(1, head + 3))
@@ -348,7 +348,7 @@ async def test_a_damaged_event_stops_it(tmp_path: Path) -> None:
         here.log._database.writer.execute("UPDATE events SET data = CAST('{}' AS BLOB) WHERE position = 9")
         with pytest.raises(DaemonError, match="position 9"):
             await here.compact()
-        assert here.log.count() == here.log.head
+        assert here.log.reader.count() == here.log.head
 
 
 # -- segments ---------------------------------------------------------------------------------------------------------
@@ -393,7 +393,7 @@ async def test_ten_thousand_commands_leave_the_log_and_the_state_as_small_as_som
         async with opened(tmp_path) as here:
             await here.compact()
             assert (here.state.sandboxes, here.state.processes) == ({}, {})
-            assert here.log.count() < 8
+            assert here.log.reader.count() < 8
         sizes.append(os.stat(path).st_size)
     assert sizes[-1] <= 1.1 * sizes[0]
 

@@ -69,7 +69,7 @@ def test_the_state_after_any_event_is_what_it_was_then(tmp_path: Path, seed: int
         nonlocal compared
         live.apply(fact.event, fact)
         if fact.sandbox_id is not None and (fact.position % 5 == 0 or fact.sandbox_id == "sbx_kept"):
-            then = log._reader.state_at(fact.sandbox_id, fact.position)
+            then = log.reader.state_at(fact.sandbox_id, fact.position)
             assert shown(then, fact.sandbox_id) == shown(live, fact.sandbox_id), fact.position
             compared += 1
 

@@ -4,14 +4,14 @@ from typing import Final
 
 from sandkeep.model import ArchiveFormat
 from sandkeep_store.archives.tar.compression import Codec
-from sandkeep_store.archives.trees.pack import Packed
+from sandkeep_store.archives.trees.pack import PackedArchive
 from sandkeepd.contract.snapshots import PackedFiles
 from sandkeepd.host.cgroups.pause import Pause
 
 CODECS: Final[dict[ArchiveFormat, Codec]] = {"tar": "none", "tar.gz": "gzip", "tar.zst": "zstd"}
 
 
-def told(packed: Packed, pause: Pause) -> PackedFiles:
+def told(packed: PackedArchive, pause: Pause) -> PackedFiles:
     """Convert the result of packing."""
     remarks: dict[str, int] = {why: count for why, count in packed.remarks.counts.items()}  # noqa: C416 - of plain text
     return PackedFiles(

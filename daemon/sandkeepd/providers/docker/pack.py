@@ -10,13 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from sandkeep import failpoints
-from sandkeep_store.archives.tar.inspect import Examined
+from sandkeep_store.archives.tar.inspect import CheckedArchive
 from sandkeep_store.archives.tar.whiteouts import is_reserved
 from sandkeep_store.archives.trees.layers import flatten
-from sandkeep_store.archives.trees.pack import NO_LIMITS, Packed, write
+from sandkeep_store.archives.trees.pack import NO_LIMITS, PackedArchive, write
 from sandkeep_store.archives.trees.read import Remarks
 from sandkeep_store.archives.trees.tree import reserved
-from sandkeep_store.archives.trees.unpack import check_digest
 from sandkeepd.contract.layers import KeptArchive
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest
 from sandkeepd.host.cgroups.pause import Pause, frozen
@@ -58,10 +57,10 @@ class Packer:
             packed = self._put_together(output, image, request, moved)
         return told(msgspec.structs.replace(packed, remarks=changes.remarks), changes.pause)
 
-    def _put_together(self, layer: int, image: Sequence[str], request: PackRequest, moved: Meter) -> Packed:
+    def _put_together(self, layer: int, image: Sequence[str], request: PackRequest, moved: Meter) -> PackedArchive:
         codec = CODECS[request.format]
         if request.over != "nothing":
-            return write(Examined(layer, NO_LIMITS, layer=True), request.output, codec, Remarks(), moved=moved)
+            return write(CheckedArchive(layer, NO_LIMITS, layer=True), request.output, codec, Remarks(), moved=moved)
         with shown(*image, above=self._state_dir) as base:
             return flatten([layer], request.output, base=base, limits=NO_LIMITS, codec=codec, moved=moved)
 
@@ -91,15 +90,15 @@ class Packer:
 
 def as_layer(archive: KeptArchive, output: int, moved: Meter) -> Layer:
     """Verify an archive, and write it to an empty file in the engine's format."""
-    first = Examined(archive.descriptor, archive.limits, layer=archive.is_layer, moved=moved)
+    first = CheckedArchive(archive.descriptor, archive.limits, layer=archive.is_layer, moved=moved)
     for member in first:
         if not archive.is_layer and is_reserved(member.name):
             raise reserved(member.name)
-    check_digest(first.result, archive.sha256)
-    return _layer(output, write(first.again(), output, "none", Remarks()))
+    first.check_digest(archive.sha256)
+    return _layer(output, write(first.reread(), output, "none", Remarks()))
 
 
-def _layer(descriptor: int, packed: Packed) -> Layer:
+def _layer(descriptor: int, packed: PackedArchive) -> Layer:
     os.lseek(descriptor, 0, os.SEEK_SET)
     holes = packed.content_bytes - packed.data_bytes
     return Layer(descriptor=descriptor, sha256=packed.sha256, size_bytes=packed.size_bytes, hole_bytes=holes)

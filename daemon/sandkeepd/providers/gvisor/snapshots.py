@@ -10,7 +10,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, SetupError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeep_store.archives.tar.inspect import Examined
+from sandkeep_store.archives.tar.inspect import CheckedArchive
 from sandkeep_store.archives.trees.pack import NO_LIMITS, write
 from sandkeep_store.archives.trees.read import Remarks
 from sandkeepd.contract.caller import Progress
@@ -40,7 +40,7 @@ def _receive(pipe: int, into: int) -> None:
 
 def _pack(received: int, request: PackRequest, moved: Meter) -> PackedFiles:
     os.lseek(received, 0, os.SEEK_SET)
-    packed = write(Examined(received, NO_LIMITS), request.output, CODECS[request.format], Remarks(), moved=moved)
+    packed = write(CheckedArchive(received, NO_LIMITS), request.output, CODECS[request.format], Remarks(), moved=moved)
     return told(packed, Pause())
 
 

@@ -14,7 +14,7 @@ from sandkeep.errors import CallerError
 from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees import changes
 from sandkeep_store.archives.trees.changes import ChangedTree
-from sandkeep_store.archives.trees.pack import Packed, write
+from sandkeep_store.archives.trees.pack import PackedArchive, write
 from sandkeep_store.archives.trees.read import reading_only
 from sandkeep_store.archives.trees.tree import Overlay, Tree
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest
@@ -89,15 +89,15 @@ class Packer:
 
     def _look(self, held: HeldFiles, tree: int, request: PackRequest) -> dict[bytes, changes.Seen]:
         """List the open upper directory during the freeze, and write the list to the catalogue."""
-        found = changes.look(tree, self._layers.enter, self._overlay)
+        found = changes.take_catalogue(tree, self._layers.enter, self._overlay)
         mapped = mapped_files(processes(held.plan.cgroups, held.first_pid), held.handle.workspace)
         try:
-            changes.save(changes.doubted(found, mapped), request.catalogue)
+            changes.save(changes.with_unreliable(found, mapped), request.catalogue)
         except OSError as error:
             raise unwritable(request.catalogue, error) from None
         return found
 
-    def _pack_changes(self, held: HeldFiles, request: PackRequest, moved: Meter) -> tuple[Packed, Pause]:
+    def _pack_changes(self, held: HeldFiles, request: PackRequest, moved: Meter) -> tuple[PackedArchive, Pause]:
         """Pack the difference from the content of an earlier archive. Only that is read, so the sandbox is frozen."""
         assert request.parent_catalogue is not None
         before = changes.load(request.parent_catalogue)
@@ -117,7 +117,7 @@ class Packer:
 
     def _pack_tree(
         self, roots: Sequence[str], request: PackRequest, held: HeldFiles, overlay: Overlay | None, moved: Meter
-    ) -> Packed:
+    ) -> PackedArchive:
         with self._shown(*roots) as tree:
             source = Tree(
                 tree, include=paths(request.include) or (TOP,), exclude=paths(request.exclude),

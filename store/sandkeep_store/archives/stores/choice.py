@@ -9,7 +9,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep_store.buckets.config import Place, Root
 
 
-def in_order(recorded: Sequence[Place], configured: Sequence[Root]) -> tuple[Place, ...]:
+def restore_order(recorded: Sequence[Place], configured: Sequence[Root]) -> tuple[Place, ...]:
     """Return the places in which to look for an archive, the best first.
 
     First shared places that are still configured, in the order of the settings: a bucket was chosen on purpose, and a
@@ -33,12 +33,12 @@ def _in(root: Root, recorded: Sequence[Place]) -> Iterator[Place]:
             yield root.place(place.path)
 
 
-def most_telling(failures: Iterable[SandkeepError]) -> SandkeepError:
+def most_specific_error(failures: Iterable[SandkeepError]) -> SandkeepError:
     """Return the failure to report: a damaged archive before an unreachable one, and that before a missing one."""
-    return max(failures, key=lambda error: _TELLING.get(error.code, 1))
+    return max(failures, key=lambda error: _SPECIFICITY.get(error.code, 1))
 
 
 _SAME: Final = ({"mount", "gcs"}, {"state"}, {"directory"})
 """Kinds of roots of which one may be the other: a directory of this machine may have been moved, with all in it."""
 
-_TELLING = {"snapshot_missing": 0, "snapshot_corrupt": 2}
+_SPECIFICITY = {"snapshot_missing": 0, "snapshot_corrupt": 2}

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, Self
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
-from sandkeep_store.archives.stores.beneath import Beneath, NotPlainError
+from sandkeep_store.archives.stores.confined_directory import ConfinedDirectory, NotRegularFileError
 from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
@@ -27,6 +27,7 @@ from sandkeep_store.archives.stores.types import (
     missing,
 )
 from sandkeep_store.buckets.config import PARTIAL, Root, checked_path
+from sandkeep_store.files.descriptors import closing
 
 PART_BYTES: Final = 1024**2
 
@@ -39,11 +40,11 @@ class DirectoryArchives(ArchiveStore):
 
     def __init__(self, root: Root) -> None:
         super().__init__(root)
-        self.files = Beneath(root.base, is_ours=root.where != "mount")
+        self.files = ConfinedDirectory(root.base, is_private=root.where != "mount")
 
-    def require_ours(self) -> None:
+    def require_private(self) -> None:
         """Raise `not_configured` if other users can write to the base, or if it is not a directory."""
-        self.files.require_ours()
+        self.files.require_private()
 
     def create(self, path: str) -> "DirectoryUpload":
         """Begin an object that the caller writes directly through its descriptor."""
@@ -86,28 +87,20 @@ class DirectoryArchives(ArchiveStore):
         return DirectoryUpload(self, path)
 
     def _stat(self, path: str) -> Stored:
-        with self.translated(path):
-            descriptor = self.files.open(path)
-            try:
-                return stored(path, os.fstat(descriptor))
-            finally:
-                os.close(descriptor)
+        with self.translated(path), closing(self.files.open(path)) as descriptor:
+            return stored(path, os.fstat(descriptor))
 
     def _fetch(self, stored: Stored, offset: int) -> Iterator[bytes]:
-        with self.translated(stored.path):
-            descriptor = self.files.open(stored.path)
-            try:
-                if _generation(os.fstat(descriptor)) != stored.generation:
-                    raise conflict(self.where(stored.path))
-                os.posix_fadvise(descriptor, offset, 0, os.POSIX_FADV_SEQUENTIAL)
-                while chunk := os.pread(descriptor, CHUNK_BYTES, offset):
-                    offset += len(chunk)
-                    yield chunk
-            finally:
-                os.close(descriptor)
+        with self.translated(stored.path), closing(self.files.open(stored.path)) as descriptor:
+            if _generation(os.fstat(descriptor)) != stored.generation:
+                raise conflict(self.where(stored.path))
+            os.posix_fadvise(descriptor, offset, 0, os.POSIX_FADV_SEQUENTIAL)
+            while chunk := os.pread(descriptor, CHUNK_BYTES, offset):
+                offset += len(chunk)
+                yield chunk
 
     def _delete(self, path: str, generation: str | None) -> bool:
-        with self.translated(path), self.files.alone():
+        with self.translated(path), self.files.exclusive():
             found = self.generation_of(path)
             if found is None:
                 return False
@@ -147,8 +140,8 @@ class DirectoryArchives(ArchiveStore):
                     "provider_unavailable", f"there is no directory {self.root.base}: mount it, then try again"
                 ) from None
             raise missing(where) from None
-        except NotPlainError:
-            raise corrupt(where, "it is no plain file") from None
+        except NotRegularFileError:
+            raise corrupt(where, "it is not a regular file") from None
         except OSError as error:
             raise self._failure(where, error) from error
 
@@ -237,7 +230,7 @@ class DirectoryUpload:
         files = self._store.files
         with (
             self._store.translated(self._path),
-            files.alone(),
+            files.exclusive(),
             files.directory(PARTIAL) as partial,
             files.directory(parent, create=True) as directory,
         ):

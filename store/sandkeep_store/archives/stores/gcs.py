@@ -26,7 +26,7 @@ from sandkeep_store.archives.stores.types import (
     conflict,
 )
 from sandkeep_store.buckets.config import STORAGE, Root, Storage, is_path
-from sandkeep_store.buckets.gcs_client import TIMEOUT_S, connect, refusal, retrying, speaking_about
+from sandkeep_store.buckets.gcs_client import TIMEOUT_S, connect, refusal, retrying, translated_errors
 
 _LISTED: Final = "items(name,size,generation,metadata,updated),nextPageToken"
 
@@ -42,7 +42,7 @@ class GcsArchives(ArchiveStore):
 
     def objects(self, prefix: str = "") -> Iterator[Stored]:
         """See `ArchiveStore.objects`."""
-        with speaking_about(f"gs://{self.root.base}/{prefix}"):
+        with translated_errors(f"gs://{self.root.base}/{prefix}"):
             for blob in self._bucket.list_blobs(prefix=prefix, fields=_LISTED, **self._options):
                 if is_path(blob.name):
                     yield _stored(blob)
@@ -52,7 +52,7 @@ class GcsArchives(ArchiveStore):
             raise conflict(self.where(path))
         blob = self._bucket.blob(path)
         blob.metadata = {**metadata, WRITE_ID: secrets.token_hex(16)}
-        with speaking_about(self.where(path)):
+        with translated_errors(self.where(path)):
             url = blob.create_resumable_upload_session(
                 "application/octet-stream", if_generation_match=0, **self._options
             )
@@ -61,7 +61,7 @@ class GcsArchives(ArchiveStore):
 
     def _stat(self, path: str) -> Stored:
         blob = self._bucket.blob(path)
-        with speaking_about(self.where(path)):
+        with translated_errors(self.where(path)):
             blob.reload(**self._options)
         return _stored(blob)
 
@@ -72,7 +72,7 @@ class GcsArchives(ArchiveStore):
         if offset:
             headers["Range"] = f"bytes={offset}-"
         with (
-            speaking_about(where),
+            translated_errors(where),
             self._gcs.http.get(
                 url,
                 params={"alt": "media", "generation": stored.generation},
@@ -92,7 +92,7 @@ class GcsArchives(ArchiveStore):
         where = self.where(path)
         match = {} if generation is None else {"if_generation_match": _number(generation, where)}
         try:
-            with speaking_about(where):
+            with translated_errors(where):
                 self._bucket.blob(path).delete(**match, **self._options)
         except SandkeepError as error:
             if error.code != "snapshot_missing":
@@ -116,7 +116,7 @@ class GcsArchives(ArchiveStore):
         blob.metadata = {WRITE_ID: secrets.token_hex(16)}
         expected = 0 if over is None else _number(over, where)
         try:
-            with speaking_about(where):
+            with translated_errors(where):
                 blob.upload_from_string(content, "application/json", if_generation_match=expected, **self._options)
         except SandkeepError as error:
             return self._landed(path, blob.metadata[WRITE_ID], error).generation

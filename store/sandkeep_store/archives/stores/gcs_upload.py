@@ -8,13 +8,14 @@ import base64
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.archives.stores.retry import Patience
+from sandkeep_store.archives.stores.retry import RetryLimit
 from sandkeep_store.archives.stores.types import Stored, Waiting
-from sandkeep_store.buckets.gcs_client import TIMEOUT_S, refusal, speaking_about
+from sandkeep_store.buckets.gcs_client import TIMEOUT_S, refusal, translated_errors
 
 PART_BYTES: Final = 8 * 1024**2
 """A multiple of 256 KiB, as the service wants it."""
@@ -22,28 +23,22 @@ PART_BYTES: Final = 8 * 1024**2
 _HELD: Final = re.compile(r"bytes=0-([0-9]{1,18})")
 
 
+@dataclass
 class GcsUpload:
     """See `types.Upload`. `url` is the session's; `landed` tells, given an error, whether the object is there."""
 
-    part_bytes = PART_BYTES
+    part_bytes: ClassVar = PART_BYTES
 
-    def __init__(
-        self,
-        http: Any,
-        url: str,
-        where: str,
-        patience_s: float,
-        waiting: Waiting,
-        landed: Callable[[SandkeepError], Stored],
-    ) -> None:
+    http: Any
+    url: str
+    where: str
+    patience_s: float
+    waiting: Waiting
+    landed: Callable[[SandkeepError], Stored]
+
+    def __post_init__(self) -> None:
         from google_crc32c import Checksum
 
-        self._http = http
-        self._url = url
-        self._where = where
-        self._patience_s = patience_s
-        self._waiting = waiting
-        self._landed = landed
         self._checksum = Checksum()
         self._sent = 0
 
@@ -59,16 +54,16 @@ class GcsUpload:
         try:
             return stored_from(self._transfer(part, self._sent + len(part)))
         except SandkeepError as error:
-            return self._landed(error)
+            return self.landed(error)
 
     def abort(self) -> None:
         """See `types.Upload`. A session that could not be dropped ends by itself after a week."""
-        with suppress(SandkeepError), speaking_about(self._where):
-            self._http.delete(self._url, timeout=TIMEOUT_S)
+        with suppress(SandkeepError), translated_errors(self.where):
+            self.http.delete(self.url, timeout=TIMEOUT_S)
 
     def _transfer(self, part: bytes, total: int | None) -> dict[str, Any]:
         """Send a part until the service has all of it. With `total` it is the last, and the answer is the object."""
-        patience = Patience(self._patience_s, self._waiting)
+        patience = RetryLimit(self.patience_s, self.waiting)
         held: int | None = self._sent
         while True:
             try:
@@ -93,17 +88,17 @@ class GcsUpload:
         return self._request(b"", {"Content-Range": "bytes */*"})
 
     def _request(self, body: bytes, headers: dict[str, str]) -> Any:
-        with speaking_about(self._where):
-            return self._http.put(self._url, data=body, headers=headers, timeout=TIMEOUT_S, allow_redirects=False)
+        with translated_errors(self.where):
+            return self.http.put(self.url, data=body, headers=headers, timeout=TIMEOUT_S, allow_redirects=False)
 
     def _held(self, answer: Any, part_bytes: int) -> int:
         """Return the number of bytes of the whole object that the service has received."""
         if answer.status_code != 308:
-            raise refusal(self._where, answer.status_code, answer.text[:1000])
+            raise refusal(self.where, answer.status_code, answer.text[:1000])
         found = _HELD.fullmatch(answer.headers.get("Range", ""))
         held = int(found[1]) + 1 if found else 0
         if not self._sent <= held <= self._sent + part_bytes:
-            raise refusal(self._where, answer.status_code, "it lost what it had")
+            raise refusal(self.where, answer.status_code, "it lost what it had")
         return held
 
 

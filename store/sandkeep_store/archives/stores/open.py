@@ -1,7 +1,5 @@
 """The store of a root. SDKs are imported here, when a bucket is first used."""
 
-from typing import assert_never
-
 from sandkeep_store.archives.stores.directory import DirectoryArchives
 from sandkeep_store.archives.stores.retry import PATIENCE_S
 from sandkeep_store.archives.stores.store import ArchiveStore
@@ -15,21 +13,13 @@ def open_store(root: Root, storage: Storage = STORAGE, patience_s: float = PATIE
     The store may be cached and used by many threads. Raises `not_configured` if credentials are missing,
     `not_supported` if the SDK is.
     """
-    match root.where:
-        case "mount" | "directory" | "state":
-            return DirectoryArchives(root)
-        case "gcs" | "s3":
-            return _bucket(root, storage, patience_s)
-        case _:
-            assert_never(root.where)
-
-
-def _bucket(root: Root, storage: Storage, patience_s: float) -> ArchiveStore:
     require_sdk(root)
     if root.where == "gcs":
         from sandkeep_store.archives.stores.gcs import GcsArchives
 
         return GcsArchives(root, storage, patience_s)
-    from sandkeep_store.archives.stores.s3 import S3Archives
+    if root.where == "s3":
+        from sandkeep_store.archives.stores.s3 import S3Archives
 
-    return S3Archives(root, storage, patience_s)
+        return S3Archives(root, storage, patience_s)
+    return DirectoryArchives(root)

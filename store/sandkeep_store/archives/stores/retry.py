@@ -18,7 +18,7 @@ HEARD_EVERY_S: Final = 0.5
 """Seconds between two calls of `waiting`, which may cancel the wait."""
 
 
-class Patience:
+class RetryLimit:
     """Retry with backoff, limited to so many seconds without progress."""
 
     def __init__(self, seconds: float, waiting: Waiting) -> None:
@@ -38,9 +38,9 @@ class Patience:
             time.sleep(min(left_s, HEARD_EVERY_S))
 
 
-def patiently(seconds: float, waiting: Waiting, attempt: Callable[[], T]) -> T:
+def retry_while_unavailable(seconds: float, waiting: Waiting, attempt: Callable[[], T]) -> T:
     """Return the result of `attempt`, retried for so many seconds while the provider is unavailable."""
-    patience = Patience(seconds, waiting)
+    patience = RetryLimit(seconds, waiting)
     while True:
         try:
             return attempt()

@@ -25,7 +25,7 @@ from sandkeep_store.archives.stores.types import (
     conflict,
 )
 from sandkeep_store.buckets.config import STORAGE, Root, Storage, is_path
-from sandkeep_store.buckets.s3_client import connect, refusal, speaking_about
+from sandkeep_store.buckets.s3_client import connect, refusal, translated_errors
 
 
 class S3Archives(ArchiveStore):
@@ -37,7 +37,7 @@ class S3Archives(ArchiveStore):
 
     def objects(self, prefix: str = "") -> Iterator[Stored]:
         """See `ArchiveStore.objects`. S3 lists no metadata."""
-        with speaking_about(f"s3://{self.root.base}/{prefix}"):
+        with translated_errors(f"s3://{self.root.base}/{prefix}"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.root.base, Prefix=prefix)
             for found in (found for page in pages for found in page.get("Contents", ())):
                 if is_path(found["Key"]):
@@ -46,7 +46,7 @@ class S3Archives(ArchiveStore):
     def sweep(self, older_than_s: float, prefix: str = "") -> int:
         """See `ArchiveStore.sweep`."""
         before = datetime.now(UTC) - timedelta(seconds=older_than_s)
-        with speaking_about(f"s3://{self.root.base}/{prefix}"):
+        with translated_errors(f"s3://{self.root.base}/{prefix}"):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.root.base, Prefix=prefix)
             found = [upload for page in pages for upload in page.get("Uploads", ()) if upload["Initiated"] < before]
             for upload in found:
@@ -65,7 +65,7 @@ class S3Archives(ArchiveStore):
 
     def _stat(self, path: str) -> Stored:
         try:
-            with speaking_about(self.where(path)):
+            with translated_errors(self.where(path)):
                 found = self._client.head_object(Bucket=self.root.base, Key=path)
         except SandkeepError as error:
             if error.code == "snapshot_missing":
@@ -77,7 +77,7 @@ class S3Archives(ArchiveStore):
 
     def _check_bucket(self, path: str) -> None:
         """S3 does not say of an object whether it is missing or its bucket. Raises `not_configured` for the latter."""
-        with speaking_about(self.where(path)):
+        with translated_errors(self.where(path)):
             try:
                 self._client.head_bucket(Bucket=self.root.base)
             except self._client.exceptions.ClientError as error:
@@ -87,7 +87,7 @@ class S3Archives(ArchiveStore):
 
     def _fetch(self, stored: Stored, offset: int) -> Iterator[bytes]:
         wanted = {"Range": f"bytes={offset}-"} if offset else {}
-        with speaking_about(self.where(stored.path)):
+        with translated_errors(self.where(stored.path)):
             answer = self._client.get_object(
                 Bucket=self.root.base, Key=stored.path, IfMatch=stored.generation, **wanted
             )
@@ -102,13 +102,13 @@ class S3Archives(ArchiveStore):
         if generation not in (None, found.generation):
             raise conflict(self.where(path))
         condition = {} if generation is None else {"IfMatch": generation}
-        with speaking_about(self.where(path)):
+        with translated_errors(self.where(path)):
             self._client.delete_object(Bucket=self.root.base, Key=path, **condition)
         return True
 
     def _read_document(self, path: str) -> Document | None:
         try:
-            with speaking_about(self.where(path)):
+            with translated_errors(self.where(path)):
                 answer = self._client.get_object(Bucket=self.root.base, Key=path)
                 with closing(answer["Body"]) as body:
                     return Document(body.read(MAX_DOCUMENT_BYTES + 1), _tag(answer))
@@ -122,7 +122,7 @@ class S3Archives(ArchiveStore):
         condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over}
         what = {"Body": content, "ContentType": "application/json", "Metadata": {WRITE_ID: write_id}, **condition}
         try:
-            with speaking_about(self.where(path)):
+            with translated_errors(self.where(path)):
                 return _tag(self._client.put_object(Bucket=self.root.base, Key=path, **what))
         except SandkeepError as error:
             gone = over is not None and error.code == "snapshot_missing"

@@ -8,13 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Event
 from typing import Any, Final
 
 from sandkeep.errors import CallerError, SandkeepError
-from sandkeep_store.archives.stores.retry import HEARD_EVERY_S, patiently
+from sandkeep_store.archives.stores.retry import HEARD_EVERY_S, retry_while_unavailable
 from sandkeep_store.archives.stores.types import Stored, Waiting
-from sandkeep_store.buckets.s3_client import speaking_about
+from sandkeep_store.buckets.s3_client import translated_errors
 
 PART_BYTES: Final = 5 * 1024**2
 """Minimum part size of the service. Freed memory returns late, so part size determines memory use."""
@@ -35,28 +36,22 @@ class _EndedError(Exception):
     """The upload is over, so no part of it has to be tried again."""
 
 
+@dataclass
 class S3Upload:
     """See `types.Upload`. `stat` looks up the object; `landed`, given an error, tells if the write took effect."""
 
-    def __init__(
-        self,
-        client: Any,
-        bucket: str,
-        path: str,
-        metadata: dict[str, str],
-        patience_s: float,
-        waiting: Waiting,
-        stat: Callable[[], Stored],
-        landed: Callable[[SandkeepError], Stored],
-    ) -> None:
-        self._client = client
-        self._object = {"Bucket": bucket, "Key": path}
-        self._where = f"s3://{bucket}/{path}"
-        self._metadata = metadata
-        self._patience_s = patience_s
-        self._waiting = waiting
-        self._stat = stat
-        self._landed = landed
+    client: Any
+    bucket: str
+    path: str
+    metadata: dict[str, str]
+    patience_s: float
+    waiting: Waiting
+    stat: Callable[[], Stored]
+    landed: Callable[[SandkeepError], Stored]
+
+    def __post_init__(self) -> None:
+        self._object = {"Bucket": self.bucket, "Key": self.path}
+        self._where = f"s3://{self.bucket}/{self.path}"
         self._upload_id: str | None = None
         self._pool = ThreadPoolExecutor(BYTES_AT_ONCE // PART_BYTES)
         self._under_way: deque[Future[dict[str, Any]]] = deque()
@@ -88,36 +83,36 @@ class S3Upload:
         self._settle(0)
         self._pool.shutdown()
         try:
-            with speaking_about(self._where):
+            with translated_errors(self._where):
                 if self._upload_id is not None:
                     self._complete()
                 else:
                     self._put(part)
-            return self._stat()
+            return self.stat()
         except SandkeepError as error:
-            return self._landed(error)
+            return self.landed(error)
 
     def abort(self) -> None:
         """See `types.Upload`. A part that arrives later would stay, so those under way are waited for."""
         self._ended.set()
         self._pool.shutdown(cancel_futures=True)
         if self._upload_id is not None:
-            with suppress(SandkeepError), speaking_about(self._where):
-                self._client.abort_multipart_upload(**self._object, UploadId=self._upload_id)
+            with suppress(SandkeepError), translated_errors(self._where):
+                self.client.abort_multipart_upload(**self._object, UploadId=self._upload_id)
 
     def _settle(self, left: int) -> None:
         """Wait until at most `left` parts are in flight. Raises the error of a failed part."""
         while len(self._under_way) > left:
             while not wait([self._under_way[0]], HEARD_EVERY_S).done:
-                self._waiting()
+                self.waiting()
             self._parts.append(self._under_way.popleft().result())
 
     def _upload(self, number: int, part: bytes) -> dict[str, Any]:
         def attempt() -> Any:
-            with speaking_about(self._where):
-                return self._client.upload_part(**self._object, UploadId=self._upload_id, PartNumber=number, Body=part)
+            with translated_errors(self._where):
+                return self.client.upload_part(**self._object, UploadId=self._upload_id, PartNumber=number, Body=part)
 
-        sent = patiently(self._patience_s, self._unless_ended, attempt)
+        sent = retry_while_unavailable(self.patience_s, self._unless_ended, attempt)
         return {"PartNumber": number, **{key: sent[key] for key in _KEPT if key in sent}}
 
     def _unless_ended(self) -> None:
@@ -125,16 +120,14 @@ class S3Upload:
             raise _EndedError
 
     def _create(self) -> str:
-        with speaking_about(self._where):
-            begun = self._client.create_multipart_upload(**self._object, Metadata=self._metadata, ContentType=_TYPE)
+        with translated_errors(self._where):
+            begun = self.client.create_multipart_upload(**self._object, Metadata=self.metadata, ContentType=_TYPE)
             return str(begun["UploadId"])
 
     def _complete(self) -> None:
-        self._client.complete_multipart_upload(
+        self.client.complete_multipart_upload(
             **self._object, UploadId=self._upload_id, MultipartUpload={"Parts": self._parts}, IfNoneMatch="*"
         )
 
     def _put(self, content: bytes) -> None:
-        self._client.put_object(
-            **self._object, Body=content, Metadata=self._metadata, ContentType=_TYPE, IfNoneMatch="*"
-        )
+        self.client.put_object(**self._object, Body=content, Metadata=self.metadata, ContentType=_TYPE, IfNoneMatch="*")

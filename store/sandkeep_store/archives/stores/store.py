@@ -40,7 +40,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep_store.archives.stores.transfer import Measured, Reader, send
+from sandkeep_store.archives.stores.transfer import Reader, VerifiedSource, send
 from sandkeep_store.archives.stores.types import (
     MAX_DOCUMENT_BYTES,
     WRITE_ID,
@@ -79,16 +79,14 @@ class ArchiveStore(ABC):
         fence: Fence | None = None,
         progress: Progress = lambda _: None,
     ) -> Stored:
-        """Write a new object. If the source does not match a given `size_bytes` or `sha256`, raise `snapshot_corrupt`
-        and write nothing.
-        """
+        """Write a new object. Raises `snapshot_corrupt`, and writes nothing, if size or digest are not those given."""
         if fence is not None:
             fence.check()
             metadata = {**(metadata or {}), "fence": str(fence.number)}
-        measured = Measured(source, self.where(checked_path(path)), size_bytes, sha256)
-        upload = self._begin(path, dict(metadata or {}), lambda: progress(measured.passed))
+        verified = VerifiedSource(source, self.where(checked_path(path)), size_bytes, sha256)
+        upload = self._begin(path, dict(metadata or {}), lambda: progress(verified.bytes_read))
         try:
-            last = send(upload, measured, progress)
+            last = send(upload, verified, progress)
             if fence is not None:
                 fence.check()
             return upload.finish(last)
@@ -127,9 +125,7 @@ class ArchiveStore(ABC):
         """Every object whose path begins so, in no order; their metadata may be missing."""
 
     def sweep(self, older_than_s: float, prefix: str = "") -> int:  # noqa: ARG002
-        """Remove uploads that were abandoned at least `older_than_s` ago, below a prefix that only we use. Return their
-        number.
-        """
+        """Remove uploads abandoned `older_than_s` ago, below a prefix that only we use; return their number."""
         return 0
 
     def read_document(self, path: str) -> Document | None:

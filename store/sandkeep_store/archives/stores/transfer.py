@@ -6,11 +6,11 @@ from types import TracebackType
 from typing import Self
 
 from sandkeep.errors import ProviderError
-from sandkeep_store.archives.stores.retry import Patience
+from sandkeep_store.archives.stores.retry import RetryLimit
 from sandkeep_store.archives.stores.types import Progress, Source, Stored, Upload, corrupt
 
 
-class Measured:
+class VerifiedSource:
     """A source of bytes, taken in parts and verified against the expected size and digest."""
 
     def __init__(self, source: Source, where: str, size_bytes: int | None, sha256: str | None) -> None:
@@ -19,12 +19,12 @@ class Measured:
         self._size_bytes = size_bytes
         self._sha256 = sha256
         self._digest = hashlib.sha256()
-        self.passed = 0
+        self.bytes_read = 0
 
     def take(self, wanted: int) -> bytes:
         """Return `wanted` bytes; fewer only at the end. Raises `snapshot_corrupt` there if size or digest differ."""
         part = self._take(wanted)
-        self.passed += len(part)
+        self.bytes_read += len(part)
         if self._sha256 is not None:
             self._digest.update(part)
         if len(part) < wanted:
@@ -32,13 +32,13 @@ class Measured:
         return part
 
     def _check(self) -> None:
-        if self._size_bytes not in (None, self.passed):
-            raise corrupt(self._where, f"it has {self.passed} bytes and not {self._size_bytes}")
+        if self._size_bytes not in (None, self.bytes_read):
+            raise corrupt(self._where, f"it has {self.bytes_read} bytes and not {self._size_bytes}")
         if self._sha256 not in (None, self._digest.hexdigest()):
-            raise corrupt(self._where, "its bytes are not those that its digest was made of")
+            raise corrupt(self._where, "its digest is not the recorded one")
 
 
-def send(upload: Upload, source: Measured, progress: Progress) -> bytes:
+def send(upload: Upload, source: VerifiedSource, progress: Progress) -> bytes:
     """Send all parts but the last, and answer that one."""
     while True:
         wanted = upload.part_bytes
@@ -47,7 +47,7 @@ def send(upload: Upload, source: Measured, progress: Progress) -> bytes:
             return part
         upload.send(part)
         del part  # so that there are never two
-        progress(source.passed)
+        progress(source.bytes_read)
 
 
 def _taker(source: Source) -> Callable[[int], bytes]:
@@ -101,7 +101,7 @@ class Reader:
     ) -> None:
         self.stored = stored
         self._progress = progress
-        self._patience = Patience(patience_s, lambda: progress(self._offset))
+        self._patience = RetryLimit(patience_s, lambda: progress(self._offset))
         self._where = where
         self._fetch = fetch
         self._chunks: Iterator[bytes] = iter(())

@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal, Protocol
 
-from sandkeep.errors import DaemonError, SetupError
+import zstandard
+from isal import igzip_lib, igzip_threaded
+
+from sandkeep.errors import DaemonError
 from sandkeep_store.archives.tar.members import corrupt
 from sandkeep_store.archives.tar.output import Output
 from sandkeep_store.archives.tar.stream import Stream
 from sandkeep_store.archives.tar.zstd_frames import MAGIC as _ZSTD
 from sandkeep_store.archives.tar.zstd_frames import SKIPPED as _SKIPPED
 from sandkeep_store.archives.tar.zstd_frames import Frames
+from sandkeep_store.files.descriptors import closing
 
 Codec = Literal["gzip", "zstd", "none"]
 
@@ -92,33 +96,17 @@ class _Large:
 
 
 def _threaded(output: Output, codec: Codec) -> Compressor:
-    try:
-        if codec == "gzip":
-            from isal import igzip_threaded
-
-            opening: Callable[..., Compressor] = igzip_threaded.open
-            return opening(output, "wb", compresslevel=_GZIP_LEVEL, threads=THREADS, block_size=CHUNK)
-        import zstandard
-    except ImportError as error:
-        raise _missing(error.name) from None
+    if codec == "gzip":
+        opening: Callable[..., Compressor] = igzip_threaded.open
+        return opening(output, "wb", compresslevel=_GZIP_LEVEL, threads=THREADS, block_size=CHUNK)
     maker = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, threads=THREADS, write_checksum=True)
     return maker.stream_writer(output, write_size=CHUNK, closefd=False)  # type: ignore[arg-type]
 
 
 def _at_once(data: bytes, codec: Codec) -> bytes:
-    try:
-        if codec == "gzip":
-            from isal import igzip_lib
-
-            return igzip_lib.compress(data, _GZIP_LEVEL, igzip_lib.COMP_GZIP)
-        import zstandard
-    except ImportError as error:
-        raise _missing(error.name) from None
+    if codec == "gzip":
+        return igzip_lib.compress(data, _GZIP_LEVEL, igzip_lib.COMP_GZIP)
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compress(data)
-
-
-def _missing(name: str | None) -> SetupError:
-    return SetupError("not_supported", f"the Python package {name} is missing here: install sandkeep[daemon]")
 
 
 # -- the reverse ------------------------------------------------------------------------------------------------------
@@ -140,11 +128,8 @@ class Input:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Hold a duplicate of the descriptor for the length of a block."""
-        self._descriptor = os.dup(self._descriptor)
-        try:
+        with closing(os.dup(self._descriptor)) as self._descriptor:
             yield
-        finally:
-            os.close(self._descriptor)
 
     def codec(self) -> Codec:
         """Detect the codec from the first bytes."""
@@ -161,8 +146,11 @@ class Input:
             yield chunk
 
     def _read(self) -> bytes:
-        with _readable():
+        try:
             chunk = os.pread(self._descriptor, CHUNK, self.size_bytes)
+        except OSError as error:
+            message = f"the archive cannot be read: {error.strerror}: check the disk that it is on"
+            raise DaemonError("storage_unavailable", message) from None
         self._digest.update(chunk)
         self.size_bytes += len(chunk)
         return chunk
@@ -171,15 +159,6 @@ class Input:
     def sha256(self) -> str:
         """The digest of the bytes read so far, in hexadecimal."""
         return self._digest.hexdigest()
-
-
-@contextmanager
-def _readable() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        words = f"the archive cannot be read: {error.strerror}: see to the disk it lies on"
-        raise DaemonError("storage_unavailable", words) from None
 
 
 def decompressed(source: Input, codec: Codec) -> Iterator[bytes]:
@@ -191,12 +170,7 @@ def decompressed(source: Input, codec: Codec) -> Iterator[bytes]:
 
 def _gunzipped(source: Input) -> Iterator[bytes]:
     """Several archives in a row count as one, and zeros behind the last as padding: so gzip itself has it."""
-    try:
-        from isal import igzip_lib
-
-        broken: Any = igzip_lib.IsalError
-    except ImportError as error:
-        raise _missing(error.name) from None
+    broken: Any = igzip_lib.IsalError
     stream, parts = Stream(source.chunks()), 0
     produced = 0
     while not stream.at_end():
@@ -204,17 +178,17 @@ def _gunzipped(source: Input) -> Iterator[bytes]:
         if parts and not any(begun) and stream.ends_in_zeros():
             return
         if not _GZIP.startswith(begun[: len(_GZIP)]):
-            raise corrupt("is not safe to extract: more comes after the end of what was compressed")
+            raise corrupt("is not safe to extract: data follows the compressed stream")
         parts += 1
         if parts > _MOST_PARTS + produced // _PART_BYTES:
-            raise corrupt("cannot be extracted: it was compressed in too many small pieces")
+            raise corrupt("cannot be extracted: it has too many small gzip members")
         engine = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         try:
             for chunk in _one_part(stream, engine):
                 produced += len(chunk)
                 yield chunk
         except broken:
-            raise corrupt("is damaged: what was compressed in it cannot be restored") from None
+            raise corrupt("is damaged: it cannot be decompressed") from None
 
 
 def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
@@ -227,7 +201,7 @@ def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
     while not engine.eof:
         data = stream.peek(window)
         if not data:
-            raise corrupt("is cut short: it ends in the middle of what was compressed")
+            raise corrupt("is cut short: it ends within the compressed stream")
         window = min(window * 8, CHUNK)
         chunk = engine.decompress(data, _PIECE)
         while chunk:
@@ -237,10 +211,6 @@ def _one_part(stream: Stream, engine: Any) -> Iterator[bytes]:
 
 
 def _unzstd(source: Input) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise _missing(error.name) from None
     engine = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
     reader = engine.stream_reader(Frames(source.chunks()), read_size=CHUNK, read_across_frames=True)  # type: ignore[arg-type]
     try:
@@ -249,4 +219,4 @@ def _unzstd(source: Input) -> Iterator[bytes]:
     except zstandard.ZstdError as error:
         if "too much memory" in str(error):
             raise corrupt(f"cannot be extracted: it takes more than {_MAX_WINDOW >> 20} MiB of memory") from None
-        raise corrupt("is damaged: what was compressed in it cannot be restored") from None
+        raise corrupt("is damaged: it cannot be decompressed") from None

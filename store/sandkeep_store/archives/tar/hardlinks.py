@@ -46,15 +46,15 @@ def in_tree(top: int) -> HardLinks:
     """The hard links of an open directory, which may be of any depth. Blocks."""
     found = HardLinks()
     first: dict[tuple[bytes, bytes], bytes] = {}
-    words = ["find", ".", "!", "-type", "d", "-links", "+1", "-printf", r"%D %i %P\0"]
+    argv = ["find", ".", "!", "-type", "d", "-links", "+1", "-printf", r"%D %i %P\0"]
     with subprocess.Popen(
-        words, cwd=f"/proc/self/fd/{top}", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        argv, cwd=f"/proc/self/fd/{top}", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
     ) as finder:  # fmt: skip
         assert finder.stdout is not None
         content = finder.stdout.read()
     if finder.returncode:
-        raise ProviderError("provider_unavailable", "the files beneath the archives cannot be looked through")
+        raise ProviderError("provider_unavailable", "the image's files cannot be listed: try again")
     for line in content.split(b"\0")[:-1]:
         device, inode, path = line.split(b" ", 2)
         found.join(first.setdefault((device, inode), path), path)

@@ -76,16 +76,16 @@ class Fields:
         return number(self.block[329:337]), number(self.block[337:345])
 
 
-def has_right_sum(block: bytes) -> bool:
+def has_valid_checksum(block: bytes) -> bool:
     """Return True if a block is a header with a valid checksum, unsigned or signed as some programs write it."""
     right = _sum(block)
     if block[148:156] == b"%06o\0 " % right:  # as nearly all have it
         return True
     try:
-        told = number(block[148:156])
+        stored = number(block[148:156])
     except ValueError:
         return False
-    return told == right or told == _signed_sum(block)
+    return stored == right or stored == _signed_sum(block)
 
 
 def _sum(block: bytes) -> int:
@@ -126,7 +126,7 @@ def _binary(text: bytes) -> int:
     return value
 
 
-def made(
+def pack(
     name: bytes, kind: bytes, *, mode: int, uid: int, gid: int, size: int, mtime: int, linkname: bytes = b"",
     device: tuple[int, int] | None = None,
 ) -> bytes:  # fmt: skip

@@ -14,11 +14,12 @@ from msgspec import Struct
 from sandkeep.errors import DataError
 from sandkeep_store.archives.tar.compression import Codec, Input, decompressed
 from sandkeep_store.archives.tar.contents import Contents
-from sandkeep_store.archives.tar.limits import Limits, Tally
+from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits, Tally
 from sandkeep_store.archives.tar.members import Member, corrupt, is_too_long, shown
-from sandkeep_store.archives.tar.read_ahead import ahead
+from sandkeep_store.archives.tar.read_ahead import read_ahead
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.tar.whiteouts import check_whiteout
+from sandkeep_store.files import descriptors
 
 Moved = Callable[[int], None]
 """Called now and then with the number of bytes done. Raising ends the work."""
@@ -46,12 +47,10 @@ def opened(path: str) -> Iterator[int]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         raise _missing(path, error.strerror) from None
-    try:
+    with descriptors.closing(descriptor):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _missing(path, "it is no file")
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _missing(path: str, why: str | None) -> DataError:
@@ -59,7 +58,7 @@ def _missing(path: str, why: str | None) -> DataError:
 
 
 def inspect(
-    archive: int, limits: Limits | None = None, *, layer: bool = False, moved: Moved | None = None
+    archive: int, limits: Limits = DEFAULT_LIMITS, *, layer: bool = False, moved: Moved | None = None
 ) -> Inspection:
     """Read an archive, an open file, from its beginning to its end, and return its `Inspection`.
 
@@ -67,13 +66,10 @@ def inspect(
 
     Raises `snapshot_corrupt`, and `storage_unavailable` if it cannot be read. Blocks.
     """
-    examined = Examined(archive, limits or Limits(), layer=layer, moved=moved)
-    for _ in examined:
-        pass
-    return examined.result
+    return CheckedArchive(archive, limits, layer=layer, moved=moved).to_end().result
 
 
-class Examined:
+class CheckedArchive:
     """One archive, read from its beginning and checked on the way: its members, and the data of the present one."""
 
     def __init__(
@@ -83,7 +79,7 @@ class Examined:
         *,
         layer: bool = False,
         moved: Moved | None = None,
-        before: "Examined | None" = None,
+        before: "CheckedArchive | None" = None,
     ) -> None:
         self._archive = archive
         self._limits = limits
@@ -97,9 +93,20 @@ class Examined:
         self._reader = Reader(self._chunks)
         self._codec: Codec = "none"
 
-    def again(self) -> "Examined":
+    def reread(self) -> "CheckedArchive":
         """The same archive to be read once more, and refused if it is not the same any more."""
-        return Examined(self._archive, self._limits, layer=self._layer, moved=self._moved, before=self)
+        return CheckedArchive(self._archive, self._limits, layer=self._layer, moved=self._moved, before=self)
+
+    def to_end(self) -> "CheckedArchive":
+        """Read all of it. Raises as `inspect` does."""
+        for _ in self:
+            pass
+        return self
+
+    def check_digest(self, sha256: str | None) -> None:
+        """Raise `snapshot_corrupt` unless it has the digest that was recorded, if one was. After the last member."""
+        if sha256 not in (None, self._source.sha256):
+            raise corrupt("is not the one that was recorded: its digest is another")
 
     def __iter__(self) -> Iterator[Member]:
         with closing(self._chunks):
@@ -130,7 +137,7 @@ class Examined:
         with self._source.opened():
             self._codec = self._source.codec()
             expanded = 0
-            with closing(ahead(decompressed(self._source, self._codec))) as chunks:
+            with closing(read_ahead(decompressed(self._source, self._codec))) as chunks:
                 for chunk in chunks:
                     expanded += len(chunk)
                     self._tally.check_ratio(self._source.size_bytes, expanded)

@@ -24,6 +24,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     outward_symlinks: bool = False
 
 
+DEFAULT_LIMITS: Final = Limits()
+
+
 class Tally:
     """Counts members, and raises `snapshot_corrupt` as soon as a limit is passed."""
 

@@ -51,8 +51,10 @@ class Links:
         for name, place in self._names.items():
             if self._leads_out(name, self._targets[place]):
                 target = shown(self._targets[place])
-                words = f"is not safe to extract: the symbolic link {shown(name)} leads to {target}, out of the archive"
-                raise corrupt(f"{words}: make it a relative one to something inside, or leave it out", name)
+                message = (
+                    f"is not safe to extract: the symbolic link {shown(name)} leads to {target}, out of the archive"
+                )
+                raise corrupt(f"{message}: make it a relative one to something inside, or leave it out", name)
 
     def _leads_out(self, name: bytes, target: bytes) -> bool:
         """Return True if following a link leaves the top. A name not in the archive is never a link: the archive is

@@ -52,11 +52,11 @@ def shown(name: bytes) -> str:
 
 def corrupt(sentence: str, member: bytes | None = None) -> SandkeepError:
     """The error for an archive that is damaged or not safe to extract."""
-    told = {} if member is None else {"member": shown(member)[1:-1]}
-    return DataError("snapshot_corrupt", f"the archive {sentence}", **told)
+    data = {} if member is None else {"member": shown(member)[1:-1]}
+    return DataError("snapshot_corrupt", f"the archive {sentence}", **data)
 
 
-def plain_name(raw: bytes) -> bytes:
+def normalized_name(raw: bytes) -> bytes:
     """The name of a member, as all else here has it. Raises `snapshot_corrupt` for one that leads elsewhere."""
     if raw[:1] == b"/":
         raise corrupt(f"is not safe to extract: {shown(raw)} is an absolute path", raw)
@@ -78,6 +78,6 @@ def is_too_long(name: bytes) -> bool:
     return len(name) > MAX_NAME_BYTES or max(map(len, name.split(b"/"))) > _MAX_PART_BYTES
 
 
-def is_kept(xattr: bytes) -> bool:
+def is_archived(xattr: bytes) -> bool:
     """Return True for an extended attribute that archives store: ``user.*`` except those of overlayfs."""
     return xattr.startswith(b"user.") and not xattr.startswith(b"user.overlay.")

@@ -9,7 +9,7 @@ _AHEAD: Final = 4
 """So many chunks lie ready at most."""
 
 
-def ahead(chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
+def read_ahead(chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
     """Yield the chunks, produced by a thread that ends with the last chunk or when the generator is closed.
 
     An exception in the thread is raised here.

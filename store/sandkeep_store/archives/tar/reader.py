@@ -11,7 +11,15 @@ from typing import Final
 
 from sandkeep_store.archives.tar import header, sparse
 from sandkeep_store.archives.tar.header import BLOCK, ZEROS, Fields
-from sandkeep_store.archives.tar.members import MAX_NAME_BYTES, Kind, Member, corrupt, is_kept, plain_name, shown
+from sandkeep_store.archives.tar.members import (
+    MAX_NAME_BYTES,
+    Kind,
+    Member,
+    corrupt,
+    is_archived,
+    normalized_name,
+    shown,
+)
 from sandkeep_store.archives.tar.sparse import decimal
 from sandkeep_store.archives.tar.stream import Stream
 from sandkeep_store.fairness import yielding
@@ -71,7 +79,7 @@ class Reader:
         return yielding(self._members(), _STRIDE, _PAUSE_S)
 
     def _members(self) -> Iterator[Member]:
-        while (member := self._understood()) is not None:
+        while (member := self._parsed()) is not None:
             self._last = member.name
             self._left, self._padding = member.size, -member.size % BLOCK
             yield member
@@ -84,30 +92,30 @@ class Reader:
             self._left -= len(piece)
             yield piece
 
-    def _understood(self) -> Member | None:
+    def _parsed(self) -> Member | None:
         try:
             return self._next()
         except ValueError:
             raise corrupt(f"is damaged: the header after {self._place()} has no number where one belongs") from None
 
     def _next(self) -> Member | None:
-        said = b""  # by which kinds of extended headers
+        kinds_seen = b""  # by which kinds of extended headers
         records = self._global
         while (fields := self._next_header()) is not None:
             kind = fields.kind
             if kind in _BEFORE_A_MEMBER:
-                if kind in said:
+                if kind in kinds_seen:
                     raise corrupt(f"is not safe to extract: two headers name what comes after {self._place()}")
-                said += kind
+                kinds_seen += kind
                 records = self._joined(records, kind, self._extended(fields))
             elif kind == _FOR_ALL:
                 self._take_globals(self._extended(fields))
-                records = {**self._global, **records} if said else self._global
-            elif kind == _LABEL and not said and not fields.size:
+                records = {**self._global, **records} if kinds_seen else self._global
+            elif kind == _LABEL and not kinds_seen and not fields.size:
                 continue
             else:
                 return self._member(fields, records)
-        if said:
+        if kinds_seen:
             raise corrupt(f"is damaged: an extended header is the last thing, after {self._place()}")
         return None
 
@@ -122,7 +130,7 @@ class Reader:
         if block == ZEROS:
             self._check_end()
             return None
-        if not header.has_right_sum(block):
+        if not header.has_valid_checksum(block):
             if self._stream.position == BLOCK:
                 raise corrupt("is not a tar archive")
             raise corrupt(f"is damaged: what comes after {self._place()} is no header")
@@ -134,9 +142,9 @@ class Reader:
     def _check_end(self) -> None:
         """After the two blocks that mark the end comes only padding. Anything else some programs would read."""
         if self._stream.at_end() or self._stream.take(BLOCK) != ZEROS:
-            raise corrupt(f"is damaged: half a mark of its end comes after {self._place()}")
+            raise corrupt(f"is damaged: half an end-of-archive mark comes after {self._place()}")
         if not self._stream.ends_in_zeros():
-            raise corrupt("is not safe to extract: more comes after the mark of its end")
+            raise corrupt("is not safe to extract: data follows its end-of-archive mark")
 
     def _extended(self, fields: Fields) -> bytes:
         size = _not_negative(fields.size)
@@ -161,12 +169,12 @@ class Reader:
         records = _records(data)
         self._globals_left -= 1
         if not self._globals_left:
-            raise corrupt("cannot be extracted: it says too often what all its members are")
+            raise corrupt("cannot be extracted: it has too many global headers")
         if any(key in _NOT_FOR_ALL or key.startswith(_SPARSE) for key in records):
-            raise corrupt("is not safe to extract: it gives all its members the same name or size")
+            raise corrupt("is not safe to extract: a global header sets the name or size of all members")
         self._global |= {key: value for key, value in records.items() if _is_for_all(key)}
         if sum(len(key) + len(value) for key, value in self._global.items()) > _MOST_GLOBAL_BYTES:
-            raise corrupt("cannot be extracted: it says too much of all its members")
+            raise corrupt("cannot be extracted: its global headers are too large")
 
     # -- members -------------------------------------------------------------------------------------------------------
 
@@ -184,7 +192,7 @@ class Reader:
             raise corrupt(f"is not safe to extract: {shown(name)} is a {kind} with content", name)
         mode, uid, gid, mtime = fields.numbers
         member = Member(
-            name=plain_name(name), kind=kind, mode=mode & 0o7777, uid=_id(records, b"uid", uid),
+            name=normalized_name(name), kind=kind, mode=mode & 0o7777, uid=_id(records, b"uid", uid),
             gid=_id(records, b"gid", gid), mtime_ns=_time(records, mtime), size=size, whole_size=size,
         )  # fmt: skip
         only_plain = records.keys() <= _PLAIN
@@ -196,7 +204,7 @@ class Reader:
         elif kind in ("character device", "block device"):
             member.device = fields.device
         if not only_plain and kind in ("file", "directory"):  # the kernel has users' own attributes of nothing else
-            member.xattrs = {name: value for name, value in _xattrs(records) if is_kept(name)}
+            member.xattrs = {name: value for name, value in _xattrs(records) if is_archived(name)}
             _check_xattrs(member)
         return member
 
@@ -212,7 +220,7 @@ class Reader:
         else:
             member.whole_size = decimal(records.get(b"GNU.sparse.size", b""))
             pairs = sparse.of_records(records)
-        member.extents = sparse.checked(pairs, member.whole_size, member.size, member.name)
+        member.extents = sparse.checked_extents(pairs, member.whole_size, member.size, member.name)
 
     def _old_map(self, block: bytes) -> Iterator[int]:
         yield from sparse.in_header(block)
@@ -257,16 +265,16 @@ def _is_for_all(key: bytes) -> bool:
     return key in (b"mtime", b"uid", b"gid") or key.startswith(_XATTR)
 
 
-def _id(records: Mapping[bytes, bytes], key: bytes, told: int) -> int:
-    return decimal(records[key]) if key in records else max(told, 0)
+def _id(records: Mapping[bytes, bytes], key: bytes, from_header: int) -> int:
+    return decimal(records[key]) if key in records else max(from_header, 0)
 
 
-def _time(records: Mapping[bytes, bytes], told: int) -> int:
+def _time(records: Mapping[bytes, bytes], from_header: int) -> int:
     text = records.get(b"mtime")
     if text is not None and _PLAIN_TIME.fullmatch(text):
         return int(text.replace(b".", b""))
     if text is None:
-        seconds, part = told, 0
+        seconds, part = from_header, 0
     else:
         whole, _, fraction = text.removeprefix(b"-").partition(b".")
         if fraction and not fraction.isdigit():
@@ -281,7 +289,7 @@ def _time(records: Mapping[bytes, bytes], told: int) -> int:
 def _target(member: Member, raw: bytes) -> bytes:
     if not raw or b"\0" in raw or len(raw) > MAX_NAME_BYTES:
         raise corrupt(f"is damaged: the {member.kind} {shown(member.name)} leads to no name", member.name)
-    return raw if member.kind == "symlink" else plain_name(raw)
+    return raw if member.kind == "symlink" else normalized_name(raw)
 
 
 def _not_negative(number: int) -> int:

@@ -16,7 +16,7 @@ _MAX_DIGITS: Final = 20
 _MAX_VALUE: Final = (1 << 63) - 1
 
 
-def checked(pairs: Iterable[int], whole_size: int, size: int, name: bytes) -> "array[int]":
+def checked_extents(pairs: Iterable[int], whole_size: int, size: int, name: bytes) -> "array[int]":
     """Offsets and lengths that make sense, in order; pieces without a byte are left out.
 
     Raises `snapshot_corrupt` for those that overlap, lie outside the file, or are not as long as the data.

@@ -16,8 +16,8 @@ OPAQUE: Final = b".wh..wh..opq"
 def whiteout(name: bytes) -> bytes:
     """The name by which a layer says that `name` is gone. Raises `invalid` for one of which no layer can."""
     if is_reserved(name):
-        words = f"{shown(name)} is gone, and no layer can say so of a name like that: make a full snapshot"
-        raise CallerError("invalid", words, member=shown(name)[1:-1])
+        message = f"{shown(name)} was deleted, and layers cannot record that of names with .wh.: make a full snapshot"
+        raise CallerError("invalid", message, member=shown(name)[1:-1])
     directory, slash, last = name.rpartition(b"/")
     return directory + slash + PREFIX + last
 
@@ -47,13 +47,11 @@ def check_whiteout(member: Member) -> None:
 
 
 def _nonsense(member: Member) -> Exception:
-    return corrupt(f"is not safe to extract: {shown(member.name)} takes nothing away that could be there", member.name)
+    return corrupt(f"is not safe to extract: {shown(member.name)} is no valid whiteout", member.name)
 
 
-def gone(name: bytes) -> bytes | None:
-    """Return the path that a checked whiteout deletes, with a slash at its end for an opaque directory; None for a
-    file's name.
-    """
+def deleted_path(name: bytes) -> bytes | None:
+    """Return the path that a whiteout deletes, with a final slash for an opaque directory; None for a file."""
     directory, slash, last = name.rpartition(b"/")
     if not last.startswith(PREFIX):
         return None

@@ -70,7 +70,7 @@ def _headers(member: Member, size: int) -> bytes:
     text = _records(member, name, size, seconds, part)
     if member.extents is not None:
         name = b"GNUSparseFile.0/" + name
-    block = header.made(
+    block = header.pack(
         name, _TYPES[member.kind], mode=member.mode, uid=member.uid, gid=member.gid, size=size, mtime=seconds,
         linkname=member.target, device=member.device if member.kind.endswith("device") else None,
     )  # fmt: skip
@@ -134,4 +134,4 @@ def _sparse(member: Member) -> dict[bytes, bytes]:
 
 @lru_cache(maxsize=64)
 def _extended(size: int) -> bytes:
-    return header.made(b"PaxHeaders/extended", b"x", mode=0o644, uid=0, gid=0, size=size, mtime=0)
+    return header.pack(b"PaxHeaders/extended", b"x", mode=0o644, uid=0, gid=0, size=size, mtime=0)

@@ -47,7 +47,7 @@ class Frames:
                 yield magic
                 yield from self._frame()
             else:
-                raise corrupt("is not safe to extract: more comes after the end of what was compressed")
+                raise corrupt("is not safe to extract: data follows the compressed stream")
 
     def _frame(self) -> Iterator[bytes | memoryview]:
         descriptor = self._stream.take(1)
@@ -57,12 +57,12 @@ class Frames:
         yield self._stream.take((not single) + _DICTIONARY_BYTES[flags & 3] + (_SIZE_BYTES[flags >> 6] or single))
         last = 0
         while not last:
-            begun = self._stream.take(3)
-            told = int.from_bytes(begun, "little")
-            last, kind, size = told & 1, told >> 1 & 3, told >> 3
+            header_bytes = self._stream.take(3)
+            block_header = int.from_bytes(header_bytes, "little")
+            last, kind, size = block_header & 1, block_header >> 1 & 3, block_header >> 3
             if kind == _RESERVED:
-                raise corrupt("is damaged: what was compressed in it cannot be restored")
-            yield begun
+                raise corrupt("is damaged: it cannot be decompressed")
+            yield header_bytes
             yield from self._stream.pieces(1 if kind == _RUN else size)
         if flags >> 2 & 1:
             yield self._stream.take(4)

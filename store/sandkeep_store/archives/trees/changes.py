@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
-from sandkeep.errors import CallerError, DataError, ProviderError
+from sandkeep.errors import DataError, ProviderError
 from sandkeep.system.openat2 import open_beneath
 from sandkeep_store.archives.tar import whiteouts
-from sandkeep_store.archives.tar.members import TOP, Member, shown
+from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.trees.read import Names, Program, Remarks
-from sandkeep_store.archives.trees.tree import Overlay, is_opaque
+from sandkeep_store.archives.trees.tree import Overlay, is_opaque, reserved
+from sandkeep_store.files.descriptors import closing
 
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
 _RECENT_NS: Final = 50_000_000
@@ -53,10 +54,8 @@ Catalogue = Mapping[bytes, Seen]
 """Everything in a tree by its path. The top is called ``.``."""
 
 
-def look(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -> dict[bytes, Seen]:
-    """Look at an open directory, the upper one of an `overlay` or a plain one. `enter` are words before the program
-    that looks. Blocks.
-    """
+def take_catalogue(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -> dict[bytes, Seen]:
+    """Catalogue an open directory, upper one of an `overlay` or plain. `enter` precedes find's argv. Blocks."""
     recent = _seconds(time.time_ns() - _RECENT_NS)
     found: dict[bytes, Seen] = {}
     for kind, inode, changed, path in _few(tree) or _all(tree, enter):
@@ -71,9 +70,7 @@ _Entry = Sequence[bytes]
 
 
 def _few(tree: int) -> list[_Entry]:
-    """List a small tree without starting a program, which takes longer. Return nothing if the tree is large or partly
-    unreadable.
-    """
+    """List a small tree without the cost of starting a program; nothing if it is large or partly unreadable."""
     found = [_entry(b"", os.fstat(tree))]
     left = [b"."]
     try:
@@ -92,13 +89,9 @@ def _few(tree: int) -> list[_Entry]:
 
 
 def _in_directory(path: bytes, tree: int) -> Iterator[tuple[bytes, os.stat_result]]:
-    opened = open_beneath(tree, path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with os.scandir(opened) as entries:
-            for entry in entries:
-                yield os.fsencode(entry.name), entry.stat(follow_symlinks=False)
-    finally:
-        os.close(opened)
+    with closing(open_beneath(tree, path, os.O_RDONLY | os.O_DIRECTORY)) as opened, os.scandir(opened) as entries:
+        for entry in entries:
+            yield os.fsencode(entry.name), entry.stat(follow_symlinks=False)
 
 
 def _entry(path: bytes, status: os.stat_result) -> _Entry:
@@ -120,7 +113,7 @@ def _all(tree: int, enter: Sequence[str]) -> Iterator[_Entry]:
         for line in _lines(finder.stdout):  # as they come, while it looks further
             yield line.split(b" ", 3)
     if finder.returncode:
-        raise ProviderError("provider_unavailable", "the sandbox's files cannot be looked through: try again")
+        raise ProviderError("provider_unavailable", "the sandbox's files cannot be listed: try again")
 
 
 def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
@@ -130,7 +123,7 @@ def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
         yield from whole
 
 
-def doubted(catalogue: Catalogue, names: Collection[bytes] | None) -> Catalogue:
+def with_unreliable(catalogue: Catalogue, names: Collection[bytes] | None) -> Catalogue:
     """A catalogue by which these names, None for all, will count as changed, with all other names of the same files."""
     doubtful = {catalogue[name].inode for name in (catalogue if names is None else names) if name in catalogue}
     return {name: seen._replace(changed=b"") if seen.inode in doubtful else seen for name, seen in catalogue.items()}
@@ -159,8 +152,8 @@ def load(path: str) -> dict[bytes, Seen]:
             kind, inode, changed, name = line.split(b" ", 3)
             found[name] = Seen(kind, inode, changed)
     except ValueError:
-        words = f"{path} does not tell any more what the archive holds that is to be built on: make a full snapshot"
-        raise DataError("snapshot_missing", words) from None
+        message = f"the catalogue {path} of the snapshot to build on is missing or damaged: make a full snapshot"
+        raise DataError("snapshot_missing", message) from None
     return found
 
 
@@ -179,7 +172,7 @@ def compare(before: Catalogue, now: Catalogue, is_wanted: Asked = lambda _: True
     names: list[bytes] = []
     marks: list[bytes] = []
     anew: set[bytes] = set()  # directories in which nothing is as before
-    for name in sorted(now, key=in_order):
+    for name in sorted(now, key=tree_order):
         seen, earlier = now[name], before.get(name)
         inside = name != TOP and _parent(name) in anew
         if seen.kind in _DIRECTORIES and (inside or _is_anew(seen, earlier)):
@@ -214,7 +207,7 @@ def _leaves_gap(name: bytes, before: Catalogue, now: Catalogue, anew: Collection
     return before[name].kind != WHITEOUT and holder is not None and holder.kind in _DIRECTORIES and parent not in anew
 
 
-def in_order(name: bytes) -> bytes:
+def tree_order(name: bytes) -> bytes:
     """Sort key: the contents of a directory come right after it."""
     return b"" if name == TOP else name.replace(b"/", b"\0")
 
@@ -254,8 +247,7 @@ class ChangedTree:
 
     def _is_kept(self, member: Member) -> bool:
         if whiteouts.is_reserved(member.name):
-            words = f"a file is called {shown(member.name)}, as only a layer may say of what is gone: make a full one"
-            raise CallerError("invalid", words)
+            raise reserved(member.name)
         if member.kind.endswith("device"):
             self.remarks.add(member.name, "device")
             return False

@@ -19,10 +19,11 @@ from sandkeep_store.archives.tar.contents import Names
 from sandkeep_store.archives.tar.members import TOP, Member, corrupt, shown
 from sandkeep_store.archives.tar.writer import Writer
 from sandkeep_store.archives.trees import jail, pipes
+from sandkeep_store.files.descriptors import closing
 
 _NO_ROOM: Final = (b"No space left", b"Wrote only", b"quota")
 _NOT_BEGUN: Final = (b"bwrap:", b"setpriv:")
-_MAX_SAID_BYTES: Final = 65536
+_MAX_STDERR_BYTES: Final = 65536
 _PERMISSIONS: Final = 0o777
 _MODE: Final = 0o1777
 _MOST_LATE_BYTES: Final = 64 << 20
@@ -74,18 +75,13 @@ class Extraction:
 
     def settle(self) -> None:
         """After the last member: apply the properties that the program does not set. Raises OSError."""
-        top = os.open(self._tree, _OPEN | os.O_DIRECTORY)
-        try:
+        with closing(os.open(self._tree, _OPEN | os.O_DIRECTORY)) as top:
             for name in sorted(self._late, reverse=True):  # the innermost first, as one above may be closed then
                 with suppress(PermissionError):  # to a user's own daemon
                     _settle(top, self._late[name])
-        finally:
-            os.close(top)
 
     def _is_late(self, member: Member) -> bool:
-        """Return True if a directory's properties have to be set later: the program does not change existing
-        directories, and does not set sticky bits.
-        """
+        """Return True if properties are set later: tar changes no existing directory, and sets no sticky bits."""
         known = self._directories.get(member.name)
         self._directories.set(member.name, _MADE)
         if member.name != TOP and not known and not member.mode & stat.S_ISVTX:
@@ -122,8 +118,8 @@ def extracting(stage: Stage, owner: tuple[int, int] | None) -> Iterator[Extracti
     """
     if os.geteuid() == 0 and owner is not None:
         os.chown(stage.tree, *owner)
-    with tempfile.TemporaryFile() as said:
-        process = jail.start_extracting(stage.tree, owner, said, group=stage.group)
+    with tempfile.TemporaryFile() as stderr:
+        process = jail.start_extracting(stage.tree, owner, stderr, group=stage.group)
         try:
             extraction = Extraction(stage.tree, process)
             with suppress(BrokenPipeError):  # it has ended, and said why
@@ -131,7 +127,7 @@ def extracting(stage: Stage, owner: tuple[int, int] | None) -> Iterator[Extracti
                 extraction.finish()
             process.communicate()
             if process.returncode:
-                raise _failure(said, process.returncode)
+                raise _failure(stderr, process.returncode)
             try:
                 extraction.settle()
             except OSError as error:
@@ -162,10 +158,10 @@ def _settle(top: int, late: Member) -> None:
         os.close(opened)
 
 
-def _failure(said: IO[bytes], code: int) -> SandkeepError:
-    said.seek(0)
-    lines = said.read(_MAX_SAID_BYTES).strip().splitlines() or [b"it ended with %d" % code]
-    if any(words in line for line in lines for words in _NO_ROOM):
+def _failure(stderr: IO[bytes], code: int) -> SandkeepError:
+    stderr.seek(0)
+    lines = stderr.read(_MAX_STDERR_BYTES).strip().splitlines() or [b"it ended with %d" % code]
+    if any(phrase in line for line in lines for phrase in _NO_ROOM):
         return unwritable(os.strerror(errno.ENOSPC))
     first = shown(lines[0].removeprefix(b"tar: "))[1:-1]
     if lines[0].startswith(_NOT_BEGUN) or code < 0:

@@ -44,15 +44,15 @@ def bubblewrap() -> str | None:
 
 
 def start_extracting(
-    tree: bytes, owner: tuple[int, int] | None, said: IO[bytes], *, group: int
+    tree: bytes, owner: tuple[int, int] | None, stderr: IO[bytes], *, group: int
 ) -> "subprocess.Popen[bytes]":
     """Start the program that extracts the archive on its stdin into the directory `tree`, as the uid and gid `owner`.
 
-    It joins the process group `group`, and ends with this thread. `said` receives its stderr. Raises `not_supported`.
+    It joins the process group `group`, and ends with this thread. `stderr` receives its stderr. Raises `not_supported`.
     """
     nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
     settings: dict[str, Any] = {
-        "stdin": subprocess.PIPE, "stdout": nothing, "stderr": said, "env": _ENVIRONMENT, "umask": 0,
+        "stdin": subprocess.PIPE, "stdout": nothing, "stderr": stderr, "env": _ENVIRONMENT, "umask": 0,
         "process_group": group,
     }  # fmt: skip
     program = bubblewrap()

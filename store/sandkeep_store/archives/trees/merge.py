@@ -29,7 +29,7 @@ class Layer(Struct, frozen=True, kw_only=True):
     marks: bool
 
 
-class Cover:
+class HiddenNames:
     """The names in the layers above, and the names below that they hide."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Cover:
         self._here: dict[bytes, int] = {}
         self._found: dict[bytes, bool] = {}
 
-    def shows(self, name: bytes, *, directory: bool) -> bool:
+    def is_visible(self, name: bytes, *, directory: bool) -> bool:
         """Return True if this name is visible in the present layer."""
         if not self._above:
             return True
@@ -76,12 +76,12 @@ class Cover:
         self._here, self._found = {}, {}
 
 
-class Merged:
+class LayerStack:
     """The layers, uppermost first, as one source. Deletions that no lower layer needs are omitted."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = layers
-        self._cover = Cover()
+        self._hidden = HiddenNames()
         self._with_data: Source | None = None
 
     def __iter__(self) -> Iterator[Member]:
@@ -92,7 +92,7 @@ class Merged:
                 if self._shows(member, layer, chosen, is_last=is_last):
                     self._with_data = layer.source
                     yield member
-            self._cover.go_down()
+            self._hidden.go_down()
 
     def data(self) -> Iterator[memoryview]:
         """See `Source`."""
@@ -101,34 +101,34 @@ class Merged:
     def _shows(self, member: Member, layer: Layer, chosen: dict[int, bytes], *, is_last: bool) -> bool:
         """Return True if a member is visible, and note the names below that it hides."""
         name, is_directory = member.name, member.kind == "directory"
-        gone = whiteouts.gone(name) if layer.marks else None
+        gone = whiteouts.deleted_path(name) if layer.marks else None
         if gone is not None:
             self._take_gone(gone)
             return False
-        shows = self._cover.shows(name, directory=is_directory)
+        shows = self._hidden.is_visible(name, directory=is_directory)
         if not is_last:
-            self._cover.take(name, _NAMED if is_directory else _NAMED | _CLOSED)
+            self._hidden.take(name, _NAMED if is_directory else _NAMED | _CLOSED)
         if group := layer.links.of(name):
-            shows = self._goes_by_another(member, group, chosen)
+            shows = self._rename_to_visible(member, group, chosen)
         return shows
 
     def _take_gone(self, gone: bytes) -> None:
         if gone.endswith(b"/"):
-            self._cover.take(gone[:-1], _CLOSED)
+            self._hidden.take(gone[:-1], _CLOSED)
         else:
-            self._cover.take(gone, _NAMED | _CLOSED)
+            self._hidden.take(gone, _NAMED | _CLOSED)
 
-    def _goes_by_another(self, member: Member, group: list[bytes], chosen: dict[int, bytes]) -> bool:
+    def _rename_to_visible(self, member: Member, group: list[bytes], chosen: dict[int, bytes]) -> bool:
         """Give a file with several names one that shows, and have links lead there. Whether it is there at all then."""
         name = member.name
         if member.kind != "hard link":
-            shown = [other for other in (name, *group) if self._cover.shows(other, directory=False)]
+            shown = [other for other in (name, *group) if self._hidden.is_visible(other, directory=False)]
             if not shown:
                 return False
             member.name = chosen[id(group)] = shown[0]
             return True
         first = chosen.get(id(group))
-        if first is None or first == name or not self._cover.shows(name, directory=False):
+        if first is None or first == name or not self._hidden.is_visible(name, directory=False):
             return False
         member.target = first
         return True

@@ -11,12 +11,13 @@ from contextlib import suppress
 from typing import Final
 
 from sandkeep_store.archives.tar import whiteouts
-from sandkeep_store.archives.tar.inspect import Examined, Inspection, Moved
-from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.tar.inspect import CheckedArchive, Inspection, Moved
+from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
 from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees.extract import extracting, unwritable
 from sandkeep_store.archives.trees.tree import Overlay
-from sandkeep_store.archives.trees.unpack import check_digest, staged, take_place
+from sandkeep_store.archives.trees.unpack import staged, swap_in
+from sandkeep_store.files.descriptors import closing
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -27,21 +28,19 @@ def unpack_layer(
     *,
     overlay: Overlay,
     owner: tuple[int, int] | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     sha256: str | None = None,
     moved: Moved | None = None,
 ) -> Inspection:
     """Put at `target` the layer that an archive, an open file, holds, for overlays of that kind. See `unpack`."""
-    first = Examined(archive, limits or Limits(), layer=True, moved=moved)
-    for _ in first:
-        pass
-    check_digest(first.result, sha256)
+    first = CheckedArchive(archive, limits, layer=True, moved=moved).to_end()
+    first.check_digest(sha256)
     gone: list[bytes] = []
-    with staged(target, first.result.data_bytes, first.result.members) as stage:
+    with staged(target, first.result) as stage:
         with extracting(stage, owner) as extraction:
-            again = first.again()
+            again = first.reread()
             for member in again:
-                name = whiteouts.gone(member.name)
+                name = whiteouts.deleted_path(member.name)
                 if name is None:
                     extraction.put(member, again.data())
                 else:
@@ -51,7 +50,7 @@ def unpack_layer(
                 _mark(stage.tree, name, overlay, owner)
         except OSError as error:
             raise unwritable(error.strerror) from None
-        take_place(stage, durable=False)
+        swap_in(stage, durable=False)
     return first.result
 
 
@@ -59,12 +58,12 @@ def _mark(tree: bytes, gone: bytes, overlay: Overlay, owner: tuple[int, int] | N
     """Say in the overlay's way that a name is gone; of one that ends in a slash, all that is below it elsewhere."""
     if gone.endswith(b"/"):
         directory = _opened(tree, gone.rstrip(b"/"), owner)
-        with _closing(directory):
+        with closing(directory):
             _hide_below(directory, overlay)
         return
     parent, _, name = gone.rpartition(b"/")
     directory = _opened(tree, parent or TOP, owner)
-    with _closing(directory):
+    with closing(directory):
         before = os.fstat(directory)
         try:
             os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=directory)
@@ -83,7 +82,7 @@ def _replace_below(directory: int, name: bytes, overlay: Overlay) -> None:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
         return
-    with _closing(own):
+    with closing(own):
         _hide_below(own, overlay)
 
 
@@ -91,22 +90,11 @@ def _hide_below(directory: int, overlay: Overlay) -> None:
     os.setxattr(directory, f"{overlay}.overlay.opaque", b"y")
 
 
-class _closing:  # noqa: N801 - as `contextlib.closing`, for descriptors
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __enter__(self) -> None:
-        """Nothing is to be done."""
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-
 def _opened(tree: bytes, name: bytes, owner: tuple[int, int] | None) -> int:
     """Open a directory of the tree component by component, following no link. Missing directories are made."""
     opened = os.open(tree, _OPEN)
     for part in name.split(b"/") if name != TOP else ():
-        with _closing(opened):
+        with closing(opened):
             with suppress(FileExistsError):
                 os.mkdir(part, 0o755, dir_fd=opened)
                 if owner is not None:

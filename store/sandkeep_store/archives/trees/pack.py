@@ -27,7 +27,7 @@ _MODE: Final = 0o1777
 _NEVER: Final = 0o6000
 
 
-class Packed(Struct, frozen=True, kw_only=True):
+class PackedArchive(Struct, frozen=True, kw_only=True):
     """The result of packing. See `inspect.Inspection`; `remarks` name the files that were left out or changed."""
 
     codec: Codec
@@ -55,7 +55,7 @@ def pack(
     reader: tuple[int, int] | None = None,
     owner: tuple[int, int] | None = None,
     moved: Moved | None = None,
-) -> Packed:
+) -> PackedArchive:
     """Write an archive of the open directory `tree` to the descriptor `output`, at its current position.
 
     `include` and `exclude` are paths in the tree, taken literally; `exclude` omits whole subtrees. The directories
@@ -79,9 +79,9 @@ def write(
     *,
     owner: tuple[int, int] | None = None,
     moved: Moved | None = None,
-) -> Packed:
+) -> PackedArchive:
     """Write an archive of all that a source has. `remarks` are the source's. See `pack`."""
-    with making(output, codec, owner=owner, moved=moved) as archive:
+    with archive_writer(output, codec, owner=owner, moved=moved) as archive:
         for member in source:
             if member.mode & _NEVER and member.kind == "file":
                 remarks.add(member.name, "set-uid")
@@ -89,7 +89,7 @@ def write(
     return archive.made(remarks)
 
 
-class Making:
+class ArchiveWriter:
     """An archive that is being written."""
 
     def __init__(self, output: Output, codec: Codec, owner: tuple[int, int] | None, moved: Moved | None) -> None:
@@ -113,9 +113,9 @@ class Making:
             self._writer.write(piece)
         self._writer.end_member(member)
 
-    def made(self, remarks: Remarks) -> Packed:
+    def made(self, remarks: Remarks) -> PackedArchive:
         """Return the result, after the archive is complete."""
-        return Packed(
+        return PackedArchive(
             codec=self._codec, sha256=self._output.sha256, size_bytes=self._output.size_bytes,
             members=self._tally.members, content_bytes=self._tally.content_bytes, data_bytes=self._tally.data_bytes,
             remarks=remarks,
@@ -137,12 +137,12 @@ class Making:
 
 
 @contextmanager
-def making(
+def archive_writer(
     output: int, codec: Codec, *, owner: tuple[int, int] | None = None, moved: Moved | None = None
-) -> Iterator[Making]:
+) -> Iterator[ArchiveWriter]:
     """An archive on a descriptor, complete when the block is left well. Raises `storage_unavailable`."""
     counted = Output(output)
-    archive = Making(counted, codec, owner, moved)
+    archive = ArchiveWriter(counted, codec, owner, moved)
     try:
         with compressing(counted, codec) as compressor:
             archive.begin(compressor)

@@ -8,8 +8,6 @@ _BYTES: Final = 1 << 20
 
 
 def widen(pipe: int) -> None:
-    """Enlarge a pipe's buffer, if allowed: each time that it is full one side waits for the other to be scheduled,
-    which is slow on a busy machine.
-    """
+    """Enlarge a pipe's buffer, if allowed: each time it is full, one side waits to be scheduled."""
     with suppress(OSError):  # a user may have so many pages in pipes and no more
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _BYTES)

@@ -47,7 +47,7 @@ _TAR: Final = (
     "--anchored", "--no-wildcards",
 )  # fmt: skip
 """tar reports files on other filesystems only in verbose mode."""
-_SAID: Final = re.compile(
+_KNOWN_LINE: Final = re.compile(
     rb"tar: (?P<name>.*): (?:"
     rb"(?P<socket>socket ignored)|(?P<unknown>door ignored|Unknown file type; file ignored)|"
     rb"(?P<changed>file changed as we read it)|(?P<shrank>File shrank by \d+ bytes?; padding with zeros)|"
@@ -84,9 +84,9 @@ class Remarks(Struct, kw_only=True):
 class Program:
     """The reading program at work."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", said: IO[bytes]) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", stderr: IO[bytes]) -> None:
         self._process = process
-        self._said = said
+        self._stderr = stderr
 
     def chunks(self) -> Iterator[bytes]:
         """The archive that it writes."""
@@ -96,25 +96,23 @@ class Program:
             yield chunk
 
     def check(self, prefix: bytes, remarks: Remarks) -> None:
-        """Wait for the program's end and note the files on its stderr, with `prefix` before names. Raises
-        `provider_unavailable` if it failed.
-        """
+        """Wait for the program and note the files on its stderr, below `prefix`. Raises `provider_unavailable`."""
         code = self._process.wait()
         failures = [line for line in self._lines() if not _noted(line, prefix, remarks)]
         if failures or code not in (0, _CHANGED, _FAILED):
             raise unreadable(failures[0] if failures else b"it ended with %d" % code)
 
     def _lines(self) -> Iterator[bytes]:
-        self._said.seek(0)
-        return iter(self._said)
+        self._stderr.seek(0)
+        return iter(self._stderr)
 
 
 def _noted(line: bytes, prefix: bytes, remarks: Remarks) -> bool:
-    said = _SAID.fullmatch(line)
-    if said is None:
+    match = _KNOWN_LINE.fullmatch(line)
+    if match is None:
         return _HARMLESS.match(line) is not None
-    what: What = said.lastgroup.replace("_", " ")  # type: ignore[union-attr, assignment]
-    remarks.add(prefix + _unescaped(said["name"]).removeprefix(b"./"), what)
+    what: What = match.lastgroup.replace("_", " ")  # type: ignore[union-attr, assignment]
+    remarks.add(prefix + _unescaped(match["name"]).removeprefix(b"./"), what)
     return True
 
 
@@ -133,8 +131,8 @@ def reading(
 
     The paths in `exclude` begin there, too.
     """
-    words = [b"--exclude=./" + path for path in exclude]
-    return _reading(directory, [*words, b"--", _below(name)], subprocess.DEVNULL, owner)
+    options = [b"--exclude=./" + path for path in exclude]
+    return _reading(directory, [*options, b"--", _below(name)], subprocess.DEVNULL, owner)
 
 
 class Names:
@@ -169,15 +167,15 @@ def reading_only(directory: int, owner: tuple[int, int] | None = None) -> Iterat
 
     The program is started before the names are known, as its start takes a while.
     """
-    words = ["--no-recursion", "--null", "--verbatim-files-from", "--files-from=-"]
-    told, telling = os.pipe()
+    options = ["--no-recursion", "--null", "--verbatim-files-from", "--files-from=-"]
+    read_end, write_end = os.pipe()
     with ExitStack() as closing:
-        names = Names(open(telling, "wb"))  # noqa: SIM115 - `Names` closes it
+        names = Names(open(write_end, "wb"))  # noqa: SIM115 - `Names` closes it
         closing.callback(names.close)
         try:
-            program = closing.enter_context(_reading(directory, words, told, owner))
+            program = closing.enter_context(_reading(directory, options, read_end, owner))
         finally:
-            os.close(told)
+            os.close(read_end)
         yield program, names
 
 
@@ -189,11 +187,11 @@ def _below(name: bytes) -> bytes:
 def _reading(
     directory: int, arguments: Sequence[str | bytes], stdin: int, owner: tuple[int, int] | None
 ) -> Iterator["Program"]:
-    words: list[str | bytes] = [*_rights(owner), *_TAR, *arguments]
-    with tempfile.TemporaryFile() as said:
+    argv: list[str | bytes] = [*_rights(owner), *_TAR, *arguments]
+    with tempfile.TemporaryFile() as stderr:
         try:
             process = subprocess.Popen(
-                words, cwd=f"/proc/self/fd/{directory}", stdin=stdin, stdout=subprocess.PIPE, stderr=said,
+                argv, cwd=f"/proc/self/fd/{directory}", stdin=stdin, stdout=subprocess.PIPE, stderr=stderr,
                 env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             )  # fmt: skip
         except FileNotFoundError:
@@ -203,7 +201,7 @@ def _reading(
         assert process.stdout is not None
         pipes.widen(process.stdout.fileno())
         try:
-            yield Program(process, said)
+            yield Program(process, stderr)
         finally:
             process.kill()
             process.stdout.close()
@@ -220,9 +218,7 @@ def can_enter_namespaces() -> bool:
 
 
 def _rights(owner: tuple[int, int] | None) -> list[str]:
-    """Return the argv prefix that leaves only the capability to read: files that the owner has closed to himself are
-    part of a tree.
-    """
+    """Return the argv prefix that keeps one capability: to read also files that their owner has closed to himself."""
     if os.geteuid() != 0:
         return _ENTER if can_enter_namespaces() else []
     uid, gid = owner or (0, 0)
@@ -233,7 +229,7 @@ def _rights(owner: tuple[int, int] | None) -> list[str]:
     ]  # fmt: skip
 
 
-def unreadable(said: bytes) -> SandkeepError:
+def unreadable(line: bytes) -> SandkeepError:
     """The error for a tree of which no archive can be made."""
-    why = shown(said.strip().removeprefix(b"tar: "))[1:-1]
+    why = shown(line.strip().removeprefix(b"tar: "))[1:-1]
     return ProviderError("provider_unavailable", f"the files cannot be read: {why}; no snapshot was made")

@@ -60,9 +60,7 @@ def _exchange_by_two(stage: Stage) -> None:
 
 @contextmanager
 def _movable(*directories: bytes) -> Iterator[None]:
-    """Make directories writable for the length of a block: without root, a move needs write permission on the directory
-    itself.
-    """
+    """Make directories writable for a block: without root, a move needs write permission on the directory itself."""
     with ExitStack() as closing:
         for path in directories if os.geteuid() != 0 else ():
             with suppress(FileNotFoundError):

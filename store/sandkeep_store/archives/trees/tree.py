@@ -3,7 +3,7 @@
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Final, Literal, Protocol
 
 from sandkeep.errors import CallerError, DataError
@@ -12,6 +12,7 @@ from sandkeep_store.archives.tar import whiteouts
 from sandkeep_store.archives.tar.members import TOP, Member, is_too_long, shown
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.trees.read import Remarks, reading, unreadable
+from sandkeep_store.files.descriptors import closing
 
 Overlay = Literal["trusted", "user"]
 """The namespace of the extended attributes that mark opaque directories: ``user`` is that of unprivileged mounts."""
@@ -143,20 +144,13 @@ class Tree:
             self._kept_out.add(member.name)
 
 
-@contextmanager
-def beneath(tree: int, name: bytes) -> Iterator[int]:
-    """The place of a directory below an open one, to which no link leads, for the length of a block. Raises OSError."""
-    opened = open_beneath(tree, name, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
+def beneath(tree: int, name: bytes) -> AbstractContextManager[int]:
+    """Open a directory below an open one, to which no link leads, for the length of a block. Raises OSError."""
+    return closing(open_beneath(tree, name, os.O_PATH | os.O_DIRECTORY))
 
 
 def is_opaque(tree: int, name: bytes, overlay: Overlay) -> bool:
-    """Return True if a directory of an overlay's upper one is opaque. Programs that read the tree cannot see the
-    attribute.
-    """
+    """Return True if an upper directory is opaque, by an attribute that programs reading the tree cannot see."""
     try:
         with beneath(tree, name) as directory:
             return os.getxattr(f"/proc/self/fd/{directory}", f"{overlay}.overlay.opaque") == b"y"
@@ -206,9 +200,8 @@ def _not_there(place: bytes) -> CallerError:
 
 def reserved(name: bytes) -> CallerError:
     """The error for a file with a name that a layer cannot have for one."""
-    words = f"a file is called {shown(name)}, as only a layer may say of what is gone"
-    words += ": rename it, or make a full snapshot"
-    return CallerError("invalid", words, member=shown(name)[1:-1])
+    message = f"{shown(name)} has a name that marks deletions in layers (.wh.): rename it, or make a full snapshot"
+    return CallerError("invalid", message, member=shown(name)[1:-1])
 
 
 def directory_member(name: bytes, status: os.stat_result) -> Member:

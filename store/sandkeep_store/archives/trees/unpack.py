@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sandkeep.system.staging import Stage
-from sandkeep_store.archives.tar.inspect import Examined, Inspection, Moved
-from sandkeep_store.archives.tar.limits import Limits
-from sandkeep_store.archives.tar.members import corrupt
+from sandkeep_store.archives.tar.inspect import CheckedArchive, Inspection, Moved
+from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
 from sandkeep_store.archives.trees.extract import extracting, unwritable
 from sandkeep_store.archives.trees.swap import swap
 
@@ -22,7 +21,7 @@ def unpack(
     target: str,
     *,
     owner: tuple[int, int] | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     sha256: str | None = None,
     durable: bool = True,
     moved: Moved | None = None,
@@ -36,42 +35,32 @@ def unpack(
     Raises `snapshot_corrupt`, and `storage_unavailable` when there is no room or the archive cannot be read; then
     `target` is unchanged. Blocks.
     """
-    first = Examined(archive, limits or Limits(), moved=moved)
-    for _ in first:
-        pass
-    check_digest(first.result, sha256)
-    with staged(target, first.result.data_bytes, first.result.members) as stage:
+    first = CheckedArchive(archive, limits, moved=moved).to_end()
+    first.check_digest(sha256)
+    with staged(target, first.result) as stage:
         with extracting(stage, owner) as extraction:
-            again = first.again()
+            again = first.reread()
             for member in again:
                 extraction.put(member, again.data())
-        take_place(stage, durable=durable)
+        swap_in(stage, durable=durable)
     return first.result
 
 
-def check_digest(found: Inspection, sha256: str | None) -> None:
-    """Raise `snapshot_corrupt` for an archive that is not the one that was recorded."""
-    if sha256 is not None and found.sha256 != sha256:
-        raise corrupt("is not the one that was recorded: its digest is another")
-
-
 @contextmanager
-def staged(target: str, size_bytes: int, members: int) -> Iterator[Stage]:
-    """A stage beside `target`, for the length of a block. Raises `storage_unavailable` where there is no room for so
-    much and so many.
-    """
+def staged(target: str, content: Inspection) -> Iterator[Stage]:
+    """A stage beside `target`, for a block. Raises `storage_unavailable` where bytes or inodes do not suffice."""
     try:
         stage = Stage(os.fsencode(target), beside=True)
     except OSError as error:
         raise unwritable(error.strerror) from None
     with stage:
         room = os.statvfs(stage.path)
-        if room.f_bavail * room.f_frsize < size_bytes or (room.f_files > 0 and room.f_favail < members):
+        if room.f_bavail * room.f_frsize < content.data_bytes or (room.f_files > 0 and room.f_favail < content.members):
             raise unwritable(os.strerror(errno.ENOSPC))
         yield stage
 
 
-def take_place(stage: Stage, *, durable: bool) -> None:
+def swap_in(stage: Stage, *, durable: bool) -> None:
     """Swap the staged tree in. Raises `storage_unavailable`; then nothing is changed."""
     try:
         swap(stage, durable=durable)

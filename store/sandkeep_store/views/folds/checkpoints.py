@@ -1,13 +1,9 @@
 """Folds of the events of checkpoints."""
 
 from sandkeep import events
-from sandkeep.events import Event
-from sandkeep.lifecycle import CHECKPOINT
 from sandkeep_store.views.checkpoints import CheckpointState
-from sandkeep_store.views.folds.register import folds
-from sandkeep_store.views.folds.sandboxes import note_in_history
-from sandkeep_store.views.folds.snapshots import end_fork
-from sandkeep_store.views.sandboxes import KeptCheckpoint
+from sandkeep_store.views.folds.register import advance_in_history, folds, note_in_history
+from sandkeep_store.views.sandboxes import CheckpointSummary
 from sandkeep_store.views.snapshots import ForkState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
@@ -23,14 +19,14 @@ def _requested(state: State, event: events.CheckpointCreateRequested, fact: Fact
 
 @folds(events.CheckpointStored)
 def _stored(state: State, event: events.CheckpointStored, fact: Fact) -> None:
-    checkpoint = _advance(state, event, fact)
+    checkpoint = advance_in_history(state, state.checkpoints, event, fact)
     if checkpoint is None:
         return
     checkpoint.stored, checkpoint.stored_position, checkpoint.stored_us = event, fact.position, fact.time_us
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if sandbox is not None:
         asked = checkpoint.requested
-        kept = KeptCheckpoint(
+        kept = CheckpointSummary(
             checkpoint_id=checkpoint.checkpoint_id,
             created_us=checkpoint.requested_us,
             name=asked.name,
@@ -42,15 +38,14 @@ def _stored(state: State, event: events.CheckpointStored, fact: Fact) -> None:
 
 @folds(events.CheckpointFailed)
 def _failed(state: State, event: events.CheckpointFailed, fact: Fact) -> None:
-    checkpoint = _advance(state, event, fact)
+    checkpoint = advance_in_history(state, state.checkpoints, event, fact)
     if checkpoint is not None:
-        checkpoint.error, checkpoint.interrupted = (event.code, event.message), event.interrupted
-        checkpoint.ended_us = fact.time_us
+        checkpoint.fail(event, fact)
 
 
 @folds(events.CheckpointDeleteRequested)
 def _delete_requested(state: State, event: events.CheckpointDeleteRequested, fact: Fact) -> None:
-    checkpoint = _advance(state, event, fact)
+    checkpoint = advance_in_history(state, state.checkpoints, event, fact)
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if checkpoint is not None and sandbox is not None:
         sandbox.checkpoints = [kept for kept in sandbox.checkpoints if kept.checkpoint_id != fact.stream]
@@ -58,7 +53,7 @@ def _delete_requested(state: State, event: events.CheckpointDeleteRequested, fac
 
 @folds(events.CheckpointDeleted)
 def _deleted(state: State, event: events.CheckpointDeleted, fact: Fact) -> None:
-    checkpoint = _advance(state, event, fact)
+    checkpoint = advance_in_history(state, state.checkpoints, event, fact)
     if checkpoint is not None:
         checkpoint.ended_us = fact.time_us
 
@@ -70,28 +65,8 @@ def _restore_requested(state: State, event: events.CheckpointRestoreRequested, f
         sandbox_id=fact.sandbox_id or "",
         owner=event.owner,
         sandbox_ids=event.sandbox_ids,
+        requested_us=fact.time_us,
         revision=fact.revision,
         checkpoint_id=event.checkpoint_id,
     )
     note_in_history(state, fact)
-
-
-@folds(events.CheckpointRestored)
-def _restored(state: State, event: events.CheckpointRestored, fact: Fact) -> None:
-    end_fork(state, event, fact)
-
-
-@folds(events.CheckpointRestoreFailed)
-def _restore_failed(state: State, event: events.CheckpointRestoreFailed, fact: Fact) -> None:
-    fork = end_fork(state, event, fact)
-    if fork is not None:
-        fork.error, fork.interrupted = (event.code, event.message), event.interrupted
-
-
-def _advance(state: State, event: Event, fact: Fact) -> CheckpointState | None:
-    """Move a checkpoint on; None for one whose first events are in the archive already."""
-    checkpoint = state.checkpoints.get(fact.stream)
-    if checkpoint is not None:
-        checkpoint.status, checkpoint.revision = CHECKPOINT.targets[event.type], fact.revision
-    note_in_history(state, fact)
-    return checkpoint

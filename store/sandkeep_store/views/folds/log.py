@@ -58,7 +58,7 @@ def _compact_requested(state: State, event: events.LogCompactRequested, fact: Fa
             state.processes.pop(process.process_id, None)
         without_name = without_name and sandbox.name is None
     if not without_name:
-        state.look_names_up()
+        state.index_names()
     if without_sandbox:  # their events are half gone
         gone = [process_id for process_id, of in state.processes.items() if of.sandbox_id in without_sandbox]
         for process_id in gone:
@@ -82,27 +82,20 @@ def _redact_requested(state: State, event: events.LogRedactRequested, fact: Fact
 def _redacted(state: State, event: events.LogRedacted, fact: Fact) -> None:
     """Forget redacted data in the views."""
     state.log.redacting = [position for position in state.log.redacting if position != event.position]
+    for held in (state.images, state.sandboxes, state.processes, state.snapshots, state.checkpoints):
+        entity = held.get(event.of)
+        if entity is not None:
+            _blank(entity, event)
     image, sandbox, process = state.images.get(event.of), state.sandboxes.get(event.of), state.processes.get(event.of)
-    snapshot = state.snapshots.get(event.of)
     lock = state.locks.get(event.of)
     if lock is not None and lock.error is not None and event.time_us == lock.ended_us:
         lock.error = (lock.error[0], REDACTED)
-    if image is not None:
-        _blank(image, event)
-        if event.what == events.ImageCreated.type and image.created is not None:
-            image.created = redact_event(image.created)
+    if image is not None and image.created is not None and event.what == events.ImageCreated.type:
+        image.created = redact_event(image.created)
     if sandbox is not None:
-        _blank(sandbox, event)
         sandbox.seen = None
-    if process is not None:
-        _blank(process, event)
-        if event.what == events.ProcessRestored.type and event.time_us == process.requested_us:
-            process.requested = redact_event(process.requested)
-    if snapshot is not None:
-        _blank(snapshot, event)
-    checkpoint = state.checkpoints.get(event.of)
-    if checkpoint is not None:
-        _blank(checkpoint, event)
+    if process is not None and event.what == events.ProcessRestored.type and event.time_us == process.requested_us:
+        process.requested = redact_event(process.requested)
 
 
 def _blank(

@@ -6,7 +6,7 @@ from sandkeep import events
 from sandkeep.events import Event
 from sandkeep.lifecycle import SANDBOX
 from sandkeep_store.views.folds.register import folds
-from sandkeep_store.views.sandboxes import Change, Filled, SandboxState
+from sandkeep_store.views.sandboxes import Change, FilesReplaced, SandboxState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
 
@@ -23,7 +23,7 @@ def _create_requested(state: State, event: events.SandboxCreateRequested, fact: 
         touched=fact.position,
         restored_from=event.restored_from,
     )
-    state.note_name(made)
+    state.index_name(made)
 
 
 @folds(events.SandboxCreated)
@@ -31,52 +31,29 @@ def _created(state: State, event: events.SandboxCreated, fact: Fact) -> None:
     sandbox = _advance(state, event, fact)
     if sandbox is not None:
         sandbox.made, sandbox.isolation, sandbox.handle = True, event.isolation, event.handle
-        _note_filled(sandbox, sandbox.restored_from, fact)
+        _note_files_replaced(sandbox, sandbox.restored_from, fact)
 
 
 @folds(events.SandboxCreateFailed)
 def _create_failed(state: State, event: events.SandboxCreateFailed, fact: Fact) -> None:
-    sandbox = _end(state, event, fact, (event.code, event.message))
+    sandbox = _advance(state, event, fact)
     if sandbox is not None:
-        sandbox.interrupted = event.interrupted
+        sandbox.fail(event, fact)
 
 
-@folds(events.SandboxAdopted)
-def _adopted(state: State, event: events.SandboxAdopted, fact: Fact) -> None:
-    _advance(state, event, fact)
-
-
-@folds(events.SandboxFailed)
-def _failed(state: State, event: events.SandboxFailed, fact: Fact) -> None:
-    _end(state, event, fact, ("provider_unavailable", event.message))
-
-
-@folds(events.SandboxLost)
-def _lost(state: State, event: events.SandboxLost, fact: Fact) -> None:
-    sandbox = _end(state, event, fact, ("provider_unavailable", event.message))
+@folds(events.SandboxFailed, events.SandboxLost)
+def _failed(state: State, event: events.SandboxFailed | events.SandboxLost, fact: Fact) -> None:
+    sandbox = _advance(state, event, fact)
     if sandbox is not None:
-        sandbox.last_status = event.last_status
-
-
-@folds(events.SandboxSuspendRequested)
-def _suspend_requested(state: State, event: events.SandboxSuspendRequested, fact: Fact) -> None:
-    _begin_change(state, event, fact)
+        sandbox.error, sandbox.ended_us = ("provider_unavailable", event.message), fact.time_us
+        if isinstance(event, events.SandboxLost):
+            sandbox.last_status = event.last_status
 
 
 @folds(events.SandboxSuspended)
 def _suspended(state: State, event: events.SandboxSuspended, fact: Fact) -> None:
     _finish_change(state, fact)
     _advance(state, event, fact)
-
-
-@folds(events.SandboxSuspendFailed)
-def _suspend_failed(state: State, event: events.SandboxSuspendFailed, fact: Fact) -> None:
-    _undo_change(state, event, fact)
-
-
-@folds(events.SandboxResumeRequested)
-def _resume_requested(state: State, event: events.SandboxResumeRequested, fact: Fact) -> None:
-    _begin_change(state, event, fact)
 
 
 @folds(events.SandboxResumed)
@@ -87,11 +64,6 @@ def _resumed(state: State, event: events.SandboxResumed, fact: Fact) -> None:
         sandbox.ended_us = sandbox.error = None
         sandbox.isolation = event.isolation or sandbox.isolation
         sandbox.handle = sandbox.handle if event.handle is None else event.handle
-
-
-@folds(events.SandboxResumeFailed)
-def _resume_failed(state: State, event: events.SandboxResumeFailed, fact: Fact) -> None:
-    _undo_change(state, event, fact)
 
 
 @folds(events.SandboxRestoreRequested)
@@ -113,7 +85,7 @@ def _restored(state: State, event: events.SandboxRestored, fact: Fact) -> None:
         sandbox.requested = replace(sandbox.requested, plan=asked.plan, needs_image=asked.needs_image)
     sandbox.restored_from, sandbox.ended_us, sandbox.error = event.checkpoint_id or event.snapshot_id, None, None
     sandbox.restored_us = fact.time_us
-    _note_filled(sandbox, event.checkpoint_id or event.snapshot_id, fact)
+    _note_files_replaced(sandbox, event.checkpoint_id or event.snapshot_id, fact)
     sandbox.isolation, sandbox.handle = event.isolation, event.handle
 
 
@@ -134,34 +106,23 @@ def _file_written(state: State, event: events.SandboxFileWritten, fact: Fact) ->
         sandbox.touch(fact)
 
 
-@folds(events.SandboxTerminateRequested)
-def _terminate_requested(state: State, event: events.SandboxTerminateRequested, fact: Fact) -> None:
+@folds(events.SandboxTerminateRequested, events.SandboxTerminated)
+def _terminated(state: State, event: events.SandboxTerminateRequested | events.SandboxTerminated, fact: Fact) -> None:
     sandbox = _advance(state, event, fact)
     if sandbox is not None:
         sandbox.terminated_reason = event.reason
+        if isinstance(event, events.SandboxTerminated):
+            sandbox.ended_us = fact.time_us
 
 
-@folds(events.SandboxTerminated)
-def _terminated(state: State, event: events.SandboxTerminated, fact: Fact) -> None:
-    sandbox = _advance(state, event, fact)
-    if sandbox is not None:
-        sandbox.terminated_reason, sandbox.ended_us = event.reason, fact.time_us
-
-
-def note_in_history(state: State, fact: Fact) -> None:
-    """Count an event filed under a sandbox in its history, which changes its document. It is no activity in the
-    sandbox.
-    """
-    sandbox = state.sandboxes.get(fact.sandbox_id or "")
-    if sandbox is not None:
-        sandbox.position = max(sandbox.position, fact.position)
-
-
-def _note_filled(sandbox: SandboxState, snapshot_id: str | None, fact: Fact) -> None:
+def _note_files_replaced(sandbox: SandboxState, snapshot_id: str | None, fact: Fact) -> None:
     if snapshot_id is not None:
-        sandbox.filled.append(Filled(snapshot_id=snapshot_id, position=fact.position, time_us=fact.time_us))
+        sandbox.files_replaced.append(
+            FilesReplaced(snapshot_id=snapshot_id, position=fact.position, time_us=fact.time_us)
+        )
 
 
+@folds(events.SandboxSuspendRequested, events.SandboxResumeRequested)
 def _begin_change(state: State, event: Event, fact: Fact) -> None:
     sandbox = state.sandboxes.get(fact.stream)
     if sandbox is not None:
@@ -175,6 +136,7 @@ def _finish_change(state: State, fact: Fact) -> None:
         sandbox.change.done = True
 
 
+@folds(events.SandboxSuspendFailed, events.SandboxResumeFailed)
 def _undo_change(
     state: State,
     event: events.SandboxSuspendFailed | events.SandboxResumeFailed | events.SandboxRestoreFailed,
@@ -187,19 +149,12 @@ def _undo_change(
     _advance(state, event, fact)
 
 
-def _end(state: State, event: Event, fact: Fact, error: tuple[str, str]) -> SandboxState | None:
-    sandbox = _advance(state, event, fact)
-    if sandbox is not None:
-        sandbox.error, sandbox.ended_us = error, fact.time_us
-    return sandbox
-
-
+@folds(events.SandboxAdopted)
 def _advance(state: State, event: Event, fact: Fact) -> SandboxState | None:
     """Move a sandbox on; None for one whose first events are in the archive already, as all of them soon will be."""
     sandbox = state.sandboxes.get(fact.stream)
     if sandbox is not None:
-        sandbox.revision = fact.revision
         sandbox.touch(fact)
         before = sandbox.change.before if sandbox.change is not None else None
-        sandbox.status = SANDBOX.after(event, sandbox.status, before)
+        sandbox.status, sandbox.revision = SANDBOX.after(event, sandbox.status, before), fact.revision
     return sandbox

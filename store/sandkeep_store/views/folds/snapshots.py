@@ -3,11 +3,8 @@
 from msgspec.structs import replace
 
 from sandkeep import events
-from sandkeep.events import Event
-from sandkeep.lifecycle import FORK, SNAPSHOT
-from sandkeep_store.views.folds.register import folds
-from sandkeep_store.views.folds.sandboxes import note_in_history
-from sandkeep_store.views.sandboxes import KeptSnapshot
+from sandkeep_store.views.folds.register import advance_in_history, folds, note_in_history
+from sandkeep_store.views.sandboxes import SnapshotSummary
 from sandkeep_store.views.snapshots import ForkState, SnapshotState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
@@ -24,7 +21,7 @@ def _requested(state: State, event: events.SnapshotCreateRequested, fact: Fact) 
 
 @folds(events.SnapshotStored)
 def _stored(state: State, event: events.SnapshotStored, fact: Fact) -> None:
-    snapshot = _advance(state, event, fact)
+    snapshot = advance_in_history(state, state.snapshots, event, fact)
     if snapshot is None:
         return
     snapshot.stored, snapshot.stored_position, snapshot.stored_us = event, fact.position, fact.time_us
@@ -35,8 +32,8 @@ def _stored(state: State, event: events.SnapshotStored, fact: Fact) -> None:
         sandbox.snapshots.append(_kept(snapshot, event))
 
 
-def _kept(snapshot: SnapshotState, event: events.SnapshotStored) -> KeptSnapshot:
-    return KeptSnapshot(
+def _kept(snapshot: SnapshotState, event: events.SnapshotStored) -> SnapshotSummary:
+    return SnapshotSummary(
         snapshot_id=snapshot.snapshot_id,
         created_us=snapshot.requested_us,
         kind=snapshot.requested.kind,
@@ -50,7 +47,7 @@ def _kept(snapshot: SnapshotState, event: events.SnapshotStored) -> KeptSnapshot
 
 @folds(events.SnapshotSent)
 def _sent(state: State, event: events.SnapshotSent, fact: Fact) -> None:
-    snapshot = _advance(state, event, fact)
+    snapshot = advance_in_history(state, state.snapshots, event, fact)
     if snapshot is None:
         return
     snapshot.sent = True
@@ -62,15 +59,14 @@ def _sent(state: State, event: events.SnapshotSent, fact: Fact) -> None:
 
 @folds(events.SnapshotFailed)
 def _failed(state: State, event: events.SnapshotFailed, fact: Fact) -> None:
-    snapshot = _advance(state, event, fact)
+    snapshot = advance_in_history(state, state.snapshots, event, fact)
     if snapshot is not None:
-        snapshot.error, snapshot.interrupted = (event.code, event.message), event.interrupted
-        snapshot.ended_us = fact.time_us
+        snapshot.fail(event, fact)
 
 
 @folds(events.SnapshotDeleteRequested)
 def _delete_requested(state: State, event: events.SnapshotDeleteRequested, fact: Fact) -> None:
-    snapshot = _advance(state, event, fact)
+    snapshot = advance_in_history(state, state.snapshots, event, fact)
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if snapshot is not None and sandbox is not None:
         sandbox.snapshots = [kept for kept in sandbox.snapshots if kept.snapshot_id != snapshot.snapshot_id]
@@ -78,7 +74,7 @@ def _delete_requested(state: State, event: events.SnapshotDeleteRequested, fact:
 
 @folds(events.SnapshotDeleted)
 def _deleted(state: State, event: events.SnapshotDeleted, fact: Fact) -> None:
-    snapshot = _advance(state, event, fact)
+    snapshot = advance_in_history(state, state.snapshots, event, fact)
     if snapshot is not None:
         snapshot.ended_us, snapshot.kept = fact.time_us, event.kept
 
@@ -88,19 +84,10 @@ def _remove_requested(state: State, event: events.ArchiveRemoveRequested, fact: 
     state.log.removing.append(fact.position)
 
 
-@folds(events.ArchiveRemoved)
-def _removed(state: State, event: events.ArchiveRemoved, fact: Fact) -> None:
-    _end_removal(state, event.position)
-
-
-@folds(events.ArchiveRemoveFailed)
-def _remove_failed(state: State, event: events.ArchiveRemoveFailed, fact: Fact) -> None:
-    _end_removal(state, event.position)
-
-
-def _end_removal(state: State, position: int) -> None:
-    if position in state.log.removing:  # the events of old removals are in the archive
-        state.log.removing.remove(position)
+@folds(events.ArchiveRemoved, events.ArchiveRemoveFailed)
+def _end_removal(state: State, event: events.ArchiveRemoved | events.ArchiveRemoveFailed, fact: Fact) -> None:
+    if event.position in state.log.removing:  # the events of old removals are in the archive
+        state.log.removing.remove(event.position)
 
 
 @folds(events.SandboxForkRequested)
@@ -112,40 +99,23 @@ def _fork_requested(state: State, event: events.SandboxForkRequested, fact: Fact
             sandbox_id=source.sandbox_id,
             owner=source.owner,
             sandbox_ids=event.sandbox_ids,
+            requested_us=fact.time_us,
             revision=fact.revision,
         )
         source.touch(fact)
 
 
-@folds(events.SandboxForked)
-def _forked(state: State, event: events.SandboxForked, fact: Fact) -> None:
-    fork = end_fork(state, event, fact)
+@folds(events.SandboxForked, events.CheckpointRestored)
+def _forked(state: State, event: events.SandboxForked | events.CheckpointRestored, fact: Fact) -> None:
+    fork = advance_in_history(state, state.forks, event, fact)
     if fork is not None:
-        fork.pause_ms = event.pause_ms
+        fork.ended_us = fact.time_us
+        if isinstance(event, events.SandboxForked):
+            fork.pause_ms = event.pause_ms
 
 
-@folds(events.SandboxForkFailed)
-def _fork_failed(state: State, event: events.SandboxForkFailed, fact: Fact) -> None:
-    fork = end_fork(state, event, fact)
+@folds(events.SandboxForkFailed, events.CheckpointRestoreFailed)
+def _fork_failed(state: State, event: events.SandboxForkFailed | events.CheckpointRestoreFailed, fact: Fact) -> None:
+    fork = advance_in_history(state, state.forks, event, fact)
     if fork is not None:
-        fork.error, fork.interrupted = (event.code, event.message), event.interrupted
-
-
-def end_fork(state: State, event: Event, fact: Fact) -> ForkState | None:
-    """Take note of when a fork, or a restore of a checkpoint, ended; None for one whose first events are in the archive
-    already.
-    """
-    fork = state.forks.get(fact.stream)
-    if fork is not None:
-        fork.status, fork.revision, fork.ended_us = FORK.targets[event.type], fact.revision, fact.time_us
-    note_in_history(state, fact)
-    return fork
-
-
-def _advance(state: State, event: Event, fact: Fact) -> SnapshotState | None:
-    """Move a snapshot on; None for one whose first events are in the archive already."""
-    snapshot = state.snapshots.get(fact.stream)
-    if snapshot is not None:
-        snapshot.status, snapshot.revision = SNAPSHOT.after(event, snapshot.status), fact.revision
-    note_in_history(state, fact)
-    return snapshot
+        fork.fail(event, fact)

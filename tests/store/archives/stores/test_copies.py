@@ -9,7 +9,7 @@ import pytest
 from tests.support.memory_archives import MemoryArchives
 
 from sandkeep.errors import CallerError, DataError, ProviderError, SandkeepError, SetupError
-from sandkeep_store.archives.stores.choice import in_order, most_telling
+from sandkeep_store.archives.stores.choice import most_specific_error, restore_order
 from sandkeep_store.archives.stores.copy import release, send
 from sandkeep_store.archives.stores.directory import DirectoryArchives
 from sandkeep_store.buckets.config import Root
@@ -20,7 +20,7 @@ PATH = "filesystem_snapshots/snp_1/snp_1.tar.gz"
 
 
 def chosen(recorded: list[Root], configured: list[Root]) -> list[Root]:
-    places = in_order([root.place(PATH) for root in recorded], configured)
+    places = restore_order([root.place(PATH) for root in recorded], configured)
     assert {place.path for place in places} <= {PATH}
     return [place.root for place in places]
 
@@ -69,7 +69,7 @@ def test_the_most_telling_failure_is_told() -> None:
         ([missing], missing),
     ]
     for failures, expected in told:
-        assert most_telling(failures) is expected
+        assert most_specific_error(failures) is expected
 
 
 # -- sending ----------------------------------------------------------------------------------------------------------

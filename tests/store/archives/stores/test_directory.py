@@ -127,7 +127,7 @@ def test_only_plain_files_are_archives(store: DirectoryArchives, base: str) -> N
     os.mkfifo(f"{base}/fifo")
     os.mkdir(f"{base}/directory")
     for path in ("fifo", "directory"):
-        with pytest.raises(DataError, match="no plain file"):
+        with pytest.raises(DataError, match="not a regular file"):
             store.stat(path)
     with pytest.raises(DataError, match="snapshot_missing"):
         store.stat("inside/below")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandkeep.errors import DataError, ProviderError
-from sandkeep_store.archives.stores.retry import Patience
-from sandkeep_store.archives.stores.transfer import Measured, Reader, send
+from sandkeep_store.archives.stores.retry import RetryLimit
+from sandkeep_store.archives.stores.transfer import Reader, VerifiedSource, send
 from sandkeep_store.archives.stores.types import Stored
 
 
@@ -60,7 +60,7 @@ def test_parts_are_as_long_as_they_have_to_be_and_all_is_in_them(
     source: Any = Trickle(pieces) if file else iter(pieces)
     upload = Recorded(sizes)
     passed: list[int] = []
-    measured = Measured(source, "it", len(whole), hashlib.sha256(whole).hexdigest())
+    measured = VerifiedSource(source, "it", len(whole), hashlib.sha256(whole).hexdigest())
     last = send(upload, measured, passed.append)
     assert len(last) < upload.part_bytes
     assert b"".join([*upload.parts, last]) == whole
@@ -70,7 +70,7 @@ def test_parts_are_as_long_as_they_have_to_be_and_all_is_in_them(
 @given(wrong=st.integers(0, 30).filter(lambda size: size != 20))
 def test_a_source_of_another_size_is_told(wrong: int) -> None:
     with pytest.raises(DataError, match=f"20 bytes and not {wrong}"):
-        send(Recorded([7]), Measured(iter([bytes(20)]), "it", wrong, None), lambda _: None)
+        send(Recorded([7]), VerifiedSource(iter([bytes(20)]), "it", wrong, None), lambda _: None)
 
 
 # -- reading that breaks off ------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def without_pauses(reader: Reader) -> Any:
 
 def test_patience_has_an_end_which_is_the_error_itself() -> None:
     heard: list[None] = []
-    patience = Patience(0.2, lambda: heard.append(None))
+    patience = RetryLimit(0.2, lambda: heard.append(None))
 
     def wait_on() -> None:
         for _ in range(1000):
@@ -119,7 +119,7 @@ def test_patience_has_an_end_which_is_the_error_itself() -> None:
     assert caught.value is AWAY
     assert 1 <= len(heard) < 1000
     with pytest.raises(ProviderError):
-        Patience(0.0, lambda: None).wait(AWAY, moved=True)
+        RetryLimit(0.0, lambda: None).wait(AWAY, moved=True)
 
 
 def test_no_sdk_is_imported_before_a_bucket_is_used() -> None:

@@ -20,8 +20,8 @@ from tests.support.tars import END, archive, extended, header, member
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives.tar import links, sparse
-from sandkeep_store.archives.tar.inspect import Examined, Inspection, inspect, opened
-from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.tar.inspect import CheckedArchive, Inspection, inspect, opened
+from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
 
 Look = Callable[..., Inspection]
 PLAIN = archive(member(b"d/", b"5"), member(b"d/a", data=b"x" * 700), member(b"d/l", b"2", target=b"a"))
@@ -38,7 +38,7 @@ CODECS = {"none": bytes, "gzip": gzip.compress, "zstd": zstd}
 def look(tmp_path: str) -> Look:
     """Inspects bytes."""
 
-    def inspected(data: bytes, limits: Limits | None = None, **options: object) -> Inspection:
+    def inspected(data: bytes, limits: Limits = DEFAULT_LIMITS, **options: object) -> Inspection:
         path = os.path.join(tmp_path, "archive")
         with open(path, "wb") as file:
             file.write(data)
@@ -58,7 +58,9 @@ def test_nothing_goes_on_with_an_archive_that_was_refused(tmp_path: str) -> None
     assert threading.active_count() == before
 
 
-def corrupt(look: Look, data: bytes, words: str = "", limits: Limits | None = None, **options: object) -> SandkeepError:
+def corrupt(
+    look: Look, data: bytes, words: str = "", limits: Limits = DEFAULT_LIMITS, **options: object
+) -> SandkeepError:
     """The error for bytes that are refused, as they are and compressed."""
     error = refused("snapshot_corrupt", look, data, limits, **options)
     assert words in error.message, error.message
@@ -89,7 +91,7 @@ def test_members_are_listed(tmp_path: str) -> None:
     with open(path, "wb") as file:
         file.write(archive(member(b"./d/", b"5", mtime=7), member(b"d//./a", data=b"abc", mode=0o755)))
     with opened(path) as descriptor:
-        found = [(it.name, it.kind, it.size, it.mode, it.mtime_ns) for it in Examined(descriptor, Limits())]
+        found = [(it.name, it.kind, it.size, it.mode, it.mtime_ns) for it in CheckedArchive(descriptor, Limits())]
     assert found == [(b"d", "directory", 0, 0o644, 7 * 10**9), (b"d/a", "file", 3, 0o755, 0)]
 
 
@@ -149,17 +151,17 @@ def test_any_bit_that_flips_is_seen_or_changes_nothing(look: Look, codec: str) -
         (b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * 100_000, "cut short"),
         (b"\x28\xb5\x2f\xfd", "cut short"),
         (PLAIN[:-1024], "nothing marks its end"),
-        (PLAIN[:-512], "half a mark"),
-        (PLAIN[:-1024] + bytes(512) + PLAIN, "half a mark"),
+        (PLAIN[:-512], "half an end-of-archive mark"),
+        (PLAIN[:-1024] + bytes(512) + PLAIN, "half an end-of-archive mark"),
         (member(b"a") + b"x" * 512 + END, "no header"),
-        (PLAIN + b"x", "after the mark of its end"),
-        (PLAIN + bytes(5000) + PLAIN, "after the mark of its end"),
-        (gzip.compress(PLAIN, mtime=0) + b"x", "after the end of what was compressed"),
+        (PLAIN + b"x", "follows its end-of-archive mark"),
+        (PLAIN + bytes(5000) + PLAIN, "follows its end-of-archive mark"),
+        (gzip.compress(PLAIN, mtime=0) + b"x", "follows the compressed stream"),
         (
             gzip.compress(PLAIN, mtime=0) + bytes(100) + gzip.compress(PLAIN, mtime=0),
-            "after the end of what was compressed",
+            "follows the compressed stream",
         ),
-        (zstd(PLAIN) + b"garbage", "after the end of what was compressed"),
+        (zstd(PLAIN) + b"garbage", "follows the compressed stream"),
         (archive(extended({b"path": b"b"})), "extended header is the last thing"),
     ],
 )
@@ -236,10 +238,10 @@ HOSTILE = {
     "two names of one kind": (
         archive(extended({b"path": b"one"}), extended({b"path": b"two"}), member(b"a")), "two headers name",
     ),
-    "one name for all": (archive(extended({b"path": b"b"}, b"g"), member(b"a")), "the same name or size"),
-    "one size for all": (archive(extended({b"size": b"0"}, b"g"), member(b"a", data=b"x")), "the same name or size"),
+    "one name for all": (archive(extended({b"path": b"b"}, b"g"), member(b"a")), "the name or size of all members"),
+    "one size for all": (archive(extended({b"size": b"0"}, b"g"), member(b"a", data=b"x")), "the name or size of all members"),
     "a label with content": (archive(member(b"v", b"V", b"x")), "unknown kind"),
-    "names for all without end": (extended({b"comment": b"x"}, b"g") * 1001 + archive(member(b"a")), "too often"),
+    "names for all without end": (extended({b"comment": b"x"}, b"g") * 1001 + archive(member(b"a")), "too many global headers"),
     "a map that is one long number": (
         archive(extended({b"GNU.sparse.major": b"1", b"GNU.sparse.minor": b"0", b"GNU.sparse.realsize": b"9"}),
                 member(b"a", data=b"9" * 1_000_000)), "cut short",
@@ -413,7 +415,7 @@ def test_a_bomb_is_refused_before_it_goes_off(tmp_path: str, codec: str) -> None
 
 
 def test_pieces_without_number_are_refused(look: Look) -> None:
-    corrupt(look, gzip.compress(b"", mtime=0) * 2000 + gzip.compress(PLAIN, mtime=0), "too many small pieces")
+    corrupt(look, gzip.compress(b"", mtime=0) * 2000 + gzip.compress(PLAIN, mtime=0), "too many small gzip members")
 
 
 def test_a_window_larger_than_memory_is_refused(look: Look) -> None:
@@ -423,7 +425,7 @@ def test_a_window_larger_than_memory_is_refused(look: Look) -> None:
 
 
 def test_padding_without_end_is_refused(look: Look) -> None:
-    corrupt(look, PLAIN + bytes(65 << 20), "after the mark of its end")
+    corrupt(look, PLAIN + bytes(65 << 20), "follows its end-of-archive mark")
 
 
 def test_maps_without_end_are_refused(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,7 +502,7 @@ def test_damaged_headers_are_refused_or_mean_what_tar_takes_them_for(tmp_path: s
             file.write(data)
         try:
             with opened(path) as descriptor:
-                members = list(Examined(descriptor, Limits(outward_symlinks=True)))
+                members = list(CheckedArchive(descriptor, Limits(outward_symlinks=True)))
         except SandkeepError as error:
             assert error.code == "snapshot_corrupt"  # noqa: PT017 - it may also be taken
             continue
@@ -537,7 +539,7 @@ def test_what_is_said_of_all_members_is_little_and_nothing_else_of_it_is_kept(lo
     harmless = [tars.extended(unknown[part * 12 :], b"g") for part in range(20)]
     assert look(archive(*harmless, member(b"a"))).members == 1
     attributes = b"".join(tars.record(b"SCHILY.xattr.user.%06d" % number, b"x") for number in range(5000))
-    corrupt(look, archive(tars.extended(attributes, b"g"), member(b"a")), "too much of all its members")
+    corrupt(look, archive(tars.extended(attributes, b"g"), member(b"a")), "global headers are too large")
 
 
 def test_a_thousand_headers_for_all_members_take_no_more_memory_than_one(look: Look) -> None:

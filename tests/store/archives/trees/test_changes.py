@@ -34,10 +34,10 @@ def looked_at(path: Path) -> dict[bytes, changes.Seen]:
     """A look that leaves no doubt: everything was changed long before it."""
     tree = opened(path)
     try:
-        found = changes.look(tree)
+        found = changes.take_catalogue(tree)
         while not all(seen.changed for seen in found.values()):
             time.sleep(0.01)  # the clock of files goes on by itself
-            found = changes.look(tree)
+            found = changes.take_catalogue(tree)
         return found
     finally:
         os.close(tree)
@@ -102,7 +102,7 @@ def test_an_archive_of_what_changed_makes_the_earlier_tree_the_later(seed: int, 
             for _ in range(after):
                 change(top, chance)
             with reading_only(tree) as read:
-                source = ChangedTree(changes.compare(earlier, changes.look(tree)), read)
+                source = ChangedTree(changes.compare(earlier, changes.take_catalogue(tree)), read)
                 write(source, layer.fileno(), "gzip", source.remarks)
             os.close(tree)
             flatten([full.fileno(), layer.fileno()], whole.fileno())
@@ -121,7 +121,7 @@ def test_nothing_changed_is_nothing(tmp_path: Path) -> None:
 def test_what_was_changed_in_the_last_moment_counts_as_changed(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
     tree = opened(tmp_path)
-    first, second = changes.look(tree), changes.look(tree)
+    first, second = changes.take_catalogue(tree), changes.take_catalogue(tree)
     os.close(tree)
     assert first[b"a"].changed == b""
     assert b"a" in changes.compare(first, second).names
@@ -142,9 +142,9 @@ def test_what_is_doubted_counts_as_changed_by_all_its_names(tmp_path: Path) -> N
         (tmp_path / name).write_text("x")
     os.link(tmp_path / "a", tmp_path / "b")
     found = looked_at(tmp_path)
-    now = changes.doubted(found, {b"b", b"nothing"})
+    now = changes.with_unreliable(found, {b"b", b"nothing"})
     assert changes.compare(found, now).names == [TOP, b"a", b"b"]
-    assert len(changes.compare(found, changes.doubted(found, None)).names) == 4
+    assert len(changes.compare(found, changes.with_unreliable(found, None)).names) == 4
 
 
 def test_a_catalogue_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_file_that_is_called_like_a_mark_is_refused(tmp_path: Path) -> None:
     (tmp_path / "top" / ".wh.a").write_text("x")
     tree = opened(tmp_path / "top")
     with reading_only(tree) as read, (tmp_path / "layer").open("wb") as file:
-        source = ChangedTree(changes.compare({}, changes.look(tree)), read)
+        source = ChangedTree(changes.compare({}, changes.take_catalogue(tree)), read)
         with pytest.raises(SandkeepError, match="full"):
             write(source, file.fileno(), "gzip", source.remarks)
     os.close(tree)
@@ -186,7 +186,7 @@ def test_many_files_are_read_by_one_program(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(subprocess, "Popen", counted)
     tree = opened(tmp_path)
     with reading_only(tree) as read:
-        assert len(list(ChangedTree(changes.compare({}, changes.look(tree)), read))) == 501
+        assert len(list(ChangedTree(changes.compare({}, changes.take_catalogue(tree)), read))) == 501
     os.close(tree)
     assert len(started) == 2
 
@@ -199,7 +199,7 @@ def test_more_names_than_a_pipe_holds(tmp_path: Path) -> None:
         (folder / f"{number:0200}").write_bytes(b"x" * 1000)
     tree = opened(tmp_path)
     with reading_only(tree) as read:
-        assert len(list(ChangedTree(changes.compare({}, changes.look(tree)), read))) == 2002
+        assert len(list(ChangedTree(changes.compare({}, changes.take_catalogue(tree)), read))) == 2002
     os.close(tree)
 
 
@@ -219,11 +219,11 @@ def test_few_and_many_files_are_looked_at_alike(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "link").symlink_to("/")
     os.mkfifo(tmp_path / "fifo")
     tree = opened(tmp_path)
-    few = changes.look(tree)
+    few = changes.take_catalogue(tree)
     monkeypatch.setattr(changes, "_FEW", 0)
     many = looked_at(tmp_path)
     monkeypatch.undo()
-    assert changes.look(tree) == many
+    assert changes.take_catalogue(tree) == many
     assert {name: seen.kind for name, seen in few.items()} == {name: seen.kind for name, seen in many.items()}
     os.close(tree)
 
@@ -232,8 +232,8 @@ def test_what_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
     for number in range(changes._FEW):
         (tmp_path / str(number)).write_text("x")
     tree = opened(tmp_path)
-    with pytest.raises(SandkeepError, match="looked through"):
-        changes.look(tree, ["false"])
+    with pytest.raises(SandkeepError, match="cannot be listed"):
+        changes.take_catalogue(tree, ["false"])
     os.close(tree)
 
 
@@ -245,5 +245,5 @@ def test_what_is_very_deep(tmp_path: Path) -> None:
         os.close(above)
     os.close(here)
     tree = opened(tmp_path)
-    assert len(changes.look(tree)) == 401
+    assert len(changes.take_catalogue(tree)) == 401
     os.close(tree)

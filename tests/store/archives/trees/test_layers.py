@@ -18,10 +18,10 @@ from tests.support.tars import archive, member
 from tests.support.trees import NEW, described
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives.tar.inspect import Examined, inspect
+from sandkeep_store.archives.tar.inspect import CheckedArchive, inspect
 from sandkeep_store.archives.trees import layers
 from sandkeep_store.archives.trees.overlay import unpack_layer
-from sandkeep_store.archives.trees.pack import NO_LIMITS, Packed, pack
+from sandkeep_store.archives.trees.pack import NO_LIMITS, PackedArchive, pack
 from sandkeep_store.archives.trees.tree import Overlay
 from sandkeep_store.archives.trees.unpack import unpack
 
@@ -79,7 +79,7 @@ class Chain:
         unpack(output, target, limits=NO_LIMITS, owner=OWNER)  # directories may be implied, which no limit foresees
         return described(target, links=False)
 
-    def extracted(self, made: Packed, output: int) -> dict[bytes, Any]:
+    def extracted(self, made: PackedArchive, output: int) -> dict[bytes, Any]:
         unpack(output, f"{self.root}/extracted", limits=made.limits, sha256=made.sha256, owner=OWNER)
         return described(f"{self.root}/extracted", links=False)
 
@@ -103,7 +103,7 @@ def write(path: str, content: bytes = b"") -> None:
 
 
 def names(archive_: int) -> list[str]:
-    return [os.fsdecode(it.name) for it in Examined(archive_, NO_LIMITS)]
+    return [os.fsdecode(it.name) for it in CheckedArchive(archive_, NO_LIMITS)]
 
 
 def files(top: str) -> dict[str, bytes]:
@@ -191,7 +191,7 @@ def test_only_the_overlays_own_word_counts(chain: Chain, overlay: Overlay, other
     os.setxattr(f"{upper}/neither", f"{overlay}.overlay.opaque", b"n")
     layer = chain.layer(upper, overlay)
     assert [name for name in names(layer) if ".wh." in name] == ["own/.wh..wh..opq"]
-    assert not [member for member in Examined(layer, NO_LIMITS) if member.xattrs]
+    assert not [member for member in CheckedArchive(layer, NO_LIMITS) if member.xattrs]
 
 
 @pytest.mark.needs("root")

@@ -15,12 +15,12 @@ from tests.support import trees
 from tests.support.trees import NEW, described
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives.tar.inspect import Examined, inspect
+from sandkeep_store.archives.tar.inspect import CheckedArchive, inspect
 from sandkeep_store.archives.trees import pack as packing
-from sandkeep_store.archives.trees.pack import Packed, pack
+from sandkeep_store.archives.trees.pack import PackedArchive, pack
 from sandkeep_store.archives.trees.unpack import unpack
 
-Pack = Callable[..., Packed]
+Pack = Callable[..., PackedArchive]
 OWNER = (70_001, 70_001) if os.geteuid() == 0 else None
 
 
@@ -37,7 +37,7 @@ def place() -> Iterator[str]:
 def packed(place: str) -> Pack:
     """Packs `tree` into `archive`."""
 
-    def work(tree: str = "tree", **options: object) -> Packed:
+    def work(tree: str = "tree", **options: object) -> PackedArchive:
         with trees.opened(f"{place}/{tree}") as top, trees.opened(f"{place}/archive", NEW) as output:
             return pack(top, output, **options)  # type: ignore[arg-type]
 
@@ -47,7 +47,7 @@ def packed(place: str) -> Pack:
 def names(place: str) -> list[str]:
     """What the archive holds, in order."""
     with trees.opened(f"{place}/archive") as archive:
-        return [os.fsdecode(member.name) for member in Examined(archive, packing.NO_LIMITS)]
+        return [os.fsdecode(member.name) for member in CheckedArchive(archive, packing.NO_LIMITS)]
 
 
 def write(path: str, content: bytes = b"") -> None:
@@ -292,7 +292,7 @@ def test_names_longer_than_paths_may_be_are_left_out_and_told(place: str, packed
 # -- a tree that changes ----------------------------------------------------------------------------------------------
 
 
-def changing(place: str, packed: Pack, change: Callable[[], None], after: int) -> Packed:
+def changing(place: str, packed: Pack, change: Callable[[], None], after: int) -> PackedArchive:
     """Pack the tree, and change it when so many bytes are through: what is behind them is still to be read."""
     done = []
 

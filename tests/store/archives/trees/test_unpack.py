@@ -268,6 +268,9 @@ def test_a_place_that_is_not_there_is_told(place: str) -> None:
     assert caught.value.code == "storage_unavailable"
 
 
+EMPTY = Inspection(codec="none", sha256="", size_bytes=0, members=0, content_bytes=0, data_bytes=0)
+
+
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("full", ["size=1m", "size=8m,nr_inodes=8"])
 @pytest.mark.parametrize("foreseen", [True, False])
@@ -277,7 +280,7 @@ def test_a_full_disk_leaves_what_was_there(
     from sandkeepd.host import mounts
 
     if not foreseen:  # others take the room when it was looked for already
-        monkeypatch.setattr("sandkeep_store.archives.trees.unpack.staged", lambda target, *_: staged(target, 0, 0))
+        monkeypatch.setattr("sandkeep_store.archives.trees.unpack.staged", lambda target, *_: staged(target, EMPTY))
     data = archive(*(member(b"%d" % number, data=bytes(range(256)) * 800) for number in range(10)))
     write(f"{place}/data", data)
     os.mkdir(f"{place}/disk")
@@ -306,7 +309,7 @@ def moved(passed):
     if when == str(len(told)):
         die()
 if when == "extracted":
-    unpack.take_place = die
+    unpack.swap_in = die
 if when == "exchanged":
     swap.sync_directory = die
 unpack.unpack(os.open(place + "/archive", os.O_RDONLY), place + "/target", moved=moved)
@@ -409,6 +412,7 @@ def test_a_users_own_daemon_does_the_same(place: str) -> None:
     script = """
 import os, sys
 from sandkeep_store.archives.trees.pack import pack
+from sandkeep_store.archives.tar.inspect import Inspection
 from sandkeep_store.archives.trees.unpack import unpack
 place = sys.argv[1]
 os.mkdir(place + "/tree")

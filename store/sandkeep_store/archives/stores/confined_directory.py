@@ -15,25 +15,26 @@ from typing import Final
 from sandkeep.errors import SetupError
 from sandkeep.system.durable import make_directory, sync_directory
 from sandkeep_store.buckets.config import is_path
+from sandkeep_store.files.descriptors import closing
 
 _BASE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY: Final = _BASE | os.O_NOFOLLOW
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class NotPlainError(Exception):
+class NotRegularFileError(Exception):
     """The path names a device, FIFO, socket or directory instead of a regular file."""
 
 
-class Beneath:
-    """The files below `base`. Paths are relative and checked. `is_ours` says that it is no mount.
+class ConfinedDirectory:
+    """The files below `base`. Paths are relative and checked. `is_private` says that it is no mount.
 
-    Raises OSError as the system does, and `NotPlainError`.
+    Raises OSError as the system does, and `NotRegularFileError`.
     """
 
-    def __init__(self, base: str, *, is_ours: bool) -> None:
+    def __init__(self, base: str, *, is_private: bool) -> None:
         self.base = base
-        self.is_ours = is_ours
+        self.is_private = is_private
 
     def open(self, path: str) -> int:
         """A descriptor of a plain file, for reading."""
@@ -42,7 +43,7 @@ class Beneath:
             descriptor = os.open(name, _FILE, dir_fd=directory)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise NotPlainError
+            raise NotRegularFileError
         return descriptor
 
     @contextmanager
@@ -74,14 +75,14 @@ class Beneath:
                     return
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Hold an exclusive flock on the base directory. On a mount it excludes only writers on this machine."""
         with self.directory(create=True) as base:
             fcntl.flock(base, fcntl.LOCK_EX)
             yield
 
     def _base(self, *, create: bool) -> int:
-        if create and self.is_ours and not os.path.isdir(self.base):
+        if create and self.is_private and not os.path.isdir(self.base):
             os.makedirs(self.base, 0o700, exist_ok=True)
             sync_directory(os.path.dirname(self.base))
         base = os.open(self.base, _BASE)
@@ -92,13 +93,13 @@ class Beneath:
             raise
         return base
 
-    def require_ours(self) -> None:
+    def require_private(self) -> None:
         """Raise `not_configured` for a directory that is not safe, if there is one."""
         with suppress(OSError):  # the next write reports it
             self._check(os.stat(self.base))
 
     def _check(self, found: os.stat_result) -> None:
-        if not self.is_ours:
+        if not self.is_private:
             return
         if not stat.S_ISDIR(found.st_mode):
             why = "is no directory"
@@ -106,8 +107,8 @@ class Beneath:
             why = "can be written by others than the daemon's user, so archives are not safe there"
         else:
             return
-        words = f"{self.base} {why}: give it to that user with mode 0700, or set another SANDBOX_SNAPSHOT_DIR"
-        raise SetupError("not_configured", words, setting="SANDBOX_SNAPSHOT_DIR")
+        message = f"{self.base} {why}: give it to that user with mode 0700, or set another SANDBOX_SNAPSHOT_DIR"
+        raise SetupError("not_configured", message, setting="SANDBOX_SNAPSHOT_DIR")
 
 
 def _made(name: str, parent: int) -> int:
@@ -139,7 +140,5 @@ def _walk_into(name: str, parent: int, path: str, prefix: str) -> Iterator[tuple
         if error.errno == errno.ELOOP:
             return
         raise
-    try:
+    with closing(directory):
         yield from _walk(directory, path, prefix)
-    finally:
-        os.close(directory)
