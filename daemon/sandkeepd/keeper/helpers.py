@@ -12,11 +12,10 @@ from sandkeep.ids import new_id
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Launch
 from sandkeepd.keeper import input_files, pipes, requests
-from sandkeepd.keeper.channel import REQUEST_DEADLINE_S
 from sandkeepd.keeper.launch import Launcher
 from sandkeepd.keeper.place import Place, no_room
 from sandkeepd.keeper.processes import Known
-from sandkeepd.keeper.talk import Talk
+from sandkeepd.keeper.talk import REQUEST_DEADLINE_S, Talk
 from sandkeepd.keeper.watcher import Watcher
 
 HELPER_OUTPUT_BYTES: Final = 64 * 1024

@@ -6,19 +6,22 @@ code inside can write there, too, reading is limited to a sandbox's share of the
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Final
 
 import trio
 
-from sandkeep.errors import CallerError, SandkeepError, StateError
+from sandkeep.errors import CallerError, ProviderError, StateError
 from sandkeepd.contract.processes import Exit
-from sandkeepd.keeper import journal, requests, terminal
+from sandkeepd.keeper import fifo, journal, requests, terminal
 from sandkeepd.keeper.allowance import Allowance
-from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
 from sandkeepd.keeper.pause import Pause
 from sandkeepd.keeper.place import CONTROL, Place
 from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, Earlier, Known
 from sandkeepd.keeper.watcher import Watcher
+
+REQUEST_DEADLINE_S: Final = 30.0
+"""Seconds a request may wait for room in the FIFO, and for the keeper's answer."""
 
 LOOK_S: Final = 0.5
 """Seconds until processes are queried again after the code inside has corrupted the answers."""
@@ -51,7 +54,7 @@ class Talk:
         self._watcher = watcher
         self._heard = heard
         self._place = place
-        self._channel = Channel(sandbox_id, place)
+        self._turn = trio.Lock()
         self._earlier = Earlier()
         self._adopted = False
         self._allowance = Allowance()
@@ -65,9 +68,24 @@ class Talk:
     # Asking
 
     async def send(self, *lines: bytes) -> None:
-        """Send request lines. Raises `not_ready` when the sandbox is gone, `provider_unavailable`."""
+        """Put request lines into the keeper's FIFO, waiting for room; several stay together.
+
+        Raises `not_ready` when the sandbox is gone, `provider_unavailable`.
+        """
         self.check_present()
-        await self._channel.send(*lines, deadline_s=REQUEST_DEADLINE_S)
+        fd = self._place.open_fifo(CONTROL)
+        if fd is None:
+            message = f"sandbox {self._sandbox_id} has lost its request channel: terminate it"
+            raise ProviderError("provider_unavailable", message)
+        try:
+            with trio.fail_after(REQUEST_DEADLINE_S):
+                async with self._turn if len(lines) > 1 else nullcontext():
+                    for line in lines:
+                        await fifo.write_line(fd, line)
+        except trio.TooSlowError:
+            raise self.silent() from None
+        finally:
+            os.close(fd)
         if self._watch is not None:
             self._watcher.hasten(self._watch)
 
@@ -83,9 +101,11 @@ class Talk:
         if patience.cancelled_caught:
             raise self.silent()
 
-    def silent(self) -> SandkeepError:
-        """The error for a keeper that has not answered in time."""
-        return self._channel.silent(REQUEST_DEADLINE_S)
+    def silent(self) -> ProviderError:
+        """The error for a keeper that has not taken a request, or not answered it, in time."""
+        seconds = f"{REQUEST_DEADLINE_S:.0f} s"
+        message = f"sandbox {self._sandbox_id} did not answer for {seconds}: terminate it if that goes on"
+        return ProviderError("provider_unavailable", message, sandbox_id=self._sandbox_id)
 
     def check_present(self) -> None:
         """Raise `not_ready` when the sandbox is gone."""
