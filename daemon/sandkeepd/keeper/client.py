@@ -1,11 +1,12 @@
 """The daemon's side of a keeper: an `Instance` over the two directories that it shares with a sandbox.
 
-`place` has the files, `talk` the conversation with the keeper, `launch` starts processes, `journals` reads their
+`place` has the files, `talk` the conversation with the keeper, `launch` starts processes, `journal` reads their
 output, `viewers` shows their terminals, `helpers` runs unrecorded commands. This module combines them.
 """
 
+import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from signal import Signals
 from typing import Any, Final
 
@@ -17,10 +18,9 @@ from sandkeep.model import FileContent, Isolation
 from sandkeepd.contract.instance import Directory, Ending
 from sandkeepd.contract.pauses import Pausing
 from sandkeepd.contract.processes import Chunk, Exit, InputNote, Launch, unnoted
-from sandkeepd.host.hostile_files import HostileTree
+from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import fifo, files, input_files, journal, pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers
-from sandkeepd.keeper.journals import Journals
 from sandkeepd.keeper.launch import Launcher
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import LOST_END, Known
@@ -71,10 +71,10 @@ class KeeperInstance:
         self.cgroups: Mapping[str, str] = {}
         self._ending = Ending(kind="failed", message="it is gone")
         self._place = Place(directory, inside, input_owner, fed=fed)
-        self._journals = Journals(self._place.out, watcher)
+        self._watcher = watcher
         self._talk = Talk(sandbox_id, self._place, watcher, self._heard)
         self.pause = self._talk.pause
-        self._launcher = Launcher(self._talk, self._place, self._journals, env=env, working_dir=working_dir)
+        self._launcher = Launcher(self._talk, self._place, env=env, working_dir=working_dir)
         self._helpers = Helpers(self, self._talk, self._place, self._launcher, watcher)
         self._viewers = self._make_viewers()
 
@@ -202,19 +202,38 @@ class KeeperInstance:
 
     def read(self, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Instance.read`."""
-        return self._journals.read(process_id, stream, offset, max_bytes)
+        return journal.read_journal(self._place.out, requests.check_process_id(process_id), stream, offset, max_bytes)
 
     def sizes(self, process_id: str) -> tuple[int, int]:
         """See `Instance.sizes`."""
-        return self._journals.sizes(process_id)
+        return journal.sizes(self._place.out, requests.check_process_id(process_id))
 
     async def wait_output(self, process_id: str, stdout_offset: int, stderr_offset: int) -> None:
         """See `Instance.wait_output`."""
-        await self._journals.wait(process_id, self._talk.known(process_id), stdout_offset, stderr_offset)
+        process = self._talk.known(process_id)
+        more = trio.Event()
+        with ExitStack() as stack:
+            stack.enter_context(process.followed_by(more.set))
+            for stream, offset in (("stdout", stdout_offset), ("stderr", stderr_offset)):
+                if process.exit or self._watch_journal(process_id, stream, offset, more, stack):
+                    return
+            await more.wait()
+
+    def _watch_journal(self, process_id: str, stream: str, offset: int, more: trio.Event, stack: ExitStack) -> bool:
+        """Set `more` when the journal grows; return True if it is longer than `offset` already."""
+        try:
+            fd = journal.open_journal(self._place.out, process_id, stream)
+        except (OSError, NotAFileError):
+            return False
+        try:
+            stack.enter_context(self._watcher.watching(fd, more.set))
+            return os.fstat(fd).st_size > offset
+        finally:
+            os.close(fd)
 
     def sync(self, process_id: str) -> None:
         """See `Instance.sync`."""
-        self._journals.sync(process_id)
+        journal.sync(self._place.out, process_id)
 
     # Terminals
 

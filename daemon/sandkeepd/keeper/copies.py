@@ -4,9 +4,9 @@ The bytes do not pass through the daemon: it hands over a pipe's end, gets the o
 copy. See `copy.sh` for the protocol.
 """
 
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -19,14 +19,7 @@ from sandkeepd.keeper.failure import failure
 from sandkeepd.keeper.files import start_of
 from sandkeepd.keeper.pipes import HELPER
 
-
-def _script() -> str:
-    with open(os.path.join(os.path.dirname(__file__), "copy.sh"), encoding="utf-8") as file:
-        return file.read()
-
-
-_SCRIPT: Final = _script()
-
+_SCRIPT: Final = Path(__file__).with_name("copy.sh").read_text(encoding="utf-8")
 
 Form = Literal["whole", "contents", "bytes"]
 """The format of the stream: an archive of one file or tree under its name, an archive of a directory's contents, or the

@@ -3,12 +3,17 @@
 import os
 from typing import Final
 
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, SetupError, StateError
 
 
 def shown(path: str) -> str:
     """Return the display form of a path."""
     return repr(os.fsencode(path).decode("utf-8", "backslashreplace"))
+
+
+def no_room(error: OSError) -> SandkeepError:
+    """Return the error for a file that could not be made in the state directory."""
+    return DaemonError("storage_unavailable", f"the state directory cannot be written: {error.strerror}")
 
 
 _MEANINGS: Final = (

@@ -1,7 +1,7 @@
 """Helper commands: run inside a sandbox for the daemon's own purposes, outside the record, and then removed."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from signal import Signals
 from typing import Final
 
@@ -12,8 +12,9 @@ from sandkeep.ids import new_id
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Launch
 from sandkeepd.keeper import input_files, pipes, requests
+from sandkeepd.keeper.failure import no_room
 from sandkeepd.keeper.launch import Launcher
-from sandkeepd.keeper.place import Place, no_room
+from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import Known
 from sandkeepd.keeper.talk import REQUEST_DEADLINE_S, Talk
 from sandkeepd.keeper.watcher import Watcher
@@ -61,37 +62,34 @@ class Helpers:
         self, command: Sequence[str], *, incoming: bool, working_dir: str | None
     ) -> AsyncIterator[pipes.Piped]:
         """See `Instance.run_piped`."""
-        process_id = new_id(pipes.HELPER)
-        if self._place.fed:
-            async with self._fed(process_id, command, incoming=incoming, working_dir=working_dir) as fed:
-                yield fed
-            return
+        launch = Launch(process_id=new_id(pipes.HELPER), command=command, working_dir=working_dir)
+        start = self._fed if self._place.fed else self._by_fifos
         piped: pipes.Piped | None = None
         try:
-            with pipes.Ends(self._place.files, process_id, self._place.input_owner) as ends:
-                launch = Launch(process_id=process_id, command=command, working_dir=working_dir)
-                await self._launcher.launch(launch, "in" if incoming else "out")
-                piped = pipes.Piped(self._instance, process_id, ends.data(incoming=incoming), ends.control())
-                try:
-                    await self._hear_ready(piped)
-                    ends.let_go()
-                    yield piped
-                finally:
-                    piped.close()
+            async with start(launch, incoming=incoming) as piped:
+                yield piped
         finally:
-            if piped is None or not piped.left_alone or self._instance.exit_of(process_id):
-                await self._drop_in_time(process_id)
+            if piped is None or not piped.left_alone or self._instance.exit_of(launch.process_id):
+                await self._drop_in_time(launch.process_id)
 
     @asynccontextmanager
-    async def _fed(
-        self, process_id: str, command: Sequence[str], *, incoming: bool, working_dir: str | None
-    ) -> AsyncIterator[pipes.Piped]:
+    async def _by_fifos(self, launch: Launch, *, incoming: bool) -> AsyncIterator[pipes.Piped]:
+        process_id = launch.process_id
+        with closing(pipes.Ends(self._place.files, process_id, self._place.input_owner)) as ends:
+            await self._launcher.launch(launch, "in" if incoming else "out")
+            data, control = ends.data(incoming=incoming), ends.control()
+            with closing(pipes.Piped(self._instance, process_id, data, control)) as piped:
+                await self._hear_ready(piped)
+                ends.close()
+                yield piped
+
+    @asynccontextmanager
+    async def _fed(self, launch: Launch, *, incoming: bool) -> AsyncIterator[pipes.Piped]:
         """The same where there can be no FIFOs."""
-        piped: input_files.FedPiped | None = None
+        process_id = launch.process_id
         try:
             for end in (pipes.DATA, pipes.CONTROL) if incoming else (pipes.CONTROL,):
                 await self._place.write(process_id + end, b"")
-            launch = Launch(process_id=process_id, command=command, working_dir=working_dir)
             await self._launcher.launch(launch, "fed-in" if incoming else "fed-out")
             async with input_files.piped(
                 self._instance, self._talk, self._place, self._watcher, process_id, incoming=incoming
@@ -100,9 +98,6 @@ class Helpers:
                 yield piped
         except OSError as error:
             raise no_room(error) from None
-        finally:
-            if piped is None or not piped.left_alone or self._instance.exit_of(process_id):
-                await self._drop_in_time(process_id)
 
     async def _hear_ready(self, piped: pipes.Piped) -> None:
         with self._talk.pause.patience(REQUEST_DEADLINE_S) as patience:

@@ -162,19 +162,15 @@ async def _follow(process: Known, watcher: Watcher, fd: int, target: int) -> Non
     def wake() -> None:
         grown.set()
 
-    process.followers.add(wake)
-    try:
-        with watcher.watching(fd, wake):
-            while True:
-                grown = trio.Event()
-                over = process.exit is not None
-                while data := os.read(fd, _PIECE_BYTES):
-                    await _put(target, data)
-                if over:
-                    return
-                await grown.wait()
-    finally:
-        process.followers.discard(wake)
+    with process.followed_by(wake), watcher.watching(fd, wake):
+        while True:
+            grown = trio.Event()
+            over = process.exit is not None
+            while data := os.read(fd, _PIECE_BYTES):
+                await _put(target, data)
+            if over:
+                return
+            await grown.wait()
 
 
 async def _put(target: int, data: bytes) -> None:

@@ -77,6 +77,19 @@ def sizes(out: HostileTree, process_id: str) -> tuple[int, int]:
         return 0, 0
 
 
+def sync(out: HostileTree, process_id: str) -> None:
+    """Force a process's journals to the disk. Blocks. Raises OSError."""
+    for stream in ("stdout", "stderr"):
+        try:
+            fd = open_journal(out, process_id, stream)
+        except (OSError, NotAFileError):
+            continue
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
 def _size(name: str, directory: int) -> int:
     with suppress(OSError):
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)

@@ -7,9 +7,9 @@ from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeepd.contract.processes import Launch, Terminal
 from sandkeepd.host.fairness import yield_to_loop
-from sandkeepd.keeper import pipes, program, requests, terminal
-from sandkeepd.keeper.journals import Journals
-from sandkeepd.keeper.place import Place, no_room
+from sandkeepd.keeper import journal, pipes, program, requests, terminal
+from sandkeepd.keeper.failure import no_room
+from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import Known
 from sandkeepd.keeper.talk import Talk
 
@@ -24,12 +24,9 @@ class _Request(NamedTuple):
 class Launcher:
     """Starts the processes of one sandbox. `env` and `working_dir` are for all that have no others."""
 
-    def __init__(
-        self, talk: Talk, place: Place, journals: Journals, *, env: Mapping[str, str], working_dir: str
-    ) -> None:
+    def __init__(self, talk: Talk, place: Place, *, env: Mapping[str, str], working_dir: str) -> None:
         self._talk = talk
         self._place = place
-        self._journals = journals
         self._env = dict(env)
         self._working_dir = working_dir
 
@@ -53,11 +50,10 @@ class Launcher:
         return process.pid
 
     def _not_started(self, process_id: str, launch: Launch) -> SandkeepError:
-        said = self._journals.read(process_id, "stderr", 0, 500).data if launch.terminal else b""
         del self._talk.processes[process_id]
         self._place.remove_start(process_id)
         if launch.terminal:
-            return terminal.not_started(said)
+            return terminal.not_started(journal.read_journal(self._place.out, process_id, "stderr", 0, 500).data)
         message = "the sandbox could not start another process: it is out of processes, memory or disk"
         return ProviderError("provider_unavailable", message, process_id=process_id)
 

@@ -11,13 +11,12 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
-from sandkeep.errors import DaemonError
 from sandkeepd.contract.commands import CommandFailedError
 from sandkeepd.contract.instance import Instance
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
+from sandkeepd.keeper.failure import no_room
 
 HELPER: Final = "hlp"
 """Prefix of the ids of helper commands, by which a later daemon finds leftovers."""
@@ -35,28 +34,22 @@ _LEFT: Final = re.compile(rf"({HELPER}_[0-9a-z]+)(\.\w+)?")
 
 
 class Ends:
-    """The FIFOs of one command, for the length of a block. Descriptors handed to another command stay open."""
+    """The FIFOs of one command, until `close`. Descriptors handed to another command stay open.
+
+    Raises `storage_unavailable`.
+    """
 
     def __init__(self, files: HostileTree, process_id: str, owner: tuple[int, int] | None) -> None:
         self._files = files
         self._path = f"in/{process_id}"
-        self._owner = owner
         self._held: list[int] = []
-
-    def __enter__(self) -> Self:
         try:
             for end in ENDS:
-                self._make(self._path + end)
+                files.make_fifo(self._path + end, owner)
+                self._held.append(self._open(self._path + end, os.O_RDWR | os.O_NONBLOCK))
         except OSError as error:
-            self.let_go()
-            raise DaemonError(
-                "storage_unavailable", f"the state directory cannot be written: {error.strerror}"
-            ) from None
-        return self
-
-    def _make(self, path: str) -> None:
-        self._files.make_fifo(path, self._owner)
-        self._held.append(self._open(path, os.O_RDWR | os.O_NONBLOCK))
+            self.close()
+            raise no_room(error) from None
 
     def data(self, *, incoming: bool) -> int:
         """Return the daemon's end of the data, with a large buffer. It is blocking, as its receivers expect."""
@@ -69,8 +62,8 @@ class Ends:
         """Return the daemon's end of the control FIFO."""
         return self._open(self._path + CONTROL, os.O_WRONLY | os.O_NONBLOCK)
 
-    def let_go(self) -> None:
-        """Both sides have opened their ends, or never will."""
+    def close(self) -> None:
+        """Remove the FIFOs: both sides have opened their ends, or never will. Safe to repeat."""
         while self._held:
             os.close(self._held.pop())
         for end in ENDS:
@@ -83,11 +76,6 @@ class Ends:
             return self._files.open_fifo(path, flags)
         except NotAFileError:
             raise OSError(f"{path} is not a FIFO") from None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.let_go()
 
 
 class Piped:

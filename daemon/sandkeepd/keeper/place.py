@@ -15,7 +15,6 @@ from typing import Final
 
 import trio
 
-from sandkeep.errors import DaemonError, SandkeepError
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import pipes
 
@@ -134,11 +133,6 @@ class Place:
     def _unlink(self, path: str) -> None:
         with suppress(OSError):
             self.files.unlink(path)
-
-
-def no_room(error: OSError) -> SandkeepError:
-    """The error for a file that could not be made."""
-    return DaemonError("storage_unavailable", f"the state directory cannot be written: {error.strerror}")
 
 
 def _write_new(files: HostileTree, path: str, data: bytes) -> None:

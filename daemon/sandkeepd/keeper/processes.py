@@ -1,7 +1,8 @@
 """Known facts of a sandbox's processes: the keeper's answers, accepted where they can be true."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import trio
@@ -87,6 +88,15 @@ class Known:
         for follower in list(self.followers):
             follower()
 
+    @contextmanager
+    def followed_by(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call back when it ends, for the length of a block."""
+        self.followers.add(callback)
+        try:
+            yield
+        finally:
+            self.followers.discard(callback)
+
     def close_input(self) -> None:
         """Let go of the daemon's end of the process's input."""
         if self.input_fd is not None:
@@ -115,11 +125,10 @@ class Earlier:
                 if len(orders) == MAX_ORDERS:
                     words.remove(orders[0])
                     self._count -= 1
-                words.append(answer.word)
-                self._count += 1
-            elif len(words) - len(orders) < MAX_WORDS:
-                words.append(answer.word)
-                self._count += 1
+            elif len(words) - len(orders) >= MAX_WORDS:
+                return
+            words.append(answer.word)
+            self._count += 1
 
     def tell(self, process_id: str, process: Known) -> None:
         """Pass the remembered answers to the process."""

@@ -4,10 +4,12 @@ See ``keeper.c``. It is compiled for each common kind of machine, and put into `
 """
 
 import fcntl
+import filecmp
 import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 NAME: Final = ".keeper"
@@ -45,8 +47,7 @@ def why_missing() -> str | None:
 
 def install(in_dir: str) -> None:
     """Put it into `in`. Raises OSError."""
-    with open(_PROGRAM, "rb") as program:
-        put_program(f"{in_dir}/{NAME}", program.read())
+    put_program(f"{in_dir}/{NAME}", Path(_PROGRAM).read_bytes())
 
 
 def on_host(directory: str) -> str:
@@ -58,12 +59,7 @@ def on_host(directory: str) -> str:
     if os.access(_PROGRAM, os.X_OK):
         return _PROGRAM
     copy = f"{directory}/{NAME}"
-    try:
-        with open(copy, "rb") as found, open(_PROGRAM, "rb") as program:
-            is_there = found.read() == program.read()
-    except FileNotFoundError:
-        is_there = False
-    if not is_there:
+    if not os.path.exists(copy) or not filecmp.cmp(copy, _PROGRAM, shallow=False):
         install(directory)
     return copy
 
@@ -71,8 +67,7 @@ def on_host(directory: str) -> str:
 def install_statx(in_dir: str) -> None:
     """Put the library for programs in gVisor sandboxes into `in`, if there is one. Raises OSError."""
     if os.path.exists(_STATX):
-        with open(_STATX, "rb") as library:
-            put_program(f"{in_dir}/{STATX_NAME}", library.read())
+        put_program(f"{in_dir}/{STATX_NAME}", Path(_STATX).read_bytes())
 
 
 def put_program(path: str, program: bytes) -> None:

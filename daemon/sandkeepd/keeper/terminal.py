@@ -6,6 +6,7 @@ client what to execute, so a client outside would be an escape.
 
 import os
 import select
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -29,19 +30,16 @@ STUCK: Final = b"stuck\n"
 END_OF_FILE: Final = b"\x04"
 
 
-def _script(name: str) -> bytes:
-    with open(os.path.join(os.path.dirname(__file__), name), "rb") as file:
-        return file.read()
+_SCRIPTS: Final = Path(__file__).parent
 
-
-PANE: Final = _script("pane.sh")
+PANE: Final = (_SCRIPTS / "pane.sh").read_bytes()
 BEGIN: Final = b'echo "run $$.$PPID" >&9; exec 9>&-'
 """The first commands of a process in a terminal: it reports its pid, and that of its parent, whose group it belongs to.
 """
 
-_TERMINFO: Final = _script("terminfo.sh")
-_TERMINAL: Final = _TERMINFO + _script("terminal.sh")
-_VIEWER: Final = (_TERMINFO + _script("viewer.sh")).decode()
+_TERMINFO: Final = (_SCRIPTS / "terminfo.sh").read_bytes()
+_TERMINAL: Final = _TERMINFO + (_SCRIPTS / "terminal.sh").read_bytes()
+_VIEWER: Final = (_TERMINFO + (_SCRIPTS / "viewer.sh").read_bytes()).decode()
 
 
 def is_viewer(process_id: str) -> bool:

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import trio
 from inotify_simple import INotify, flags
@@ -45,13 +45,6 @@ SHORTAGE: Final = (
 )
 
 
-class _Look(NamedTuple):
-    """The status of a polled file."""
-
-    size: int
-    changed_ns: int
-
-
 class _Polled:
     """A file that is looked at now and then, for want of a watch. Holds a descriptor of its own."""
 
@@ -74,9 +67,9 @@ class _Polled:
         self.due = now + self.period_s
         return changed
 
-    def _look(self) -> _Look:
+    def _look(self) -> tuple[int, int]:
         found = os.fstat(self.fd)
-        return _Look(found.st_size, found.st_mtime_ns)
+        return found.st_size, found.st_mtime_ns
 
 
 class Watcher:
@@ -270,8 +263,3 @@ class Watcher:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def grown(fd: int, beyond: int) -> bool:
-    """Return True if the open file is longer than `beyond`."""
-    return os.fstat(fd).st_size > beyond
