@@ -63,7 +63,7 @@ def measure(groups: Mapping[str, str]) -> Usage | None:
 
 def _tellers(groups: Mapping[str, str]) -> list[tuple["Teller", str]]:
     """Return the readers for the groups, each with its directory."""
-    version_2 = {directory for directory in groups.values() if is_version_2(directory)}
+    version_2 = {directory for directory in groups.values() if os.path.exists(f"{directory}/cgroup.controllers")}
     asked = [(tell, directory) for directory in sorted(version_2) for tell in VERSION_2]
     for controller, directory in groups.items():
         if directory not in version_2 and controller in VERSION_1:
@@ -83,11 +83,6 @@ def oom_kills(groups: Mapping[str, str]) -> int | None:
     return None
 
 
-def is_version_2(directory: str) -> bool:
-    """Return True if a group is one of version 2."""
-    return os.path.exists(f"{directory}/cgroup.controllers")
-
-
 # -- version 1 --------------------------------------------------------------------------------------------------------
 
 
@@ -105,13 +100,8 @@ def _cpu_v1(directory: str) -> dict[str, float | None]:
 
 
 def _memory_v1(directory: str) -> dict[str, int | None]:
-    cached = _table(f"{directory}/memory.stat").get("total_inactive_file")
-    return {
-        "memory_bytes": _without(_number(_read(f"{directory}/memory.usage_in_bytes")), _number(cached)),
-        "memory_peak_bytes": _number(_read(f"{directory}/memory.max_usage_in_bytes")),
-        "memory_limit_bytes": _limit(_read(f"{directory}/memory.limit_in_bytes")),
-        "oom_kills": oom_kills({"memory": directory}),
-    }
+    files = ("memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.limit_in_bytes")
+    return _memory(directory, "total_inactive_file", files)
 
 
 def _blkio_v1(directory: str) -> dict[str, int | None]:
@@ -141,13 +131,7 @@ def _cpu_v2(directory: str) -> dict[str, float | None]:
 
 
 def _memory_v2(directory: str) -> dict[str, int | None]:
-    cached = _table(f"{directory}/memory.stat").get("inactive_file")
-    return {
-        "memory_bytes": _without(_number(_read(f"{directory}/memory.current")), _number(cached)),
-        "memory_peak_bytes": _number(_read(f"{directory}/memory.peak")),
-        "memory_limit_bytes": _limit(_read(f"{directory}/memory.max")),
-        "oom_kills": oom_kills({"memory": directory}),
-    }
+    return _memory(directory, "inactive_file", ("memory.current", "memory.peak", "memory.max"))
 
 
 def _io_v2(directory: str) -> dict[str, int | None]:
@@ -160,6 +144,18 @@ def _io_v2(directory: str) -> dict[str, int | None]:
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
+
+
+def _memory(directory: str, cache: str, files: tuple[str, str, str]) -> dict[str, int | None]:
+    """The usage without the cache, the peak and the limit. Usage and cache are not read in the same instant."""
+    cached = _number(_table(f"{directory}/memory.stat").get(cache)) or 0
+    used, peak, limit = (_number(_read(f"{directory}/{file}")) for file in files)
+    return {
+        "memory_bytes": None if used is None else max(0, used - cached),
+        "memory_peak_bytes": peak,
+        "memory_limit_bytes": limit if limit is not None and limit < UNLIMITED else None,
+        "oom_kills": oom_kills({"memory": directory}),
+    }
 
 
 def _pids(directory: str) -> dict[str, int | None]:
@@ -219,16 +215,6 @@ def _known(told: Mapping[str, int | float | None]) -> dict[str, int | float]:
 def _sum(counts: list[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
-
-
-def _without(used: int | None, cached: int | None) -> int | None:
-    """Return the memory in use without the cache. The two were not read in the same instant."""
-    return None if used is None else max(0, used - (cached or 0))
-
-
-def _limit(text: str | None) -> int | None:
-    limit = _number(text)
-    return limit if limit is not None and limit < UNLIMITED else None
 
 
 def _share(quota: str | None, period: str | None) -> float | None:
