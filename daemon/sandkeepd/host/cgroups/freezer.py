@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from sandkeep.errors import DaemonError, ProviderError
-from sandkeepd.host.cgroups import placement
+from sandkeepd.host.cgroups.placement import read, write
 
 DEADLINE_S: Final = 10.0
 """Seconds a process may take to freeze: it may wait in the kernel for a disk."""
@@ -50,7 +50,7 @@ def thaw(groups: Mapping[str, str]) -> None:
     switch = switch_of(groups)
     if switch is not None:
         with suppress(OSError):
-            placement.write(switch.file, switch.thaw)
+            write(switch.file, switch.thaw)
 
 
 def stand_still(groups: Mapping[str, str]) -> bool:
@@ -146,7 +146,7 @@ class Freezer:
 
     def _freeze(self) -> None:
         try:
-            placement.write(self._switch.file, self._switch.freeze)
+            write(self._switch.file, self._switch.freeze)
             wait_until(lambda: _is_frozen(self._switch))
         except OSError as error:
             self._thaw()
@@ -158,7 +158,7 @@ class Freezer:
 
     def _thaw(self) -> None:
         with suppress(OSError):  # the group of a sandbox that has ended is gone
-            placement.write(self._switch.file, self._switch.thaw)
+            write(self._switch.file, self._switch.thaw)
         self._drop_mark()
 
     def _put_mark(self) -> None:
@@ -202,12 +202,3 @@ def _is_frozen(switch: Switch) -> bool:
     if switch.file.endswith("freezer.state"):
         return read(switch.file).strip() == "FROZEN"
     return "frozen 1" in read(f"{os.path.dirname(switch.file)}/cgroup.events").splitlines()
-
-
-def read(path: str) -> str:
-    """Return the content of a kernel file; empty if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

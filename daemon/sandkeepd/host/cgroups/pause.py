@@ -21,7 +21,8 @@ from msgspec import Struct
 
 from sandkeep.errors import StateError
 from sandkeepd.host.cgroups import groups as cgroups
-from sandkeepd.host.cgroups.freezer import Freezer, Switch, read, switch_of, turn, wait_until
+from sandkeepd.host.cgroups.freezer import Freezer, Switch, switch_of, turn, wait_until
+from sandkeepd.host.cgroups.placement import read
 from sandkeepd.host.processes import pids_where, reap, spawn
 
 # The guard of a control group: $1 thaws it when it is written to $2, if its mark $3 is there.

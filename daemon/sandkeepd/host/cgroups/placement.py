@@ -81,8 +81,14 @@ def sandboxes_of_v2(own: str) -> tuple[str, list[str]]:
         for place in (_beside(unit), unit):
             made = f"{place}/{SANDBOXES}"
             if os.path.isdir(made):
-                return made, _words(f"{made}/cgroup.controllers")
-    return f"{own}/sandkeep", _words(f"{own}/cgroup.subtree_control")
+                return made, read(f"{made}/cgroup.controllers").split()
+    return f"{own}/sandkeep", read(f"{own}/cgroup.subtree_control").split()
+
+
+def controllers(group: str) -> list[str]:
+    """Return our controllers that a group of version 2 has; none if there is no such directory."""
+    enabled = read(f"{group}/cgroup.controllers").split()
+    return [name for name in CONTROLLERS if name in enabled]
 
 
 def parse(member_of: str) -> dict[str, str]:
@@ -147,17 +153,17 @@ def _settle_v2(unit: str, in_leaf: bool) -> None:
 def _open_place(unit: str) -> None:
     """Delegate a unit's controllers to the sandboxes' parent group."""
     os.makedirs(f"{unit}/{SANDBOXES}", exist_ok=True)
-    for name in CONTROLLERS:
-        if name in _words(f"{unit}/cgroup.controllers"):
-            write(f"{unit}/cgroup.subtree_control", f"+{name}")
+    for name in controllers(unit):
+        write(f"{unit}/cgroup.subtree_control", f"+{name}")
 
 
-def _words(path: str) -> list[str]:
+def read(path: str) -> str:
+    """Return the content of one of the kernel's files; empty if it cannot be read."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read().split()
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
     except OSError:
-        return []
+        return ""
 
 
 def write(path: str, text: str) -> None:
