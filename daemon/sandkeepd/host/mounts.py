@@ -154,7 +154,8 @@ def _kept_namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapp
     with _keeping:
         for mapping in filter(_kept.__contains__, mappings):
             _kept.move_to_end(mapping)
-            found[mapping] = _dup(_kept[mapping], opened)
+            found[mapping] = os.dup(_kept[mapping])
+            opened.callback(os.close, found[mapping])
     missing = [mapping for mapping in mappings if mapping not in found]
     if missing:
         made = _made(missing, opened)
@@ -168,19 +169,13 @@ def _kept_namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapp
     return found
 
 
-def _dup(fd: int, opened: ExitStack) -> int:
-    found = os.dup(fd)
-    opened.callback(os.close, found)
-    return found
-
-
 def _made(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
     """New ones, which come about at the same time."""
     made, different = dict[Mapped, int](), list(dict.fromkeys(mappings))
     with ExitStack() as ended, ExitStack() as begun:
         helpers = [_in_user_namespace(ended, begun) for _ in different]
-        for mapping, helper in zip(different, helpers, strict=True):
-            made[mapping] = helper.mapped(*mapping)
+        for mapping, (pid, output) in zip(different, helpers, strict=True):
+            made[mapping] = _mapped(pid, output, mapping)
             opened.callback(os.close, made[mapping])
     return made
 
@@ -198,39 +193,32 @@ def _syscall(number: int, name: str, *arguments: object) -> int:
     return _check(_libc.syscall(number, *arguments), name)
 
 
-class _InUserNamespace:
-    """A program that is in a user namespace of its own as soon as it has copied its input, or soon will be.
+def _mapped(pid: int, output: int, mapping: Mapped) -> int:
+    """Map a uid and gid in the user namespace of a program; return a descriptor of the namespace. Raises OSError."""
+    if os.read(output, 100) != _WORD:
+        raise OSError(errno.EPERM, "user namespaces are switched off")
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as file:
+            file.write(f"{mapping[0]} {mapping[1]} 1\n")
+    return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
-    Nobody ever runs anything there; it is the form a mapping has.
+
+def _in_user_namespace(ended: ExitStack, begun: ExitStack) -> tuple[int, int]:
+    """Start a program in a user namespace of its own; return its pid, and a pipe that holds `_WORD` once it is in it.
+
+    Nobody ever runs anything there; it is the form a mapping has. It ends with `begun`, and is reaped with `ended`.
     """
-
-    def __init__(self, pid: int, said: int) -> None:
-        self._pid = pid
-        self._said = said
-
-    def mapped(self, outside: int, inside: int) -> int:
-        """Map one uid and gid in the namespace; return a descriptor of it. Raises OSError."""
-        if os.read(self._said, 100) != _WORD:
-            raise OSError(errno.EPERM, "user namespaces are switched off")
-        for name in ("uid_map", "gid_map"):
-            with open(f"/proc/{self._pid}/{name}", "w", encoding="ascii") as file:
-                file.write(f"{outside} {inside} 1\n")
-        return os.open(f"/proc/{self._pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _in_user_namespace(ended: ExitStack, begun: ExitStack) -> _InUserNamespace:
-    """Start such a program, which ends with `begun`; at `ended` nothing is left of it."""
     reading, writing = os.pipe()
-    said, saying = os.pipe()
-    for fd in (reading, writing, said):
+    output, its_output = os.pipe()
+    for fd in (reading, writing, output):
         begun.callback(os.close, fd)
     try:
         os.write(writing, _WORD)
-        child = spawn(["unshare", "--user", "cat"], stdin=reading, output=saying)
+        child = spawn(["unshare", "--user", "cat"], stdin=reading, output=its_output)
     finally:
-        os.close(saying)  # so that its output ends when it does
+        os.close(its_output)  # so that its output ends when it does
     ended.callback(reap, child)
-    return _InUserNamespace(child, said)
+    return child, output
 
 
 def detached(directory: int, flags: int) -> int:
