@@ -162,15 +162,14 @@ def spawn(
     *,
     stdin: int,
     output: int,
-    third: int | None = None,
     more: Sequence[int] = (),
     roomy: bool = False,
     env: Mapping[str, str] = TOOL_ENV,
 ) -> int:
     """Start a program in a session of its own, with default signals. Answers its pid.
 
-    `output` becomes its stdout and stderr, `third` its descriptor 3, or `more` those from 3 on; it gets no others,
-    unless it is to be `roomy`.
+    `output` becomes its stdout and stderr, `more` its descriptors from 3 on; it gets no others, unless it is to be
+    `roomy`.
     Then it has /dev/null as number 511, so that the kernel has a table of so many for it from the start, and for what
     it starts: to make that of a process with threads larger, it waits until every processor has come by (expand_files
     in Linux's fs/file.c), which takes 10 to 20 ms. Where not so many are allowed it does without.
@@ -178,10 +177,7 @@ def spawn(
     It inherits the namespaces of the calling *thread*, which is why this is no `subprocess.Popen`, whose object would
     also complain of the sandbox that outlives it.
     """
-    sources = {0: stdin, 1: output, 2: output}
-    if third is not None:
-        sources[3] = third
-    sources.update(enumerate(more, 3))
+    sources = dict(enumerate([stdin, output, output, *more]))
     with contextlib.ExitStack() as closing, ordinary_priority():
         if roomy and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > _LAST:
             sources[_LAST] = _closed_by(closing, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -385,13 +381,9 @@ def is_inside(pid: int) -> bool:
 
 def listen(pipe: int, timeout_s: float) -> bytes:
     """Read a keeper's messages from a pipe until it is ready, the other end is closed, or the time is over. Blocks."""
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
     deadline = time.monotonic() + timeout_s
     said = b""
-    while b"ready\n" not in said and len(said) < 65536:
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            break
+    while b"ready\n" not in said and len(said) < 65536 and poll_in(pipe, max(0.0, deadline - time.monotonic())):
         piece = os.read(pipe, 4096)
         if not piece:
             break

@@ -84,7 +84,7 @@ def test_what_is_started_has_the_descriptors_that_it_is_given(roomy: bool) -> No
     """And a table for many more if there is to be room, which those have, too, that it starts."""
     reading, writing = os.pipe()
     script = "exec sh -c 'readlink /proc/self/fd/511 || echo none; grep FDSize /proc/self/status; ls /proc/$$/fd'"
-    pid = spawn(["sh", "-c", script], stdin=reading, output=writing, third=reading, roomy=roomy)
+    pid = spawn(["sh", "-c", script], stdin=reading, output=writing, more=[reading], roomy=roomy)
     os.close(writing)
     with open(reading) as file:
         last, size, *numbers = file.read().splitlines()

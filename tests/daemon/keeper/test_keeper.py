@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -595,14 +595,14 @@ def test_many_start_at_once(bare: Bare) -> None:
 # -- what moves when a command of the host has ended well -------------------------------------------------------------
 
 
-def moving(tmp_path: Path, *command: str, third: int | None = None) -> int:
-    """Run something, after which `before` is called `after`; its pid. `third` becomes its descriptor 3."""
+def moving(tmp_path: Path, *command: str, more: Sequence[int] = ()) -> int:
+    """Run something, after which `before` is called `after`; its pid. `more` become its descriptors from 3 on."""
     program.install(str(tmp_path))
     (tmp_path / "before").mkdir()
     words = program.moving_after(str(tmp_path / program.NAME), 0o077, str(tmp_path / "before"), str(tmp_path / "after"))
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        return spawn([*words, *command], stdin=null, output=null, third=third)
+        return spawn([*words, *command], stdin=null, output=null, more=more)
     finally:
         os.close(null)
 
@@ -640,7 +640,7 @@ def test_a_lock_is_held_until_it_is_moved_and_not_by_what_goes_on(tmp_path: Path
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     script = f"cd {tmp_path}; mkfifo go; sleep 1000 & echo $! >left; echo >ready; read line <go"
-    pid = moving(tmp_path, "sh", "-c", script, third=lock)
+    pid = moving(tmp_path, "sh", "-c", script, more=[lock])
     os.close(lock)
     until((tmp_path / "ready").exists)
     another = os.open(tmp_path / "lock", os.O_RDWR)

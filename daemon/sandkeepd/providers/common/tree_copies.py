@@ -56,7 +56,7 @@ def copy_tree(source: int, target: str, *, enter: Sequence[str] = (), reflink: s
 
 def _start(argv: Sequence[str], source: int, saying: int, target: int) -> int:
     privileges.keep_only(_CAPABILITIES)
-    return spawn(argv, stdin=source, output=saying, third=target)
+    return spawn(argv, stdin=source, output=saying, more=[target])
 
 
 def _follow(said: int, child: int) -> str:

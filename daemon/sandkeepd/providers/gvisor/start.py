@@ -265,7 +265,7 @@ def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, 
     open.
     """
     with open(log, "w+b") as file:
-        child = spawn(argv, stdin=stdin, output=file.fileno(), third=lock, roomy=True)
+        child = spawn(argv, stdin=stdin, output=file.fileno(), more=[lock], roomy=True)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         file.seek(0)
         return code, file.read(_MOST_SAID)
@@ -331,7 +331,7 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
 def _run_watched(argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
     """Run a command that holds a lock to its end, and call `meanwhile` repeatedly; after True, at once again."""
     with open(log, "w+b") as file, open(os.devnull, "rb") as null:
-        child = spawn(argv, stdin=null.fileno(), output=file.fileno(), third=lock)
+        child = spawn(argv, stdin=null.fileno(), output=file.fileno(), more=[lock])
         pidfd, more = -1, False
         try:
             pidfd = os.pidfd_open(child)

@@ -193,7 +193,7 @@ def open_viewer(runsc: Runsc, container: str, viewer: str, script: str, rows: in
 def _start(argv: Sequence[str], bundle: int, listener: socket.socket, size: tuple[int, int]) -> tuple[int, bytes]:
     """Run `runsc exec` to its end. Returns the terminal that it handed over, or -1, and its output."""
     with tempfile.TemporaryFile() as log, open(os.devnull, "rb") as null:
-        pid = spawn(argv, stdin=null.fileno(), output=log.fileno(), third=bundle)
+        pid = spawn(argv, stdin=null.fileno(), output=log.fileno(), more=[bundle])
         child, fd, code = os.pidfd_open(pid), -1, -1
         try:
             fd = _receive(listener, child, size)
