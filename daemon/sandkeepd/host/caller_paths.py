@@ -159,32 +159,35 @@ def _as_caller(caller: Caller) -> list[str]:
 
 
 def _look(source: str, caller: Caller, dockerfile: str) -> Seen:
-    argv = [*_as_caller(caller), "sh", "-c", _LOOK]
-    with in_fresh_thread(functools.partial(_reading, argv, SOURCE=source, DOCKERFILE=dockerfile)) as looker:
-        try:
-            told, said = _drain({looker.stdout: None, looker.stderr: None}, [looker])
-        finally:
-            _kill(looker)
-    word = told.decode("ascii", "replace").strip()
-    if looker.returncode or word not in get_args(Seen):
-        raise _not_a_directory(source, said)
+    code, output, errors = _run_as(caller, [_LOOK], None, SOURCE=source, DOCKERFILE=dockerfile)
+    word = output.decode("ascii", "replace").strip()
+    if code or word not in get_args(Seen):
+        raise _not_a_directory(source, errors)
     return cast("Seen", word)
 
 
 def _survey(source: str, caller: Caller, hide: str) -> Survey:
-    argv = [*_as_caller(caller), "sh", "-c", _SURVEY, "sh", hide]
-    finding = functools.partial(_reading, argv, SOURCE=source)
-    with tempfile.TemporaryFile() as names, in_fresh_thread(finding) as finder:
+    with tempfile.TemporaryFile() as names:
         listing = _Listing(source, names)
-        try:
-            said = _drain({finder.stdout: listing.take, finder.stderr: None}, [finder])[1]
-        finally:
-            _kill(finder)
-        if finder.wait() == 3:
-            raise _not_a_directory(source, said)
-        if finder.returncode:
-            raise _unreadable(source, said)
+        code, _, errors = _run_as(caller, [_SURVEY, "sh", hide], listing.take, SOURCE=source)
+        if code == 3:
+            raise _not_a_directory(source, errors)
+        if code:
+            raise _unreadable(source, errors)
         return listing.survey()
+
+
+def _run_as(
+    caller: Caller, script: Sequence[str], taker: Callable[[bytes], None] | None, **paths: str
+) -> tuple[int, bytes, bytes]:
+    """Run a shell script with the caller's rights; return its exit code, its output, unless taken, and its stderr."""
+    argv = [*_as_caller(caller), "sh", "-c", *script]
+    with in_fresh_thread(functools.partial(_reading, argv, **paths)) as program:
+        try:
+            output, errors = _drain({program.stdout: taker, program.stderr: None}, [program])
+        finally:
+            _kill(program)
+        return program.wait(), output, errors
 
 
 def _reading(argv: list[str], stdin: int = subprocess.DEVNULL, **paths: str) -> "subprocess.Popen[bytes]":
@@ -286,15 +289,7 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
 
 def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[bytes]":
     """Start the writing half, in a jail in which nothing but the target can be written."""
-    unpack = [
-        "tar",
-        "--extract",
-        "--file=-",
-        "--preserve-permissions",
-        "--no-same-owner",
-        "--numeric-owner",
-        "--directory",
-    ]
+    unpack = ["tar", "-x", "--file=-", "--preserve-permissions", "--no-same-owner", "--numeric-owner", "--directory"]
     place = target
     take: list[str] = []
     if owner is not None:
@@ -394,12 +389,11 @@ def _first_line(stderr: bytes) -> str:
 
 def _not_a_directory(source: str, stderr: bytes) -> SandkeepError:
     said = stderr.decode("utf-8", "backslashreplace")
-    if "ermission denied" in (said.splitlines() or [""])[-1]:
-        return CallerError("permission_denied", f"you may not read {source}", field="source", path=source)
-    if "Not a directory" in said:
-        return CallerError("invalid", f"source: {source} is not a directory", field="source")
-    if "No such file" in said:
-        return CallerError("invalid", f"source: there is no directory {source}", field="source")
+    if "ermission denied" not in (said.splitlines() or [""])[-1]:
+        if "Not a directory" in said:
+            return CallerError("invalid", f"source: {source} is not a directory", field="source")
+        if "No such file" in said:
+            return CallerError("invalid", f"source: there is no directory {source}", field="source")
     return CallerError("permission_denied", f"you may not read {source}", field="source", path=source)
 
 
