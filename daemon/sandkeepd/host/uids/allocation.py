@@ -12,7 +12,6 @@ gets a uid that has a process.
 import logging
 import os
 import secrets
-import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Final
@@ -51,9 +50,8 @@ class Claims:
         self._log_id = log_id
         self._home = home
         self._accounts = accounts or Accounts()
-        self._held: dict[int, str] = {}
+        self._held: dict[int, str] = {}  # of several threads, so each access is one step of the dict's own
         self._base_is_claimed = False
-        self._lock = threading.Lock()
 
     # Claiming
 
@@ -89,8 +87,7 @@ class Claims:
             return False
         if not self._registry.take(uid, self._entry(sandbox_id)):
             return False
-        with self._lock:
-            self._held[uid] = sandbox_id
+        self._held[uid] = sandbox_id
         failpoints.reach("uid.claimed")
         return True
 
@@ -121,21 +118,17 @@ class Claims:
             if found is None:
                 if self._accounts.owner(uid) is not None:
                     return False
-                if self._registry.take(uid, self._entry(sandbox_id)):
-                    return self._hold(uid, sandbox_id)
+                done = self._registry.take(uid, self._entry(sandbox_id))
             elif found.is_void or (found.state == "resting" and self._is_ours(found, sandbox_id)):
-                if self._put_back(uid, sandbox_id, found):
-                    return self._hold(uid, sandbox_id)
-            elif found.state == "claimed" and self._is_ours(found, sandbox_id):
-                return self._hold(uid, sandbox_id)
+                done = self._put_back(uid, sandbox_id, found)
             else:
-                return False
+                done = found.state == "claimed" and self._is_ours(found, sandbox_id)
+                if not done:
+                    return False
+            if done:
+                self._held[uid] = sandbox_id
+                return True
         return False
-
-    def _hold(self, uid: int, sandbox_id: str) -> bool:
-        with self._lock:
-            self._held[uid] = sandbox_id
-        return True
 
     def _put_back(self, uid: int, sandbox_id: str, seen: Entry) -> bool:
         """Replace an entry by a claim, if it is unchanged since `seen`."""
@@ -158,7 +151,7 @@ class Claims:
 
     def withdraw(self, uid: int) -> None:
         """Give back a uid whose sandbox did not get on record, so that nothing ever ran with it."""
-        sandbox_id = self._let_go(uid)
+        sandbox_id = self._held.pop(uid, None)
         found = self._registry.read(uid)
         if found is not None and found.state == "claimed" and self._is_ours(found, sandbox_id):
             self._registry.remove(uid)
@@ -180,7 +173,7 @@ class Claims:
             if self._own(sandbox_id, uid):
                 ended = processes.end_all(uid)
                 failpoints.reach("uid.emptied")
-                self._let_go(uid)
+                self._held.pop(uid, None)
                 self._registry.put(uid, self._entry(sandbox_id)._replace(state="resting" if ended else "stuck"))
                 failpoints.reach("uid.released")
                 if not ended:
@@ -188,7 +181,7 @@ class Claims:
         except SandkeepError as error:
             logger.warning("uid not given back", extra={"uid": uid, "sandbox_id": sandbox_id, "why": error.message})
         finally:
-            self._let_go(uid)
+            self._held.pop(uid, None)
 
     def _own(self, sandbox_id: str, uid: int) -> bool:
         """Return True if the uid is claimed for a sandbox of ours. It is claimed now if the registry was removed, or an
@@ -198,10 +191,6 @@ class Claims:
         if found is None or found.is_void:
             return self.hold(sandbox_id, uid)
         return found.state == "claimed" and self._is_ours(found, sandbox_id)
-
-    def _let_go(self, uid: int) -> str | None:
-        with self._lock:
-            return self._held.pop(uid, None)
 
     def uid_of(self, sandbox_id: str) -> int | None:
         """The uid that is claimed for a sandbox of ours that is not on record."""
@@ -241,7 +230,7 @@ class Claims:
             if found is not None and found.state == "claimed" and self._is_ours(found, sandbox_id):
                 continue
             if self._held.get(uid) == sandbox_id and not self.hold(sandbox_id, uid):
-                self._let_go(uid)
+                self._held.pop(uid, None)
                 logger.warning("uid claimed by another", extra={"uid": uid, "sandbox_id": sandbox_id})
 
     def sweep(self) -> None:
