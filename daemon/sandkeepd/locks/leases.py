@@ -39,6 +39,7 @@ THREADS: Final = 16
 """Maximum requests to lock stores at once; renewals have as many of their own."""
 
 INTERRUPTED: Final = "the daemon stopped while the lock was being taken: take it again"
+STEAL_INTERRUPTED: Final = "the daemon stopped while the lock was being freed: free it again"
 GIVEN_UP: Final = "whoever waited for the lock has gone"
 
 
@@ -151,17 +152,12 @@ class Leases:
                 await given_up.wait()
         return None
 
-    async def drop(self, lease: Lease) -> None:
-        """Release a lock whose caller has gone meanwhile; it expires if that fails."""
+    async def drop(self, lock: LockState, lease: Lease | None = None) -> None:
+        """Release a lock that nobody wants any more, or one that may have been taken, if there is no lease. It expires
+        if that fails.
+        """
         try:
-            await self.ask(lease.release)
-        except SandkeepError as error:
-            logger.info("not given back", extra={"lock": lease.name, "why": error.message})
-
-    async def drop_unknown(self, lock: LockState) -> None:
-        """Release a lock whose acquisition has an unknown outcome; see `drop`."""
-        try:
-            await self.ask(lambda: self._free(lock, None))
+            await self.ask(partial(self._free, lock, lease))
         except SandkeepError as error:
             logger.info("not given back", extra={"lock": lock.name, "why": error.message})
 
@@ -173,15 +169,16 @@ class Leases:
         if held is not None:
             held.scope.cancel()
         try:
-            freed = await self._in_time(lambda: self._free(lock, held), f"release of {lock.name}")
+            release = partial(self._free, lock, held.lease if held is not None else None)
+            freed = await self._in_time(release, f"release of {lock.name}")
             failpoints.reach("lock.given_back")
         except SandkeepError as error:
             return _loss(error)
         return events.LockReleased() if freed else _loss(lost(self._place(lock), "taken"))
 
-    def _free(self, lock: LockState, held: Held | None) -> bool:
-        if held is not None:
-            return held.lease.release()
+    def _free(self, lock: LockState, lease: Lease | None) -> bool:
+        if lease is not None:
+            return lease.release()
         return self.locks(lock.where).give_up(lock.name, lock.owner_id or "")
 
     async def _in_time(self, work: Callable[[], T], what: str) -> T:
@@ -235,13 +232,18 @@ class Leases:
         logger.warning("lost a lock", extra={"lock": lock.name, "why": error.message})
         await self._record_loss(lock, error)
         if reason == "expired":
-            await self.drop(lease)
+            await self.drop(lock, lease)
+
+    async def _record(
+        self, lock: LockState, event: events.Event, revision: int | None = None, *, essential: bool = False
+    ) -> None:
+        new = NewEvent(lock.lock_id, event, self._core.state.file_of(lock), revision)
+        await self._core.record([new], None, essential=essential)
 
     async def _record_loss(self, lock: LockState, error: SandkeepError) -> None:
-        told = NewEvent(lock.lock_id, _loss(error), self._core.state.file_of(lock), lock.revision)
         if lock.status == "held":
             try:
-                await self._core.record([told], None)
+                await self._record(lock, _loss(error), lock.revision)
             except StateError:
                 logger.info("not told as lost, as it is being released", extra={"lock": lock.name})
 
@@ -257,9 +259,11 @@ class Leases:
                     case "acquiring":
                         await self._undo(lock)
                     case "releasing":
-                        await self._finish_release(lock)
+                        del self._settling[lock.lock_id]  # `freed` is not to cancel this
+                        await self._record(lock, await self.freed(lock), essential=True)
                     case "stealing":
-                        await self._leave_stealing(lock)
+                        code, message = "not_ready", STEAL_INTERRUPTED
+                        await self._record(lock, events.LockStealFailed(code=code, message=message, interrupted=True))
         finally:
             self._settling.pop(lock.lock_id, None)
 
@@ -282,21 +286,11 @@ class Leases:
     async def _undo(self, lock: LockState) -> None:
         """Free a lock that was being taken, if it was taken."""
         try:
-            await self._in_time(lambda: self._free(lock, None), f"undoing {lock.lock_id}")
+            await self._in_time(partial(self._free, lock, None), f"undoing {lock.lock_id}")
         except SandkeepError as error:
             logger.info("nothing to undo", extra={"lock": lock.name, "why": error.message})
         failed = events.LockAcquireFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
-        await self._core.record([NewEvent(lock.lock_id, failed, self._core.state.file_of(lock))], None)
-
-    async def _finish_release(self, lock: LockState) -> None:
-        del self._settling[lock.lock_id]
-        outcome = NewEvent(lock.lock_id, await self.freed(lock), self._core.state.file_of(lock))
-        await self._core.record([outcome], None, essential=True)
-
-    async def _leave_stealing(self, lock: LockState) -> None:
-        message = "the daemon stopped while the lock was being freed: free it again"
-        failed = events.LockStealFailed(code="not_ready", message=message, interrupted=True)
-        await self._core.record([NewEvent(lock.lock_id, failed, self._core.state.file_of(lock))], None)
+        await self._record(lock, failed)
 
 
 async def _nothing(name: str) -> None:

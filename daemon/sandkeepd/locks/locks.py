@@ -23,8 +23,8 @@ from sandkeep_store.locks.open import where
 from sandkeep_store.locks.places import part_of
 from sandkeep_store.views.locks import LockState
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, Tries
-from sandkeepd.core.operation import Command, Operation, Order
+from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.operation import Command, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.locks.leases import GIVEN_UP, Leases
 
@@ -45,32 +45,27 @@ class LockOperation(Operation[LockState]):
         """See `Operation.owns`."""
         return False
 
-    def about(self, lock: LockState, event: events.Event, revision: int | None = None) -> NewEvent:
+    def about(self, lock: LockState, event: events.Event) -> NewEvent:
         """An event of a lock, filed under the sandbox that it guards."""
-        return NewEvent(lock.lock_id, event, self.core.state.file_of(lock), revision)
-
-    def is_through(self, lock: LockState) -> bool:
-        """Tell if the order is carried out, and nothing else is to come of the lock."""
-        return not lock.under_way
+        return NewEvent(lock.lock_id, event, self.core.state.file_of(lock))
 
     async def answer(self, request: Request[Any], stream: str) -> Lock:
         """See `Operation.answer`."""
-        lock = self.subjects[stream]
-        await self.core.settled(stream, lambda: self.is_through(lock))
-        return await self.answered(request, lock)
+        return await self.answered(request, await self.settled(stream))
 
     async def answered(self, request: Request[Any], subject: LockState) -> Lock:  # noqa: ARG002
-        """See `Operation.answered`."""
-        if subject.status == "failed" and subject.error is not None:
-            raise error_from(*subject.error, {"lock_id": subject.lock_id, "name": subject.name})
-        return subject.view()
+        """See `Operation.answered`. Raises why it was not taken, or not freed by force."""
+        if subject.error is None or subject.acquired_us is not None:
+            return subject.view()
+        data = {"held_by": subject.held_by, "expires_at": subject.expires_at, "waiting": subject.waiting}
+        told = data if subject.status == "contended" else {}
+        raise error_from(*subject.error, {"lock_id": subject.lock_id, "name": subject.name, **told})
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`."""
-        lock = self.subjects.get(first.stream)
-        if lock is None:
+        if first.stream not in self.subjects:
             raise _not_found(request.params.name, ", as what is known of it was archived")
-        await self.core.settled(lock.lock_id, lambda: self.is_through(lock))
+        lock = await self.settled(first.stream)
         return ANEW if lock.interrupted else await self.answered(request, lock)
 
 
@@ -82,10 +77,6 @@ class LockAcquisition(LockOperation):
     method = "lock.acquire"
     under_way = "acquiring"
 
-    def is_through(self, lock: LockState) -> bool:
-        """See `LockOperation.is_through`. It is held from then on."""
-        return lock.status != "acquiring"
-
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`. The order's context is an event to set once the acquisition is on record."""
         lock, given_up = order.subject, order.given
@@ -96,16 +87,16 @@ class LockAcquisition(LockOperation):
             self.leases.keep(lock, lease, order.context)
             return [self.about(lock, events.LockAcquired(fence=lease.fence.number))]
         if lease is not None:
-            await self.leases.drop(lease)
+            await self.leases.drop(lock, lease)
         else:
-            order.resources.push_async_callback(self.leases.drop_unknown, lock)
+            order.resources.push_async_callback(self.leases.drop, lock)
         return [self.about(lock, events.LockAcquireFailed(code="timeout", message=GIVEN_UP, interrupted=True))]
 
     async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
         refused = _refusal(error)
         if refused.type == "lock.acquire_failed":
-            order.resources.push_async_callback(self.leases.drop_unknown, order.subject)
+            order.resources.push_async_callback(self.leases.drop, order.subject)
         return [self.about(order.subject, refused)]
 
     async def recorded(self, order: Order[LockState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
@@ -113,38 +104,26 @@ class LockAcquisition(LockOperation):
         if order.context is not None:
             order.context.set()
 
-    async def answered(self, request: Request[Any], subject: LockState) -> Lock:  # noqa: ARG002
-        """See `Operation.answered`. Raises why it was not taken."""
-        if subject.error is None or subject.acquired_us is not None:
-            return subject.view()
-        data = {"held_by": subject.held_by, "expires_at": subject.expires_at, "waiting": subject.waiting}
-        told = data if subject.status == "contended" else {}
-        raise error_from(*subject.error, {"lock_id": subject.lock_id, "name": subject.name, **told})
 
-
-class LockReturn(LockOperation):
+class LockReturn(LockOperation, Removal[LockState]):
     """``lock.release`` of a lock that is held here."""
 
     method = "lock.release"
     under_way = "releasing"
-    essential = True
 
-    async def order(self, lock: LockState, request: Request[LockRelease]) -> None:
-        """Give the order, unless it was given, or the lock was lost. It is on record when this returns."""
-        tries = Tries()
-        while lock.status == "held":
-            try:
-                await self.begin(self.about(lock, events.LockReleaseRequested(), lock.revision), request.meta, request)
-            except StateError as conflict:
-                await tries.again(conflict)  # it was lost in that moment, or another caller ordered the same
+    def may(self, subject: LockState) -> bool:
+        """See `Removal.may`."""
+        return subject.status == "held"
+
+    async def settled(self, stream: str) -> LockState:
+        """See `Operation.settled`. A repeated command may also be one of `LockSteal`."""
+        lock = self.subjects[stream]
+        await self.core.settled(stream, lambda: not lock.under_way)
+        return lock
 
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
         return [self.about(order.subject, await self.leases.freed(order.subject))]
-
-    async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:  # noqa: ARG002
-        """See `Operation.failed`. Only a defect gets here; the next daemon goes on with it."""
-        raise error
 
 
 class LockSteal(LockOperation):
@@ -239,9 +218,10 @@ class LockService:
         if lock.status == "acquiring":
             words = f"the lock {lock.name} is still being waited for: end that call instead"
             raise StateError("not_ready", words, name=lock.name, status=lock.status)
+        file = self._core.state.file_of(lock)
         if lock.status == "held":
-            await self._leases.before_release(self._core.state.file_of(lock))
-        await self._return.order(lock, request)
+            await self._leases.before_release(file)
+        await self._return.order(lock.lock_id, events.LockReleaseRequested(), file, request.meta)
         return await self._return.answer(request, lock.lock_id)
 
     # -- reading ------------------------------------------------------------------------------------------------------
