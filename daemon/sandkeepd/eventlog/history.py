@@ -1,6 +1,4 @@
-"""The history for callers: events from a token on, of all or of one sandbox, as they were committed; and the state
-after any of them.
-"""
+"""History for callers: committed events from a token on, of all or one sandbox; and the state after any."""
 
 from typing import Final
 
@@ -23,9 +21,7 @@ NOW: Final = "now"
 
 
 class RawEvent(Struct, frozen=True, omit_defaults=True):
-    """`model.Event` as it is sent: the bytes of the log are spliced in unchanged, also those of types not known
-    here.
-    """
+    """`model.Event` as it is sent: the log's bytes are spliced in unchanged, also those of unknown types."""
 
     position: int
     time: str

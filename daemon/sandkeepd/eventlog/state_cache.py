@@ -66,9 +66,7 @@ def _save(state: State, log: EventLog, state_dir: str) -> None:
 
 
 async def check(core: Core, upto: int) -> None:
-    """Check the events up to a position, in slices of a few milliseconds. Damage is a problem that stops all changes,
-    as at a start.
-    """
+    """Check events up to a position, in slices of milliseconds. Damage stops all changes, as at a start."""
     position = 0
     try:
         while position < upto:

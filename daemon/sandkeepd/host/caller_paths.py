@@ -312,9 +312,7 @@ def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[by
 
 
 def _lend(target: str) -> str:
-    """Make the target reachable, in this thread's namespace, for the image's owner, who may not enter the state
-    directory.
-    """
+    """Mount the target, in this thread's namespace, where the image's owner can reach it."""
     scratch = mounts.enter_private_namespace()
     opened = mounts.open_place(target)
     try:

@@ -147,9 +147,7 @@ def bind_mapped(binds: Sequence[tuple[str, str, int]], seen_as: int, *, again: b
 
 
 def _kept_namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
-    """A user namespace for each mapping, as a descriptor that `opened` closes: those that were wanted last are there
-    still. Raises OSError.
-    """
+    """Return a user namespace for each mapping, the cached or a new one; `opened` closes it. Raises OSError."""
     found = dict[Mapped, int]()
     with _keeping:
         for mapping in filter(_kept.__contains__, mappings):

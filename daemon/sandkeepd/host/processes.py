@@ -347,9 +347,7 @@ def marked(variables: Mapping[str, str], uids: Collection[int]) -> list[int]:
 
 
 def bearing(names: Sequence[str], uids: Collection[int] | None) -> list[tuple[int, dict[str, str]]]:
-    """The processes of `uids`, None for everybody's, that were started with variables of all these names, and their
-    values.
-    """
+    """Return the processes of `uids` (None: all) started with all these variables, and the variables' values."""
     found: list[tuple[int, dict[str, str]]] = []
 
     def matches(pid: int) -> bool:

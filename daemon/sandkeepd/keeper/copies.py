@@ -22,9 +22,7 @@ from sandkeepd.keeper.pipes import HELPER
 _SCRIPT: Final = Path(__file__).with_name("copy.sh").read_text(encoding="utf-8")
 
 Form = Literal["whole", "contents", "bytes"]
-"""The format of the stream: an archive of one file or tree under its name, an archive of a directory's contents, or the
-bytes of one file.
-"""
+"""A tar archive of a file or tree under its name, one of a directory's contents, or the bytes of a file."""
 
 
 class Extent(Struct, frozen=True, kw_only=True):

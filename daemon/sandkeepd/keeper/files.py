@@ -169,9 +169,7 @@ def _entries(said: bytes, path: str) -> list[FileEntry]:
 
 
 def entry(path: str, name: bytes, what: bytes, target: bytes) -> FileEntry:
-    """Return a file's entry, from its name below ``./``, its properties (see `_ENTRIES`), and its target if it is a
-    link.
-    """
+    """Return the entry of a file, from its name below ``./``, its properties (`_ENTRIES`), and its link target."""
     match = _ENTRY.fullmatch(what)
     if match is None:
         raise _nonsense(path)
@@ -223,9 +221,7 @@ async def _run(
 
 
 def start_of(path: str) -> str | None:
-    """Return the working directory of a command on this path: the sandbox's own may be gone, and is needed only for
-    relative paths.
-    """
+    """Return the directory to run a command in: ``/`` for absolute paths, as the sandbox's own may be gone."""
     return "/" if path.startswith("/") else None
 
 

@@ -53,9 +53,7 @@ class Answer(NamedTuple):
 
 
 def open_regular(path: str) -> int:
-    """Open a regular file of the daemon's own for reading, following no link and waiting for nobody. Raises OSError,
-    `NotAFileError`.
-    """
+    """Open a regular file of the daemon's for reading, not by a link. Raises OSError, `NotAFileError`."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -122,9 +120,7 @@ def open_for_caller(out: HostileTree, process_id: str, stream: str, uid: int) ->
 
 
 def read_journal(out: HostileTree, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
-    """Read up to `max_bytes` of a journal from `offset`. A journal that is missing, or not a file, gives no bytes, and
-    a note.
-    """
+    """Read up to `max_bytes` of a journal from `offset`; if it is missing, or no file, nothing and a note."""
     try:
         fd = open_journal(out, process_id, stream)
     except FileNotFoundError:
@@ -188,9 +184,7 @@ class ExitsReader:
         return self._fd
 
     def open_anew(self) -> None:
-        """Continue in the present file of that name, which begins with the data read so far. Raises OSError,
-        `NotAFileError`.
-        """
+        """Reopen `exits`, which begins with the data read so far. Raises OSError, `NotAFileError`."""
         fd = self._out.open_regular("exits")
         os.close(self._fd)
         self._fd = fd

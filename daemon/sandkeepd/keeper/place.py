@@ -47,9 +47,7 @@ class Place:
         self.journals = f"{self.inside}/out/p"
         """The directory of the journals, as the code inside sees it."""
         self.hidden = "tty" if fed else "in"
-        """Name, inside, of the directory beside `out` for the messages of terminals: with `fed` one that only the
-        inside sees.
-        """
+        """Name of the directory beside `out` for messages of terminals; with `fed` only the inside sees it."""
         self.sockets = f"{self.inside}/{self.hidden}" if fed else self.journals
         """The directory of the sockets of tmux, as the code inside sees it."""
         self.input_owner = input_owner
@@ -103,9 +101,7 @@ class Place:
         await trio.to_thread.run_sync(self.files.make_fifo, f"in/{name}", self.input_owner)
 
     def remove_input(self, process_id: str) -> None:
-        """Remove the input of a process, which has been told that it is at its end. One that it is fed from stays until
-        the process has ended.
-        """
+        """Remove an input that is at its end; mark a growing file as complete, which stays until the process ends."""
         path = f"in/{process_id}.stdin"
         if self.fed:
             with suppress(OSError, NotAFileError):

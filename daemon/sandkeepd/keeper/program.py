@@ -120,9 +120,7 @@ def resetting(in_dir: str) -> list[str]:
 
 
 def counting(program: str, pid: int, ceilings: Mapping[str, int]) -> list[str]:
-    """The words that make inotify for the sandbox whose counted keeper is the process `pid`, in a user namespace with
-    these ceilings.
-    """
+    """Return the argv that makes inotify for a sandbox, in a user namespace; `pid` is its counted keeper."""
     return [program, "-i", str(pid), *(f"{name}={most}" for name, most in ceilings.items())]
 
 

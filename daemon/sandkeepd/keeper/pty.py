@@ -51,9 +51,7 @@ def open_pty(root: str, owner: tuple[int, int] | None, rows: int, cols: int) -> 
 
 
 def limit_terminals(pid: int) -> None:
-    """Limit the sandbox of a process to `MOST` terminals. Takes 0.2 ms. Safe to repeat, and for one without terminals
-    of its own. Raises OSError.
-    """
+    """Limit a sandbox to `MOST` terminals, by a process in it. Takes 0.2 ms. Safe to repeat. Raises OSError."""
     try:
         with _places(f"/proc/{pid}/root") as (pts, _):
             number = os.fstat(pts).st_dev
@@ -65,9 +63,7 @@ def limit_terminals(pid: int) -> None:
 
 
 def _options(pid: int, number: str) -> dict[str, str] | None:
-    """The options of a devpts that a process sees; None when that is none. Those that are not given again go back to
-    their defaults.
-    """
+    """Return the options of the devpts that a process sees, None without one. Options not set again are reset."""
     with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             kind, _, options = line.rpartition(" - ")[2].split(" ", 2)

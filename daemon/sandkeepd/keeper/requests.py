@@ -53,9 +53,7 @@ def _variable(name: str, field: str) -> bytes:
 
 
 def record(command: Sequence[str], env: Mapping[str, str], working_dir: str | None) -> bytes:
-    """Return the keeper's record of a process to start: see ``keeper.c``. Raises `invalid` for text that no program can
-    be given.
-    """
+    """Return the record that starts a process: see ``keeper.c``. Raises `invalid` for text no program can get."""
     settings = [_variable(name, "env") + b"=" + _to_bytes(value, "env") for name, value in env.items()]
     words = [_to_bytes(word, "command") for word in command]
     fields = [_to_bytes(working_dir or "", "working_dir"), *settings, b"", *words]
@@ -121,9 +119,7 @@ def run_by(text: bytes, process_id: str, mode: str, quick_ms: int) -> bytes | No
 
 
 def questions(process_ids: Iterable[str]) -> Iterator[bytes]:
-    """Yield the request lines that resume stopped processes, and request the exits of those of `process_ids` that have
-    ended.
-    """
+    """Yield requests that resume stopped processes, and report the exits of ended ones of `process_ids`."""
     yield request("sweep", "-")
     line = b""
     for process_id in process_ids:
@@ -137,9 +133,7 @@ def questions(process_ids: Iterable[str]) -> Iterator[bytes]:
 
 
 def more(process_id: str, what: str, *, over: bool = False) -> bytes:
-    """Return the request to read more from a process's file ``stdin``, ``data`` or ``control``; with `over`, for the
-    last time.
-    """
+    """Return the request to read more of ``stdin``, ``data`` or ``control``; the last one with `over`."""
     return request("end" if over else "more", process_id, what)
 
 

@@ -130,9 +130,7 @@ class Talk:
         return process
 
     def sweep(self) -> None:
-        """Query the processes whose ends may have been missed. Does not wait: without room in the FIFO the query is
-        repeated later.
-        """
+        """Query processes whose ends may have been missed. Does not wait; repeated later if the FIFO is full."""
         self._watcher.never(self.sweep)
         if self._ask_after([name for name, process in self.processes.items() if process.runs]):
             self._exits.spoilt = False

@@ -48,9 +48,7 @@ def is_viewer(process_id: str) -> bool:
 
 
 def script(inside: str, hidden: str, process_id: str, terminal: Terminal) -> bytes:
-    """The script that gives a process a terminal. `inside` is where the sandbox sees `in` and `out`; for `hidden` see
-    `Place`.
-    """
+    """Return the script that gives a process a terminal. `inside` is the path of `in` and `out` in the sandbox."""
     journals = f"{inside}/out/p"
     sockets = journals if hidden == "in" else f"{inside}/{hidden}"
     words = [
@@ -69,9 +67,7 @@ def socket(sockets: str, process_id: str) -> str:
 
 
 def viewer(sockets: str, process_id: str, number: int | None, term: str, *, read_only: bool) -> list[str]:
-    """The command, to be run among the journals, that shows a process's terminal on the sandbox's terminal `number`, or
-    on the one that it is started on.
-    """
+    """Return the argv, to be run in `journals`, that shows a terminal on /dev/pts/`number`, or its own."""
     place = "" if number is None else f"/dev/pts/{number}"
     return ["sh", "-c", _VIEWER, socket(sockets, process_id), place, term, "-r" if read_only else ""]
 

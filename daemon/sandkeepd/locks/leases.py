@@ -107,9 +107,7 @@ class Leases:
         raise lost(self._place(last), "expired" if last.status == "expired" else "taken")
 
     def _guards(self, lock: LockState, owner: str) -> bool:
-        """Return True if the lock belongs to the owner, or was taken for his sandbox by a user with his rights, and not
-        under an equal name by chance.
-        """
+        """Return True if the lock is the owner's, or was taken for his sandbox by another user with rights to it."""
         sandbox = self._core.state.sandboxes.get(lock.name)
         is_his = sandbox is not None and sandbox.owner == owner and lock.requested_us >= sandbox.requested_us
         return lock.owner == owner or (is_his and not is_anothers(lock.where, owner))
@@ -153,9 +151,7 @@ class Leases:
         return None
 
     async def drop(self, lock: LockState, lease: Lease | None = None) -> None:
-        """Release a lock that nobody wants any more, or one that may have been taken, if there is no lease. It expires
-        if that fails.
-        """
+        """Release a lock that nobody wants; without a lease, one that may be taken. If that fails, it expires."""
         try:
             await self.ask(partial(self._free, lock, lease))
         except SandkeepError as error:
@@ -182,9 +178,7 @@ class Leases:
         return self.locks(lock.where).give_up(lock.name, lock.owner_id or "")
 
     async def _in_time(self, work: Callable[[], T], what: str) -> T:
-        """Retry a request to a store. Raises `lock_lost` after the length of a lease, by when the lease has expired;
-        and the store's refusals.
-        """
+        """Retry a request to a store. Raises its refusals, and `lock_lost` once the lease has expired."""
         with trio.move_on_after(rules.LEASE_S):
             return await retry_until_done(partial(self.ask, work), what, passing=(StateError, DataError))
         raise lost(what, "expired")

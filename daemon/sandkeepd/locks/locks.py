@@ -70,9 +70,7 @@ class LockOperation(Operation[LockState]):
 
 
 class LockAcquisition(LockOperation):
-    """``lock.acquire``. `given` is set when the caller goes: then the lock is released, as its caller would not know of
-    it.
-    """
+    """``lock.acquire``. `given` is set when the caller has gone: then the lock is released again."""
 
     method = "lock.acquire"
     under_way = "acquiring"
@@ -195,9 +193,7 @@ class LockService:
         return part_of(shared, owner)
 
     def _is_old(self, lock: LockState, name: str, owner: str, shared: str) -> bool:
-        """Return True if it is an owner's and held in the place that older daemons used for all locks: there it still
-        has to be seen.
-        """
+        """Return True if an older daemon took it, in the place that was then shared by all owners."""
         return lock.under_way and (lock.name, lock.owner, lock.where) == (name, owner, shared)
 
     # -- giving back --------------------------------------------------------------------------------------------------

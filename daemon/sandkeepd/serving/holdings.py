@@ -40,9 +40,7 @@ class Account:
 
 
 class Share:
-    """The memory held for one connection. `give_up` is called, once, when it is dropped; from then on only memory that
-    it has to keep counts.
-    """
+    """The memory held for a connection. `give_up` is called once, when it is dropped; then only kept bytes count."""
 
     def __init__(self, account: Account, give_up: Callable[[], None]) -> None:
         self._account = account
@@ -74,9 +72,7 @@ class Share:
             shares[self] = None
 
     def keep(self, size: int) -> bool:
-        """So many bytes more that stay until `release`, also when the connection has gone. False when there is no room
-        for them.
-        """
+        """Add bytes that stay until `release`, beyond the connection's end. False when there is no room."""
         self._account.kept += size
         self._account.relieve()
         if self._account.is_over or self._parted:

@@ -12,9 +12,7 @@ MAX_DESCRIPTORS_OF_USER: Final = 256
 
 
 class CallLimits:
-    """Bounds the calls of a connection that are under way, and the bytes that they hold. One task takes, any give
-    back.
-    """
+    """Limits a connection's calls in flight and the bytes that they hold. One task takes, any gives back."""
 
     def __init__(self) -> None:
         self.calls = 0

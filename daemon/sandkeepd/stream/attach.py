@@ -1,6 +1,4 @@
-"""``/v1/attach``: a process, both ways. One with a terminal is seen through it; of another its journal is followed and
-its input written.
-"""
+"""``/v1/attach``: a process's terminal; or, without one, its journal to follow and its input to write."""
 
 import fcntl
 import struct

@@ -63,9 +63,7 @@ def _certificate_in(pem: bytes) -> str:
 
 
 def _made() -> bytes:
-    """Return a new key with a self-signed certificate, in PEM. Names and key usage let a browser accept it, if it is
-    told to.
-    """
+    """Return a new key and self-signed certificate, in PEM, that a browser accepts if it is told to."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization

@@ -49,9 +49,7 @@ MAX_CONNECTIONS: Final = 512
 
 CLOSE_S: Final = 5.0
 STOP_S: Final = 1.0
-"""Seconds a client has to answer the closing of its websocket, and to process its last messages once it has gone; less
-when the daemon stops.
-"""
+"""Seconds for the closing handshake, and for a client's last messages once it has gone; less on a stop."""
 
 TCP_SEND_BYTES: Final = 256 * 1024
 """Maximum bytes in the kernel for a stalled reader on TCP; the default would be megabytes."""
@@ -249,9 +247,7 @@ class StreamServer:
                 await connection.aclose(code)
 
     async def _hold(self, connection: Connection, talk: Callable[[], Awaitable[None]]) -> None:
-        """Run a talk, and end it soon after the client has gone: its last messages may be for a process that never
-        reads them.
-        """
+        """Run a talk; cancel it soon after the client has gone, as its last messages may never be read."""
         async with trio.open_nursery() as nursery:
 
             async def let_go() -> None:
@@ -278,9 +274,7 @@ def _connection(wire: Wire, tls: ssl.SSLContext | None) -> Connection:
 
 
 def _prepare(sock: socket.socket) -> Peer | None:
-    """Return the peer of a Unix socket, by the kernel. For TCP, return None, and set keepalive, as a peer may die
-    unnoticed.
-    """
+    """Return the peer of a Unix socket. On TCP return None and set keepalive: a peer may die unnoticed."""
     if sock.family == socket.AF_UNIX:
         return peer_of(sock)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, TCP_SEND_BYTES)
@@ -324,9 +318,7 @@ async def _refuse(request: WebSocketRequest, refused: RefusedError) -> None:
 
 
 def _failure(error: Exception) -> SandkeepError:
-    """Return the error that ended a talk, unwrapped from nurseries' groups. Raises ConnectionClosed when the client
-    went.
-    """
+    """Return the error that ended a talk, without nurseries' groups. Raises ConnectionClosed if the client went."""
     leaves = list(_leaves(error))
     for kind in (ConnectionClosed, SandkeepError):
         for leaf in leaves:

@@ -93,9 +93,7 @@ class Hierarchies:
         return [what for what, is_counted in counted.items() if not is_counted]
 
     def plan(self, sandbox_id: str, limits: Limits) -> dict[str, str]:
-        """Return the group of a sandbox in each hierarchy that its limits or counts need: controller -> directory. No
-        effect.
-        """
+        """Choose the directory of a sandbox's group for each controller that its limits or counts need."""
         group, wanted = self._prefix + sandbox_id, COUNTING.union(limits.controllers())
         return {name: f"{base}/{group}" for name, base in self._base.items() if name in wanted}
 

@@ -184,9 +184,7 @@ class Claims:
             self._held.pop(uid, None)
 
     def _own(self, sandbox_id: str, uid: int) -> bool:
-        """Return True if the uid is claimed for a sandbox of ours. It is claimed now if the registry was removed, or an
-        earlier version had none.
-        """
+        """Return True if the sandbox of ours has the uid; claim it if the registry has no entry."""
         found = self._registry.read(uid)
         if found is None or found.is_void:
             return self.hold(sandbox_id, uid)
