@@ -28,6 +28,7 @@ from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.image_sources import Seen
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.host import mounts, seccomp
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 
 MAX_SKIPPED: Final = 100
@@ -314,13 +315,10 @@ def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[by
 def _lend(target: str) -> str:
     """Mount the target, in this thread's namespace, where the image's owner can reach it."""
     scratch = mounts.enter_private_namespace()
-    opened = mounts.open_place(target)
-    try:
+    with closing_fd(mounts.open_place(target)) as opened:
         mounts.mount_scratch(scratch)
         os.mkdir(f"{scratch}/image")
         mounts.bind(mounts.at(opened), f"{scratch}/image", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
-    finally:
-        os.close(opened)
     return f"{scratch}/image"
 
 
@@ -415,13 +413,10 @@ def _not_written(stderr: bytes) -> SandkeepError:
 
 def _drop_setuid(root: str) -> None:
     """Remove set-uid bits that the reading half should have left out: the caller can manipulate its output. Blocks."""
-    top = os.open(os.fsencode(root), os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closing_fd(os.open(os.fsencode(root), os.O_RDONLY | os.O_DIRECTORY)) as top:
         for path, info in _walk(top):
             if info.st_mode & _SETUID and not stat.S_ISLNK(info.st_mode):
                 os.chmod(path or b".", stat.S_IMODE(info.st_mode) & ~_SETUID, dir_fd=top)
-    finally:
-        os.close(top)
 
 
 def digest_tree(root: str) -> tuple[str, int, int]:
@@ -432,8 +427,7 @@ def digest_tree(root: str) -> tuple[str, int, int]:
     """
     total = hashlib.sha256()
     size = count = 0
-    top = os.open(os.fsencode(root), os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closing_fd(os.open(os.fsencode(root), os.O_RDONLY | os.O_DIRECTORY)) as top:
         for path, info in _walk(top):
             content = b""
             if stat.S_ISLNK(info.st_mode):
@@ -444,8 +438,6 @@ def digest_tree(root: str) -> tuple[str, int, int]:
             for part in (path, b"%o" % info.st_mode, content):
                 total.update(b"%d:" % len(part) + part)
             count += 1
-    finally:
-        os.close(top)
     return "sha256:" + total.hexdigest(), size, count
 
 
@@ -457,11 +449,8 @@ def _walk(top: int) -> Iterator[tuple[bytes, os.stat_result]]:
         info = os.stat(path or b".", dir_fd=top, follow_symlinks=False)
         yield path, info
         if stat.S_ISDIR(info.st_mode):
-            fd = os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-            try:
+            with closing_fd(os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)) as fd:
                 names = sorted((os.fsencode(name) for name in os.listdir(fd)), reverse=True)
-            finally:
-                os.close(fd)
             waiting += [path + b"/" + name if path else name for name in names]
 
 

@@ -23,6 +23,7 @@ from typing import Final
 
 from sandkeep.system.openat2 import open_beneath
 from sandkeepd.host import mounts
+from sandkeepd.host.descriptors import closing_fd
 
 _WRITABLE: Final = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 _READ_ONLY: Final = _WRITABLE | mounts.MS_RDONLY
@@ -57,15 +58,12 @@ class _Anchor:
         return self._descriptors[writable]
 
     def _take(self) -> None:
-        place = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as place:
             found = os.fstat(place)
             taken = _on_mounts(place)
             self.is_confined = bool(taken)
             self._descriptors += taken or [os.dup(place), os.dup(place)]
             self.identity = found.st_dev, found.st_ino
-        finally:
-            os.close(place)
 
 
 def read_only(descriptor: int) -> int:
@@ -76,10 +74,8 @@ def read_only(descriptor: int) -> int:
         if error.errno not in _CANNOT:
             raise
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing_fd(place):
         return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(place)
 
 
 def _on_mounts(place: int) -> list[int]:
@@ -174,11 +170,8 @@ class HostileTree:
     @contextmanager
     def directory(self, path: str = ".", *, flags: int = os.O_PATH, writable: bool = False) -> Iterator[int]:
         """A descriptor of a directory, for the length of a block: for system calls on plain names in it."""
-        descriptor = self.open(path, flags | os.O_DIRECTORY, writable=writable)
-        try:
+        with closing_fd(self.open(path, flags | os.O_DIRECTORY, writable=writable)) as descriptor:
             yield descriptor
-        finally:
-            os.close(descriptor)
 
     @contextmanager
     def _around(self, path: str) -> Iterator[tuple[int, str]]:
@@ -189,11 +182,8 @@ class HostileTree:
 
     def stat(self, path: str) -> os.stat_result:
         """Status of a file; of a link, its own."""
-        descriptor = self.open(path, os.O_PATH | os.O_NOFOLLOW)
-        try:
+        with closing_fd(self.open(path, os.O_PATH | os.O_NOFOLLOW)) as descriptor:
             return os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
 
     def exists(self, path: str) -> bool:
         """Tell if there is anything of that name."""
@@ -215,11 +205,8 @@ class HostileTree:
 
     def chmod(self, path: str, mode: int) -> None:
         """Give a regular file of the daemon's own another mode. Raises also `NotAFileError`."""
-        descriptor = self.open_regular(path, os.O_WRONLY)
-        try:
+        with closing_fd(self.open_regular(path, os.O_WRONLY)) as descriptor:
             os.fchmod(descriptor, mode)
-        finally:
-            os.close(descriptor)
 
     def make_fifo(self, path: str, owner: tuple[int, int] | None) -> None:
         """Make a FIFO that only `owner` can open, or only the daemon's user."""

@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from sandkeep.errors import SetupError
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.processes import reap, spawn
 
 MS_RDONLY: Final = 1
@@ -179,12 +180,10 @@ def _made(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
 
 
 def _bind_in(namespace: int, source: str, target: str) -> None:
-    tree = _syscall(_SYS_OPEN_TREE, "open_tree", -100, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
-    try:
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    with closing_fd(_syscall(_SYS_OPEN_TREE, "open_tree", -100, os.fsencode(source), flags)) as tree:
         _set_attributes(tree, _MOUNT_ATTR_IDMAP, namespace)
         _syscall(_SYS_MOVE_MOUNT, "move_mount", tree, b"", -100, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
-    finally:
-        os.close(tree)
 
 
 def _syscall(number: int, name: str, *arguments: object) -> int:
@@ -263,13 +262,10 @@ def reconfigure(root: int, options: Mapping[str, str]) -> None:
     """Set options of the filesystem whose root directory is open, in any mount namespace. They replace its earlier
     specific ones. Needs CAP_SYS_ADMIN there. Raises OSError.
     """
-    context = _syscall(_SYS_FSPICK, "fspick", root, b"", _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH)
-    try:
+    with closing_fd(_syscall(_SYS_FSPICK, "fspick", root, b"", _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH)) as context:
         for name, value in options.items():
             _syscall(_SYS_FSCONFIG, "fsconfig", context, _FSCONFIG_SET_STRING, name.encode(), value.encode(), 0)
         _syscall(_SYS_FSCONFIG, "fsconfig", context, _FSCONFIG_CMD_RECONFIGURE, None, None, 0)
-    finally:
-        os.close(context)
 
 
 def overlay_read_only(lowers: Sequence[str], target: str) -> None:

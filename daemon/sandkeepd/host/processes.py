@@ -23,6 +23,7 @@ from msgspec import Struct
 from sandkeep.errors import ProviderError
 from sandkeep.system import fresh_thread
 from sandkeepd.host import spawn as spawning
+from sandkeepd.host.descriptors import closing_fd
 
 T = TypeVar("T")
 
@@ -131,10 +132,8 @@ def kill_known(process: Identity) -> None:
     """Kill that very process, if it still runs, and wait until it is gone. See `open_process` and `kill_and_wait`."""
     pidfd = open_process(process)
     if pidfd is not None:
-        try:
+        with closing_fd(pidfd):
             kill_and_wait(pidfd)
-        finally:
-            os.close(pidfd)
 
 
 def has_ended(pidfd: int, timeout_s: float = 0) -> bool:
@@ -178,9 +177,9 @@ def spawn(
     also complain of the sandbox that outlives it.
     """
     sources = dict(enumerate([stdin, output, output, *more]))
-    with contextlib.ExitStack() as closing, ordinary_priority():
+    with contextlib.ExitStack() as stack, ordinary_priority():
         if roomy and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > _LAST:
-            sources[_LAST] = _closed_by(closing, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            sources[_LAST] = stack.enter_context(_devnull(os.O_RDONLY))
         return spawning.start(argv, env, sources, _RESET)
 
 
@@ -262,12 +261,12 @@ def run_tool(
     program = shutil.which(argv[0], path=TOOL_PATH)
     if program is None:
         raise ProviderError("provider_unavailable", f"{argv[0]} is missing: install it")
-    with contextlib.ExitStack() as closing:
-        null = stdin if stdin is not None else _closed_by(closing, os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+    with contextlib.ExitStack() as stack:
+        null = stdin if stdin is not None else stack.enter_context(_devnull(os.O_RDWR))
         pipes = [os.pipe(), os.pipe()]
-        said = [_closed_by(closing, reading) for reading, _ in pipes]
+        said = [stack.enter_context(closing_fd(reading)) for reading, _ in pipes]
         with contextlib.ExitStack() as ends:
-            written = [_closed_by(ends, writing) for _, writing in pipes]
+            written = [ends.enter_context(closing_fd(writing)) for _, writing in pipes]
             with ordinary_priority():
                 given = {**dict(enumerate([null, *written])), **{each: each for each in descriptors}}
                 pid = spawning.start([program, *argv[1:]], TOOL_ENV, given, _RESET)
@@ -280,9 +279,8 @@ def run_tool(
     return subprocess.CompletedProcess(argv, code, *output)
 
 
-def _closed_by(stack: contextlib.ExitStack, fd: int) -> int:
-    stack.callback(os.close, fd)
-    return fd
+def _devnull(flags: int) -> contextlib.AbstractContextManager[int]:
+    return closing_fd(os.open(os.devnull, flags | os.O_CLOEXEC))
 
 
 def _listen_to_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
@@ -328,11 +326,8 @@ def owned_by(uid: int) -> Callable[[int], bool]:
     wanted = str(uid).encode()
 
     def matches(pid: int) -> bool:
-        fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)) as fd:
             text = os.read(fd, 4096)  # it stands among the first lines
-        finally:
-            os.close(fd)
         return wanted in text.partition(b"\nUid:")[2].partition(b"\n")[0].split()
 
     return matches
@@ -400,9 +395,7 @@ def kill_all(find: Callable[[], list[int]]) -> None:
                 fd = os.pidfd_open(pid)
             except OSError:
                 continue
-            try:
+            with closing_fd(fd):
                 kill_and_wait(fd)
-            finally:
-                os.close(fd)
             reap(pid)
     raise ProviderError("provider_unavailable", "processes start faster than they can be ended: try again")

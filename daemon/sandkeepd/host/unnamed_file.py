@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sandkeep.errors import DaemonError
+from sandkeepd.host.descriptors import closing_fd
 
 
 def open_unnamed(directory: str, *, create: bool = False) -> int:
@@ -26,8 +27,5 @@ def open_unnamed(directory: str, *, create: bool = False) -> int:
 @contextmanager
 def unnamed(directory: str) -> Iterator[int]:
     """Open such a file for the length of a block. Blocks. Raises `storage_unavailable`."""
-    descriptor = open_unnamed(directory)
-    try:
+    with closing_fd(open_unnamed(directory)) as descriptor:
         yield descriptor
-    finally:
-        os.close(descriptor)

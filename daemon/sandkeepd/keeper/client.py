@@ -18,6 +18,7 @@ from sandkeep.model import FileContent, Isolation
 from sandkeepd.contract.instance import Directory, Ending
 from sandkeepd.contract.pauses import Pausing
 from sandkeepd.contract.processes import Chunk, Exit, InputNote, Launch, unnoted
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import fifo, files, input_files, journal, pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers
@@ -225,11 +226,9 @@ class KeeperInstance:
             fd = journal.open_journal(self._place.out, process_id, stream)
         except (OSError, NotAFileError):
             return False
-        try:
+        with closing_fd(fd):
             stack.enter_context(self._watcher.watching(fd, more.set))
             return os.fstat(fd).st_size > offset
-        finally:
-            os.close(fd)
 
     def sync(self, process_id: str) -> None:
         """See `Instance.sync`."""

@@ -6,8 +6,8 @@ checkpoint. Output of such a process goes into a file, too, and from there into 
 """
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 import trio
@@ -15,6 +15,7 @@ import trio
 from sandkeep.errors import SandkeepError, StateError
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import InputNote, unnoted
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.hostile_files import NotAFileError
 from sandkeepd.keeper import journal, requests
 from sandkeepd.keeper.pipes import Piped
@@ -47,7 +48,7 @@ async def feed(
     fd = None if process.exit is not None else place.open_fed(process_id)
     if fd is None:
         raise no_input(process_id)
-    try:
+    with closing_fd(fd):
         while taken < len(data):
             room = await _room(talk, process_id, process, fd, "stdin", AHEAD_BYTES)
             if not room:
@@ -57,8 +58,6 @@ async def feed(
             taken += os.write(fd, piece)
             note(taken, 0)
             await talk.send(requests.more(process_id, "stdin"))
-    finally:
-        os.close(fd)
     return taken
 
 
@@ -123,8 +122,7 @@ async def piped(
 async def _pump_in(talk: Talk, place: Place, process_id: str, source: int) -> None:
     """Copy a pipe into the file from which a command is fed its data."""
     process = talk.known(process_id)
-    fd = place.open_growing(f"{process_id}.data")
-    try:
+    with closing_fd(place.open_growing(f"{process_id}.data")) as fd, _closing_pipe(source):
         while room := await _room(talk, process_id, process, fd, "data", DATA_AHEAD_BYTES):
             await trio.lowlevel.wait_readable(source)
             data = os.read(source, min(room, _PIECE_BYTES))
@@ -134,10 +132,6 @@ async def _pump_in(talk: Talk, place: Place, process_id: str, source: int) -> No
                 data = data[os.write(fd, data) :]
             await _say(talk, requests.more(process_id, "data"))
         await _say(talk, requests.more(process_id, "data", over=True))
-    finally:
-        os.close(fd)
-        trio.lowlevel.notify_closing(source)
-        os.close(source)
 
 
 async def _pump_out(talk: Talk, place: Place, watcher: Watcher, process_id: str, target: int) -> None:
@@ -147,13 +141,17 @@ async def _pump_out(talk: Talk, place: Place, watcher: Watcher, process_id: str,
         fd = journal.open_journal(place.out, process_id, "data")
     except (OSError, NotAFileError):
         fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    with closing_fd(fd), _closing_pipe(target), suppress(BrokenPipeError):  # the reader has closed it
+        await _follow(process, watcher, fd, target)
+
+
+@contextmanager
+def _closing_pipe(fd: int) -> Iterator[None]:
     try:
-        with suppress(BrokenPipeError):  # the reader has closed it
-            await _follow(process, watcher, fd, target)
+        yield
     finally:
+        trio.lowlevel.notify_closing(fd)
         os.close(fd)
-        trio.lowlevel.notify_closing(target)
-        os.close(target)
 
 
 async def _follow(process: Known, watcher: Watcher, fd: int, target: int) -> None:

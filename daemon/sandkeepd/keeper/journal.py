@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from sandkeep.errors import SetupError, StateError
 from sandkeepd.contract.processes import Chunk
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 
 MAX_LINE_BYTES: Final = 128
@@ -82,10 +83,8 @@ def sync(out: HostileTree, process_id: str) -> None:
             fd = open_journal(out, process_id, stream)
         except (OSError, NotAFileError):
             continue
-        try:
+        with closing_fd(fd):
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def _size(name: str, directory: int) -> int:
@@ -128,11 +127,9 @@ def read_journal(out: HostileTree, process_id: str, stream: str, offset: int, ma
         return Chunk(offset=offset, data=b"", size=0, note=note, missing=True)
     except (OSError, NotAFileError):
         return Chunk(offset=offset, data=b"", size=0, note=f"the code in the sandbox replaced the journal of {stream}")
-    try:
+    with closing_fd(fd):
         at, data = _read_kept(fd, offset, max_bytes)
         size = os.fstat(fd).st_size
-    finally:
-        os.close(fd)
     note = None
     if at > offset:
         note = f"the first {at} bytes of {stream} were dropped: a sandbox wrote more than is kept"

@@ -6,13 +6,14 @@ code inside can write there, too, reading is limited to a sandbox's share of the
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Final
 
 import trio
 
 from sandkeep.errors import CallerError, ProviderError, StateError
 from sandkeepd.contract.processes import Exit
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.keeper import fifo, journal, requests, terminal
 from sandkeepd.keeper.allowance import Allowance
 from sandkeepd.keeper.pause import Pause
@@ -77,15 +78,12 @@ class Talk:
         if fd is None:
             message = f"sandbox {self._sandbox_id} has lost its request channel: terminate it"
             raise ProviderError("provider_unavailable", message)
-        try:
-            with trio.fail_after(REQUEST_DEADLINE_S):
-                async with self._turn if len(lines) > 1 else nullcontext():
-                    for line in lines:
-                        await fifo.write_line(fd, line)
-        except trio.TooSlowError:
-            raise self.silent() from None
-        finally:
-            os.close(fd)
+        with closing_fd(fd), trio.move_on_after(REQUEST_DEADLINE_S) as patience:
+            async with self._turn if len(lines) > 1 else nullcontext():
+                for line in lines:
+                    await fifo.write_line(fd, line)
+        if patience.cancelled_caught:
+            raise self.silent()
         if self._watch is not None:
             self._watcher.hasten(self._watch)
 
@@ -140,14 +138,11 @@ class Talk:
         fd = None if self.closed or self.gone.is_set() or self.pause.is_on else self._place.open_fifo(CONTROL)
         if fd is None:
             return False
-        try:
+        with closing_fd(fd), suppress(BlockingIOError):
             for line in requests.questions(process_ids):
                 os.write(fd, line)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(fd)
-        return True
+            return True
+        return False
 
     # Hearing
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from sandkeep.system.backoff import pauses
 from sandkeepd.host import spawn
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.processes import TOOL_ENV, has_ended, ordinary_priority, owned_by, pids_where
 
 DEADLINE_S: Final = 10.0
@@ -91,12 +92,9 @@ def _kill_as(uid: int) -> bool:
         return False
     finally:
         os.close(null)
-    pidfd = os.pidfd_open(child)  # not reaped before, so it is that very process
-    try:
+    with closing_fd(os.pidfd_open(child)) as pidfd:  # not reaped before, so it is that very process
         deadline = time.monotonic() + _HELPER_S
         while not has_ended(pidfd, _CONTINUE_EVERY_S):  # the code inside may have stopped it
             late = time.monotonic() > deadline
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if late else signal.SIGCONT)
-    finally:
-        os.close(pidfd)
     return os.waitpid(child, 0)[1] == 0
