@@ -55,7 +55,8 @@ def _invalid(field: str, words: str) -> CallerError:
 def _words(said: str, annotation: Any) -> str:
     """Rephrase msgspec's message about a field with this annotation, in the terms of JSON and without the value."""
     if said.startswith("Invalid enum value"):
-        return "must be one of " + ", ".join(f"`{choice}`" for choice in _choices(annotation))
+        literals = [part for part in _walk(annotation) if typing.get_origin(part) is Literal]
+        return "must be one of " + ", ".join(f"`{choice}`" for part in literals for choice in typing.get_args(part))
     if "matching regex" in said:
         return _pattern_words(said, annotation)
     said = re.sub(
@@ -75,12 +76,6 @@ def _pattern_words(said: str, annotation: Any) -> str:
         if isinstance(meta, Meta) and meta.description and repr(meta.pattern) in said:
             return f"must be {meta.description[0].lower()}{meta.description[1:].rstrip('.')}"
     return "holds characters that are not allowed"
-
-
-def _choices(annotation: Any) -> Iterator[str]:
-    for part in _walk(annotation):
-        if typing.get_origin(part) is Literal:
-            yield from map(str, typing.get_args(part))
 
 
 def _walk(annotation: Any) -> Iterator[Any]:

@@ -41,11 +41,7 @@ class Events:
         wanted = checked(EventQuery, after=query.after, sandbox_id=query.sandbox, type=query.type, limit=PAGE_EVENTS)
         request = visitor.request(self._core, "event.list", wanted)
         after = self._history.start(query.after)
-
-        async def talk(session: Session) -> None:
-            await session.while_it_listens(lambda: self._send(session, request, after))
-
-        return talk
+        return lambda session: session.while_it_listens(lambda: self._send(session, request, after))
 
     async def _send(self, session: Session, request: Request[EventQuery], after: int) -> None:
         log, told = self._core.log, -1

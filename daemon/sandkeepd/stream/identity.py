@@ -54,12 +54,8 @@ class Identity(Struct, frozen=True):
         with open(memory, "wb", buffering=0) as file:
             file.write(pem)
             context.load_cert_chain(f"/proc/self/fd/{memory}")
-        return cls(context, pin_of(ssl.PEM_cert_to_DER_cert(_certificate_in(pem))))
-
-
-def _certificate_in(pem: bytes) -> str:
-    text = pem.decode("ascii")
-    return text[text.index(ssl.PEM_HEADER) :]
+        text = pem.decode("ascii")
+        return cls(context, pin_of(ssl.PEM_cert_to_DER_cert(text[text.index(ssl.PEM_HEADER) :])))
 
 
 def _made() -> bytes:

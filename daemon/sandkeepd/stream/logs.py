@@ -35,11 +35,7 @@ class Logs:
         request = visitor.request(self._core, "process.read", checked(ProcessRead, sandbox_id=sandbox_id, name=name))
         process = await self._processes.lookup.find(request.params.sandbox_id, request.params.name)
         reader = JournalReader(self._processes, process, query.stdout, query.stderr)
-
-        async def talk(session: Session) -> None:
-            await session.while_it_listens(lambda: reader.send(session, follow=query.follow))
-
-        return talk
+        return lambda session: session.while_it_listens(lambda: reader.send(session, follow=query.follow))
 
 
 class JournalReader:
@@ -56,8 +52,8 @@ class JournalReader:
         caught_up = False
         while True:
             ended = self._process.ended  # read before the journal: a read after the end is complete
-            if await self._send_pieces(session):  # there is more already
-                continue
+            if any([await self._send_piece(session, name, number) for name, number in _STREAMS]):
+                continue  # there is more already
             if ended:
                 return await session.send(exit_of(self._process))
             if not caught_up:
@@ -66,11 +62,6 @@ class JournalReader:
             if not follow:
                 return None
             await self._processes.outputs.wait_for_more(self._process, self._offsets["stdout"], self._offsets["stderr"])
-
-    async def _send_pieces(self, session: Session) -> bool:
-        """Send the next piece of each stream; whether one of them may have another."""
-        full = [await self._send_piece(session, name, number) for name, number in _STREAMS]
-        return any(full)
 
     async def _send_piece(self, session: Session, name: str, number: int) -> bool:
         """Send the next piece of a stream; whether it was a full one, so that there may be another.

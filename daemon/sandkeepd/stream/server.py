@@ -150,7 +150,8 @@ class StreamServer:
                 visitor = self._recognised(request, connection.host, peer)
                 entitled = contextlib.nullcontext() if peer else self._tokens.while_valid(visitor.peer.uid)
                 with entitled, self._counted(visitor.peer), self._on_account(connection, visitor.peer):
-                    talk = await self._let_in(visitor)
+                    with _refusing():
+                        talk = await self._endpoint(visitor.target)(visitor)
                     connection.wire.trust()  # beforehand, as the client may send at once
                     await request.accept(subprotocol=door.subprotocol(request))
                     scope.deadline = float("inf")
@@ -217,11 +218,6 @@ class StreamServer:
             visitor = Visitor(peer or door.peer_by_token(request, host, self._tokens), target)
             door.subprotocol(request)
             return visitor
-
-    async def _let_in(self, visitor: Visitor) -> Talk:
-        """Check access at the endpoint. Raises `RefusedError`."""
-        with _refusing():
-            return await self._endpoint(visitor.target)(visitor)
 
     def _endpoint(self, target: frames.Target) -> Endpoint:
         version, name = (*target.parts, "", "")[:2]

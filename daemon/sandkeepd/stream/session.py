@@ -31,15 +31,12 @@ class Session:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.send_bytes: Callable[[bytes], Awaitable[None]] = connection.send_message
+        self.send_text: Callable[[str], Awaitable[None]] = connection.send_message
         self.room: Callable[[], Awaitable[None]] = connection.room
 
     async def send(self, message: Message) -> None:
         """Send a text message."""
         await self._connection.send_message(frames.encode(message).decode())
-
-    async def send_text(self, text: str) -> None:
-        """Send a text message that was encoded already."""
-        await self._connection.send_message(text)
 
     async def receive(self) -> bytes | FromClient:
         """Return the client's next message: bytes, or a `FromClient`. Raises `invalid` for anything else."""
