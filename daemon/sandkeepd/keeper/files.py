@@ -6,7 +6,6 @@ Answers of the commands come from inside the sandbox, and only their form is che
 import os
 import re
 import stat
-from contextlib import suppress
 from typing import Final
 
 import trio
@@ -179,15 +178,16 @@ def entry(path: str, name: bytes, what: bytes, target: bytes) -> FileEntry:
     else:
         mode = int(octal, 8)
     name = name[2:]
+    text = name.decode("utf-8", "replace")
     kind = _TYPES.get(letter, "unknown")
     return FileEntry(
-        name=name.decode("utf-8", "replace"),
+        name=text,
         type=kind,
         mode=mode,
         size_bytes=int(size),
         modified_at=_moment(int(seconds), fraction or b""),
         target=target.decode("utf-8", "backslashreplace") if kind == "symlink" else None,
-        name_bytes=None if _is_utf8(name) else name,
+        name_bytes=None if text.encode() == name else name,
     )
 
 
@@ -196,13 +196,6 @@ def _moment(seconds: int, fraction: bytes) -> str:
     micros = int(fraction[:6].ljust(6, b"0"))
     first, last = -62_135_596_800, 253_402_300_799
     return rfc3339(min(max(seconds, first), last) * 1_000_000 + micros)
-
-
-def _is_utf8(data: bytes) -> bool:
-    with suppress(UnicodeDecodeError):
-        data.decode()
-        return True
-    return False
 
 
 async def _run(

@@ -17,7 +17,7 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import InputNote, unnoted
 from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.hostile_files import NotAFileError
-from sandkeepd.keeper import journal, requests
+from sandkeepd.keeper import fifo, journal, requests
 from sandkeepd.keeper.pipes import Piped
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import Known
@@ -165,16 +165,7 @@ async def _follow(process: Known, watcher: Watcher, fd: int, target: int) -> Non
             grown = trio.Event()
             over = process.exit is not None
             while data := os.read(fd, _PIECE_BYTES):
-                await _put(target, data)
+                await fifo.write_all(lambda: target, data)
             if over:
                 return
             await grown.wait()
-
-
-async def _put(target: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        try:
-            rest = rest[os.write(target, rest) :]
-        except BlockingIOError:
-            await trio.lowlevel.wait_writable(target)

@@ -1,7 +1,6 @@
 """Start of a process: its files in `in`, the request to the keeper, and the meaning of the answer."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
@@ -12,13 +11,6 @@ from sandkeepd.keeper.failure import no_room
 from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.processes import Known
 from sandkeepd.keeper.talk import Talk
-
-
-class _Request(NamedTuple):
-    """A line for the keeper; `is_whole` if it says all, and nothing was written beside it."""
-
-    line: bytes
-    is_whole: bool
 
 
 class Launcher:
@@ -37,12 +29,12 @@ class Launcher:
         if process_id in self._talk.processes or self._place.was_started(process_id):
             raise _started_before(process_id)
         secrets = list(requests.secret_requests(process_id, launch.secrets))
-        request = await self._write(process_id, launch, mode or _mode(launch, fed=self._place.fed))
+        request, has_files = await self._write(process_id, launch, mode or _mode(launch, fed=self._place.fed))
         failpoints.reach("launch.written")
         await yield_to_loop()
         process = self._talk.processes[process_id] = Known()
-        process.has_files = not request.is_whole or launch.stdin is not None
-        await self._talk.send(*secrets, request.line)
+        process.has_files = has_files
+        await self._talk.send(*secrets, request)
         failpoints.reach("launch.sent")
         await self._talk.news(process, lambda: process.pid is not None or process.answer == "none")
         if process.pid is None:
@@ -57,15 +49,15 @@ class Launcher:
         message = "the sandbox could not start another process: it is out of processes, memory or disk"
         return ProviderError("provider_unavailable", message, process_id=process_id)
 
-    async def _write(self, process_id: str, launch: Launch, mode: str) -> _Request:
-        """Write the process's files; return the request for the keeper."""
+    async def _write(self, process_id: str, launch: Launch, mode: str) -> tuple[bytes, bool]:
+        """Write the process's files; return the request for the keeper, and whether there are files."""
         env = {name: value for name, value in {**self._env, **launch.env}.items() if name not in launch.secrets}
         where = launch.working_dir or self._working_dir
         quick = (program.FED_QUICK_MS if self._place.fed else program.QUICK_MS) if launch.quick else 0
         try:
             if launch.terminal:
                 await self._write_terminal(process_id, launch.terminal, launch.command, env, where)
-                return _Request(requests.run(process_id, mode, 0), is_whole=False)
+                return requests.run(process_id, mode, 0), True
             record = requests.record(launch.command, {"PWD": where, **env}, where)
             line = None if _leaves_traces(process_id) else requests.run_by(record, process_id, mode, quick)
             if launch.stdin is True:
@@ -73,9 +65,9 @@ class Launcher:
             elif isinstance(launch.stdin, bytes):
                 await self._place.write(f"{process_id}.stdin", launch.stdin)
             if line is not None:
-                return _Request(line, is_whole=True)
+                return line, launch.stdin is not None
             await self._place.write(process_id, record)
-            return _Request(requests.run(process_id, mode, quick), is_whole=False)
+            return requests.run(process_id, mode, quick), True
         except FileExistsError:
             raise _started_before(process_id) from None
         except OSError as error:
