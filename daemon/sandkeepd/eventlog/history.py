@@ -148,9 +148,8 @@ class History:
                 passed.append(raw_event(row))
                 size += len(row.data) + len(row.meta)
             if size > max_bytes and row.more == 0:
-                return RawEventPage(
-                    passed, log.token(row.position), caught_up=row.position >= page.position and page.caught_up
-                )
+                is_last = row.position >= page.position and page.caught_up
+                return RawEventPage(passed, log.token(row.position), caught_up=is_last)
         return RawEventPage(passed, log.token(page.position), caught_up=page.caught_up)
 
 

@@ -15,7 +15,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import IO, Final, NoReturn, cast, get_args
 from weakref import WeakValueDictionary
 
@@ -134,10 +134,8 @@ def _turns(caller: Caller, what: str = "import") -> trio.Semaphore:
 
 def _check_cancelled() -> None:
     """Raise in a thread of trio's when nobody waits for it any more."""
-    try:
+    with suppress(RuntimeError):  # another thread
         trio.from_thread.check_cancelled()
-    except RuntimeError:  # another thread
-        return
 
 
 def _check_caller(caller: Caller) -> None:
