@@ -349,20 +349,16 @@ def bearing(names: Sequence[str], uids: Collection[int] | None) -> list[tuple[in
         if uids is not None and os.stat(f"/proc/{pid}").st_uid not in uids:
             return False
         with open(f"/proc/{pid}/environ", "rb") as file:
-            settings = file.read(1 << 20).split(b"\0")
-        values = {name: _value(name, settings) for name in names}
-        if any(value is None for value in values.values()):
+            pairs = [text.partition(b"=") for text in file.read(1 << 20).split(b"\0")]
+        settings = {name: value.decode(errors="replace") for name, _, value in reversed(pairs)}  # the first of a name
+        values = {name: settings[name.encode()] for name in names if name.encode() in settings}
+        if len(values) < len(names):
             return False
-        found.append((pid, {name: value for name, value in values.items() if value is not None}))
+        found.append((pid, values))
         return True
 
     running = set(pids_where(matches))
     return [(pid, values) for pid, values in found if pid in running]
-
-
-def _value(name: str, settings: Sequence[bytes]) -> str | None:
-    start = name.encode() + b"="
-    return next((text[len(start) :].decode(errors="replace") for text in settings if text.startswith(start)), None)
 
 
 def is_inside(pid: int) -> bool:

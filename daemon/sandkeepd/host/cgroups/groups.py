@@ -99,8 +99,11 @@ class Hierarchies:
 
     def found(self) -> list[str]:
         """The directories of all groups that are where those of sandboxes are made, whosever."""
-        bases = sorted(set(self._base.values()))
-        return [entry.path for base in bases for entry in _entries(base) if entry.is_dir(follow_symlinks=False)]
+        directories: list[str] = []
+        for base in set(self._base.values()):
+            with contextlib.suppress(OSError), os.scandir(base) as entries:
+                directories += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return sorted(directories)
 
     def create(self, groups: Mapping[str, str], limits: Limits) -> dict[str, str]:
         """Make the groups of a plan and set their limits; answer those that were made: all that limit, and mostly
@@ -198,14 +201,6 @@ def is_frozen(pid: int) -> bool:
 def _is_private(path: str, own: str | None) -> bool:
     """Not so a path that leads out of the part of the tree that is mounted here."""
     return path not in ("", own) and ".." not in path.split("/")
-
-
-def _entries(directory: str) -> list["os.DirEntry[str]"]:
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return []
 
 
 def members(groups: Mapping[str, str]) -> list[int]:

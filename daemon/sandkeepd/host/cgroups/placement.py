@@ -19,10 +19,9 @@ controllers on, unless systemd promises to start it in a leaf:
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeVarTuple
-
-Ts = TypeVarTuple("Ts")
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Final
 
 ROOT: Final = "/sys/fs/cgroup"
 CONTROLLERS: Final = ("pids", "memory", "cpu", "cpuacct", "blkio", "io", "freezer")
@@ -58,13 +57,15 @@ def settle(root: str = ROOT, member_of: str | None = None, environ: Mapping[str,
         return
     groups = parse(membership() if member_of is None else member_of)
     unit, in_leaf = _unit_of(groups.get("name=systemd") or groups.get("", ""))
-    if not _is_delegated(f"{top}{unit}" for top in (root, f"{root}/unified", f"{root}/systemd")):
+    if not any(_is_delegated(f"{top}{unit}") for top in (root, f"{root}/unified", f"{root}/systemd")):
         return
     for name in CONTROLLERS:
         if groups.get(name) in (unit, f"{unit}/{LEAF}"):
-            _try(_take_leaf, f"{root}/{name}{unit}")
+            with _logged_failure():
+                _take_leaf(f"{root}/{name}{unit}")
     if os.path.exists(f"{root}{unit}/cgroup.controllers"):
-        _try(_settle_v2, f"{root}{unit}", in_leaf)
+        with _logged_failure():
+            _settle_v2(f"{root}{unit}", in_leaf)
 
 
 def sandboxes_of(own: str) -> str:
@@ -110,20 +111,18 @@ def _beside(unit: str) -> str:
     return f"{os.path.dirname(unit)}/{PLACE_UNIT}"
 
 
-def _is_delegated(places: Iterable[str]) -> bool:
-    return any(_has_mark(place, mark) for place in places for mark in _MARKS)
+def _is_delegated(group: str) -> bool:
+    for mark in _MARKS:
+        with suppress(OSError):
+            if os.getxattr(group, mark) == b"1":
+                return True
+    return False
 
 
-def _has_mark(place: str, mark: str) -> bool:
+@contextmanager
+def _logged_failure() -> Iterator[None]:
     try:
-        return os.getxattr(place, mark) == b"1"
-    except OSError:
-        return False
-
-
-def _try(step: Callable[[*Ts], None], *arguments: *Ts) -> None:
-    try:
-        step(*arguments)
+        yield
     except OSError as error:
         logger.warning("the daemon's place among control groups could not be taken", extra={"why": str(error)})
 
@@ -139,7 +138,7 @@ def _settle_v2(unit: str, in_leaf: bool) -> None:
     os.makedirs(f"{unit}/{LEAF}", exist_ok=True)
     write(f"{unit}/{LEAF}/cgroup.procs", str(os.getpid()))
     place = _beside(unit)
-    if _is_delegated([place]):
+    if _is_delegated(place):
         _open_place(place)
     elif in_leaf:
         _open_place(unit)

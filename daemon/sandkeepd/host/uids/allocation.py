@@ -206,9 +206,7 @@ class Claims:
         `on_record` maps uids to sandboxes. Blocks.
         """
         for uid, sandbox_id in on_record.items():
-            found = self._registry.read(uid)
-            if found is None or found.is_void:
-                self.hold(sandbox_id, uid)
+            self._own(sandbox_id, uid)
         told = list[str]()
         for uid, entry in sorted(self._registry.entries().items()):
             if not self._is_ours(entry):

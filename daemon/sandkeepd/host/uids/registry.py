@@ -147,13 +147,10 @@ def now() -> int:
 
 
 def _has_locked(directory: int) -> bool:
-    try:
+    with contextlib.suppress(BlockingIOError):
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise
-    return True
+        return True
+    return False
 
 
 def _written(entry: Entry) -> str:
