@@ -35,7 +35,6 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 class _File(NamedTuple):
     process_id: str
     part: str
-    size: int
     occupied: int
 
 
@@ -81,7 +80,7 @@ def _files(directory: int) -> Iterator[_File]:
             if part in PARTS and process_id.startswith(f"{PROCESS}_"):
                 with suppress(OSError):  # it was removed meanwhile
                     found = entry.stat(follow_symlinks=False)
-                    yield _File(process_id, part, found.st_size, max(FILE_BYTES, found.st_blocks * 512))
+                    yield _File(process_id, part, max(FILE_BYTES, found.st_blocks * 512))
 
 
 def _remove(directory: int, process_ids: Iterable[str]) -> None:

@@ -188,13 +188,10 @@ class LockService:
         shared, sandbox = where(root), self._core.state.sandboxes.get(name)
         of_sandbox = sandbox is not None and request.sees(sandbox.owner)
         owner = sandbox.owner if sandbox is not None and of_sandbox else request.owner
-        if any(self._is_old(lock, name, owner, shared) for lock in self._core.state.locks.values()):
-            return shared
+        held = (lock for lock in self._core.state.locks.values() if lock.under_way)
+        if any((lock.name, lock.owner, lock.where) == (name, owner, shared) for lock in held):
+            return shared  # an older daemon took it, in the place that was then shared by all owners
         return part_of(shared, owner)
-
-    def _is_old(self, lock: LockState, name: str, owner: str, shared: str) -> bool:
-        """Return True if an older daemon took it, in the place that was then shared by all owners."""
-        return lock.under_way and (lock.name, lock.owner, lock.where) == (name, owner, shared)
 
     # -- giving back --------------------------------------------------------------------------------------------------
 

@@ -54,8 +54,7 @@ class Share:
             self.held += size
             self._account.loose += size
             self.moved()
-            if self._account.is_over:
-                self._account.relieve()
+            self._account.relieve()
 
     def let_go(self, size: int) -> None:
         """So many bytes less."""
