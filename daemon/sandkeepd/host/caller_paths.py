@@ -181,7 +181,7 @@ def _run_as(
 ) -> tuple[int, bytes, bytes]:
     """Run a shell script with the caller's rights; return its exit code, its output, unless taken, and its stderr."""
     argv = [*_as_caller(caller), "sh", "-c", *script]
-    with in_fresh_thread(functools.partial(_reading, argv, **paths)) as program:
+    with in_fresh_thread(functools.partial(_start_reader, argv, paths)) as program:
         try:
             output, errors = _drain({program.stdout: taker, program.stderr: None}, [program])
         finally:
@@ -189,7 +189,9 @@ def _run_as(
         return program.wait(), output, errors
 
 
-def _reading(argv: list[str], stdin: int = subprocess.DEVNULL, **paths: str) -> "subprocess.Popen[bytes]":
+def _start_reader(
+    argv: list[str], paths: Mapping[str, str], stdin: int = subprocess.DEVNULL
+) -> "subprocess.Popen[bytes]":
     """Start a program, which gets paths of the caller's as variables: command lines are read by everybody."""
     with ordinary_priority():
         return subprocess.Popen(
@@ -265,7 +267,7 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
         "--mode=ug-s", "--no-recursion", "--null", "--verbatim-files-from",
         "--files-from=-",  # opened already: the caller may not open the list itself
     ]  # fmt: skip
-    with in_fresh_thread(functools.partial(_reading, reading, names, SOURCE=source)) as reader:
+    with in_fresh_thread(functools.partial(_start_reader, reading, {"SOURCE": source}, names)) as reader:
         try:
             assert reader.stdout is not None
             try:
