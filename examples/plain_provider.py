@@ -171,7 +171,7 @@ def start_keeper(directory: str) -> Identity:
 def kill(directory: str, handle: Json) -> None:
     """Kill all processes of a sandbox, also without a handle. Blocks."""
     if handle:
-        processes.kill_known(msgspec.convert(handle["first"], Identity))
+        processes.kill_process(msgspec.convert(handle["first"], Identity))
     processes.kill_all(lambda: processes.marked({MARK: directory}, {os.geteuid()}))
 
 

@@ -330,14 +330,14 @@ GUARDS = [
     Guard(
         "A host uid rests after use",
         "daemon/sandkeepd/host/uids/allocation.py",
-        'if entry.is_void or (entry.state == "resting" and now() - entry.since >= REST_S):',
-        'if entry.is_void or entry.state == "resting":',
+        'if entry.is_stale or (entry.state == "resting" and now() - entry.since >= REST_S):',
+        'if entry.is_stale or entry.state == "resting":',
         "tests/daemon/host/test_uid_allocation.py::test_a_uid_rests_after_use",
     ),
     Guard(
         "A host uid of which a process is left is not given again",
         "daemon/sandkeepd/host/uids/allocation.py",
-        "ended = processes.end_all(uid)",
+        "ended = processes.kill_all_of(uid)",
         "ended = True",
         "tests/daemon/host/test_uid_allocation.py::test_one_that_cannot_be_ended_is_never_given_again",
     ),

@@ -65,7 +65,7 @@ from sandkeepd.core.core import Core
 from sandkeepd.eventlog import state_cache as caching
 from sandkeepd.eventlog import verify
 from sandkeepd.eventlog.retention import Retention
-from sandkeepd.host.instance_lock import alone
+from sandkeepd.host.instance_lock import lock_file
 from sandkeepd.host.processes import boot_id
 from sandkeepd.locks.leases import Leases
 from sandkeepd.locks.publish import Publisher
@@ -117,7 +117,7 @@ async def run(
         # First: it fails and leaves nothing behind.
         listeners = stack.enter_context(opened(config.socket, config.stream, manager.passed))
         prepare_state_dir(config.state_dir)
-        stack.enter_context(alone(f"{config.state_dir}/daemon.lock", _in_use(config.state_dir)))
+        stack.enter_context(lock_file(f"{config.state_dir}/daemon.lock", _in_use(config.state_dir)))
         log = EventLog.open(f"{config.state_dir}/{offline.LOG_NAME}")
         try:
             _ = log.command_key  # now, where it may block

@@ -96,7 +96,7 @@ async def import_tree(
     if not source.startswith("/") or "\0" in source:
         raise CallerError("invalid", f"source: {source[:200]!r} is not an absolute path", field="source")
     await progress(f"looking at {source}")
-    async with _turns(caller):
+    async with _import_limit(caller):
         own = trio.CapacityLimiter(1)  # not the daemon's: a caller can stop the programs that read for him
         survey = await trio.to_thread.run_sync(_survey, source, caller, hide, limiter=own)
         try:
@@ -119,7 +119,7 @@ async def look(source: str, caller: Caller, dockerfile: str) -> Seen:
     Raises `invalid` (there is nothing) and `permission_denied`.
     """
     _check_caller(caller)
-    async with _turns(caller, "look"):
+    async with _import_limit(caller, "look"):
         own = trio.CapacityLimiter(1)
         return await trio.to_thread.run_sync(_look, source, caller, dockerfile, limiter=own)
 
@@ -127,7 +127,7 @@ async def look(source: str, caller: Caller, dockerfile: str) -> Seen:
 _busy: Final[WeakValueDictionary[tuple[int, str], trio.Semaphore]] = WeakValueDictionary()
 
 
-def _turns(caller: Caller, what: str = "import") -> trio.Semaphore:
+def _import_limit(caller: Caller, what: str = "import") -> trio.Semaphore:
     """Return the semaphore that limits a caller's imports, kept while in use. Looks have another."""
     return _busy.setdefault((caller.uid, what), trio.Semaphore(IMPORTS_AT_ONCE))
 
@@ -231,7 +231,7 @@ class _Listing:
         if len(path) > MAX_PATH_BYTES:
             self._refuse("holds paths that are longer than the kernel takes")
         if kind == b"f" and (not size.isdigit() or int(size) > MAX_FILE_BYTES):
-            self._refuse(f"holds a file of more than {MAX_FILE_BYTES >> 40} TiB: {_shown(path)}")
+            self._refuse(f"holds a file of more than {MAX_FILE_BYTES >> 40} TiB: {_display(path)}")
         if kind == b"K" and path == b".":
             self._refuse("holds nothing but what the kernel shows there")
         if kind not in _SKIPPED:
@@ -239,7 +239,7 @@ class _Listing:
             return
         self._skipped_count += 1
         if len(self._skipped) < MAX_SKIPPED:
-            self._skipped.append(SkippedFile(path=_shown(path), why=_SKIPPED[kind]))
+            self._skipped.append(SkippedFile(path=_display(path), why=_SKIPPED[kind]))
 
     def _refuse(self, why: str) -> NoReturn:
         message = f"source: {self._source} {why}: choose another directory"
@@ -252,7 +252,7 @@ class _Listing:
         return Survey(names=names, skipped=self._skipped, skipped_count=self._skipped_count)
 
 
-def _shown(path: bytes) -> str:
+def _display(path: bytes) -> str:
     return path[2:].decode("utf-8", "backslashreplace")[:MAX_PATH_BYTES]
 
 
@@ -294,7 +294,7 @@ def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[by
     place = target
     take: list[str] = []
     if owner is not None:
-        place = _lend(target)
+        place = _expose(target)
         take = [
             "prlimit", f"--fsize={MAX_FILE_BYTES}", "--", "setpriv", "--reuid", str(owner), "--regid", str(owner),
             "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all",
@@ -312,10 +312,10 @@ def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[by
             )  # fmt: skip
 
 
-def _lend(target: str) -> str:
+def _expose(target: str) -> str:
     """Mount the target, in this thread's namespace, where the image's owner can reach it."""
     scratch = mounts.enter_private_namespace()
-    with closing_fd(mounts.open_place(target)) as opened:
+    with closing_fd(mounts.open_path(target)) as opened:
         mounts.mount_scratch(scratch)
         os.mkdir(f"{scratch}/image")
         mounts.bind(mounts.at(opened), f"{scratch}/image", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
@@ -363,12 +363,12 @@ def _drain(
                 if fd in running:
                     running.discard(fd)
                     poll.unregister(fd)
-                elif not _take(fd, takers[fd], kept):
+                elif not _read_once(fd, takers[fd], kept):
                     poll.unregister(fd)
     return list(kept.values())
 
 
-def _take(fd: int, taker: Callable[[bytes], None] | None, kept: dict[int, bytes]) -> bool:
+def _read_once(fd: int, taker: Callable[[bytes], None] | None, kept: dict[int, bytes]) -> bool:
     """Read once from a pipe. Answers whether there may be more."""
     piece = os.read(fd, _FIRST_BYTES)
     if taker:
@@ -384,11 +384,11 @@ def _first_line(stderr: bytes) -> str:
 
 
 def _not_a_directory(source: str, stderr: bytes) -> SandkeepError:
-    said = stderr.decode("utf-8", "backslashreplace")
-    if "ermission denied" not in (said.splitlines() or [""])[-1]:
-        if "Not a directory" in said:
+    message = stderr.decode("utf-8", "backslashreplace")
+    if "ermission denied" not in (message.splitlines() or [""])[-1]:
+        if "Not a directory" in message:
             return CallerError("invalid", f"source: {source} is not a directory", field="source")
-        if "No such file" in said:
+        if "No such file" in message:
             return CallerError("invalid", f"source: there is no directory {source}", field="source")
     return CallerError("permission_denied", f"you may not read {source}", field="source", path=source)
 
@@ -403,12 +403,12 @@ def _unreadable(source: str, stderr: bytes) -> SandkeepError:
 
 
 def _not_written(stderr: bytes) -> SandkeepError:
-    said = _first_line(stderr)
+    message = _first_line(stderr)
     if any(words in stderr for words in (b"No space left", b"Wrote only", b"quota exceeded", b"Read-only file system")):
         return DaemonError(
-            "storage_unavailable", f"the image could not be written: {said}: make room in the state directory"
+            "storage_unavailable", f"the image could not be written: {message}: make room in the state directory"
         )
-    return ProviderError("provider_unavailable", f"the image could not be written: {said}")
+    return ProviderError("provider_unavailable", f"the image could not be written: {message}")
 
 
 def _drop_setuid(root: str) -> None:

@@ -36,7 +36,7 @@ class Digest:
         return f"{self._kind}:{self._hasher.hexdigest()}"
 
 
-def kind_of(digest: str) -> str:
+def algorithm_of(digest: str) -> str:
     """Return a digest's algorithm. Raises `snapshot_corrupt` for an unknown one."""
     kind = digest.partition(":")[0]
     if kind not in (BLAKE3, SHA256):

@@ -67,11 +67,11 @@ _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 Mapped = tuple[int, int]
 """The uid and gid outside, and the one that they are seen as."""
 
-MOST_KEPT: Final = 16
+MAX_CACHED_NAMESPACES: Final = 16
 """So many user namespaces are kept for the next mount that needs one."""
 
-_kept: Final = OrderedDict[Mapped, int]()
-_keeping: Final = threading.Lock()
+_cached: Final = OrderedDict[Mapped, int]()
+_cache_lock: Final = threading.Lock()
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -115,7 +115,7 @@ def mount_scratch(place: str) -> None:
     mount("sandkeep", place, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0755,size=1m")
 
 
-def open_place(path: str) -> int:
+def open_path(path: str) -> int:
     """A descriptor of a directory or file as a place only, for `at`.
 
     Open it in the namespace in which it is to be used.
@@ -142,39 +142,39 @@ def bind_mapped(binds: Sequence[tuple[str, str, int]], seen_as: int, *, again: b
     """
     with ExitStack() as opened:
         mappings = [(owner, seen_as) for _, _, owner in binds]
-        namespaces = _kept_namespaces(mappings, opened) if again else _made(mappings, opened)
+        namespaces = _cached_namespaces(mappings, opened) if again else _make_namespaces(mappings, opened)
         for source, target, owner in binds:
             _bind_in(namespaces[owner, seen_as], source, target)
 
 
-def _kept_namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
+def _cached_namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
     """Return a user namespace for each mapping, the cached or a new one; `opened` closes it. Raises OSError."""
     found = dict[Mapped, int]()
-    with _keeping:
-        for mapping in filter(_kept.__contains__, mappings):
-            _kept.move_to_end(mapping)
-            found[mapping] = os.dup(_kept[mapping])
+    with _cache_lock:
+        for mapping in filter(_cached.__contains__, mappings):
+            _cached.move_to_end(mapping)
+            found[mapping] = os.dup(_cached[mapping])
             opened.callback(os.close, found[mapping])
     missing = [mapping for mapping in mappings if mapping not in found]
     if missing:
-        made = _made(missing, opened)
+        made = _make_namespaces(missing, opened)
         found |= made
-        with _keeping:
+        with _cache_lock:
             for mapping, namespace in made.items():
-                if mapping not in _kept:
-                    _kept[mapping] = os.dup(namespace)
-            while len(_kept) > MOST_KEPT:
-                os.close(_kept.popitem(last=False)[1])
+                if mapping not in _cached:
+                    _cached[mapping] = os.dup(namespace)
+            while len(_cached) > MAX_CACHED_NAMESPACES:
+                os.close(_cached.popitem(last=False)[1])
     return found
 
 
-def _made(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
+def _make_namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
     """New ones, which come about at the same time."""
     made, different = dict[Mapped, int](), list(dict.fromkeys(mappings))
     with ExitStack() as ended, ExitStack() as begun:
         helpers = [_in_user_namespace(ended, begun) for _ in different]
         for mapping, (pid, output) in zip(different, helpers, strict=True):
-            made[mapping] = _mapped(pid, output, mapping)
+            made[mapping] = _map_ids(pid, output, mapping)
             opened.callback(os.close, made[mapping])
     return made
 
@@ -190,7 +190,7 @@ def _syscall(number: int, name: str, *arguments: object) -> int:
     return _check(_libc.syscall(number, *arguments), name)
 
 
-def _mapped(pid: int, output: int, mapping: Mapped) -> int:
+def _map_ids(pid: int, output: int, mapping: Mapped) -> int:
     """Map a uid and gid in the user namespace of a program; return a descriptor of the namespace. Raises OSError."""
     if os.read(output, 100) != _WORD:
         raise OSError(errno.EPERM, "user namespaces are switched off")

@@ -128,7 +128,7 @@ def kill_and_wait(pidfd: int) -> None:
         )
 
 
-def kill_known(process: Identity) -> None:
+def kill_process(process: Identity) -> None:
     """Kill that very process, if it still runs, and wait until it is gone. See `open_process` and `kill_and_wait`."""
     pidfd = open_process(process)
     if pidfd is not None:
@@ -162,13 +162,13 @@ def spawn(
     stdin: int,
     output: int,
     more: Sequence[int] = (),
-    roomy: bool = False,
+    large_fd_table: bool = False,
     env: Mapping[str, str] = TOOL_ENV,
 ) -> int:
     """Start a program in a session of its own, with default signals. Answers its pid.
 
     `output` becomes its stdout and stderr, `more` its descriptors from 3 on; it gets no others, unless it is to be
-    `roomy`.
+    `large_fd_table`.
     Then it has /dev/null as number 511, so that the kernel has a table of so many for it from the start, and for what
     it starts: to make that of a process with threads larger, it waits until every processor has come by (expand_files
     in Linux's fs/file.c), which takes 10 to 20 ms. Where not so many are allowed it does without.
@@ -178,12 +178,12 @@ def spawn(
     """
     sources = dict(enumerate([stdin, output, output, *more]))
     with contextlib.ExitStack() as stack, ordinary_priority():
-        if roomy and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > _LAST:
+        if large_fd_table and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > _LAST:
             sources[_LAST] = stack.enter_context(_devnull(os.O_RDONLY))
         return spawning.start(argv, env, sources, _RESET)
 
 
-def take_precedence() -> None:
+def raise_priority() -> None:
     """Raise the daemon's priority over its children: on a machine that is busy with sandboxes, calls are still answered
     promptly.
 
@@ -264,13 +264,13 @@ def run_tool(
     with contextlib.ExitStack() as stack:
         null = stdin if stdin is not None else stack.enter_context(_devnull(os.O_RDWR))
         pipes = [os.pipe(), os.pipe()]
-        said = [stack.enter_context(closing_fd(reading)) for reading, _ in pipes]
-        with contextlib.ExitStack() as ends:
-            written = [ends.enter_context(closing_fd(writing)) for _, writing in pipes]
+        ends = [stack.enter_context(closing_fd(reading)) for reading, _ in pipes]
+        with contextlib.ExitStack() as child_ends:
+            written = [child_ends.enter_context(closing_fd(writing)) for _, writing in pipes]
             with ordinary_priority():
                 given = {**dict(enumerate([null, *written])), **{each: each for each in descriptors}}
                 pid = spawning.start([program, *argv[1:]], TOOL_ENV, given, _RESET)
-        output = _listen_to_all(said, time.monotonic() + timeout_s)
+        output = _read_all(ends, time.monotonic() + timeout_s)
         if output is None:
             os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -283,9 +283,9 @@ def _devnull(flags: int) -> contextlib.AbstractContextManager[int]:
     return closing_fd(os.open(os.devnull, flags | os.O_CLOEXEC))
 
 
-def _listen_to_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
+def _read_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
     """Read the pipes until their other ends are closed; None after the deadline. Blocks."""
-    said = {pipe: bytearray() for pipe in pipes}
+    output = {pipe: bytearray() for pipe in pipes}
     poll = select.poll()
     for pipe in pipes:
         poll.register(pipe, select.POLLIN)
@@ -296,11 +296,11 @@ def _listen_to_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
             return None
         for pipe, _ in ready:
             piece = os.read(pipe, 65536)
-            said[pipe] += piece
+            output[pipe] += piece
             if not piece:
                 poll.unregister(pipe)
                 open_pipes -= 1
-    return [bytes(said[pipe]) for pipe in pipes]
+    return [bytes(output[pipe]) for pipe in pipes]
 
 
 async def wait_ended(pidfd: int) -> None:
@@ -333,15 +333,15 @@ def owned_by(uid: int) -> Callable[[int], bool]:
     return matches
 
 
-def marked(variables: Mapping[str, str], uids: Collection[int]) -> list[int]:
+def find_by_environment(variables: Mapping[str, str], uids: Collection[int]) -> list[int]:
     """Return the processes of `uids` that were started with these variables, without this one.
 
     Any user can set a variable, so other users' processes do not count.
     """
-    return [pid for pid, found in bearing(list(variables), uids) if found == variables and pid != os.getpid()]
+    return [pid for pid, found in find_by_variables(list(variables), uids) if found == variables and pid != os.getpid()]
 
 
-def bearing(names: Sequence[str], uids: Collection[int] | None) -> list[tuple[int, dict[str, str]]]:
+def find_by_variables(names: Sequence[str], uids: Collection[int] | None) -> list[tuple[int, dict[str, str]]]:
     """Return the processes of `uids` (None: all) started with all these variables, and the variables' values."""
     found: list[tuple[int, dict[str, str]]] = []
 
@@ -361,23 +361,23 @@ def bearing(names: Sequence[str], uids: Collection[int] | None) -> list[tuple[in
     return [(pid, values) for pid, values in found if pid in running]
 
 
-def is_inside(pid: int) -> bool:
+def is_in_child_namespace(pid: int) -> bool:
     """Return True if a process is in a pid namespace below ours, and is not its init."""
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         seen_as = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [])
     return len(seen_as) > 2 or (len(seen_as) == 2 and seen_as[1] != "1")
 
 
-def listen(pipe: int, timeout_s: float) -> bytes:
+def read_until_ready(pipe: int, timeout_s: float) -> bytes:
     """Read a keeper's messages from a pipe until it is ready, the other end is closed, or the time is over. Blocks."""
     deadline = time.monotonic() + timeout_s
-    said = b""
-    while b"ready\n" not in said and len(said) < 65536 and poll_in(pipe, max(0.0, deadline - time.monotonic())):
+    output = b""
+    while b"ready\n" not in output and len(output) < 65536 and poll_in(pipe, max(0.0, deadline - time.monotonic())):
         piece = os.read(pipe, 4096)
         if not piece:
             break
-        said += piece
-    return said
+        output += piece
+    return output
 
 
 def kill_all(find: Callable[[], list[int]]) -> None:

@@ -25,7 +25,7 @@ def open_unnamed(directory: str, *, create: bool = False) -> int:
 
 
 @contextmanager
-def unnamed(directory: str) -> Iterator[int]:
+def unnamed_file(directory: str) -> Iterator[int]:
     """Open such a file for the length of a block. Blocks. Raises `storage_unavailable`."""
     with closing_fd(open_unnamed(directory)) as descriptor:
         yield descriptor

@@ -64,11 +64,11 @@ class Hierarchies:
 
     def _note_v1(self, name: str, own: str) -> None:
         if os.access(own, os.W_OK) and os.path.exists(f"{own}/tasks"):
-            self._base[name] = placement.sandboxes_of(own)
+            self._base[name] = placement.sandboxes_parent_v1(own)
             self._version[name] = 1
 
     def _note_v2(self, own: str) -> None:
-        base, enabled = placement.sandboxes_of_v2(own)
+        base, enabled = placement.sandboxes_parent_v2(own)
         if os.access(os.path.dirname(base), os.W_OK):
             for name in CONTROLLERS:
                 if name in enabled:

@@ -31,7 +31,7 @@ freezes every group without a controller.
 
 LEAF: Final = "daemon"
 SANDBOXES: Final = "sandboxes"
-PLACE_UNIT: Final = "sandkeep-sandboxes.service"
+SANDBOXES_UNIT: Final = "sandkeep-sandboxes.service"
 """The unit whose group is the sandboxes' when it is there beside the daemon's unit."""
 
 _MARKS: Final = ("trusted.delegate", "user.delegate")
@@ -62,20 +62,20 @@ def settle(root: str = ROOT, member_of: str | None = None, environ: Mapping[str,
     for name in CONTROLLERS:
         if groups.get(name) in (unit, f"{unit}/{LEAF}"):
             with _logged_failure():
-                _take_leaf(f"{root}/{name}{unit}")
+                _enter_leaf(f"{root}/{name}{unit}")
     if os.path.exists(f"{root}{unit}/cgroup.controllers"):
         with _logged_failure():
             _settle_v2(f"{root}{unit}", in_leaf)
 
 
-def sandboxes_of(own: str) -> str:
+def sandboxes_parent_v1(own: str) -> str:
     """The directory in which groups of sandboxes are made by a process in the group `own`, by version 1's rules."""
     unit, in_leaf = _unit_of(own)
     made = f"{unit}/{SANDBOXES}"
     return made if in_leaf and os.path.isdir(made) else f"{own}/sandkeep"
 
 
-def sandboxes_of_v2(own: str) -> tuple[str, list[str]]:
+def sandboxes_parent_v2(own: str) -> tuple[str, list[str]]:
     """The same by version 2's rules, and the controllers that can be had there."""
     unit, in_leaf = _unit_of(own)
     if in_leaf:
@@ -108,7 +108,7 @@ def _unit_of(group: str) -> tuple[str, bool]:
 
 
 def _beside(unit: str) -> str:
-    return f"{os.path.dirname(unit)}/{PLACE_UNIT}"
+    return f"{os.path.dirname(unit)}/{SANDBOXES_UNIT}"
 
 
 def _is_delegated(group: str) -> bool:
@@ -127,7 +127,7 @@ def _logged_failure() -> Iterator[None]:
         logger.warning("the daemon's place among control groups could not be taken", extra={"why": str(error)})
 
 
-def _take_leaf(unit: str) -> None:
+def _enter_leaf(unit: str) -> None:
     """Put this process into the leaf, and make the place beside it."""
     for name in (LEAF, SANDBOXES):
         os.makedirs(f"{unit}/{name}", exist_ok=True)
@@ -139,17 +139,17 @@ def _settle_v2(unit: str, in_leaf: bool) -> None:
     write(f"{unit}/{LEAF}/cgroup.procs", str(os.getpid()))
     place = _beside(unit)
     if _is_delegated(place):
-        _open_place(place)
+        _delegate_controllers(place)
     elif in_leaf:
-        _open_place(unit)
+        _delegate_controllers(unit)
     else:
         logger.warning(
             "sandboxes get no control groups, as the unit could not be restarted under them",
-            extra={"unit": os.path.basename(unit), "remedy": f"start {PLACE_UNIT}, or set DelegateSubgroup={LEAF}"},
+            extra={"unit": os.path.basename(unit), "remedy": f"start {SANDBOXES_UNIT}, or set DelegateSubgroup={LEAF}"},
         )
 
 
-def _open_place(unit: str) -> None:
+def _delegate_controllers(unit: str) -> None:
     """Delegate a unit's controllers to the sandboxes' parent group."""
     os.makedirs(f"{unit}/{SANDBOXES}", exist_ok=True)
     for name in controllers(unit):

@@ -54,17 +54,17 @@ def measure(groups: Mapping[str, str]) -> Usage | None:
     if groups and not any(map(os.path.isdir, set(groups.values()))):
         return None
     found: dict[str, int | float] = {}
-    for tell, directory in _tellers(groups):
-        found |= _known(tell(directory))
+    for read, directory in _readers(groups):
+        found |= _known(read(directory))
     if "io_read_bytes" not in found and "pids" in groups:
         found |= _known(_io_of_processes(groups["pids"]))
     return Usage(**found)  # type: ignore[arg-type]  # the readers return values of these fields' types
 
 
-def _tellers(groups: Mapping[str, str]) -> list[tuple["Teller", str]]:
+def _readers(groups: Mapping[str, str]) -> list[tuple["Reader", str]]:
     """Return the readers for the groups, each with its directory."""
     version_2 = {directory for directory in groups.values() if os.path.exists(f"{directory}/cgroup.controllers")}
-    asked = [(tell, directory) for directory in sorted(version_2) for tell in VERSION_2]
+    asked = [(reader, directory) for directory in sorted(version_2) for reader in VERSION_2]
     for controller, directory in groups.items():
         if directory not in version_2 and controller in VERSION_1:
             asked.append((VERSION_1[controller], directory))
@@ -165,9 +165,9 @@ def _pids(directory: str) -> dict[str, int | None]:
     }
 
 
-Teller = Callable[[str], Mapping[str, int | float | None]]
+Reader = Callable[[str], Mapping[str, int | float | None]]
 
-VERSION_1: Final[dict[str, Teller]] = {
+VERSION_1: Final[dict[str, Reader]] = {
     "cpuacct": _cpuacct_v1,
     "cpu": _cpu_v1,
     "memory": _memory_v1,
@@ -176,7 +176,7 @@ VERSION_1: Final[dict[str, Teller]] = {
 }
 """The reader of each controller."""
 
-VERSION_2: Final[tuple[Teller, ...]] = (_cpu_v2, _memory_v2, _io_v2, _pids)
+VERSION_2: Final[tuple[Reader, ...]] = (_cpu_v2, _memory_v2, _io_v2, _pids)
 """The readers of a group, for its available controllers. CPU time needs no controller."""
 
 
@@ -208,8 +208,8 @@ def _pids_in(path: str) -> list[str]:
     return [pid for pid in (_read(path) or "").split() if pid.isdigit()]
 
 
-def _known(told: Mapping[str, int | float | None]) -> dict[str, int | float]:
-    return {name: value for name, value in told.items() if value is not None}
+def _known(usage: Mapping[str, int | float | None]) -> dict[str, int | float]:
+    return {name: value for name, value in usage.items() if value is not None}
 
 
 def _sum(counts: list[int | None]) -> int | None:

@@ -40,7 +40,7 @@ except ProcessLookupError:
 """
 
 
-def any_of(uid: int) -> bool:
+def has_any(uid: int) -> bool:
     """Return True if the kernel has a process with this real uid, even a zombie. Takes a microsecond.
 
     Checking all four uids of a process would take a file of /proc for each. Code in sandboxes has the same in all four:
@@ -53,12 +53,12 @@ def any_of(uid: int) -> bool:
     return True
 
 
-def living(uid: int) -> list[int]:
+def pids_of(uid: int) -> list[int]:
     """The processes that have the uid as their real, effective, saved or file system's, and can still do something."""
     return pids_where(owned_by(uid))
 
 
-def end_all(uid: int, deadline_s: float = DEADLINE_S) -> bool:
+def kill_all_of(uid: int, deadline_s: float = DEADLINE_S) -> bool:
     """Kill every process of a uid that belongs to a sandbox of ours; return True if certainly none is left.
 
     A scan of /proc is conclusive only after a kill that hit all of them at once: with processes that fork and exit all
@@ -67,13 +67,13 @@ def end_all(uid: int, deadline_s: float = DEADLINE_S) -> bool:
     """
     if uid <= 0:
         raise ValueError(f"uid {uid} belongs to no sandbox")
-    if not any_of(uid):
+    if not has_any(uid):
         return True
     deadline = time.monotonic() + deadline_s
     hit = False
     for pause_s in pauses(0.002, _MOST_PAUSE_S):
         hit = hit or _kill_as(uid)
-        if hit and not living(uid):
+        if hit and not pids_of(uid):
             return True
         if time.monotonic() > deadline:
             return False

@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     since: int = 0
 
     @property
-    def is_void(self) -> bool:
+    def is_stale(self) -> bool:
         """Tell if it was made before the machine was booted: no process of then can be left."""
         return self.state != "unreadable" and self.boot != this_boot()
 
@@ -53,7 +53,7 @@ class Registry:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def take(self, uid: int, entry: Entry) -> bool:
+    def add(self, uid: int, entry: Entry) -> bool:
         """Make the entry of a uid; False when it has one."""
         with self._opened() as directory:
             try:
@@ -67,7 +67,7 @@ class Registry:
         with self._opened() as directory:
             return _read(str(uid), directory)
 
-    def put(self, uid: int, entry: Entry) -> None:
+    def replace(self, uid: int, entry: Entry) -> None:
         """Replace the entry of a uid, atomically. Only for its owner, or under the lock."""
         with self._opened() as directory:
             beside = f".{uid}.{os.getpid()}"

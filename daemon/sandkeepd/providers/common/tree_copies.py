@@ -55,7 +55,7 @@ def copy_tree(source: int, target: str, *, enter: Sequence[str] = (), reflink: s
 
 
 def _start(argv: Sequence[str], source: int, saying: int, target: int) -> int:
-    privileges.keep_only(_CAPABILITIES)
+    privileges.limit_capabilities(_CAPABILITIES)
     return spawn(argv, stdin=source, output=saying, more=[target])
 
 

@@ -154,7 +154,7 @@ def mount_root(place: str, lowers: Sequence[Lower], bundle: Bundle) -> str:
     """Mount the root directory together below `place`, in a mount namespace of this thread; return its path. Raises
     OSError.
     """
-    opened = [mounts.open_place(lower.root) for lower in lowers]
+    opened = [mounts.open_path(lower.root) for lower in lowers]
     try:
         mounts.mount_scratch(place)
         seen = [f"{place}/{number}" for number in range(len(lowers))]

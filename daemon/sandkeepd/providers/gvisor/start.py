@@ -35,7 +35,7 @@ from sandkeep.system.durable import sync
 from sandkeepd.host import mounts
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
-from sandkeepd.host.processes import Identity, has_ended, listen, reap, spawn
+from sandkeepd.host.processes import Identity, has_ended, read_until_ready, reap, spawn
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.errors import translate
 from sandkeepd.providers.common.layout import SANDBOX_MARK, log_of, write_mark
@@ -212,11 +212,11 @@ def _begin(job: Job, argv: Sequence[str], container: str, control: int) -> tuple
     talk, talk_end = os.pipe()
     try:
         words = ["run", "--detach", "--bundle", job.bundle, "--pid-file", f"{job.bundle}/{container}.pid", container]
-        child = spawn([*argv, *words], stdin=control, output=talk_end, roomy=True)
+        child = spawn([*argv, *words], stdin=control, output=talk_end, large_fd_table=True)
         failpoints.reach("gvisor.spawned")
         os.close(talk_end)
         talk_end = -1
-        said = listen(talk, START_DEADLINE_S)
+        said = read_until_ready(talk, START_DEADLINE_S)
     finally:
         for fd in (talk, talk_end):
             if fd >= 0:
@@ -265,7 +265,7 @@ def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, 
     open.
     """
     with open(log, "w+b") as file:
-        child = spawn(argv, stdin=stdin, output=file.fileno(), more=[lock], roomy=True)
+        child = spawn(argv, stdin=stdin, output=file.fileno(), more=[lock], large_fd_table=True)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         file.seek(0)
         return code, file.read(_MOST_SAID)
