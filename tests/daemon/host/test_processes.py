@@ -47,8 +47,8 @@ async def test_only_ones_own_processes_bear_a_sandboxes_mark() -> None:
         try:
             while Path(f"/proc/{one.pid}/cmdline").read_bytes() != b"sleep\x001000\x00":
                 await trio.lowlevel.checkpoint()
-            assert processes.marked({"M": "x"}, {0, 40_002}) == []
-            assert processes.marked({"M": "x"}, {40_001}) == [one.pid]
+            assert processes.find_by_environment({"M": "x"}, {0, 40_002}) == []
+            assert processes.find_by_environment({"M": "x"}, {40_001}) == [one.pid]
         finally:
             one.kill()
 
