@@ -156,7 +156,7 @@ def start_keeper(directory: str) -> Identity:
     control = os.open(f"{directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)
     told, telling = os.pipe()
     try:
-        argv = program.command(f"{directory}/in", f"{directory}/out")
+        argv = program.keeper_argv(f"{directory}/in", f"{directory}/out")
         env = {**TOOL_ENV, MARK: directory}
         child = processes.spawn(argv, stdin=control, output=telling, env=env)
         is_ready = b"ready\n" in processes.read_until_ready(told, 30)

@@ -16,7 +16,7 @@ from sandkeep.ids import new_id
 from sandkeepd.contract.commands import CommandFailedError, PipedCommand
 from sandkeepd.contract.instance import Instance
 from sandkeepd.keeper.failure import failure
-from sandkeepd.keeper.files import start_of
+from sandkeepd.keeper.files import working_dir_for
 from sandkeepd.keeper.pipes import HELPER
 
 _SCRIPT: Final = Path(__file__).with_name("copy.sh").read_text(encoding="utf-8")
@@ -48,8 +48,8 @@ class Copy:
     async def staged(self) -> Extent:
         """Wait until the whole stream is in the sandbox, beside its target. Raises the copy's error."""
         with self._translated():
-            told = await self._command.expect("staged")
-        return self._extent(told)
+            message = await self._command.expect("staged")
+        return self._extent(message)
 
     async def commit(self) -> Extent:
         """Make the staged copy effective; from here on it completes even if its caller is cancelled."""
@@ -60,8 +60,8 @@ class Copy:
     async def done(self) -> Extent:
         """Wait for the end of the copy. Raises its error."""
         with self._translated():
-            word, _, told = (await self._command.end()).partition(" ")
-        return self._extent(told if word == "done" else "")
+            word, _, message = (await self._command.end()).partition(" ")
+        return self._extent(message if word == "done" else "")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -70,8 +70,8 @@ class Copy:
         except CommandFailedError as error:
             raise failure(error.stderr, error.exit_code, self._path) from None
 
-    def _extent(self, told: str) -> Extent:
-        kind, files, size, path = (*told.split(" ", 3), "", "", "", "")[:4]
+    def _extent(self, message: str) -> Extent:
+        kind, files, size, path = (*message.split(" ", 3), "", "", "", "")[:4]
         if kind not in ("file", "tree") or not _is_count(files) or not _is_count(size):
             raise failure(b"the sandbox told nonsense about the copy", 1, self._path)
         return Extent(kind="file" if kind == "file" else "tree", files=int(files), size_bytes=int(size), path=path)
@@ -92,7 +92,7 @@ async def copying(instance: Instance, path: str, *, incoming: bool, form: Form) 
     command = ["sh", "-c", _SCRIPT, "sh", "receive" if incoming else "send", path]
     command += [form, new_id(HELPER)]
     try:
-        async with instance.run_piped(command, incoming=incoming, working_dir=start_of(path)) as piped:
+        async with instance.run_piped(command, incoming=incoming, working_dir=working_dir_for(path)) as piped:
             yield Copy(piped, path)
     except CommandFailedError as error:
         raise failure(error.stderr, error.exit_code, path) from None

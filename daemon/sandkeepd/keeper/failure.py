@@ -6,7 +6,7 @@ from typing import Final
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, SetupError, StateError
 
 
-def shown(path: str) -> str:
+def display(path: str) -> str:
     """Return the display form of a path."""
     return repr(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
@@ -56,8 +56,8 @@ def failure(stderr: bytes, exit_code: int | None, path: str) -> SandkeepError:
             if words in line.lower():
                 why = meaning or line[len(words) :].strip()
                 told = "" if line.lower().startswith(words) else f" ({line[:300]})"
-                return _CLASSES[code](code, f"{shown(path)}: {why}{told if meaning else ''}", field="path")
+                return _CLASSES[code](code, f"{display(path)}: {why}{told if meaning else ''}", field="path")
     if exit_code is None:
-        return StateError("not_ready", f"{shown(path)}: the sandbox ended meanwhile, or its command was killed in it")
-    words = f"{shown(path)} could not be read or written: {said[:300] or f'exit code {exit_code}'}"
+        return StateError("not_ready", f"{display(path)}: the sandbox ended meanwhile, or its command was killed in it")
+    words = f"{display(path)} could not be read or written: {said[:300] or f'exit code {exit_code}'}"
     return ProviderError("provider_unavailable", words)

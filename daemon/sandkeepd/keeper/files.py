@@ -15,7 +15,7 @@ from sandkeep.ids import new_id
 from sandkeep.model import FileContent, FileEntry, FileType
 from sandkeep.protocol.clock import rfc3339
 from sandkeepd.contract.instance import Directory, Instance
-from sandkeepd.keeper.failure import failure, shown
+from sandkeepd.keeper.failure import display, failure
 from sandkeepd.keeper.pipes import HELPER
 
 MAX_NAMES_BYTES: Final = 64 * 1024 * 1024
@@ -27,7 +27,7 @@ DEADLINE_S: Final = 60.0
 _HEAD_BYTES: Final = 64
 """An upper bound of the header before a file's content."""
 
-PASSING: Final = ".sandkeep-"
+PARTIAL_PREFIX: Final = ".sandkeep-"
 """Prefix of the names of files that are not complete."""
 
 _START: Final = """
@@ -121,11 +121,11 @@ _FORMATS: Final = {
 
 async def read_piece(instance: Instance, path: str, offset: int, max_bytes: int) -> FileContent:
     """Up to `max_bytes` of a file from `offset`. Raises `not_found`, `invalid` (not a file), `permission_denied`."""
-    said = await _run(instance, path, _READ, str(offset), str(max_bytes), most_bytes=_HEAD_BYTES + max_bytes)
-    head, _, data = said.partition(b"\n")
+    output = await _run(instance, path, _READ, str(offset), str(max_bytes), most_bytes=_HEAD_BYTES + max_bytes)
+    head, _, data = output.partition(b"\n")
     match = re.fullmatch(rb"([0-9a-f]{1,8}) ([0-9]{1,19})", head)
     if match is None or len(data) > max_bytes:
-        raise _nonsense(path)
+        raise _malformed_answer(path)
     mode = int(match[1], 16)
     if not stat.S_ISREG(mode):
         raise failure(b"Is not a regular file", 1, path)
@@ -141,29 +141,29 @@ async def write_whole(
 ) -> None:
     """Write a file whole or not at all. Raises as `read_piece` does, and `disk_limit`."""
     octal = "" if mode is None else f"{mode:o}"
-    await _run(instance, path, _WRITE, PASSING + new_id(HELPER), octal, "parents" if parents else "", stdin=data)
+    await _run(instance, path, _WRITE, PARTIAL_PREFIX + new_id(HELPER), octal, "parents" if parents else "", stdin=data)
 
 
 async def list_directory(instance: Instance, path: str, after: bytes, limit: int) -> Directory:
     """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
-    said = await _run(instance, path, _NAMES, str(MAX_NAMES_BYTES), most_bytes=MAX_NAMES_BYTES)
-    if len(said) >= MAX_NAMES_BYTES:
+    output = await _run(instance, path, _NAMES, str(MAX_NAMES_BYTES), most_bytes=MAX_NAMES_BYTES)
+    if len(output) >= MAX_NAMES_BYTES:
         raise CallerError("invalid", f"path: {path!r} holds too many files to be listed", field="path")
-    names, more = await trio.to_thread.run_sync(_page, said, after, limit)
+    names, more = await trio.to_thread.run_sync(_page, output, after, limit)
     if not names:
         return Directory(entries=[], last=None)
     words = [os.fsdecode(b"./" + name) for name in names]
-    said = await _run(instance, path, _ENTRIES, *words, most_bytes=MAX_NAMES_BYTES)
-    return Directory(entries=_entries(said, path), last=names[-1] if more else None)
+    output = await _run(instance, path, _ENTRIES, *words, most_bytes=MAX_NAMES_BYTES)
+    return Directory(entries=_entries(output, path), last=names[-1] if more else None)
 
 
-def _page(said: bytes, after: bytes, limit: int) -> tuple[list[bytes], bool]:
-    names = sorted(name[2:] for name in said.split(b"\0") if name[2:] > after)
+def _page(output: bytes, after: bytes, limit: int) -> tuple[list[bytes], bool]:
+    names = sorted(name[2:] for name in output.split(b"\0") if name[2:] > after)
     return names[:limit], len(names) > limit
 
 
-def _entries(said: bytes, path: str) -> list[FileEntry]:
-    pieces = said.split(b"\0")
+def _entries(output: bytes, path: str) -> list[FileEntry]:
+    pieces = output.split(b"\0")
     return [entry(path, *pieces[place : place + 3]) for place in range(0, len(pieces) - 2, 3)]
 
 
@@ -171,7 +171,7 @@ def entry(path: str, name: bytes, what: bytes, target: bytes) -> FileEntry:
     """Return the entry of a file, from its name below ``./``, its properties (`_ENTRIES`), and its link target."""
     match = _ENTRY.fullmatch(what)
     if match is None:
-        raise _nonsense(path)
+        raise _malformed_answer(path)
     letter, octal, raw, size, seconds, fraction = match.groups()
     if raw:
         letter, mode = _FORMATS.get(stat.S_IFMT(int(raw, 16)), b"?"), stat.S_IMODE(int(raw, 16))
@@ -204,21 +204,21 @@ async def _run(
     command = ["sh", "-c", script, "sh", path, *arguments]
     with trio.move_on_after(DEADLINE_S):
         code, stdout, stderr = await instance.run_command(
-            command, stdin, working_dir=start_of(path), most_bytes=most_bytes
+            command, stdin, working_dir=working_dir_for(path), most_bytes=most_bytes
         )
         if code != 0:
             raise failure(stderr, code, path)
         return stdout
-    words = f"{shown(path)}: the sandbox did not do it within {DEADLINE_S:g} s: see what its code does meanwhile"
+    words = f"{display(path)}: the sandbox did not do it within {DEADLINE_S:g} s: see what its code does meanwhile"
     raise ProviderError("provider_unavailable", words)
 
 
-def start_of(path: str) -> str | None:
+def working_dir_for(path: str) -> str | None:
     """Return the directory to run a command in: ``/`` for absolute paths, as the sandbox's own may be gone."""
     return "/" if path.startswith("/") else None
 
 
-def _nonsense(path: str) -> SandkeepError:
+def _malformed_answer(path: str) -> SandkeepError:
     return ProviderError(
-        "provider_unavailable", f"the sandbox answered nonsense about {shown(path)}: see what it does to its commands"
+        "provider_unavailable", f"the sandbox answered nonsense about {display(path)}: see what it does to its commands"
     )

@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     word: str
 
     @property
-    def says_end(self) -> bool:
+    def is_final(self) -> bool:
         """True if it is the last answer about the process."""
         return self.word.isdigit() or self.word in ("lost", "none")
 
@@ -180,7 +180,7 @@ class ExitsReader:
         """The open file, for a watch to be put on."""
         return self._fd
 
-    def open_anew(self) -> None:
+    def reopen(self) -> None:
         """Reopen `exits`, which begins with the data read so far. Raises OSError, `NotAFileError`."""
         fd = self._out.open_regular("exits")
         os.close(self._fd)

@@ -33,7 +33,7 @@ class Pause:
             await self._changed.wait()
 
     @contextmanager
-    def patience(self, seconds: float) -> Iterator[trio.CancelScope]:
+    def timeout(self, seconds: float) -> Iterator[trio.CancelScope]:
         """Cancel a block after so many seconds, not counting those in which the sandbox stands still."""
         with trio.CancelScope(deadline=math.inf if self.is_on else trio.current_time() + seconds) as scope:
             self._waiting[scope] = seconds

@@ -2,7 +2,7 @@
 
 A pipe is a FIFO in `in/`, which both sides can open by name; the name goes as soon as they have. Neither side may take
 the other's being late for an end of file, or wait for one that has died. So each holds the FIFO open in both
-directions while it opens its own end: the daemon until the command has said that it is ready, the keeper, which
+directions while it opens its own end: the daemon until the command has reported that it is ready, the keeper, which
 gives it to the command, for the moment of opening.
 """
 
@@ -23,7 +23,7 @@ HELPER: Final = "hlp"
 
 DATA: Final = ".data"
 CONTROL: Final = ".control"
-ENDS: Final = (DATA, CONTROL)
+SUFFIXES: Final = (DATA, CONTROL)
 
 PIPE_BYTES: Final = 1024 * 1024
 MAX_LINE_BYTES: Final = 16 * 1024
@@ -33,7 +33,7 @@ _NO_OFFSET: Final = 2**62
 _LEFT: Final = re.compile(rf"({HELPER}_[0-9a-z]+)(\.\w+)?")
 
 
-class Ends:
+class Fifos:
     """The FIFOs of one command, until `close`. Descriptors handed to another command stay open.
 
     Raises `storage_unavailable`.
@@ -44,7 +44,7 @@ class Ends:
         self._path = f"in/{process_id}"
         self._held: list[int] = []
         try:
-            for end in ENDS:
+            for end in SUFFIXES:
                 files.make_fifo(self._path + end, owner)
                 self._held.append(self._open(self._path + end, os.O_RDWR | os.O_NONBLOCK))
         except OSError as error:
@@ -66,7 +66,7 @@ class Ends:
         """Remove the FIFOs: both sides have opened their ends, or never will. Safe to repeat."""
         while self._held:
             os.close(self._held.pop())
-        for end in ENDS:
+        for end in SUFFIXES:
             with suppress(FileNotFoundError):
                 self._files.unlink(self._path + end)
 
@@ -96,7 +96,7 @@ class Piped:
 
     async def expect(self, word: str) -> str:
         """See `PipedCommand.expect`."""
-        line = await self._hear()
+        line = await self._read_line()
         if line is None:
             await self.end()
         first, _, rest = (line or "").partition(" ")
@@ -104,21 +104,21 @@ class Piped:
             raise self._failure(None, f"the helper command did not say {word!r}")
         return rest
 
-    async def _hear(self) -> str | None:
+    async def _read_line(self) -> str | None:
         """The command's next line; None when it has ended without."""
         instance, process_id = self._instance, self._process_id
         while True:
             ended = instance.exit_of(process_id)
-            said = instance.read(process_id, "stdout", self._offset, MAX_LINE_BYTES).data
-            line, newline, _ = said.partition(b"\n")
+            output = instance.read(process_id, "stdout", self._offset, MAX_LINE_BYTES).data
+            line, newline, _ = output.partition(b"\n")
             if newline:
                 self._offset += len(line) + 1
                 return line.decode("utf-8", "backslashreplace")
             if ended:
                 return None
-            if len(said) == MAX_LINE_BYTES:
+            if len(output) == MAX_LINE_BYTES:
                 return ""
-            await instance.wait_output(process_id, self._offset + len(said), _NO_OFFSET)
+            await instance.wait_output(process_id, self._offset + len(output), _NO_OFFSET)
 
     def tell(self, word: str) -> None:
         """See `PipedCommand.tell`. A command that is not there any more hears nothing."""
@@ -138,8 +138,8 @@ class Piped:
         return rest.decode("utf-8", "backslashreplace")
 
     def _failure(self, exit_code: int | None, message: str | None) -> CommandFailedError:
-        said = self._instance.read(self._process_id, "stderr", 0, MAX_STDERR_BYTES).data
-        return CommandFailedError(exit_code, said or (message or "").encode())
+        output = self._instance.read(self._process_id, "stderr", 0, MAX_STDERR_BYTES).data
+        return CommandFailedError(exit_code, output or (message or "").encode())
 
     def close(self) -> None:
         """Let go of the pipes."""
@@ -149,7 +149,7 @@ class Piped:
         self._data = self._control = -1
 
 
-def left_behind(names: Iterable[str]) -> list[str]:
+def leftover_helpers(names: Iterable[str]) -> list[str]:
     """The helper commands of which there is something among these names of files in `in`."""
     found = (_LEFT.fullmatch(name) for name in names)
     return sorted({match[1] for match in found if match})

@@ -15,7 +15,7 @@ from typing import Final
 from sandkeep.errors import ProviderError
 from sandkeepd.host import mounts
 
-MOST: Final = 128
+MAX_TERMINALS: Final = 128
 """Maximum number of terminals of a sandbox at a time. The kernel has 4,096 for all on the machine (`kernel.pty.max`),
 of which it keeps 1,024 for the host.
 """
@@ -33,7 +33,7 @@ def open_pty(root: str, owner: tuple[int, int] | None, rows: int, cols: int) -> 
     `provider_unavailable` where there is no devpts, or no more terminals.
     """
     try:
-        with _places(root) as (pts, ptmx):
+        with _open_devpts(root) as (pts, ptmx):
             if not stat.S_ISCHR(os.fstat(ptmx).st_mode) or os.fstat(ptmx).st_rdev != _PTMX:
                 raise ProviderError("provider_unavailable", "the sandbox has no /dev/pts/ptmx: no viewer can attach")
             flags = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -46,18 +46,18 @@ def open_pty(root: str, owner: tuple[int, int] | None, rows: int, cols: int) -> 
     except OSError as error:
         message = f"no terminal could be made in the sandbox: {error.strerror}"
         if error.errno == errno.ENOSPC:
-            message = f"the sandbox has {MOST} terminals, which is the most: end processes in it that have one open"
+            message = f"the sandbox has its maximum of {MAX_TERMINALS} terminals: end processes that have one open"
         raise ProviderError("provider_unavailable", message) from None
 
 
 def limit_terminals(pid: int) -> None:
-    """Limit a sandbox to `MOST` terminals, by a process in it. Takes 0.2 ms. Safe to repeat. Raises OSError."""
+    """Limit a sandbox to `MAX_TERMINALS`, by a process in it. Takes 0.2 ms. Safe to repeat. Raises OSError."""
     try:
-        with _places(f"/proc/{pid}/root") as (pts, _):
+        with _open_devpts(f"/proc/{pid}/root") as (pts, _):
             number = os.fstat(pts).st_dev
             options = _options(pid, f"{os.major(number)}:{os.minor(number)}")
             if options is not None and number != os.stat("/dev/pts").st_dev:
-                mounts.reconfigure(pts, {**options, "max": str(MOST)})
+                mounts.reconfigure(pts, {**options, "max": str(MAX_TERMINALS)})
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
         return  # in gVisor's kernel they are nobody else's
 
@@ -74,7 +74,7 @@ def _options(pid: int, number: str) -> dict[str, str] | None:
 
 
 @contextmanager
-def _places(root: str) -> Iterator[tuple[int, int]]:
+def _open_devpts(root: str) -> Iterator[tuple[int, int]]:
     """Descriptors of ``dev/pts`` and of ``ptmx`` in it, as places only, reached through no link."""
     opened: list[int] = []
     directory = os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY

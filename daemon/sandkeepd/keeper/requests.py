@@ -112,13 +112,13 @@ def run(process_id: str, mode: str, quick_ms: int) -> bytes:
     return request("run", process_id, f"{mode} {quick_ms}")
 
 
-def run_by(text: bytes, process_id: str, mode: str, quick_ms: int) -> bytes | None:
+def run_record(text: bytes, process_id: str, mode: str, quick_ms: int) -> bytes | None:
     """The request that starts a process by this record; None when it is better put into a file."""
     line = f"run {process_id} {mode} {quick_ms} ".encode() + escape(text) + b"\n"
     return line if len(line) <= MAX_REQUEST_BYTES else None
 
 
-def questions(process_ids: Iterable[str]) -> Iterator[bytes]:
+def queries(process_ids: Iterable[str]) -> Iterator[bytes]:
     """Yield requests that resume stopped processes, and report the exits of ended ones of `process_ids`."""
     yield request("sweep", "-")
     line = b""
@@ -132,11 +132,11 @@ def questions(process_ids: Iterable[str]) -> Iterator[bytes]:
         yield line + b"\n"
 
 
-def more(process_id: str, what: str, *, over: bool = False) -> bytes:
+def read_more(process_id: str, what: str, *, over: bool = False) -> bytes:
     """Return the request to read more of ``stdin``, ``data`` or ``control``; the last one with `over`."""
     return request("end" if over else "more", process_id, what)
 
 
-def name(process_id: str, new: str) -> bytes:
+def rename(process_id: str, new: str) -> bytes:
     """The request that gives a process another id, by which its journals are called, too."""
     return request("name", process_id, check_process_id(new))

@@ -94,7 +94,7 @@ def _configuration(bundle: Bundle) -> dict[str, Any]:
         "process": {
             "terminal": False,
             "user": {"uid": bundle.plan.uid, "gid": bundle.plan.gid},
-            "args": program.command(f"{INSIDE}/in", f"{INSIDE}/out", [blocks], shares=True),
+            "args": program.keeper_argv(f"{INSIDE}/in", f"{INSIDE}/out", [blocks], shares=True),
             "env": [f"{name}={value}" for name, value in environment_of(bundle).items()],
             "cwd": "/",
             "capabilities": {kind: [] for kind in _CAPABILITIES},

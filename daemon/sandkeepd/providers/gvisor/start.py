@@ -256,8 +256,8 @@ def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) 
 
 
 def _then_move(job: Job, umask: int, source: str, target: str) -> list[str]:
-    """Return the argv before a command, see `program.moving_after`."""
-    return program.moving_after(program.on_host(job.bundle), umask, source, target)
+    """Return the argv before a command, see `program.rename_after_argv`."""
+    return program.rename_after_argv(program.on_host(job.bundle), umask, source, target)
 
 
 def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, bytes]:
@@ -320,7 +320,7 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
     found = runsc.running(job.bundle)
     if found is not None and found[0] == container and runsc.version() in runsc.KNOWN_KERNELS:
         runner, image = program.on_host(job.bundle), f"{saving}/{IMAGE}"
-        argv = program.saving(runner, container, found[1].pid, image, saving, job.saved)
+        argv = program.save_argv(runner, container, found[1].pid, image, saving, job.saved)
         code, said = _run_watched(argv, log, lock, meanwhile)
         if code != program.NOT_ASKED:
             return code, said

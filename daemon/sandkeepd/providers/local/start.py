@@ -264,8 +264,8 @@ def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
 def _program(job: Job, view: View) -> Argv:
     """Return the argv of the keeper, in bubblewrap or bare, with the limits that every process has of its own."""
     if job.plan.mechanism == "none":
-        return Argv(program.command(view.in_dir, view.out_dir, _limits(job.plan)))
-    keeper = program.command(f"{INSIDE}/in", f"{INSIDE}/out", _limits(job.plan))
+        return Argv(program.keeper_argv(view.in_dir, view.out_dir, _limits(job.plan)))
+    keeper = program.keeper_argv(f"{INSIDE}/in", f"{INSIDE}/out", _limits(job.plan))
     return Argv(["bwrap", "--args", str(_ARGUMENTS_FD), "--", *keeper], arguments(view, _INFO_FD))
 
 
@@ -333,7 +333,7 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
 
 def _limit_terminals(child: int, first: Identity) -> None:
     """Do as `pty.limit_terminals` where only the user namespace of `child` may do that."""
-    options = f"remount,nosuid,noexec,ptmxmode=0666,mode=0620,max={pty.MOST}"
+    options = f"remount,nosuid,noexec,ptmxmode=0666,mode=0620,max={pty.MAX_TERMINALS}"
     enter = [f"--user=/proc/{child}/ns/user", f"--mount=/proc/{first.pid}/ns/mnt", "--preserve-credentials", "--"]
     mount = ["mount", "--no-canonicalize", "-i", "-n", "-t", "devpts", "-o", options, "devpts", "/dev/pts"]
     done = run_tool(["nsenter", *enter, *mount])

@@ -17,8 +17,8 @@ from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.keeper import fifo, journal, requests, terminal
 from sandkeepd.keeper.allowance import Allowance
 from sandkeepd.keeper.pause import Pause
-from sandkeepd.keeper.place import CONTROL, Place
-from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, Earlier, Known
+from sandkeepd.keeper.processes import LOST_WITH_SANDBOX, EarlierAnswers, KnownProcess
+from sandkeepd.keeper.shared_directory import CONTROL, SharedDirectory
 from sandkeepd.keeper.watcher import Watcher
 
 REQUEST_DEADLINE_S: Final = 30.0
@@ -37,31 +37,31 @@ REST_S: Final = 0.05
 """Seconds for which a sandbox with excessive output is ignored."""
 
 
-class Talk:
-    """The conversation with one sandbox's keeper. `heard` is called with every answer, after it was processed.
+class Channel:
+    """The conversation with one sandbox's keeper. `on_answer` is called with every answer, after it was processed.
 
     `processes` are those that were queried; the caller adds them.
     """
 
     def __init__(
-        self, sandbox_id: str, place: Place, watcher: Watcher, heard: Callable[[journal.Answer], None]
+        self, sandbox_id: str, shared: SharedDirectory, watcher: Watcher, on_answer: Callable[[journal.Answer], None]
     ) -> None:
-        self.processes: dict[str, Known] = {}
+        self.processes: dict[str, KnownProcess] = {}
         self.gone = trio.Event()
         """Set when the sandbox is gone, and there is nobody to talk to."""
         self.closed = False
         self.pause = Pause()
         self._sandbox_id = sandbox_id
         self._watcher = watcher
-        self._heard = heard
-        self._place = place
+        self._on_answer = on_answer
+        self._shared = shared
         self._turn = trio.Lock()
-        self._earlier = Earlier()
+        self._earlier = EarlierAnswers()
         self._adopted = False
         self._allowance = Allowance()
-        self._exits = journal.ExitsReader(place.out)
+        self._exits = journal.ExitsReader(shared.out)
         try:
-            self._watch: int | None = watcher.add(self._exits.fd, self._hear)
+            self._watch: int | None = watcher.add(self._exits.fd, self._read_some)
         except BaseException:
             self._exits.close()
             raise
@@ -74,32 +74,32 @@ class Talk:
         Raises `not_ready` when the sandbox is gone, `provider_unavailable`.
         """
         self.check_present()
-        fd = self._place.open_fifo(CONTROL)
+        fd = self._shared.open_fifo(CONTROL)
         if fd is None:
             message = f"sandbox {self._sandbox_id} has lost its request channel: terminate it"
             raise ProviderError("provider_unavailable", message)
-        with closing_fd(fd), trio.move_on_after(REQUEST_DEADLINE_S) as patience:
+        with closing_fd(fd), trio.move_on_after(REQUEST_DEADLINE_S) as scope:
             async with self._turn if len(lines) > 1 else nullcontext():
                 for line in lines:
                     await fifo.write_line(fd, line)
-        if patience.cancelled_caught:
-            raise self.silent()
+        if scope.cancelled_caught:
+            raise self.no_answer()
         if self._watch is not None:
-            self._watcher.hasten(self._watch)
+            self._watcher.poll_soon(self._watch)
 
-    async def news(self, process: Known, enough: Callable[[], bool]) -> None:
+    async def wait_until(self, process: KnownProcess, enough: Callable[[], bool]) -> None:
         """Wait until the keeper's answers are `enough`.
 
         Raises `provider_unavailable`, or `not_ready` when it is gone.
         """
-        with self.pause.patience(REQUEST_DEADLINE_S) as patience:
+        with self.pause.timeout(REQUEST_DEADLINE_S) as scope:
             while not enough():
                 self.check_present()
-                await process.news.wait()
-        if patience.cancelled_caught:
-            raise self.silent()
+                await process.changed.wait()
+        if scope.cancelled_caught:
+            raise self.no_answer()
 
-    def silent(self) -> ProviderError:
+    def no_answer(self) -> ProviderError:
         """The error for a keeper that has not taken a request, or not answered it, in time."""
         seconds = f"{REQUEST_DEADLINE_S:.0f} s"
         message = f"sandbox {self._sandbox_id} did not answer for {seconds}: terminate it if that goes on"
@@ -112,7 +112,7 @@ class Talk:
                 "not_ready", f"sandbox {self._sandbox_id} has ended: create another", sandbox_id=self._sandbox_id
             )
 
-    def known(self, process_id: str) -> Known:
+    def get_process(self, process_id: str) -> KnownProcess:
         """A process that was asked after. Raises `not_found`."""
         process = self.processes.get(process_id)
         if process is None:
@@ -121,25 +121,25 @@ class Talk:
             )
         return process
 
-    def begin(self, process_id: str) -> Known:
+    def follow(self, process_id: str) -> KnownProcess:
         """Begin to follow a process, with the remembered answers to an earlier daemon."""
-        process = self.processes[process_id] = Known()
-        self._earlier.tell(process_id, process)
+        process = self.processes[process_id] = KnownProcess()
+        self._earlier.pass_on(process_id, process)
         return process
 
     def sweep(self) -> None:
         """Query processes whose ends may have been missed. Does not wait; repeated later if the FIFO is full."""
-        self._watcher.never(self.sweep)
-        if self._ask_after([name for name, process in self.processes.items() if process.runs]):
+        self._watcher.cancel_call(self.sweep)
+        if self._query([name for name, process in self.processes.items() if process.runs]):
             self._exits.spoilt = False
 
-    def _ask_after(self, process_ids: Sequence[str]) -> bool:
+    def _query(self, process_ids: Sequence[str]) -> bool:
         """Send the queries; return True if all were sent."""
-        fd = None if self.closed or self.gone.is_set() or self.pause.is_on else self._place.open_fifo(CONTROL)
+        fd = None if self.closed or self.gone.is_set() or self.pause.is_on else self._shared.open_fifo(CONTROL)
         if fd is None:
             return False
         with closing_fd(fd), suppress(BlockingIOError):
-            for line in requests.questions(process_ids):
+            for line in requests.queries(process_ids):
                 os.write(fd, line)
             return True
         return False
@@ -149,13 +149,13 @@ class Talk:
     async def remember_earlier(self) -> None:
         """Take note of all that `exits` holds already, for the processes that a new daemon will ask after."""
         self._adopted = True
-        self._watcher.later(self._forget_earlier, EARLIER_S)
+        self._watcher.call_later(self._forget_earlier, EARLIER_S)
         await self.catch_up()
 
     def _forget_earlier(self) -> None:
         """Drop the remembered answers, after all recorded processes were queried: the rest is from the code inside."""
         self._adopted = False
-        self._earlier = Earlier()
+        self._earlier = EarlierAnswers()
 
     async def catch_up(self) -> None:
         """Read the present contents of `exits`, with checkpoints: the code inside may have written any amount."""
@@ -164,39 +164,39 @@ class Talk:
                 return
             await trio.lowlevel.checkpoint()
 
-    def _hear(self) -> None:
+    def _read_some(self) -> None:
         if self.closed or self._watch is None:
             return
         with self._allowance.spending():
             more = self._read_answers()
         if self._exits.spoilt:
-            self._watcher.later(self.sweep, LOOK_S + LOOK_EACH_S * len(self.processes))
+            self._watcher.call_later(self.sweep, LOOK_S + LOOK_EACH_S * len(self.processes))
         if self._allowance.is_spent:
-            self._rest()
-            self._watcher.later(self._hear_again, REST_S)
+            self._stop_watching()
+            self._watcher.call_later(self._resume_watching, REST_S)
         elif more:
-            trio.lowlevel.current_trio_token().run_sync_soon(self._hear)  # after other sandboxes' callbacks
+            trio.lowlevel.current_trio_token().run_sync_soon(self._read_some)  # after other sandboxes' callbacks
 
-    def _rest(self) -> None:
+    def _stop_watching(self) -> None:
         """Stop reading for now, as the code inside writes excessively."""
         if self._watch is not None:
-            self._watcher.remove(self._watch, self._hear)
+            self._watcher.remove(self._watch, self._read_some)
             self._watch = None
 
-    def listen_anew(self) -> None:
+    def reopen_answers(self) -> None:
         """The keeper answers in another file, which begins as the one before. Raises OSError, `NotAFileError`."""
         if self.closed:
             return
-        self._rest()
-        self._exits.open_anew()
-        self._watcher.never(self._hear_again)
-        self._hear_again()
+        self._stop_watching()
+        self._exits.reopen()
+        self._watcher.cancel_call(self._resume_watching)
+        self._resume_watching()
 
-    def _hear_again(self) -> None:
+    def _resume_watching(self) -> None:
         if self.closed:
             return
-        self._watch = self._watcher.add(self._exits.fd, self._hear)
-        self._hear()
+        self._watch = self._watcher.add(self._exits.fd, self._read_some)
+        self._read_some()
 
     def _read_answers(self) -> bool:
         """Learn from the next answers; whether there may be more already."""
@@ -204,28 +204,28 @@ class Talk:
         for answer in answers:
             process = self.processes.get(answer.process_id)
             if process is not None:
-                process.learn(answer.word)
+                process.apply(answer.word)
             elif self._adopted and not terminal.is_viewer(answer.process_id):
                 self._earlier.remember(answer)
-            self._heard(answer)
+            self._on_answer(answer)
         return more
 
     # The end
 
-    def break_off(self) -> None:
+    def end_all_processes(self) -> None:
         """Handle the end of the sandbox: its processes have ended with it."""
         self.gone.set()
         for process in self.processes.values():
             if process.exit is None:
                 process.end(Exit(exit_code=None, message=LOST_WITH_SANDBOX))
-            process.tell()
+            process.notify()
 
     def close(self) -> None:
         """Listen no more, and let go of the processes' input. The sandbox goes on."""
         self.closed = True
-        self._rest()
-        for callback in (self._hear_again, self.sweep, self._forget_earlier):
-            self._watcher.never(callback)
+        self._stop_watching()
+        for callback in (self._resume_watching, self.sweep, self._forget_earlier):
+            self._watcher.cancel_call(callback)
         self._exits.close()
         for process in self.processes.values():
             process.close_input()

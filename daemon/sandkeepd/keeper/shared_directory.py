@@ -21,7 +21,7 @@ from sandkeepd.keeper import pipes
 CONTROL: Final = ".control"
 """The FIFO of requests."""
 
-_ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")
+_START_SUFFIXES: Final = ("", ".stdin", ".program", ".pane", ".told")
 """Suffixes of the names of a process's files in `in`."""
 
 _WRITTEN_INSIDE: Final = (".stdout", ".stderr", ".data")
@@ -31,7 +31,7 @@ _CLOSED_INPUT: Final = 0o444
 """The mode of a growing file that is a process's input, and that of one that is complete."""
 
 
-class Place:
+class SharedDirectory:
     """The directories of one sandbox. `files` holds `in` and `out`; `inside` is its path inside; `input_owner` is the
     uid and gid that must be able to open a process's input.
     """
@@ -111,7 +111,7 @@ class Place:
 
     def remove_start(self, process_id: str) -> None:
         """Remove the files that started a process."""
-        for end in _ENDS:
+        for end in _START_SUFFIXES:
             self._unlink(f"in/{process_id}{end}")
 
     def remove_ended(self, process_id: str) -> None:
@@ -121,7 +121,7 @@ class Place:
 
     def remove_helper(self, process_id: str) -> None:
         """Remove every file of a helper command."""
-        for end in ("", ".stdin", *pipes.ENDS):
+        for end in ("", ".stdin", *pipes.SUFFIXES):
             self._unlink(f"in/{process_id}{end}")
         for end in _WRITTEN_INSIDE:
             self._unlink(f"out/p/{process_id}{end}")
