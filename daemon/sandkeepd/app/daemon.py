@@ -277,7 +277,7 @@ async def _record_stop(core: Core, reason: str, state_dir: str) -> None:
                 stopped = NewEvent(DAEMON_STREAM, events.DaemonStopped(reason=reason))
                 await core.log.append([stopped], Meta(pid=os.getpid()))
                 await core.files.flush()
-                await trio.to_thread.run_sync(caching.save_last, core.state, core.log, state_dir)
+                await trio.to_thread.run_sync(caching.save_final, core.state, core.log, state_dir)
         except SandkeepError as error:
             logger.warning("the stop is not on record", extra={"why": error.message})
 
@@ -292,7 +292,7 @@ def fold(log: EventLog, state_dir: str, manager: Manager | None = None) -> tuple
         with manager.starting(lambda: state.position):
             state = state_cache.load(state_dir, log) or state
             caching.check_end(state, log)
-            caching.fold_rest(state, log, state_dir)
+            caching.fold_new_events(state, log, state_dir)
     except UnknownEvent as unknown:
         problems.append(str(unknown))
     except DaemonError as damage:

@@ -64,7 +64,7 @@ class History:
             with trio.move_on_at(deadline):
                 await log.wait(after)
 
-    async def of_sandbox(self, request: Request[HistoryQuery]) -> RawEventPage:
+    async def sandbox_history(self, request: Request[HistoryQuery]) -> RawEventPage:
         """The events of one sandbox and of its processes, but for those of processes that are in the archive; and which
         of its moments were kept.
         """

@@ -30,7 +30,7 @@ CHECKED_AT_ONCE: Final = 500
 CHECK_PAUSE_S: Final = 0.01
 
 
-def fold_rest(state: State, log: EventLog, state_dir: str) -> None:
+def fold_new_events(state: State, log: EventLog, state_dir: str) -> None:
     """Move a state, new or cached, on to the log's last event, and cache it if that was much to do. Blocks.
 
     Raises as `EventLog.scan` does; the state then stands at the event before.
@@ -51,7 +51,7 @@ def check_end(state: State, log: EventLog) -> None:
     log.check(max(0, log.head - END_EVENTS), min(log.head, state.position), END_EVENTS)
 
 
-def save_last(state: State, log: EventLog, state_dir: str) -> None:
+def save_final(state: State, log: EventLog, state_dir: str) -> None:
     """Cache a state that does not change any more, when the daemon stops. Blocks."""
     if state.position - log.first_position >= WORTH_EVENTS:
         _save(state, log, state_dir)
@@ -123,6 +123,6 @@ async def refresh(core: Core) -> None:
 def _refresh(log: EventLog, state_dir: str) -> None:
     try:
         state = state_cache.load(state_dir, log) or State()
-        fold_rest(state, log, state_dir)
+        fold_new_events(state, log, state_dir)
     except (DaemonError, UnknownEvent) as error:
         logger.warning("the cached fold is not written", extra={"why": str(error)})

@@ -63,10 +63,10 @@ class Leases:
         self._places: dict[str, Locks] = {}
         self._held: dict[str, Held] = {}
         self._nursery: trio.Nursery | None = None
-        self.ask = Threads(trio.CapacityLimiter(THREADS), abandon_on_cancel=True)
+        self.in_thread = Threads(trio.CapacityLimiter(THREADS), abandon_on_cancel=True)
         """Ask a store something. Cancelled, it is left alone with the question."""
         self._renew_in_thread = Threads(trio.CapacityLimiter(THREADS), abandon_on_cancel=True)
-        self._settling: dict[str, trio.CancelScope] = {}
+        self._recovering: dict[str, trio.CancelScope] = {}
         self.on_adopted: Callable[[str], None] = lambda name: None  # noqa: ARG005
         """Hears of a lock that an earlier daemon held, once it is held again."""
         self.before_release: Callable[[str], Awaitable[None]] = _nothing
@@ -122,14 +122,14 @@ class Leases:
             self._nursery = nursery
             for lock in list(self._core.state.locks.values()):
                 if lock.under_way:
-                    self._settling[lock.lock_id] = trio.CancelScope()
-                    nursery.start_soon(self._core.guarded, partial(self._settle, lock), f"settling {lock.lock_id}")
+                    self._recovering[lock.lock_id] = trio.CancelScope()
+                    nursery.start_soon(self._core.guarded, partial(self._recover, lock), f"recovering {lock.lock_id}")
             task_status.started()
             await trio.sleep_forever()
 
     # -- taking and giving back ---------------------------------------------------------------------------------------
 
-    async def take(self, lock: LockState, given_up: trio.Event) -> Lease | None:
+    async def acquire(self, lock: LockState, given_up: trio.Event) -> Lease | None:
         """Wait for a lock until it is taken, and answer its lease, which is not kept yet; None when it was given up.
 
         Raises as `Attempt.step` does.
@@ -143,30 +143,30 @@ class Leases:
             above=max(mine, default=0),
         )
         while not given_up.is_set():
-            step = await self.ask(attempt.step)
+            step = await self.in_thread(attempt.step)
             if isinstance(step, Lease):
                 return step
             with trio.move_on_after(step):
                 await given_up.wait()
         return None
 
-    async def drop(self, lock: LockState, lease: Lease | None = None) -> None:
+    async def release_unwanted(self, lock: LockState, lease: Lease | None = None) -> None:
         """Release a lock that nobody wants; without a lease, one that may be taken. If that fails, it expires."""
         try:
-            await self.ask(partial(self._free, lock, lease))
+            await self.in_thread(partial(self._free, lock, lease))
         except SandkeepError as error:
             logger.info("not given back", extra={"lock": lock.name, "why": error.message})
 
-    async def freed(self, lock: LockState) -> events.Event:
+    async def release(self, lock: LockState) -> events.Event:
         """Free a lock whose release is on record; return the outcome."""
-        settling, held = self._settling.get(lock.lock_id), self._held.pop(lock.lock_id, None)
-        if settling is not None:
-            settling.cancel()
+        recovering, held = self._recovering.get(lock.lock_id), self._held.pop(lock.lock_id, None)
+        if recovering is not None:
+            recovering.cancel()
         if held is not None:
             held.scope.cancel()
         try:
             release = partial(self._free, lock, held.lease if held is not None else None)
-            freed = await self._in_time(release, f"release of {lock.name}")
+            freed = await self._retry(release, f"release of {lock.name}")
             failpoints.reach("lock.given_back")
         except SandkeepError as error:
             return _loss(error)
@@ -177,10 +177,10 @@ class Leases:
             return lease.release()
         return self.locks(lock.where).give_up(lock.name, lock.owner_id or "")
 
-    async def _in_time(self, work: Callable[[], T], what: str) -> T:
+    async def _retry(self, work: Callable[[], T], what: str) -> T:
         """Retry a request to a store. Raises its refusals, and `lock_lost` once the lease has expired."""
         with trio.move_on_after(rules.LEASE_S):
-            return await retry_until_done(partial(self.ask, work), what, passing=(StateError, DataError))
+            return await retry_until_done(partial(self.in_thread, work), what, passing=(StateError, DataError))
         raise lost(what, "expired")
 
     def _place(self, lock: LockState) -> str:
@@ -188,18 +188,20 @@ class Leases:
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
-    def keep(self, lock: LockState, lease: Lease, on_record: trio.Event) -> None:
+    def start_renewal(self, lock: LockState, lease: Lease, on_record: trio.Event) -> None:
         """Renew a lease from now on. Its loss is recorded after its acquisition is `on_record`."""
         assert self._nursery is not None
         held = self._held[lock.lock_id] = Held(lease, lock, trio.CancelScope())
-        self._nursery.start_soon(self._core.guarded, partial(self._keep, lock, held, on_record), f"keeping {lock.name}")
+        self._nursery.start_soon(
+            self._core.guarded, partial(self._renew_until_recorded, lock, held, on_record), f"keeping {lock.name}"
+        )
 
-    async def _keep(self, lock: LockState, held: Held, on_record: trio.Event) -> None:
+    async def _renew_until_recorded(self, lock: LockState, held: Held, on_record: trio.Event) -> None:
         with held.scope:
             await self._renew_until_lost(held.lease)
             await on_record.wait()
             self._held.pop(lock.lock_id, None)
-            await self._tell(lock, held.lease)
+            await self._handle_loss(lock, held.lease)
 
     async def _renew_until_lost(self, lease: Lease) -> None:
         pause = rules.RENEW_AFTER_S
@@ -219,14 +221,14 @@ class Leases:
             return RETRY_S
         return rules.RENEW_AFTER_S
 
-    async def _tell(self, lock: LockState, lease: Lease) -> None:
+    async def _handle_loss(self, lock: LockState, lease: Lease) -> None:
         """Record that a lock was lost, unless its release was ordered meanwhile; and let others have it at once."""
         reason = lease.lost or "expired"
         error = lost(self._place(lock), reason)
         logger.warning("lost a lock", extra={"lock": lock.name, "why": error.message})
         await self._record_loss(lock, error)
         if reason == "expired":
-            await self.drop(lock, lease)
+            await self.release_unwanted(lock, lease)
 
     async def _record(
         self, lock: LockState, event: events.Event, revision: int | None = None, *, essential: bool = False
@@ -243,8 +245,8 @@ class Leases:
 
     # -- after an earlier daemon's end --------------------------------------------------------------------------------
 
-    async def _settle(self, lock: LockState) -> None:
-        scope = self._settling[lock.lock_id]
+    async def _recover(self, lock: LockState) -> None:
+        scope = self._recovering[lock.lock_id]
         try:
             with scope:
                 match lock.status:
@@ -253,20 +255,20 @@ class Leases:
                     case "acquiring":
                         await self._undo(lock)
                     case "releasing":
-                        del self._settling[lock.lock_id]  # `freed` is not to cancel this
-                        await self._record(lock, await self.freed(lock), essential=True)
+                        del self._recovering[lock.lock_id]  # `release` is not to cancel this
+                        await self._record(lock, await self.release(lock), essential=True)
                     case "stealing":
                         code, message = "not_ready", STEAL_INTERRUPTED
                         await self._record(lock, events.LockStealFailed(code=code, message=message, interrupted=True))
         finally:
-            self._settling.pop(lock.lock_id, None)
+            self._recovering.pop(lock.lock_id, None)
 
     async def _adopt(self, lock: LockState) -> None:
         """Go on with a lock that is held; or tell that it is lost."""
         assert lock.owner_id is not None
         adopt = partial(self.locks(lock.where).adopt, lock.name, lock.owner_id, lock.fence or 0)
         try:
-            lease = await self._in_time(adopt, f"adoption of {lock.name}")
+            lease = await self._retry(adopt, f"adoption of {lock.name}")
         except SandkeepError as error:
             logger.warning("lost a lock", extra={"lock": lock.name, "why": error.message})
             await self._record_loss(lock, error)
@@ -274,13 +276,13 @@ class Leases:
         logger.info("adopted", extra={"lock": lock.name})
         on_record = trio.Event()
         on_record.set()
-        self.keep(lock, lease, on_record)
+        self.start_renewal(lock, lease, on_record)
         self.on_adopted(self._core.state.file_of(lock))
 
     async def _undo(self, lock: LockState) -> None:
         """Free a lock that was being taken, if it was taken."""
         try:
-            await self._in_time(partial(self._free, lock, None), f"undoing {lock.lock_id}")
+            await self._retry(partial(self._free, lock, None), f"undoing {lock.lock_id}")
         except SandkeepError as error:
             logger.info("nothing to undo", extra={"lock": lock.name, "why": error.message})
         failed = events.LockAcquireFailed(code="not_ready", message=INTERRUPTED, interrupted=True)

@@ -58,8 +58,8 @@ class LockOperation(Operation[LockState]):
         if subject.error is None or subject.acquired_us is not None:
             return subject.view()
         data = {"held_by": subject.held_by, "expires_at": subject.expires_at, "waiting": subject.waiting}
-        told = data if subject.status == "contended" else {}
-        raise error_from(*subject.error, {"lock_id": subject.lock_id, "name": subject.name, **told})
+        details = data if subject.status == "contended" else {}
+        raise error_from(*subject.error, {"lock_id": subject.lock_id, "name": subject.name, **details})
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`."""
@@ -78,23 +78,23 @@ class LockAcquisition(LockOperation):
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`. The order's context is an event to set once the acquisition is on record."""
         lock, given_up = order.subject, order.given
-        lease = await self.leases.take(lock, given_up)
+        lease = await self.leases.acquire(lock, given_up)
         failpoints.reach("lock.taken")
         if lease is not None and not given_up.is_set():
             order.context = trio.Event()
-            self.leases.keep(lock, lease, order.context)
+            self.leases.start_renewal(lock, lease, order.context)
             return [self.about(lock, events.LockAcquired(fence=lease.fence.number))]
         if lease is not None:
-            await self.leases.drop(lock, lease)
+            await self.leases.release_unwanted(lock, lease)
         else:
-            order.resources.push_async_callback(self.leases.drop, lock)
+            order.resources.push_async_callback(self.leases.release_unwanted, lock)
         return [self.about(lock, events.LockAcquireFailed(code="timeout", message=GIVEN_UP, interrupted=True))]
 
     async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
         refused = _refusal(error)
         if refused.type == "lock.acquire_failed":
-            order.resources.push_async_callback(self.leases.drop, order.subject)
+            order.resources.push_async_callback(self.leases.release_unwanted, order.subject)
         return [self.about(order.subject, refused)]
 
     async def recorded(self, order: Order[LockState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
@@ -121,7 +121,7 @@ class LockReturn(LockOperation, Removal[LockState]):
 
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        return [self.about(order.subject, await self.leases.freed(order.subject))]
+        return [self.about(order.subject, await self.leases.release(order.subject))]
 
 
 class LockSteal(LockOperation):
@@ -133,7 +133,7 @@ class LockSteal(LockOperation):
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
         lock = order.subject
-        await self.leases.ask(partial(self.leases.locks(lock.where).replace, lock.name))
+        await self.leases.in_thread(partial(self.leases.locks(lock.where).replace, lock.name))
         return [self.about(lock, events.LockStolen())]
 
     async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:
@@ -209,8 +209,8 @@ class LockService:
         if lock is None:
             raise _not_found(name, self._core.state.log.hint)
         if lock.status == "acquiring":
-            words = f"the lock {lock.name} is still being waited for: end that call instead"
-            raise StateError("not_ready", words, name=lock.name, status=lock.status)
+            message = f"the lock {lock.name} is still being waited for: end that call instead"
+            raise StateError("not_ready", message, name=lock.name, status=lock.status)
         file = self._core.state.file_of(lock)
         if lock.status == "held":
             await self._leases.before_release(file)
@@ -263,5 +263,5 @@ def _refusal(error: SandkeepError) -> events.Event:
     """Return the event of a failed acquisition."""
     if error.code not in ("lock_contended", "lock_timeout"):
         return events.LockAcquireFailed(code=error.code, message=error.message)
-    told = {key: error.data.get(key) for key in ("held_by", "expires_at", "waiting")}
-    return events.LockContended(code=error.code, message=error.message, **told)
+    details = {key: error.data.get(key) for key in ("held_by", "expires_at", "waiting")}
+    return events.LockContended(code=error.code, message=error.message, **details)

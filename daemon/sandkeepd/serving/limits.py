@@ -19,7 +19,7 @@ class CallLimits:
         self.bytes = 0
         self._changed = trio.Event()
 
-    def try_take(self, calls: int, weight: int) -> bool:
+    def try_acquire(self, calls: int, weight: int) -> bool:
         """Take room if there is enough. A request larger than any room is admitted alone."""
         if self.calls and (self.calls + calls > MAX_CALLS or self.bytes + weight > MAX_BYTES):
             return False
@@ -27,9 +27,9 @@ class CallLimits:
         self.bytes += weight
         return True
 
-    async def take(self, calls: int, weight: int) -> None:
+    async def acquire(self, calls: int, weight: int) -> None:
         """Wait until there is room, and take it."""
-        while not self.try_take(calls, weight):
+        while not self.try_acquire(calls, weight):
             await self._changed.wait()
 
     async def wait_empty(self) -> None:
@@ -37,7 +37,7 @@ class CallLimits:
         while self.calls:
             await self._changed.wait()
 
-    def give_back(self, calls: int, weight: int) -> None:
+    def release(self, calls: int, weight: int) -> None:
         """Let go of room that was taken."""
         self.calls -= calls
         self.bytes -= weight

@@ -16,7 +16,7 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.stream.logs import JournalReader, exit_of
-from sandkeepd.stream.session import Session, Talk, Visitor, checked
+from sandkeepd.stream.session import Client, Handler, Session, validated
 
 PIECE_BYTES: Final = 64 * 1024
 ENDING_S: Final = 1.0
@@ -30,14 +30,14 @@ class Attach:
         self._core = core
         self._processes = processes
 
-    async def __call__(self, visitor: Visitor) -> Talk:
+    async def __call__(self, client: Client) -> Handler:
         """Find the process, and see which kind it is."""
-        _, _, sandbox_id, name = visitor.target.parts
-        query = visitor.query(AttachQuery)
-        wanted = checked(ProcessAttach, sandbox_id=sandbox_id, name=name)
-        request = visitor.request(self._core, "process.attach", wanted)
+        _, _, sandbox_id, name = client.target.parts
+        query = client.query(AttachQuery)
+        wanted = validated(ProcessAttach, sandbox_id=sandbox_id, name=name)
+        request = client.request(self._core, "process.attach", wanted)
         process = await self._processes.lookup.find(request.params.sandbox_id, name)
-        attached = Attached(self._core, self._processes, process, visitor, query)
+        attached = Attached(self._core, self._processes, process, client, query)
         return attached.terminal if process.requested.tty else attached.journal
 
 
@@ -47,7 +47,7 @@ class Attached(NamedTuple):
     core: Core
     processes: Processes
     process: ProcessState
-    visitor: Visitor
+    client: Client
     query: AttachQuery
 
     # -- a process with a terminal ------------------------------------------------------------------------------------
@@ -110,11 +110,11 @@ class Attached(NamedTuple):
             )
         if isinstance(message, bytes | Eof):
             data = message if isinstance(message, bytes) else b""
-            written = checked(ProcessWriteStdin, **where, data=data, eof=isinstance(message, Eof))
-            await self.processes.write_stdin(self.visitor.request(self.core, "process.write_stdin", written))
+            written = validated(ProcessWriteStdin, **where, data=data, eof=isinstance(message, Eof))
+            await self.processes.write_stdin(self.client.request(self.core, "process.write_stdin", written))
         elif isinstance(message, SendSignal):
-            signalled = checked(ProcessSignal, **where, signal=message.signal)
-            await self.processes.signal(self.visitor.request(self.core, "process.signal", signalled))
+            signalled = validated(ProcessSignal, **where, signal=message.signal)
+            await self.processes.signal(self.client.request(self.core, "process.signal", signalled))
         elif not isinstance(message, Resize):
             raise CallerError("invalid", "send bytes, or a resize, eof or signal")
 

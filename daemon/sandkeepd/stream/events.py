@@ -10,7 +10,7 @@ from sandkeep.protocol.methods import EventQuery
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.eventlog.history import History, RawEvent
-from sandkeepd.stream.session import Session, Talk, Visitor, checked
+from sandkeepd.stream.session import Client, Handler, Session, validated
 
 PAGE_EVENTS: Final = 256
 PAGE_BYTES: Final = 256 * 1024
@@ -35,23 +35,23 @@ class Events:
         self._core = core
         self._history = history
 
-    async def __call__(self, visitor: Visitor) -> Talk:
+    async def __call__(self, client: Client) -> Handler:
         """Check access to the events, and the token to start from."""
-        query = visitor.query(EventsQuery)
-        wanted = checked(EventQuery, after=query.after, sandbox_id=query.sandbox, type=query.type, limit=PAGE_EVENTS)
-        request = visitor.request(self._core, "event.list", wanted)
+        query = client.query(EventsQuery)
+        wanted = validated(EventQuery, after=query.after, sandbox_id=query.sandbox, type=query.type, limit=PAGE_EVENTS)
+        request = client.request(self._core, "event.list", wanted)
         after = self._history.start(query.after)
-        return lambda session: session.while_it_listens(lambda: self._send(session, request, after))
+        return lambda session: session.run_send_only(lambda: self._send(session, request, after))
 
     async def _send(self, session: Session, request: Request[EventQuery], after: int) -> None:
-        log, told = self._core.log, -1
+        log, announced = self._core.log, -1
         while True:
             sent, reached, caught_up = await self._send_page(session, request, after)
             after = log.parse_token(reached)
             if caught_up:
-                if sent or told < 0 or after - told >= STRIDE:
+                if sent or announced < 0 or after - announced >= STRIDE:
                     await session.send(CaughtUp(token=reached))
-                    told = after
+                    announced = after
                 await log.wait(after)
 
     async def _send_page(self, session: Session, request: Request[EventQuery], after: int) -> tuple[bool, str, bool]:

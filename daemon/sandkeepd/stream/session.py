@@ -49,7 +49,7 @@ class Session:
             raise CallerError("invalid", f"this message makes no sense here: {str(error)[:200]}") from None
         return message
 
-    async def while_it_listens(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def run_send_only(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work` until it is done or the client has gone; refuse any message of the client."""
         async with trio.open_nursery() as nursery:
 
@@ -62,7 +62,7 @@ class Session:
             nursery.cancel_scope.cancel()
 
 
-class Visitor(Struct, frozen=True):
+class Client(Struct, frozen=True):
     """The peer and target of a websocket request."""
 
     peer: Peer
@@ -76,22 +76,22 @@ class Visitor(Struct, frozen=True):
             raise params.refusal(wanted, str(error)) from None
 
     def request(self, core: Core, method: str, wanted: P) -> Request[P]:
-        """The same as if the visitor had called that method: let through, or refused as there."""
+        """The same as if the client had called that method: let through, or refused as there."""
         return admit(core.state, Call(METHODS[method], wanted, self.peer, client="stream"))  # type: ignore[return-value]
 
 
-Talk = Callable[[Session], Awaitable[None]]
+Handler = Callable[[Session], Awaitable[None]]
 
 
 class Endpoint(Protocol):
     """One path. A `SandkeepError` refuses the request before there is a websocket."""
 
-    async def __call__(self, visitor: Visitor) -> Talk:
+    async def __call__(self, client: Client) -> Handler:
         """See that the request is right, and answer how it is served."""
         ...
 
 
-def checked(wanted: type[P], **values: object) -> P:
+def validated(wanted: type[P], **values: object) -> P:
     """Parameters of a method from text of a target, held to the same rules. Raises `invalid`."""
     try:
         return msgspec.convert(values, wanted)
