@@ -152,7 +152,7 @@ async def test_input_given_at_once_and_input_that_is_none(world: World) -> None:
     assert await run(instance, "cat", stdin=b"") == (0, b"", b"")
     assert await run(instance, "cat") == (0, b"", b"")
     process_id = await start(instance, "sleep", "1000")
-    with pytest.raises(SandkeepError, match="takes no input"):
+    with pytest.raises(SandkeepError, match="is closed"):
         await instance.write_stdin(process_id, b"x", eof=False)
 
 
@@ -230,7 +230,7 @@ async def test_links_are_followed_inside_and_nowhere_else(world: World) -> None:
         with pytest.raises(SandkeepError, match="no such file"):
             await content(instance, name)
     for name in ("round", "magic"):
-        with pytest.raises(SandkeepError, match="circle"):
+        with pytest.raises(SandkeepError, match="loop"):
             await content(instance, name)
     with pytest.raises(SandkeepError):
         await instance.write_whole("out", b"x")

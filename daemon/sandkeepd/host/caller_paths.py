@@ -141,7 +141,8 @@ def _check_cancelled() -> None:
 def _check_caller(caller: Caller) -> None:
     """A user's daemon can act for that user only."""
     if os.geteuid() != 0 and caller.uid != os.geteuid():
-        raise CallerError("permission_denied", "this daemon can read files only for the user it runs as")
+        message = "this daemon can read files only for the user it runs as: use root's daemon, or one of your own"
+        raise CallerError("permission_denied", message)
 
 
 def _as_caller(caller: Caller) -> list[str]:
@@ -233,7 +234,7 @@ class _Listing:
         if kind == b"f" and (not size.isdigit() or int(size) > MAX_FILE_BYTES):
             self._refuse(f"holds a file of more than {MAX_FILE_BYTES >> 40} TiB: {_display(path)}")
         if kind == b"K" and path == b".":
-            self._refuse("holds nothing but what the kernel shows there")
+            self._refuse("is a file system of the kernel's, such as /proc")
         if kind not in _SKIPPED:
             self._names.write(path + b"\0")
             return

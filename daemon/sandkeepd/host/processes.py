@@ -124,7 +124,8 @@ def kill_and_wait(pidfd: int) -> None:
         return
     if not has_ended(pidfd, KILL_DEADLINE_S):
         raise ProviderError(
-            "provider_unavailable", "a killed process does not end: its disk may be stuck; try again later"
+            "provider_unavailable",
+            "a process did not exit after SIGKILL: it may be waiting for a disk; try again later",
         )
 
 
@@ -275,7 +276,8 @@ def run_tool(
             os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if output is None:
-        raise ProviderError("provider_unavailable", f"{argv[0]} did not end within {timeout_s:.0f} s")
+        message = f"{argv[0]} did not finish within {timeout_s:.0f} s: see whether this machine is overloaded"
+        raise ProviderError("provider_unavailable", message)
     return subprocess.CompletedProcess(argv, code, *output)
 
 
@@ -394,4 +396,4 @@ def kill_all(find: Callable[[], list[int]]) -> None:
             with closing_fd(fd):
                 kill_and_wait(fd)
             reap(pid)
-    raise ProviderError("provider_unavailable", "processes start faster than they can be ended: try again")
+    raise ProviderError("provider_unavailable", "processes start faster than they can be killed: try again")

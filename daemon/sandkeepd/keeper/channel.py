@@ -76,7 +76,7 @@ class Channel:
         self.check_present()
         fd = self._shared.open_fifo(CONTROL)
         if fd is None:
-            message = f"sandbox {self._sandbox_id} has lost its request channel: terminate it"
+            message = f"the control FIFO of sandbox {self._sandbox_id} is gone: terminate the sandbox"
             raise ProviderError("provider_unavailable", message)
         with closing_fd(fd), trio.move_on_after(REQUEST_DEADLINE_S) as scope:
             async with self._turn if len(lines) > 1 else nullcontext():

@@ -73,7 +73,7 @@ class Copy:
     def _extent(self, message: str) -> Extent:
         kind, files, size, path = (*message.split(" ", 3), "", "", "", "")[:4]
         if kind not in ("file", "tree") or not _is_count(files) or not _is_count(size):
-            raise failure(b"the sandbox told nonsense about the copy", 1, self._path)
+            raise failure(b"the sandbox sent a malformed answer about the copy", 1, self._path)
         return Extent(kind="file" if kind == "file" else "tree", files=int(files), size_bytes=int(size), path=path)
 
 

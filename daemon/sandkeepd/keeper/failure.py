@@ -18,16 +18,16 @@ def no_room(error: OSError) -> SandkeepError:
 
 _MEANINGS: Final = (
     ("conflict:", "conflict", ""),
-    ("cannot overwrite", "conflict", "something of another kind came to be there"),
+    ("cannot overwrite", "conflict", "something of another type is there by now"),
     ("no space left", "disk_limit", "the sandbox's disk is full"),
     ("disk quota", "disk_limit", "the sandbox's disk is full"),
     ("wrote only", "disk_limit", "the sandbox's disk is full"),
-    ("file too large", "disk_limit", "it is larger than a file in the sandbox may be"),
+    ("file too large", "disk_limit", "it exceeds the maximum size of a file in the sandbox"),
     ("is not a regular file", "invalid", "it is not a regular file"),
     ("invalid argument:", "invalid", ""),
     ("permission denied", "permission_denied", "the sandbox's user may not do that"),
     ("operation not permitted", "permission_denied", "the sandbox's user may not do that"),
-    ("read-only", "permission_denied", "it cannot be written to there"),
+    ("read-only", "permission_denied", "the file system there is read-only"),
     ("not supported:", "not_supported", ""),
     ("not look like a tar archive", "invalid", "what arrived is no tar archive"),
     ("invalid tar magic", "invalid", "what arrived is no tar archive"),
@@ -40,7 +40,7 @@ _MEANINGS: Final = (
     ("nonexistent", "not_found", "there is no such file in the sandbox"),
     ("can't cd to", "not_found", "the sandbox's working directory is gone: give an absolute path"),
     ("name too long", "invalid", "the path is too long"),
-    ("too many levels", "invalid", "its links lead in a circle"),
+    ("too many levels", "invalid", "its symbolic links form a loop"),
 )
 _CLASSES: Final[dict[str, type[SandkeepError]]] = {
     "conflict": StateError, "disk_limit": ProviderError, "invalid": CallerError, "permission_denied": CallerError,

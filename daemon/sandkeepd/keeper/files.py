@@ -148,7 +148,7 @@ async def list_directory(instance: Instance, path: str, after: bytes, limit: int
     """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
     output = await _run(instance, path, _NAMES, str(MAX_NAMES_BYTES), most_bytes=MAX_NAMES_BYTES)
     if len(output) >= MAX_NAMES_BYTES:
-        raise CallerError("invalid", f"path: {path!r} holds too many files to be listed", field="path")
+        raise CallerError("invalid", f"path: {path!r} has too many files to list: over 64 MiB of names", field="path")
     names, more = await trio.to_thread.run_sync(_page, output, after, limit)
     if not names:
         return Directory(entries=[], last=None)
@@ -209,7 +209,7 @@ async def _run(
         if code != 0:
             raise failure(stderr, code, path)
         return stdout
-    words = f"{display(path)}: the sandbox did not do it within {DEADLINE_S:g} s: see what its code does meanwhile"
+    words = f"{display(path)}: no answer from the sandbox within {DEADLINE_S:g} s: see if its code holds up the command"
     raise ProviderError("provider_unavailable", words)
 
 
@@ -220,5 +220,5 @@ def working_dir_for(path: str) -> str | None:
 
 def _malformed_answer(path: str) -> SandkeepError:
     return ProviderError(
-        "provider_unavailable", f"the sandbox answered nonsense about {display(path)}: see what it does to its commands"
+        "provider_unavailable", f"malformed answer from the sandbox about {display(path)}: check its find, stat and dd"
     )

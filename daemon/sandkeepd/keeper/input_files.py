@@ -33,7 +33,7 @@ _PIECE_BYTES: Final = 256 * 1024
 
 def no_input(process_id: str) -> StateError:
     """The error for a process that reads no input, or no more."""
-    message = f"process {process_id} takes no input: it has none, or it was closed"
+    message = f"the stdin of process {process_id} is closed: launch with stdin, and write before eof"
     return StateError("not_ready", message, process_id=process_id)
 
 

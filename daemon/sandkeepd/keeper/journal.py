@@ -111,7 +111,7 @@ def open_for_caller(out: HostileTree, process_id: str, stream: str, uid: int) ->
     if out.is_confined or uid == os.geteuid() == os.fstat(descriptor).st_uid:
         return descriptor
     os.close(descriptor)
-    words = "this daemon can hand journals only to the user that they belong to: read with `process.read` instead"
+    words = "only root's daemon can pass a journal to a user who does not own it: use `process.read` instead"
     stdout_bytes, stderr_bytes = sizes(out, process_id)
     raise SetupError(
         "not_supported", words, process_id=process_id, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes

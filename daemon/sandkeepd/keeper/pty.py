@@ -44,7 +44,7 @@ def open_pty(root: str, owner: tuple[int, int] | None, rows: int, cols: int) -> 
                 os.close(fd)
                 raise
     except OSError as error:
-        message = f"no terminal could be made in the sandbox: {error.strerror}"
+        message = f"cannot open a pseudo-terminal in the sandbox: {error.strerror}"
         if error.errno == errno.ENOSPC:
             message = f"the sandbox has its maximum of {MAX_TERMINALS} terminals: end processes that have one open"
         raise ProviderError("provider_unavailable", message) from None

@@ -48,7 +48,7 @@ def _variable(name: str, field: str) -> bytes:
     if _VARIABLE.fullmatch(name):
         return name.encode()
     raise CallerError(
-        "invalid", f"{field}: {name[:80]!r} is no name of a variable: use letters, digits and '_'", field=field
+        "invalid", f"{field}: {name[:80]!r} is not a valid variable name: use letters, digits and '_'", field=field
     )
 
 
@@ -82,7 +82,7 @@ def script(
 def _checked(text: bytes) -> bytes:
     if len(text) > MAX_SCRIPT_BYTES:
         raise CallerError(
-            "invalid", "command: the words and variables are too long together: put them into a file", field="command"
+            "invalid", "command: arguments and environment exceed 2 MiB together: put them into a file", field="command"
         )
     return text
 

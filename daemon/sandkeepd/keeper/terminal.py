@@ -122,7 +122,7 @@ async def wait_shown(fd: int, ended: trio.Event) -> bool:
 
 def no_answer() -> SandkeepError:
     """The error for a tmux that does nothing."""
-    message = "the process's terminal does nothing: its tmux does not answer; if it stays so, kill the process"
+    message = "tmux of the process's terminal does not answer: kill the process if that goes on"
     return ProviderError("provider_unavailable", message)
 
 
@@ -141,19 +141,19 @@ def not_started(stderr: bytes) -> SandkeepError:
             "there is no tmux in the sandbox's image, which terminals need: install it there, or launch without tty"
         )
         return SetupError("not_supported", message)
-    message = f"the process's terminal could not be started: {sentence or 'the sandbox is out of processes or memory'}"
+    message = f"cannot start the process's terminal: {sentence or 'the sandbox is out of processes or memory'}"
     return ProviderError("provider_unavailable", message)
 
 
 def not_attached(stderr: bytes) -> SandkeepError:
     """The error for a viewer that ended at once."""
-    message = f"the process's terminal cannot be attached to: {_sentence(stderr) or 'its tmux did not say why'}"
+    message = f"cannot attach to the process's terminal: {_sentence(stderr) or 'its tmux did not say why'}"
     return ProviderError("provider_unavailable", message)
 
 
 def refused(stderr: bytes) -> SandkeepError:
     """The error for something that tmux did not do."""
-    return StateError("not_ready", f"the process's terminal did not take that: {_sentence(stderr) or 'it has ended'}")
+    return StateError("not_ready", f"tmux of the process's terminal refused: {_sentence(stderr) or 'it has ended'}")
 
 
 def _sentence(stderr: bytes) -> str:

@@ -102,7 +102,7 @@ class Leases:
             held.lease.require()
             return held.lease.fence
         if last.status == "held":
-            words = f"the lock {name} is being adopted: try again in a moment"
+            words = f"the restarted daemon is still taking over the lock {name}: try again in a moment"
             raise StateError("not_ready", words, name=name, status=last.status)
         raise lost(self._place(last), "expired" if last.status == "expired" else "taken")
 

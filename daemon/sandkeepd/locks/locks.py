@@ -209,7 +209,7 @@ class LockService:
         if lock is None:
             raise _not_found(name, self._core.state.log.hint)
         if lock.status == "acquiring":
-            message = f"the lock {lock.name} is still being waited for: end that call instead"
+            message = f"`lock.acquire` still waits for the lock {lock.name}: cancel that call instead"
             raise StateError("not_ready", message, name=lock.name, status=lock.status)
         file = self._core.state.file_of(lock)
         if lock.status == "held":

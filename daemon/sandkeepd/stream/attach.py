@@ -116,7 +116,7 @@ class Attached(NamedTuple):
             signalled = validated(ProcessSignal, **where, signal=message.signal)
             await self.processes.signal(self.client.request(self.core, "process.signal", signalled))
         elif not isinstance(message, Resize):
-            raise CallerError("invalid", "send bytes, or a resize, eof or signal")
+            raise CallerError("invalid", "unexpected message: send bytes, or a resize, eof or signal")
 
     async def _ends(self) -> bool:
         """Return True if the process has ended, or ends within `ENDING_S`."""

@@ -41,8 +41,8 @@ def peer_by_token(request: WebSocketRequest, host: str, tokens: Tokens) -> Peer:
     given = [*_bearers(request), *_proposed_tokens(request)]
     uid = tokens.uid_of(given[0]) if len(given) == 1 else None
     if uid is None:
-        what = "a token that is worth something" if given else "a token"
-        raise _refused(401, f"give {what}: `stream.access` on the daemon's socket tells yours")
+        what = "a valid token" if given else "a token"
+        raise _refused(401, f"give {what}: `stream.access` on the daemon's socket returns yours")
     return Peer(uid=uid, gid=_NO_GROUP)
 
 
@@ -51,7 +51,8 @@ def check_origin(request: WebSocketRequest, allowed: Sequence[str]) -> None:
     for origin in _values(request, b"origin"):
         if origin not in allowed:
             raise _refused(
-                403, "pages of this origin may not connect: its administrator can set SANDKEEP_STREAM_ORIGINS"
+                403,
+                "web pages of this origin are refused: the administrator can allow it in SANDKEEP_STREAM_ORIGINS",
             )
 
 

@@ -73,9 +73,9 @@ class FileStreams:
                     await incoming.result()  # says why nothing more is taken
                     raise
         if not isinstance(message, End):
-            raise CallerError("invalid", "send the bytes, and then their end, with their digest")
+            raise CallerError("invalid", "unexpected message: send bytes, and then an end with their digest")
         if message.sha256 != digest.hexdigest():
-            raise CallerError("invalid", "sha256: the bytes that arrived have another digest: nothing was changed")
+            raise CallerError("invalid", "sha256: the data received has another digest and was dropped: send it again")
 
 
 async def _send_piece(pipe: trio.lowlevel.FdStream, session: Session, digest: "hashlib._Hash") -> int:

@@ -223,7 +223,7 @@ class StreamServer:
         version, name = (*target.parts, "", "")[:2]
         found = self._endpoints.get(name) if version == "v1" else None
         if found is None or len(target.parts) != _LENGTHS[name]:
-            raise CallerError("not_found", f"there is no such path here; there are {', '.join(frames.PATHS)}")
+            raise CallerError("not_found", f"no such path: use one of {', '.join(frames.PATHS)}")
         return found
 
     async def _serve_messages(self, connection: Connection, handler: Handler) -> None:

@@ -46,7 +46,7 @@ class Session:
         try:
             message: FromClient = frames.decode_from_client(got)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise CallerError("invalid", f"this message makes no sense here: {str(error)[:200]}") from None
+            raise CallerError("invalid", f"unexpected message: {str(error)[:200]}") from None
         return message
 
     async def run_send_only(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -55,7 +55,7 @@ class Session:
 
             async def expect_nothing() -> None:
                 await self.receive()
-                raise CallerError("invalid", "nothing is to be sent here: only read")
+                raise CallerError("invalid", "unexpected message: this endpoint only sends")
 
             nursery.start_soon(expect_nothing)
             await work()

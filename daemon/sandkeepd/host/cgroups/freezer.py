@@ -21,7 +21,7 @@ from sandkeepd.host.cgroups.placement import read, write
 DEADLINE_S: Final = 10.0
 """Seconds a process may take to freeze: it may wait in the kernel for a disk."""
 
-STUCK: Final = "a process in the sandbox does not stand still: its disk may be stuck; try again later"
+STUCK: Final = "a process in the sandbox does not freeze: it may be waiting for a disk; try again later"
 _LOOK_EVERY_S: Final = 0.0002
 
 
@@ -130,7 +130,7 @@ class Freezer:
                 return
             self._thaw()
             wait_until(
-                lambda: not _is_frozen(self._switch), "a control group above the sandbox's is frozen: thaw that one"
+                lambda: not _is_frozen(self._switch), "a parent of the sandbox's control group is frozen: thaw it"
             )
 
     def is_suspended(self) -> bool | None:
@@ -150,7 +150,7 @@ class Freezer:
             wait_until(lambda: _is_frozen(self._switch))
         except OSError as error:
             self._thaw()
-            words = f"the sandbox's control group cannot be frozen: {error.strerror}; look whether the sandbox runs"
+            words = f"the sandbox's control group cannot be frozen: {error.strerror}: check that the sandbox still runs"
             raise ProviderError("provider_unavailable", words) from None
         except BaseException:
             self._thaw()

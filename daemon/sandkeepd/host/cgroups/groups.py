@@ -121,8 +121,8 @@ class Hierarchies:
             except OSError as error:
                 if name in needed:
                     remove(groups)
-                    what = f"a control group could not be made: {error.strerror}"
-                    remedy = f"restart the daemon, or look at its rights to {ROOT}"
+                    what = f"cannot create a control group: {error.strerror}"
+                    remedy = f"the daemon must be able to write to {ROOT} (Delegate=yes in its unit): restart it then"
                     raise ProviderError("provider_unavailable", f"{what}: {remedy}") from None
         return made
 
@@ -231,6 +231,6 @@ def remove(groups: Mapping[str, str]) -> None:
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    message = f"the control group {directory} stays in use: try again later"
+                    message = f"the control group {directory} is still in use: try again later"
                     raise ProviderError("provider_unavailable", message) from None
                 time.sleep(0.005)
