@@ -65,9 +65,7 @@ class History:
                 await log.wait(after)
 
     async def sandbox_history(self, request: Request[HistoryQuery]) -> RawEventPage:
-        """The events of one sandbox and of its processes, but for those of processes that are in the archive; and which
-        of its moments were kept.
-        """
+        """List events of a sandbox and its processes, without archived ones, and which moments were kept."""
         query, log = request.params, self._core.log
         rules.sandbox(self._core.state, query.sandbox_id)
         after = 0 if query.after is None else log.parse_token(query.after, gaps=True)

@@ -45,9 +45,7 @@ def fold_new_events(state: State, log: EventLog, state_dir: str) -> None:
 
 
 def check_end(state: State, log: EventLog) -> None:
-    """Check the last events also where a cached fold spares the start from looking at them: that is where a disk that
-    failed did harm. Blocks. Raises `storage_unavailable`.
-    """
+    """Check the last events, which a failed disk harms first, also with a cached fold. Raises `storage_unavailable`."""
     log.check(max(0, log.head - END_EVENTS), min(log.head, state.position), END_EVENTS)
 
 

@@ -108,10 +108,7 @@ class HostileRoot:
         self._anchor = _Anchor(path)
 
     def tree(self, name: str = ".") -> "HostileTree":
-        """Tree below `name`. Neither that nor the root need be there yet. Raises OSError.
-
-        Call it in the daemon's own mount namespace.
-        """
+        """Return the tree below `name`, if only later. Call in the daemon's mount namespace. Raises OSError."""
         with suppress(FileNotFoundError):
             found = os.stat(self._path)
             if self._anchor.identity not in (None, (found.st_dev, found.st_ino)):
@@ -143,9 +140,7 @@ class HostileTree:
         return HostileTree(self._anchor, f"{self._path}/{path}")
 
     def open(self, path: str, flags: int, mode: int = 0, *, writable: bool = False) -> int:
-        """Open a file, close-on-exec: on the read-only mount, unless `flags` say that it is to be changed, or it is a
-        directory that is to be `writable`.
-        """
+        """Open a file: on the read-only mount unless `flags` change it, or it is a `writable` directory."""
         directory = self._anchor.descriptor(writable=writable or bool(flags & _CHANGES))
         return open_beneath(directory, f"{self._path}/{path}", flags, mode)
 
@@ -154,9 +149,7 @@ class HostileTree:
         return self._checked(path, self.open(path, flags | _QUIETLY, 0o600), stat.S_IFREG)
 
     def open_fifo(self, path: str, flags: int = os.O_RDWR | os.O_NONBLOCK) -> int:
-        """Open a FIFO. Raises also `NotAFileError`. A read-only mount does not prevent writes to FIFOs, but prevents
-        receivers of the descriptor from changing their modes.
-        """
+        """Open a FIFO, on the read-only mount: its receiver cannot change its mode. Raises also `NotAFileError`."""
         directory = self._anchor.descriptor(writable=False)
         return self._checked(path, open_beneath(directory, f"{self._path}/{path}", flags), stat.S_IFIFO)
 

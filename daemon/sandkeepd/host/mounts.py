@@ -116,10 +116,7 @@ def mount_scratch(place: str) -> None:
 
 
 def open_path(path: str) -> int:
-    """A descriptor of a directory or file as a place only, for `at`.
-
-    Open it in the namespace in which it is to be used.
-    """
+    """Open a path with O_PATH, for `at`. Call it in the namespace in which it is to be used."""
     return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
@@ -201,10 +198,7 @@ def _map_ids(pid: int, output: int, mapping: Mapped) -> int:
 
 
 def _in_user_namespace(ended: ExitStack, begun: ExitStack) -> tuple[int, int]:
-    """Start a program in a user namespace of its own; return its pid, and a pipe that holds `_WORD` once it is in it.
-
-    Nobody ever runs anything there; it is the form a mapping has. It ends with `begun`, and is reaped with `ended`.
-    """
+    """Start a program that makes a user namespace; return its pid, and a pipe that holds `_WORD` once it has."""
     reading, writing = os.pipe()
     output, its_output = os.pipe()
     for fd in (reading, writing, output):
@@ -235,10 +229,7 @@ def detached(directory: int, flags: int) -> int:
 
 
 def open_detached(path: str, flags: int) -> int:
-    """Open the directory `path` on a detached mount with `flags`; the last component may be no link.
-
-    Raises OSError, and `not_supported` where the kernel has no mounts without links.
-    """
+    """Open a directory, not a link, on a detached mount. Raises OSError; `not_supported` before Linux 5.14."""
     with ExitStack() as opened:
         place = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened.callback(os.close, place)
@@ -259,9 +250,7 @@ def _set_attributes(tree: int, attributes: int, namespace: int = 0) -> None:
 
 
 def reconfigure(root: int, options: Mapping[str, str]) -> None:
-    """Set options of the filesystem whose root directory is open, in any mount namespace. They replace its earlier
-    specific ones. Needs CAP_SYS_ADMIN there. Raises OSError.
-    """
+    """Replace the specific options of the filesystem whose root is open. Needs CAP_SYS_ADMIN. Raises OSError."""
     with closing_fd(_syscall(_SYS_FSPICK, "fspick", root, b"", _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH)) as context:
         for name, value in options.items():
             _syscall(_SYS_FSCONFIG, "fsconfig", context, _FSCONFIG_SET_STRING, name.encode(), value.encode(), 0)

@@ -114,10 +114,7 @@ def open_process(identity: Identity) -> int | None:
 
 
 def kill_and_wait(pidfd: int) -> None:
-    """Kill by descriptor and wait until it is gone.
-
-    Blocks. Raises `provider_unavailable` when the kernel cannot end it.
-    """
+    """Kill by pidfd and wait until it has exited. Blocks. Raises `provider_unavailable` if it does not exit."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
@@ -213,10 +210,7 @@ def ordinary_priority() -> Iterator[None]:
 
 
 def keep_descriptors_private() -> None:
-    """Set close-on-exec on all descriptors that this process was itself started with.
-
-    Python's own descriptors are never inherited; those of the daemon's parent would leak into every sandbox.
-    """
+    """Set close-on-exec on descriptors inherited from the daemon's parent, which would leak into sandboxes."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if int(name) > 2:
@@ -226,10 +220,7 @@ def keep_descriptors_private() -> None:
 
 
 def leave_session_keyring() -> None:
-    """Give the calling thread, and its future children, a session keyring of its own, without keys.
-
-    Child processes of any uid inherit the daemon's keyring, and could read the keys in it.
-    """
+    """Give this thread and its children an empty session keyring: they could read the daemon's keys."""
     call = _SYS_KEYCTL.get(os.uname().machine, _SYS_KEYCTL_ELSEWHERE)
     if _libc.syscall(call, _KEYCTL_JOIN_SESSION_KEYRING, None) >= 0:
         return
@@ -239,10 +230,7 @@ def leave_session_keyring() -> None:
 
 
 def in_fresh_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread of its own, which ends with it, and wait.
-
-    Its unshared namespaces are invisible to other threads. Its children have none of the daemon's keys. Blocks.
-    """
+    """Run `work` in a thread with namespaces of its own and none of the daemon's keys, and wait. Blocks."""
 
     def run() -> T:
         leave_session_keyring()
@@ -336,10 +324,7 @@ def owned_by(uid: int) -> Callable[[int], bool]:
 
 
 def find_by_environment(variables: Mapping[str, str], uids: Collection[int]) -> list[int]:
-    """Return the processes of `uids` that were started with these variables, without this one.
-
-    Any user can set a variable, so other users' processes do not count.
-    """
+    """Return processes of `uids`, whose users alone can set variables, started with these ones; not this one."""
     return [pid for pid, found in find_by_variables(list(variables), uids) if found == variables and pid != os.getpid()]
 
 

@@ -39,10 +39,7 @@ async def run_in_thread(
     *,
     limiter: trio.CapacityLimiter | None = None,
 ) -> T:
-    """Run `work` in a thread to its end. `progress` is called with a description, and the bytes done.
-
-    On cancellation the work ends itself first, so that it does not go on unseen.
-    """
+    """Run `work` in a thread, calling `progress` with `doing` and the bytes done. Cancellation waits for it to end."""
     meter = Meter()
     outcome: list[T | Exception] = []
     await progress(doing)

@@ -38,10 +38,7 @@ REST_S: Final = 0.05
 
 
 class Channel:
-    """The conversation with one sandbox's keeper. `on_answer` is called with every answer, after it was processed.
-
-    `processes` are those that were queried; the caller adds them.
-    """
+    """Requests to one keeper, and its answers: each goes to its process in `processes`, then to `on_answer`."""
 
     def __init__(
         self, sandbox_id: str, shared: SharedDirectory, watcher: Watcher, on_answer: Callable[[journal.Answer], None]
@@ -69,10 +66,7 @@ class Channel:
     # Asking
 
     async def send(self, *lines: bytes) -> None:
-        """Put request lines into the keeper's FIFO, waiting for room; several stay together.
-
-        Raises `not_ready` when the sandbox is gone, `provider_unavailable`.
-        """
+        """Send requests, several together, waiting for room. Raises `not_ready` if it ended, `provider_unavailable`."""
         self.check_present()
         fd = self._shared.open_fifo(CONTROL)
         if fd is None:
@@ -88,10 +82,7 @@ class Channel:
             self._watcher.poll_soon(self._watch)
 
     async def wait_until(self, process: KnownProcess, enough: Callable[[], bool]) -> None:
-        """Wait until the keeper's answers are `enough`.
-
-        Raises `provider_unavailable`, or `not_ready` when it is gone.
-        """
+        """Wait until answers are `enough`. Raises `provider_unavailable`; `not_ready` if the sandbox ended."""
         with self.pause.timeout(REQUEST_DEADLINE_S) as scope:
             while not enough():
                 self.check_present()

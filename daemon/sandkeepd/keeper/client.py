@@ -132,10 +132,7 @@ class KeeperInstance:
         return process.exit if process else None
 
     async def signal(self, process_id: str, signal: int, *, order: int | None = None) -> None:
-        """See `Instance.signal`.
-
-        After SIGKILL it returns when the process's end is known, and at the latest when it ought to be.
-        """
+        """See `Instance.signal`. After SIGKILL it waits for the process's end, at most `KILL_DEADLINE_S`."""
         process = self._channel.get_process(process_id)
         if process.exit is None:
             argument = str(int(signal)) if order is None else f"{int(signal)} {order}"

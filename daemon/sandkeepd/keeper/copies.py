@@ -83,10 +83,7 @@ def _is_count(text: str) -> bool:
 
 @asynccontextmanager
 async def copying(instance: Instance, path: str, *, incoming: bool, form: Form) -> AsyncIterator[Copy]:
-    """Begin a copy to or from `path`, for the length of a block.
-
-    Leaving the block without a commit undoes an incoming copy.
-    """
+    """Copy to or from `path` within a block. An incoming copy that is not committed in it is undone."""
     if instance.no_copies is not None:
         raise SetupError("not_supported", instance.no_copies)
     command = ["sh", "-c", _SCRIPT, "sh", "receive" if incoming else "send", path]

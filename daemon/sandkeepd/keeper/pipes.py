@@ -34,10 +34,7 @@ _LEFT: Final = re.compile(rf"({HELPER}_[0-9a-z]+)(\.\w+)?")
 
 
 class Fifos:
-    """The FIFOs of one command, until `close`. Descriptors handed to another command stay open.
-
-    Raises `storage_unavailable`.
-    """
+    """The FIFOs of one command, until `close`; descriptors handed on stay open. Raises `storage_unavailable`."""
 
     def __init__(self, files: HostileTree, process_id: str, owner: tuple[int, int] | None) -> None:
         self._files = files

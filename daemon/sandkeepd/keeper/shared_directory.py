@@ -68,10 +68,7 @@ class SharedDirectory:
         return self.out.exists(f"p/{process_id}.stdout")
 
     async def write(self, name: str, data: bytes) -> None:
-        """Make a file in `in`. Even a small one may have to wait until the file system has flushed other writes.
-
-        Raises OSError.
-        """
+        """Make a file in `in`, in a thread, as it may wait for the disk. Raises OSError."""
         await trio.to_thread.run_sync(_write_new, self.files, f"in/{name}", data)
 
     async def make_input(self, process_id: str) -> None:

@@ -20,10 +20,7 @@ from sandkeepd.keeper.shared_directory import SharedDirectory
 
 
 class Viewers:
-    """The terminals of one sandbox. A viewer is a process of `instance` as others are, and no trace of it stays.
-
-    `handle` says in `first` which process is the sandbox's first.
-    """
+    """The terminals of one sandbox, whose first process `handle` names. Viewers are processes without a trace."""
 
     def __init__(
         self, instance: Instance, channel: Channel, shared: SharedDirectory, handle: Mapping[str, Any]

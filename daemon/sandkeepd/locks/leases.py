@@ -130,10 +130,7 @@ class Leases:
     # -- taking and giving back ---------------------------------------------------------------------------------------
 
     async def acquire(self, lock: LockState, given_up: trio.Event) -> Lease | None:
-        """Wait for a lock until it is taken, and answer its lease, which is not kept yet; None when it was given up.
-
-        Raises as `Attempt.step` does.
-        """
+        """Wait for a lock; return its lease, not yet renewed, or None if given up. Raises as `Attempt.step` does."""
         mine = (other.fence or 0 for other in self._core.state.locks.values() if other.competes_with(lock))
         attempt = Attempt(
             self.locks(lock.where),

@@ -180,9 +180,7 @@ class LockService:
         return NewEvent(lock_id, event, self._core.state.file_for(lock_id, event.owner, event.name, event.where), 0)
 
     def _where(self, request: Request[Any], name: str) -> str:
-        """Return the place of the caller's lock of a name, by the settings; for a visible sandbox, that of its owner.
-        Raises `not_configured`, and `not_supported` where an SDK is missing.
-        """
+        """Return where the caller's lock lies; for a sandbox, its owner's. Raises `not_configured`, `not_supported`."""
         root = self._storage.lock_root()
         require_sdk(root)
         shared, sandbox = where(root), self._core.state.sandboxes.get(name)

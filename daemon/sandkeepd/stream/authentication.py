@@ -29,10 +29,7 @@ class RefusedError(Exception):
 
 
 def peer_by_token(request: WebSocketRequest, host: str, tokens: Tokens) -> Peer:
-    """Return the peer of a request over TCP. Raises `RefusedError`.
-
-    A token stands for its user alone: rights of groups are for Unix sockets, where the kernel vouches for them.
-    """
+    """Return the peer of a TCP request. A token gives its user's rights, not groups'. Raises `RefusedError`."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     if name.lower() not in _LOOPBACK:
         raise _refused(

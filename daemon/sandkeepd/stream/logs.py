@@ -64,10 +64,7 @@ class JournalReader:
             await self._processes.outputs.wait_for_more(self._process, self._offsets["stdout"], self._offsets["stderr"])
 
     async def _send_piece(self, session: Session, name: str, number: int) -> bool:
-        """Send the next piece of a stream; whether it was a full one, so that there may be another.
-
-        It is read when there is room for it, and held by nobody while there is none.
-        """
+        """Send the next piece, read once there is room for it; return True if it was full, so that more may follow."""
         await session.room()
         chunk = self._processes.outputs.read_journal(self._process, name, self._offsets[name], PIECE_BYTES)
         if chunk.offset > self._offsets[name]:

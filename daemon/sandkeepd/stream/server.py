@@ -79,10 +79,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class StreamServer:
-    """Serves the endpoints to all clients, on any number of listeners, each by a `serve` of its own.
-
-    `endpoints` are by the first part of the path after ``/v1/``. Without `tokens` TCP clients are refused.
-    """
+    """Serves `endpoints`, by the first part of the path after ``/v1/``, on any number of listeners."""
 
     def __init__(
         self,

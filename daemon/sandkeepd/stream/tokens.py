@@ -49,10 +49,7 @@ class Tokens:
         return f"skt_{uid}_{self._code(uid)}"
 
     async def renew(self, uid: int) -> str:
-        """Invalidate the user's earlier token, and return the new one. Connections with the earlier one are closed.
-
-        Raises `storage_unavailable`.
-        """
+        """Replace a user's token, and close connections with the old one. Raises `storage_unavailable`."""
         async with self._renewal_lock:
             count = self._stored.generations.get(str(uid), 0) + 1
             stored = msgspec.structs.replace(self._stored, generations={**self._stored.generations, str(uid): count})

@@ -218,10 +218,7 @@ def ran_out_of_memory(groups: Mapping[str, str]) -> bool:
 
 
 def remove(groups: Mapping[str, str]) -> None:
-    """Remove groups whose processes are ending.
-
-    Blocks. Safe to repeat. Raises `provider_unavailable` when one stays in use.
-    """
+    """Remove groups whose processes are ending. Blocks. Safe to repeat. Raises `provider_unavailable` if in use."""
     deadline = time.monotonic() + REMOVE_DEADLINE_S
     for directory in set(groups.values()):
         while True:

@@ -38,9 +38,7 @@ _TRIES: Final = 100
 
 
 class Claims:
-    """Those of the log `log_id`, whose state directory is `home`: of the `UID_RANGE` uids that follow `base`, which
-    itself owns the images of every daemon that has the same.
-    """
+    """The claims of log `log_id`, in `home`, on `UID_RANGE` uids from `base`, which itself owns shared images."""
 
     def __init__(
         self, registry: Registry, *, base: int, log_id: str, home: str, accounts: Accounts | None = None
@@ -56,10 +54,7 @@ class Claims:
     # Claiming
 
     def claim(self, sandbox_id: str, avoid: Collection[int | None] = ()) -> int:
-        """Claim a uid for a sandbox that is about to go on record: any one that is nobody's, and not one to `avoid`.
-
-        Raises `provider_unavailable`.
-        """
+        """Claim a free uid, not one to `avoid`, for a sandbox to go on record. Raises `provider_unavailable`."""
         self._claim_base()
         for _ in range(_TRIES):
             uid = self._base + 1 + secrets.randbelow(UID_RANGE - 1)
@@ -109,10 +104,7 @@ class Claims:
         self._base_is_claimed = True
 
     def reclaim(self, sandbox_id: str, uid: int) -> bool:
-        """Claim the very uid that a sandbox on record has. False when it is another's by now, or cannot be claimed.
-
-        One that rests since this sandbox is taken up again.
-        """
+        """Claim the uid of a sandbox on record, even if it rests since that. False if it is another's, or cannot be."""
         for _ in range(2):
             found = self._registry.read(uid)
             if found is None:
@@ -157,10 +149,7 @@ class Claims:
             self._registry.remove(uid)
 
     def end(self, sandbox_id: str, uid: int) -> None:
-        """Kill every process of the uid of a recorded sandbox, if the uid is claimed for it.
-
-        Does nothing to a uid that rests, or belongs to another sandbox. Blocks.
-        """
+        """Kill all processes of a recorded sandbox's uid, if it is claimed for that sandbox. Blocks."""
         if self._is_claimed(sandbox_id, uid):
             processes.kill_all_of(uid)
 
@@ -201,10 +190,7 @@ class Claims:
     # Bringing the registry and the record together
 
     def reconcile(self, on_record: Mapping[int, str]) -> list[str]:
-        """At the start: claim uids on record, and release other claims of ours; return messages for the administrator.
-
-        `on_record` maps uids to sandboxes. Blocks.
-        """
+        """Claim uids on record (uid -> sandbox), release our other claims; return warnings. Blocks."""
         for uid, sandbox_id in on_record.items():
             self._is_claimed(sandbox_id, uid)
         messages = list[str]()
@@ -230,10 +216,7 @@ class Claims:
                 logger.warning("uid claimed by another", extra={"uid": uid, "sandbox_id": sandbox_id})
 
     def sweep(self) -> None:
-        """Remove the entries of uids that have rested, of an earlier boot, and, after a rest, of logs that are gone.
-
-        Blocks.
-        """
+        """Remove entries of rested uids and of earlier boots, and let uids of vanished logs rest. Blocks."""
         with self._registry.locked():
             for uid, entry in self._registry.entries().items():
                 if entry.is_stale or (entry.state == "resting" and now() - entry.since >= REST_S):

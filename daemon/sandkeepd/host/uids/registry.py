@@ -89,10 +89,7 @@ class Registry:
 
     @contextlib.contextmanager
     def locked(self, wait_s: float = LOCK_DEADLINE_S) -> Iterator[None]:
-        """Hold the lock needed to remove or replace others' entries. Claims need no lock.
-
-        Raises `provider_unavailable` when another process holds it for longer than `wait_s`.
-        """
+        """Lock the entries of others, to remove or replace them. Raises `provider_unavailable` after `wait_s`."""
         deadline = time.monotonic() + wait_s
         with self._opened() as directory:
             while not _has_locked(directory):
