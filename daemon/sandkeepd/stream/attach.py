@@ -23,22 +23,14 @@ ENDING_S: Final = 1.0
 """Seconds from the hangup of a terminal or an input until the process's end must be on record."""
 
 
-class Attach:
-    """The endpoint."""
-
-    def __init__(self, core: Core, processes: Processes) -> None:
-        self._core = core
-        self._processes = processes
-
-    async def __call__(self, client: Client) -> Handler:
-        """Find the process, and see which kind it is."""
-        _, _, sandbox_id, name = client.target.parts
-        query = client.query(AttachQuery)
-        wanted = validated(ProcessAttach, sandbox_id=sandbox_id, name=name)
-        request = client.request(self._core, "process.attach", wanted)
-        process = await self._processes.lookup.find(request.params.sandbox_id, name)
-        attached = Attached(self._core, self._processes, process, client, query)
-        return attached.terminal if process.requested.tty else attached.journal
+async def attach(core: Core, processes: Processes, client: Client) -> Handler:
+    """The endpoint: find the process, and see which kind it is."""
+    _, _, sandbox_id, name = client.target.parts
+    query = client.query(AttachQuery)
+    request = client.request(core, "process.attach", validated(ProcessAttach, sandbox_id=sandbox_id, name=name))
+    process = await processes.lookup.find(request.params.sandbox_id, name)
+    attached = Attached(core, processes, process, client, query)
+    return attached.terminal if process.requested.tty else attached.journal
 
 
 class Attached(NamedTuple):

@@ -26,56 +26,52 @@ PIECE_BYTES: Final = 128 * 1024
 _TRANSFER: Final = "stream"  # names a copy for `sandbox.copy_commit`, which has no part in this
 
 
-class FileStreams:
-    """The endpoint."""
+async def files(core: Core, copies: Files, client: Client) -> Handler:
+    """The endpoint: check access; the path is resolved when the copy begins."""
+    query = client.query(FilesQuery)
+    called = client.target.parts[2]
+    form: Form = "bytes" if query.kind == "file" else "contents" if query.contents else "whole"
+    if query.op == "get":
+        asked = validated(CopyOut, sandbox_id=called, path_bytes=query.path)
+        sandbox_id, path = client.request(core, "sandbox.copy_out", asked).params.sandbox_id, path_of(asked)
+        return lambda session: session.run_send_only(lambda: _get(session, copies, sandbox_id, path, form))
+    given = validated(CopyIn, sandbox_id=called, transfer_id=_TRANSFER, path_bytes=query.path)
+    request = client.request(core, "sandbox.copy_in", given)
+    return lambda session: _put(session, copies, request, path_of(given), form)
 
-    def __init__(self, core: Core, files: Files) -> None:
-        self._core = core
-        self._files = files
 
-    async def __call__(self, client: Client) -> Handler:
-        """Check access; the path is resolved when the copy begins."""
-        query = client.query(FilesQuery)
-        called = client.target.parts[2]
-        form: Form = "bytes" if query.kind == "file" else "contents" if query.contents else "whole"
-        if query.op == "get":
-            asked = validated(CopyOut, sandbox_id=called, path_bytes=query.path)
-            sandbox_id, path = client.request(self._core, "sandbox.copy_out", asked).params.sandbox_id, path_of(asked)
-            return lambda session: session.run_send_only(lambda: self._get(session, sandbox_id, path, form))
-        given = validated(CopyIn, sandbox_id=called, transfer_id=_TRANSFER, path_bytes=query.path)
-        request = client.request(self._core, "sandbox.copy_in", given)
-        return lambda session: self._put(session, request, path_of(given), form)
+async def _get(session: Session, copies: Files, sandbox_id: str, path: str, form: Form) -> None:
+    digest, size = hashlib.sha256(), 0
+    async with copies.send(sandbox_id, path, form=form) as outgoing:
+        async with _pipe(outgoing.take_data()) as pipe:
+            while sent := await _send_piece(pipe, session, digest):
+                size += sent
+        await outgoing.result()
+    await session.send(End(sha256=digest.hexdigest(), size_bytes=size))
 
-    async def _get(self, session: Session, sandbox_id: str, path: str, form: Form) -> None:
-        digest, size = hashlib.sha256(), 0
-        async with self._files.send(sandbox_id, path, form=form) as outgoing:
-            async with _pipe(outgoing.take_data()) as pipe:
-                while sent := await _send_piece(pipe, session, digest):
-                    size += sent
-            await outgoing.result()
-        await session.send(End(sha256=digest.hexdigest(), size_bytes=size))
 
-    async def _put(self, session: Session, request: Request[CopyIn], path: str, form: Form) -> None:
-        async with self._files.receive(request.params.sandbox_id, path, form=form) as incoming:
-            await self._receive(session, incoming)
-            copied = await incoming.commit(request.meta)
-        await session.send(Done(path=copied.path, files=copied.files, size_bytes=copied.size_bytes))
+async def _put(session: Session, copies: Files, request: Request[CopyIn], path: str, form: Form) -> None:
+    async with copies.receive(request.params.sandbox_id, path, form=form) as incoming:
+        await _receive(session, incoming)
+        copied = await incoming.commit(request.meta)
+    await session.send(Done(path=copied.path, files=copied.files, size_bytes=copied.size_bytes))
 
-    async def _receive(self, session: Session, incoming: Incoming) -> None:
-        """Receive a client's data, and verify it against the client's digest."""
-        digest = hashlib.sha256()
-        async with _pipe(incoming.take_data()) as pipe:
-            while isinstance(message := await session.receive(), bytes):
-                digest.update(message)
-                try:
-                    await pipe.send_all(message)
-                except trio.BrokenResourceError:
-                    await incoming.result()  # says why nothing more is taken
-                    raise
-        if not isinstance(message, End):
-            raise CallerError("invalid", "unexpected message: send bytes, and then an end with their digest")
-        if message.sha256 != digest.hexdigest():
-            raise CallerError("invalid", "sha256: the data received has another digest and was dropped: send it again")
+
+async def _receive(session: Session, incoming: Incoming) -> None:
+    """Receive a client's data, and verify it against the client's digest."""
+    digest = hashlib.sha256()
+    async with _pipe(incoming.take_data()) as pipe:
+        while isinstance(message := await session.receive(), bytes):
+            digest.update(message)
+            try:
+                await pipe.send_all(message)
+            except trio.BrokenResourceError:
+                await incoming.result()  # says why nothing more is taken
+                raise
+    if not isinstance(message, End):
+        raise CallerError("invalid", "unexpected message: send bytes, and then an end with their digest")
+    if message.sha256 != digest.hexdigest():
+        raise CallerError("invalid", "sha256: the data received has another digest and was dropped: send it again")
 
 
 async def _send_piece(pipe: trio.lowlevel.FdStream, session: Session, digest: "hashlib._Hash") -> int:

@@ -21,21 +21,14 @@ PIECE_BYTES: Final = 128 * 1024
 _STREAMS: Final = (("stdout", frames.STDOUT), ("stderr", frames.STDERR))
 
 
-class Logs:
-    """The endpoint."""
-
-    def __init__(self, core: Core, processes: Processes) -> None:
-        self._core = core
-        self._processes = processes
-
-    async def __call__(self, client: Client) -> Handler:
-        """Find the process."""
-        _, _, sandbox_id, name = client.target.parts
-        query = client.query(LogsQuery)
-        request = client.request(self._core, "process.read", validated(ProcessRead, sandbox_id=sandbox_id, name=name))
-        process = await self._processes.lookup.find(request.params.sandbox_id, request.params.name)
-        reader = JournalReader(self._processes, process, query.stdout, query.stderr)
-        return lambda session: session.run_send_only(lambda: reader.send(session, follow=query.follow))
+async def logs(core: Core, processes: Processes, client: Client) -> Handler:
+    """The endpoint: find the process."""
+    _, _, sandbox_id, name = client.target.parts
+    query = client.query(LogsQuery)
+    request = client.request(core, "process.read", validated(ProcessRead, sandbox_id=sandbox_id, name=name))
+    process = await processes.lookup.find(request.params.sandbox_id, request.params.name)
+    reader = JournalReader(processes, process, query.stdout, query.stderr)
+    return lambda session: session.run_send_only(lambda: reader.send(session, follow=query.follow))
 
 
 class JournalReader:

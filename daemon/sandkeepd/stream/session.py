@@ -1,7 +1,7 @@
 """The interface of an open websocket for endpoints."""
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import trio
@@ -83,12 +83,8 @@ class Client(Struct, frozen=True):
 Handler = Callable[[Session], Awaitable[None]]
 
 
-class Endpoint(Protocol):
-    """One path. A `SandkeepError` refuses the request before there is a websocket."""
-
-    async def __call__(self, client: Client) -> Handler:
-        """See that the request is right, and answer how it is served."""
-        ...
+Endpoint = Callable[[Client], Awaitable[Handler]]
+"""One path: checks a request, and returns what serves it. A `SandkeepError` refuses it before there is a websocket."""
 
 
 def validated(wanted: type[P], **values: object) -> P:
