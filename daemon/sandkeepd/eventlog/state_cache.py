@@ -80,9 +80,7 @@ def _stop_changes(core: Core, problem: str) -> None:
 
 
 async def check_later(core: Core) -> None:
-    """After the start, check the events that it took from the cached fold, and the file's own structure, including the
-    indexes of sandboxes and processes. Damage is a problem as for `check`.
-    """
+    """After the start, check events taken from the cached fold, and the file's structure. Damage as for `check`."""
     await trio.sleep(CHECK_AFTER_S)
     await check(core, core.state.cached_upto)
     try:

@@ -113,11 +113,7 @@ async def import_tree(
 
 
 async def look(source: str, caller: Caller, dockerfile: str) -> Seen:
-    """Return the kind of source at the absolute path `source`, as `caller` may see it, and if the `dockerfile` exists
-    below it.
-
-    Raises `invalid` (there is nothing) and `permission_denied`.
-    """
+    """Return what `source` is, and if it has the `dockerfile`. Raises `invalid` if missing, `permission_denied`."""
     _check_caller(caller)
     async with _import_limit(caller, "look"):
         own = trio.CapacityLimiter(1)
@@ -342,10 +338,7 @@ def _jail(place: str, calls: int | None) -> list[str]:
 def _drain(
     pipes: Mapping[IO[bytes] | None, Callable[[bytes], None] | None], programs: Sequence["subprocess.Popen[bytes]"]
 ) -> list[bytes]:
-    """Read programs' output until they have ended, keeping the beginning of untaken output.
-
-    The ends of the pipes are not waited for: the caller may have passed them to another program.
-    """
+    """Read programs' output until they exit, not to the pipes' ends. Keep the beginning of untaken output."""
     takers = {pipe.fileno(): taker for pipe, taker in pipes.items() if pipe}
     kept = dict.fromkeys(takers, b"")
     poll = select.poll()

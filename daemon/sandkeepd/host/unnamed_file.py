@@ -10,11 +10,7 @@ from sandkeepd.host.descriptors import closing_fd
 
 
 def open_unnamed(directory: str, *, create: bool = False) -> int:
-    """Open an empty file, to write and read, on the disk of a directory, which is made with `create` if there is none.
-    The descriptor is the caller's. Blocks.
-
-    Raises `storage_unavailable`.
-    """
+    """Open a nameless file on a directory's disk, for the caller to close. Blocks. Raises `storage_unavailable`."""
     try:
         if create:
             os.makedirs(directory, mode=0o700, exist_ok=True)

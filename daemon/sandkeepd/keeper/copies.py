@@ -26,10 +26,7 @@ Form = Literal["whole", "contents", "bytes"]
 
 
 class Extent(Struct, frozen=True, kw_only=True):
-    """The description of a copy: ``file`` or ``tree``, its number of entries, and the bytes of its files.
-
-    `path` is its place in the sandbox.
-    """
+    """The kind of a copy, its number of entries, the bytes of its files, and its `path` in the sandbox."""
 
     kind: Literal["file", "tree"]
     files: int

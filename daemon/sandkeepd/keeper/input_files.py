@@ -40,10 +40,7 @@ def no_input(process_id: str) -> StateError:
 async def feed(
     channel: Channel, shared: SharedDirectory, process_id: str, data: bytes, taken: int = 0, note: InputNote = unnoted
 ) -> int:
-    """Add to the input of a process as it reads. Answers how much was taken: less than all when it ended meanwhile.
-
-    The first `taken` bytes were taken before. See `fifo.write_all` for `note`. Raises `not_ready` without an input.
-    """
+    """Append to a growing input as it is read; return how much was taken. See `fifo.write_all`. Raises `not_ready`."""
     process = channel.get_process(process_id)
     fd = None if process.exit is not None else shared.open_fed(process_id)
     if fd is None:

@@ -139,9 +139,7 @@ def read_journal(out: HostileTree, process_id: str, stream: str, offset: int, ma
 
 
 def _read_kept(fd: int, offset: int, max_bytes: int) -> tuple[int, bytes]:
-    """Read from an offset, or from the first that is kept after it. Data dropped during the read counts as dropped, so
-    the hole is checked after each read.
-    """
+    """Read from an offset, or what is kept after it. Data that is dropped during the read counts as dropped."""
     at, data = offset, os.pread(fd, max_bytes, offset)
     for _ in range(_MOST_HOLES):
         first = first_kept(fd)
@@ -162,38 +160,31 @@ def first_kept(fd: int) -> int:
 
 
 class ExitsReader:
-    """Reads the keeper's answers as they come. Garbage, half lines and a file that shrinks are survived; `spoilt`
-    says that there was such a thing, so that answers may be missing.
-    """
+    """Reads the keeper's answers, among garbage and half lines; `spoilt` if some may be missing for that."""
 
     spoilt = False
 
     def __init__(self, out: HostileTree) -> None:
         self._out = out
-        self._fd = out.open_regular("exits")
+        self.fd = out.open_regular("exits")
         self._offset = 0
         self._rest = b""
         self._skipping = False
 
-    @property
-    def fd(self) -> int:
-        """The open file, for a watch to be put on."""
-        return self._fd
-
     def reopen(self) -> None:
         """Reopen `exits`, which begins with the data read so far. Raises OSError, `NotAFileError`."""
         fd = self._out.open_regular("exits")
-        os.close(self._fd)
-        self._fd = fd
+        os.close(self.fd)
+        self.fd = fd
 
     def read(self) -> tuple[list[Answer], bool]:
         """The next answers, and whether there may be more already. Reads `MAX_WAKE_BYTES` at most."""
-        size = os.fstat(self._fd).st_size
+        size = os.fstat(self.fd).st_size
         if size < self._offset:
             self._start_again(0)
         elif size - self._offset > MAX_BACKLOG_BYTES:
             self._start_again(size - MAX_BACKLOG_BYTES)
-        data = os.pread(self._fd, MAX_WAKE_BYTES, self._offset)
+        data = os.pread(self.fd, MAX_WAKE_BYTES, self._offset)
         self._offset += len(data)
         return self._split(data), len(data) == MAX_WAKE_BYTES
 
@@ -218,7 +209,7 @@ class ExitsReader:
 
     def close(self) -> None:
         """Let go of the file."""
-        os.close(self._fd)
+        os.close(self.fd)
 
 
 def parse_answers(lines: bytes) -> list[Answer]:

@@ -51,11 +51,7 @@ def install(in_dir: str) -> None:
 
 
 def on_host(directory: str) -> str:
-    """Return the path at which the host can run it: the installed one, unless that is not executable, else a copy in a
-    directory of ours.
-
-    Raises OSError.
-    """
+    """Return a path at which the host can run it: the installed one, or a copy in `directory`. Raises OSError."""
     if os.access(_PROGRAM, os.X_OK):
         return _PROGRAM
     copy = f"{directory}/{NAME}"

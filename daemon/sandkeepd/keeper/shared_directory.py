@@ -32,9 +32,7 @@ _CLOSED_INPUT: Final = 0o444
 
 
 class SharedDirectory:
-    """The directories of one sandbox. `files` holds `in` and `out`; `inside` is its path inside; `input_owner` is the
-    uid and gid that must be able to open a process's input.
-    """
+    """The directories of a sandbox, at `inside` in it; `input_owner` (uid, gid) must be able to open inputs."""
 
     def __init__(
         self, files: HostileTree, inside: str, input_owner: tuple[int, int] | None, *, fed: bool = False

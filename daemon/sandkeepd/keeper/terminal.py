@@ -59,9 +59,7 @@ def script(inside: str, hidden: str, process_id: str, terminal: Terminal) -> byt
 
 
 def socket(sockets: str, process_id: str) -> str:
-    """Return the path of a process's tmux socket, as its clients name it from the directory of the journals. `sockets`
-    is the directory of sockets: that one, or one that only the inside sees, by a short path.
-    """
+    """Return the path of a tmux socket in `sockets`, short enough when used from the directory of journals."""
     path = f"{sockets}/{process_id}.tmux"
     return path if len(os.fsencode(path)) <= MAX_SOCKET_BYTES else f"./{process_id}.tmux"
 

@@ -73,10 +73,7 @@ class _Polled:
 
 
 class Watcher:
-    """Calls back when watched files are written to. `run` is its one task; callbacks run in it and must be quick.
-
-    The kernel counts a file once however often it is watched, so watches of one file share a descriptor here.
-    """
+    """Calls back, in its task `run`, when watched files grow. Watches of one file share a descriptor."""
 
     def __init__(self) -> None:
         self._inotify: INotify | None = None

@@ -69,7 +69,7 @@ class Leases:
         self._recovering: dict[str, trio.CancelScope] = {}
         self.on_adopted: Callable[[str], None] = lambda name: None  # noqa: ARG005
         """Hears of a lock that an earlier daemon held, once it is held again."""
-        self.before_release: Callable[[str], Awaitable[None]] = _nothing
+        self.before_release: Callable[[str], Awaitable[None]] | None = None
         """Called to write the last documents before a lock is released."""
 
     def locks(self, where: str) -> Locks:
@@ -284,10 +284,6 @@ class Leases:
             logger.info("nothing to undo", extra={"lock": lock.name, "why": error.message})
         failed = events.LockAcquireFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
         await self._record(lock, failed)
-
-
-async def _nothing(name: str) -> None:
-    """Nothing is to be done."""
 
 
 def _loss(error: SandkeepError) -> events.Event:

@@ -210,7 +210,7 @@ class LockService:
             message = f"`lock.acquire` still waits for the lock {lock.name}: cancel that call instead"
             raise StateError("not_ready", message, name=lock.name, status=lock.status)
         file = self._core.state.file_of(lock)
-        if lock.status == "held":
+        if lock.status == "held" and self._leases.before_release is not None:
             await self._leases.before_release(file)
         await self._return.order(lock.lock_id, events.LockReleaseRequested(), file, request.meta)
         return await self._return.answer(request, lock.lock_id)

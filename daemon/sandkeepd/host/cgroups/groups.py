@@ -45,11 +45,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Hierarchies:
-    """The controllers that this process can use, and their directories.
-
-    `membership` is the text of ``/proc/self/cgroup``; `root` the mount point of the hierarchies; `log_id` the log that
-    owns the sandboxes.
-    """
+    """The controllers that this process can use, and their directories below the mount point `root`."""
 
     def __init__(self, root: str = ROOT, membership: str | None = None, log_id: str = "") -> None:
         self._prefix = f"{log_id}." if log_id else ""
@@ -106,9 +102,7 @@ class Hierarchies:
         return sorted(directories)
 
     def create(self, groups: Mapping[str, str], limits: Limits) -> dict[str, str]:
-        """Make the groups of a plan and set their limits; answer those that were made: all that limit, and mostly
-        those that only count. Raises `provider_unavailable`; nothing is left then.
-        """
+        """Create groups and set limits; return those made. Raises `provider_unavailable` if one with a limit fails."""
         made: dict[str, str] = {}
         needed = limits.controllers()
         for name, directory in groups.items():

@@ -41,11 +41,7 @@ except ProcessLookupError:
 
 
 def has_any(uid: int) -> bool:
-    """Return True if the kernel has a process with this real uid, even a zombie. Takes a microsecond.
-
-    Checking all four uids of a process would take a file of /proc for each. Code in sandboxes has the same in all four:
-    it was started so, and has no privileges to change them.
-    """
+    """Return True if any process has this real uid, zombies too; code in sandboxes cannot change it. Takes 1 µs."""
     try:
         os.getpriority(os.PRIO_USER, uid)
     except ProcessLookupError:
