@@ -104,8 +104,8 @@ class History:
 
     async def _not_yet(self, sandbox_id: str, position: int) -> CallerError:
         [first, *_] = await self._core.log.read(0, 1, sandbox_id=sandbox_id)
-        words = f"sandbox {sandbox_id} did not exist yet at position {position}: its first event is at {first.position}"
-        return CallerError("not_found", words, sandbox_id=sandbox_id, first=first.position)
+        message = f"sandbox {sandbox_id} did not exist yet at position {position}: it begins at {first.position}"
+        return CallerError("not_found", message, sandbox_id=sandbox_id, first=first.position)
 
     def _note(self, requested_us: int) -> str | None:
         archived_us = self._core.state.log.archived_before_us

@@ -340,7 +340,7 @@ def _drain(
 ) -> list[bytes]:
     """Read programs' output until they exit, not to the pipes' ends. Keep the beginning of untaken output."""
     takers = {pipe.fileno(): taker for pipe, taker in pipes.items() if pipe}
-    kept = dict.fromkeys(takers, b"")
+    output = dict.fromkeys(takers, b"")
     poll = select.poll()
     with ExitStack() as stack:
         running = {os.pidfd_open(program.pid) for program in programs}
@@ -357,18 +357,18 @@ def _drain(
                 if fd in running:
                     running.discard(fd)
                     poll.unregister(fd)
-                elif not _read_once(fd, takers[fd], kept):
+                elif not _read_once(fd, takers[fd], output):
                     poll.unregister(fd)
-    return list(kept.values())
+    return list(output.values())
 
 
-def _read_once(fd: int, taker: Callable[[bytes], None] | None, kept: dict[int, bytes]) -> bool:
+def _read_once(fd: int, taker: Callable[[bytes], None] | None, output: dict[int, bytes]) -> bool:
     """Read once from a pipe. Answers whether there may be more."""
     piece = os.read(fd, _FIRST_BYTES)
     if taker:
         taker(piece)
-    elif len(kept[fd]) < _FIRST_BYTES:
-        kept[fd] += piece
+    elif len(output[fd]) < _FIRST_BYTES:
+        output[fd] += piece
     return bool(piece)
 
 
@@ -398,7 +398,7 @@ def _unreadable(source: str, stderr: bytes) -> SandkeepError:
 
 def _not_written(stderr: bytes) -> SandkeepError:
     message = _first_line(stderr)
-    if any(words in stderr for words in (b"No space left", b"Wrote only", b"quota exceeded", b"Read-only file system")):
+    if any(cause in stderr for cause in (b"No space left", b"Wrote only", b"quota exceeded", b"Read-only file system")):
         return DaemonError(
             "storage_unavailable", f"the image could not be written: {message}: make room in the state directory"
         )

@@ -40,6 +40,6 @@ def algorithm_of(digest: str) -> str:
     """Return a digest's algorithm. Raises `snapshot_corrupt` for an unknown one."""
     kind = digest.partition(":")[0]
     if kind not in (BLAKE3, SHA256):
-        words = f"the checkpoint has a digest of unknown kind {kind[:20]!r}: restore it with the version that made it"
-        raise DataError("snapshot_corrupt", words)
+        message = f"the checkpoint has a digest of unknown kind {kind[:20]!r}: restore it with the version that made it"
+        raise DataError("snapshot_corrupt", message)
     return kind

@@ -45,24 +45,24 @@ class _Anchor:
     def __init__(self, path: str) -> None:
         self._path = path
         self._descriptors: list[int] = []
-        self._taking = threading.Lock()
+        self._lock = threading.Lock()
         self.identity: tuple[int, int] | None = None
         self.is_confined = False
         weakref.finalize(self, _close_all, self._descriptors).atexit = False
 
     def descriptor(self, *, writable: bool) -> int:
         if not self._descriptors:
-            with self._taking:
+            with self._lock:
                 if not self._descriptors:
-                    self._take()
+                    self._open()
         return self._descriptors[writable]
 
     def _take(self) -> None:
         with closing_fd(os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as place:
             found = os.fstat(place)
-            taken = _on_mounts(place)
-            self.is_confined = bool(taken)
-            self._descriptors += taken or [os.dup(place), os.dup(place)]
+            mounted = _on_mounts(place)
+            self.is_confined = bool(mounted)
+            self._descriptors += mounted or [os.dup(place), os.dup(place)]
             self.identity = found.st_dev, found.st_ino
 
 
@@ -80,16 +80,16 @@ def read_only(descriptor: int) -> int:
 
 def _on_mounts(place: int) -> list[int]:
     """A directory on a read-only mount and on a writable one; nothing where such mounts cannot be made."""
-    taken: list[int] = []
+    mounted: list[int] = []
     try:
-        taken.append(mounts.detached(place, _READ_ONLY))
-        taken.append(mounts.detached(place, _WRITABLE))
+        mounted.append(mounts.detached(place, _READ_ONLY))
+        mounted.append(mounts.detached(place, _WRITABLE))
     except OSError as error:
-        _close_all(taken)
+        _close_all(mounted)
         if error.errno in _CANNOT:
             return []
         raise
-    return taken
+    return mounted
 
 
 def _close_all(descriptors: Sequence[int]) -> None:

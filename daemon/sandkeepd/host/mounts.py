@@ -238,8 +238,8 @@ def open_detached(path: str, flags: int) -> int:
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSYS):
                 raise
-            words = "files of sandboxes are read and removed on mounts without symbolic links: that needs Linux 5.14"
-            raise SetupError("not_supported", words) from None
+            message = "files of sandboxes are read and removed on mounts without symbolic links: that needs Linux 5.14"
+            raise SetupError("not_supported", message) from None
         opened.callback(os.close, tree)
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)  # a place cannot be listed
 

@@ -50,14 +50,14 @@ _CLASSES: Final[dict[str, type[SandkeepError]]] = {
 
 def failure(stderr: bytes, exit_code: int | None, path: str) -> SandkeepError:
     """Return the error of a helper command that failed on `path`, from its first known message."""
-    said = stderr.decode("utf-8", "backslashreplace").strip()
-    for line in said.splitlines():
-        for words, code, meaning in _MEANINGS:
-            if words in line.lower():
-                why = meaning or line[len(words) :].strip()
-                told = "" if line.lower().startswith(words) else f" ({line[:300]})"
-                return _CLASSES[code](code, f"{display(path)}: {why}{told if meaning else ''}", field="path")
+    text = stderr.decode("utf-8", "backslashreplace").strip()
+    for line in text.splitlines():
+        for pattern, code, meaning in _MEANINGS:
+            if pattern in line.lower():
+                why = meaning or line[len(pattern) :].strip()
+                detail = "" if line.lower().startswith(pattern) else f" ({line[:300]})"
+                return _CLASSES[code](code, f"{display(path)}: {why}{detail if meaning else ''}", field="path")
     if exit_code is None:
         return StateError("not_ready", f"{display(path)}: the sandbox ended meanwhile, or its command was killed in it")
-    words = f"{display(path)} could not be read or written: {said[:300] or f'exit code {exit_code}'}"
-    return ProviderError("provider_unavailable", words)
+    message = f"{display(path)} could not be read or written: {text[:300] or f'exit code {exit_code}'}"
+    return ProviderError("provider_unavailable", message)

@@ -152,8 +152,8 @@ async def list_directory(instance: Instance, path: str, after: bytes, limit: int
     names, more = await trio.to_thread.run_sync(_page, output, after, limit)
     if not names:
         return Directory(entries=[], last=None)
-    words = [os.fsdecode(b"./" + name) for name in names]
-    output = await _run(instance, path, _ENTRIES, *words, most_bytes=MAX_NAMES_BYTES)
+    arguments = [os.fsdecode(b"./" + name) for name in names]
+    output = await _run(instance, path, _ENTRIES, *arguments, most_bytes=MAX_NAMES_BYTES)
     return Directory(entries=_entries(output, path), last=names[-1] if more else None)
 
 
@@ -209,8 +209,8 @@ async def _run(
         if code != 0:
             raise failure(stderr, code, path)
         return stdout
-    words = f"{display(path)}: no answer from the sandbox within {DEADLINE_S:g} s: see if its code holds up the command"
-    raise ProviderError("provider_unavailable", words)
+    message = f"{display(path)}: no answer from the sandbox within {DEADLINE_S:g} s: see if its code holds it up"
+    raise ProviderError("provider_unavailable", message)
 
 
 def working_dir_for(path: str) -> str | None:

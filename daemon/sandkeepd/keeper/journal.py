@@ -106,15 +106,15 @@ def open_for_caller(out: HostileTree, process_id: str, stream: str, uid: int) ->
     except FileNotFoundError:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, NotAFileError):
-        words = f"the code in the sandbox replaced the journal of {stream}: read the other stream with `process.read`"
-        raise StateError("conflict", words, process_id=process_id, stream=stream) from None
+        message = f"the code in the sandbox replaced the journal of {stream}: read the other stream with `process.read`"
+        raise StateError("conflict", message, process_id=process_id, stream=stream) from None
     if out.is_confined or uid == os.geteuid() == os.fstat(descriptor).st_uid:
         return descriptor
     os.close(descriptor)
-    words = "only root's daemon can pass a journal to a user who does not own it: use `process.read` instead"
+    message = "only root's daemon can pass a journal to a user who does not own it: use `process.read` instead"
     stdout_bytes, stderr_bytes = sizes(out, process_id)
     raise SetupError(
-        "not_supported", words, process_id=process_id, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes
+        "not_supported", message, process_id=process_id, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes
     )
 
 

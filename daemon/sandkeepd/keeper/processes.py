@@ -119,22 +119,22 @@ class EarlierAnswers:
         if self._count >= MAX_ANSWERS:
             return
         if len(self._answers) < MAX_REMEMBERED or answer.process_id in self._answers:
-            words = self._answers.setdefault(answer.process_id, [])
-            orders = [word for word in words if word.startswith("~")]
+            answers = self._answers.setdefault(answer.process_id, [])
+            orders = [word for word in answers if word.startswith("~")]
             if answer.word.startswith("~"):
                 if len(orders) == MAX_ORDERS:
-                    words.remove(orders[0])
+                    answers.remove(orders[0])
                     self._count -= 1
-            elif len(words) - len(orders) >= MAX_ANSWERS_EACH:
+            elif len(answers) - len(orders) >= MAX_ANSWERS_EACH:
                 return
-            words.append(answer.word)
+            answers.append(answer.word)
             self._count += 1
 
     def pass_on(self, process_id: str, process: KnownProcess) -> None:
         """Pass the remembered answers to the process."""
-        words = self._answers.pop(process_id, ())
-        self._count -= len(words)
-        for word in words:
+        answers = self._answers.pop(process_id, ())
+        self._count -= len(answers)
+        for word in answers:
             process.apply(word)
 
 

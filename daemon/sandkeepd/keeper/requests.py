@@ -55,8 +55,8 @@ def _variable(name: str, field: str) -> bytes:
 def record(command: Sequence[str], env: Mapping[str, str], working_dir: str | None) -> bytes:
     """Return the record that starts a process: see ``keeper.c``. Raises `invalid` for text no program can get."""
     settings = [_variable(name, "env") + b"=" + _to_bytes(value, "env") for name, value in env.items()]
-    words = [_to_bytes(word, "command") for word in command]
-    fields = [_to_bytes(working_dir or "", "working_dir"), *settings, b"", *words]
+    arguments = [_to_bytes(word, "command") for word in command]
+    fields = [_to_bytes(working_dir or "", "working_dir"), *settings, b"", *arguments]
     return _checked(b"\0".join(fields) + b"\0")
 
 
@@ -69,11 +69,11 @@ def script(
     The environment is set by the leader, and not by the shell, which has variables of its own that cannot be set to
     everything. A first word with ``=`` would be taken for a variable by it, so a shell stands between.
     """
-    words = [_to_bytes(word, "command") for word in command]
-    if b"=" in words[0]:
-        words = [b"sh", b"-c", b'exec "$0" "$@"', *words]
+    arguments = [_to_bytes(word, "command") for word in command]
+    if b"=" in arguments[0]:
+        arguments = [b"sh", b"-c", b'exec "$0" "$@"', *arguments]
     settings = [_variable(name, "env") + b"=" + _to_bytes(value, "env") for name, value in env.items()]
-    started = [*(word.encode() for word in leader), *settings, *words]
+    started = [*(word.encode() for word in leader), *settings, *arguments]
     enter = b"cd -- " + quote(_to_bytes(working_dir, "working_dir")) + b" || exit 126"
     commands = [b"umask 022", opening, enter, b"unset OLDPWD", b"exec " + b" ".join(quote(word) for word in started)]
     return _checked(b"\n".join(commands) + b"\n")

@@ -102,8 +102,8 @@ class Leases:
             held.lease.require()
             return held.lease.fence
         if last.status == "held":
-            words = f"the restarted daemon is still taking over the lock {name}: try again in a moment"
-            raise StateError("not_ready", words, name=name, status=last.status)
+            message = f"the restarted daemon is still taking over the lock {name}: try again in a moment"
+            raise StateError("not_ready", message, name=name, status=last.status)
         raise lost(self._place(last), "expired" if last.status == "expired" else "taken")
 
     def _guards(self, lock: LockState, owner: str) -> bool:

@@ -169,10 +169,10 @@ class LockService:
         )
         given_up = trio.Event()
         try:
-            taken: Lock = await self._acquisition.run(self._new(event), request, given_up)
+            acquired: Lock = await self._acquisition.run(self._new(event), request, given_up)
         finally:
             given_up.set()
-        return taken
+        return acquired
 
     def _new(self, event: events.LockAcquireRequested | events.LockStealRequested) -> NewEvent:
         """The first event of a stream, filed under the sandbox that the lock guards."""

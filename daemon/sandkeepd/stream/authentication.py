@@ -79,5 +79,5 @@ def _values(request: WebSocketRequest, name: bytes) -> list[str]:
     return [value.decode("latin-1") for header, value in request.headers if header == name]
 
 
-def _refused(status: int, words: str) -> RefusedError:
-    return RefusedError(status, CallerError("permission_denied", words))
+def _refused(status: int, message: str) -> RefusedError:
+    return RefusedError(status, CallerError("permission_denied", message))

@@ -150,8 +150,8 @@ class Freezer:
             wait_until(lambda: _is_frozen(self._switch))
         except OSError as error:
             self._thaw()
-            words = f"the sandbox's control group cannot be frozen: {error.strerror}: check that the sandbox still runs"
-            raise ProviderError("provider_unavailable", words) from None
+            message = f"the sandbox's control group cannot be frozen: {error.strerror}: check that the sandbox runs"
+            raise ProviderError("provider_unavailable", message) from None
         except BaseException:
             self._thaw()
             raise
@@ -165,8 +165,8 @@ class Freezer:
         try:
             os.close(os.open(self._mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         except OSError as error:
-            words = f"the state directory cannot be written: {error.strerror}: {self._mark}: make room there"
-            raise DaemonError("storage_unavailable", words) from None
+            message = f"the state directory cannot be written: {error.strerror}: {self._mark}: make room there"
+            raise DaemonError("storage_unavailable", message) from None
         self.state.is_frozen_for_read = True
 
     def _remove_mark(self) -> None:

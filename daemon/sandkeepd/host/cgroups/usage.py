@@ -110,7 +110,7 @@ def _blkio_v1(directory: str) -> dict[str, int | None]:
         text = _read(f"{directory}/{file}")
         if text is not None:
             lines = [line.split() for line in text.splitlines()]
-            pairs = [(words[1], words[2]) for words in lines if len(words) == 3]
+            pairs = [(fields[1], fields[2]) for fields in lines if len(fields) == 3]
             counted = [pair for pair in pairs if pair[0] in ("Read", "Write")]
             return _io(counted) if counted else {}
     return {}
@@ -199,8 +199,8 @@ def _io_of_processes(group: str) -> dict[str, int | None]:
         text = _read(f"/proc/{pid}/io")
         if text is None and os.path.exists(f"/proc/{pid}"):
             return {}  # there is something that we may not see
-        words = dict(line.split(": ", 1) for line in (text or "").splitlines() if ": " in line)
-        pairs += [(name, words[file]) for file, name in _OF_A_PROCESS.items() if file in words]
+        fields = dict(line.split(": ", 1) for line in (text or "").splitlines() if ": " in line)
+        pairs += [(name, fields[file]) for file, name in _OF_A_PROCESS.items() if file in fields]
     return _io(pairs) if pairs else {}
 
 
@@ -239,7 +239,7 @@ def _number(text: str | None) -> int | None:
 def _table(path: str) -> dict[str, str]:
     """A file of lines with a name and a value each."""
     lines = (line.split() for line in (_read(path) or "").splitlines())
-    return {words[0]: words[1] for words in lines if len(words) == 2}
+    return {fields[0]: fields[1] for fields in lines if len(fields) == 2}
 
 
 def _read(path: str) -> str | None:

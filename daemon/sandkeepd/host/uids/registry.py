@@ -94,8 +94,8 @@ class Registry:
         with self._opened() as directory:
             while not _has_locked(directory):
                 if time.monotonic() >= deadline:
-                    words = f"the uid registry {self.path} is locked by another process: see `fuser {self.path}`"
-                    raise ProviderError("provider_unavailable", words)
+                    problem = f"the uid registry {self.path} is locked by another process: see `fuser {self.path}`"
+                    raise ProviderError("provider_unavailable", problem)
                 time.sleep(0.01)
             yield  # the lock goes with the descriptor
 
@@ -108,9 +108,9 @@ class Registry:
             self._check(os.fstat(directory))
             yield directory
         except OSError as error:
-            words = f"the uid registry {self.path} cannot be used: {error.strerror or error}"
+            problem = f"the uid registry {self.path} cannot be used: {error.strerror or error}"
             remedy = f"root's daemon must be able to write there, or set {UID_REGISTRY.name}"
-            raise ProviderError("provider_unavailable", f"{words}: {remedy}") from None
+            raise ProviderError("provider_unavailable", f"{problem}: {remedy}") from None
         finally:
             if directory >= 0:
                 os.close(directory)
@@ -157,18 +157,18 @@ def _written(entry: Entry) -> str:
 
 def _read(name: str, directory: int) -> Entry | None:
     try:
-        words = os.readlink(name, dir_fd=directory).split(" ", 5)
+        fields = os.readlink(name, dir_fd=directory).split(" ", 5)
     except FileNotFoundError:
         return None
     except OSError as error:
         if error.errno == errno.EINVAL:  # it is no link
             return Entry("unreadable")
         raise
-    if len(words) != 6 or words[0] not in get_args(State) or not (words[2].isascii() and words[2].isdigit()):
+    if len(fields) != 6 or fields[0] not in get_args(State) or not (fields[2].isascii() and fields[2].isdigit()):
         return Entry("unreadable")
-    log_id, sandbox_id, home = ("" if word == _NOBODY else word for word in words[3:])
-    state: State = words[0]  # type: ignore[assignment]  # it is one of them
-    return Entry(state, log_id, sandbox_id, home, words[1], int(words[2][:18]))
+    log_id, sandbox_id, home = ("" if word == _NOBODY else word for word in fields[3:])
+    state: State = fields[0]  # type: ignore[assignment]  # it is one of them
+    return Entry(state, log_id, sandbox_id, home, fields[1], int(fields[2][:18]))
 
 
 def _is_uid(name: str) -> bool:
