@@ -57,7 +57,7 @@ class _Anchor:
                     self._open()
         return self._descriptors[writable]
 
-    def _take(self) -> None:
+    def _open(self) -> None:
         with closing_fd(os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as place:
             found = os.fstat(place)
             mounted = _on_mounts(place)
