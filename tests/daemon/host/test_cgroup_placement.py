@@ -74,7 +74,7 @@ def test_a_place_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     settle(str(tmp_path), f"0::{UNIT}\n", OURS)
     hierarchies = Hierarchies(str(tmp_path), f"0::{UNIT}/daemon\n")
     shutil.rmtree(place)
-    with pytest.raises(ProviderError, match="restart the daemon"):
+    with pytest.raises(ProviderError, match="Delegate=yes"):
         hierarchies.create({"pids": f"{made}/sbx_1"}, LIMITS)
     assert not place.exists()
 

@@ -67,7 +67,7 @@ def test_a_tool_that_is_missing_or_does_not_end_is_told_of() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(ProviderError, match="nonesuch is missing: install it"):
         run_tool(["nonesuch"])
-    with pytest.raises(ProviderError, match="sleep did not end"):
+    with pytest.raises(ProviderError, match="sleep did not finish"):
         run_tool(["sleep", "1000"], timeout_s=0.01)
     assert os.listdir("/proc/self/fd") == before
 

@@ -151,7 +151,7 @@ def test_request_lines_fit_and_stay_lines() -> None:
 
 
 def test_a_script_that_no_kernel_would_start() -> None:
-    with pytest.raises(CallerError, match="too long"):
+    with pytest.raises(CallerError, match="exceed 2 MiB"):
         requests.record(["x" * 1_100_000, "y" * 1_100_000], {}, None)
     with pytest.raises(CallerError, match="UTF-8"):
         requests.record(["\ud800"], {}, None)
