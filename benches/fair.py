@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from sandkeepd.host.processes import ordinary_priority, take_precedence
+from sandkeepd.host.processes import ordinary_priority, raise_priority
 
 ordinary = ordinary_priority
 """For what is started in the block and is to have no precedence."""
@@ -36,7 +36,7 @@ def conditions() -> Iterator[None]:
     without any, as their daemons run.
     """
     before = precedence(os.getpid())
-    take_precedence()
+    raise_priority()
     try:
         yield
     finally:

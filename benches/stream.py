@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import trio
@@ -209,8 +210,7 @@ async def events_at_a_subscriber(directory: str) -> tuple[list[float], list[floa
     from sandkeep_store.views.state import State
     from sandkeepd.api.listener import listening
     from sandkeepd.core.core import Core
-    from sandkeepd.eventlog.history import History
-    from sandkeepd.stream.events import Events
+    from sandkeepd.stream.events import events
     from sandkeepd.stream.server import StreamServer
     from sandkeepd.stream.tokens import Tokens
 
@@ -223,7 +223,7 @@ async def events_at_a_subscriber(directory: str) -> tuple[list[float], list[floa
             state = State()
             core = Core(log, state, MetadataFiles(f"{directory}/sandboxes", state, log.log_id), {}, nursery)
             log.on_commit.clear()
-            server = StreamServer({"events": Events(core, History(core))}, Tokens(directory))
+            server = StreamServer({"events": partial(events, core)}, Tokens(directory))
             await nursery.start(server.serve, listener)
             subscriber = await trio.lowlevel.open_process(
                 [sys.executable, "-m", "benches.stream", "--subscribe", f"{directory}/stream.sock"],

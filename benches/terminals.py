@@ -14,7 +14,7 @@ from benches import fair
 from benches.daemon import daemon, tree
 from benches.table import Row, show
 
-from sandkeepd.host.processes import take_precedence
+from sandkeepd.host.processes import raise_priority
 
 STARTS = 40
 KEYS = 1500
@@ -56,7 +56,7 @@ def by_hand(socket: str, *command: str) -> None:
 def attached_by_hand(socket: str) -> Iterator[Terminal]:
     pid, fd = pty.fork()
     if pid == 0:
-        take_precedence()  # it is a session of its own here
+        raise_priority()  # it is a session of its own here
         os.execvpe("tmux", ["tmux", "-u", "-S", socket, "attach-session"], {**os.environ, "TERM": "xterm-256color"})
     try:
         yield Terminal(fd)

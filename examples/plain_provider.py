@@ -156,10 +156,11 @@ def start_keeper(directory: str) -> Identity:
     control = os.open(f"{directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)
     told, telling = os.pipe()
     try:
-        argv = program.command(f"{directory}/in", f"{directory}/out")
+        argv = program.keeper_argv(f"{directory}/in", f"{directory}/out")
         env = {**TOOL_ENV, MARK: directory}
         child = processes.spawn(argv, stdin=control, output=telling, env=env)
-        first = processes.identify(child) if b"ready\n" in processes.listen(told, 30) else None
+        is_ready = b"ready\n" in processes.read_until_ready(told, 30)
+        first = processes.identify(child) if is_ready else None
     finally:
         for fd in (control, told, telling):
             os.close(fd)
@@ -171,8 +172,8 @@ def start_keeper(directory: str) -> Identity:
 def kill(directory: str, handle: Json) -> None:
     """Kill all processes of a sandbox, also without a handle. Blocks."""
     if handle:
-        processes.kill_known(msgspec.convert(handle["first"], Identity))
-    processes.kill_all(lambda: processes.marked({MARK: directory}, {os.geteuid()}))
+        processes.kill_process(msgspec.convert(handle["first"], Identity))
+    processes.kill_all(lambda: processes.find_by_environment({MARK: directory}, {os.geteuid()}))
 
 
 @asynccontextmanager

@@ -63,7 +63,7 @@ def _run() -> None:
     faulthandler.register(signal.SIGUSR1)  # the same on request, also for a daemon that hangs
     logging.set_up(daemon.LOG_LEVEL())
     _raise_limit_of_open_files()
-    processes.take_precedence()
+    processes.raise_priority()
     manager = systemd.take_environment()
     placement.settle()
     try:

@@ -152,7 +152,7 @@ async def test_input_given_at_once_and_input_that_is_none(world: World) -> None:
     assert await run(instance, "cat", stdin=b"") == (0, b"", b"")
     assert await run(instance, "cat") == (0, b"", b"")
     process_id = await start(instance, "sleep", "1000")
-    with pytest.raises(SandkeepError, match="takes no input"):
+    with pytest.raises(SandkeepError, match="is closed"):
         await instance.write_stdin(process_id, b"x", eof=False)
 
 
@@ -208,7 +208,7 @@ async def test_large_files_and_what_the_kernel_shows(world: World) -> None:
     data = os.urandom(5_000_000)
     await instance.write_whole("large", data)
     assert await content(instance, "large") == data
-    with pytest.raises(SandkeepError, match="larger than a file"):
+    with pytest.raises(SandkeepError, match="maximum size of a file"):
         await instance.write_whole("large", bytes(9_000_000))
     assert b"keeper" in await content(instance, "/proc/1/comm")
     assert (await instance.read_piece("/proc/1/comm", 0, 100)).eof
@@ -230,7 +230,7 @@ async def test_links_are_followed_inside_and_nowhere_else(world: World) -> None:
         with pytest.raises(SandkeepError, match="no such file"):
             await content(instance, name)
     for name in ("round", "magic"):
-        with pytest.raises(SandkeepError, match="circle"):
+        with pytest.raises(SandkeepError, match="loop"):
             await content(instance, name)
     with pytest.raises(SandkeepError):
         await instance.write_whole("out", b"x")
@@ -241,7 +241,7 @@ async def test_what_its_user_may_not_do(world: World) -> None:
     world.details = details(world.engine, world.engine.tools())
     instance = made(await world.sandbox(user="4321:4321"))
     for path in ("/etc/new", "/new"):
-        with pytest.raises(SandkeepError, match=r"cannot be written|may not"):
+        with pytest.raises(SandkeepError, match=r"read-only|may not"):
             await instance.write_whole(path, b"x")
     await sh(instance, "mkfifo pipe; mkdir closed; echo x >closed/file; echo y >secret; chmod 0 closed secret")
     for path in ("closed/file", "secret"):

@@ -17,7 +17,7 @@ from sandkeep.ids import PROCESS, new_id
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Chunk, Launch, Terminal
 from sandkeepd.host import processes as hostprocess
-from sandkeepd.keeper import allowance, client, files, helpers, journal, processes, talk
+from sandkeepd.keeper import allowance, channel, client, files, helpers, journal, processes
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.providers.common import disk_usage, disk_watch, keeper_provider, layout
 from sandkeepd.providers.common.disk_watch import DiskWatch
@@ -145,11 +145,11 @@ async def _spoil_an_exit(world: World, instance: KeeperInstance, terminal: Termi
     go = new_id("go")
     script = f"until [ -e /run/sandkeep/out/p/{go} ]; do sleep 0.01; done; exit 7"
     process_id = await start(instance, "sh", "-c", script, terminal=terminal)
-    instance._talk._rest()  # the daemon comes too late
+    instance._channel._stop_watching()  # the daemon comes too late
     (exits.parent / "p" / go).touch()
     await until_async(lambda: f"{process_id} 7\n".encode() in exits.read_bytes())
     exits.write_bytes(spoilt)
-    instance._talk._hear_again()
+    instance._channel._resume_watching()
     with trio.fail_after(keeper_provider.SWEEP_PERIOD_S / 2):
         assert (await instance.wait(process_id)).exit_code == 7
 
@@ -166,8 +166,8 @@ async def test_answers_that_never_end_do_not_hold_the_daemon(world: World, monke
         assert rounds <= journal.MAX_ROUNDS
         return True
 
-    instance._talk._rest()  # only those shall read that are looked at here
-    monkeypatch.setattr(instance._talk, "_read_answers", more)
+    instance._channel._stop_watching()  # only those shall read that are looked at here
+    monkeypatch.setattr(instance._channel, "_read_answers", more)
     await instance.remember_earlier()
     rounds = 0
     await world.terminate(instance.sandbox_id)
@@ -182,7 +182,7 @@ async def test_one_that_speaks_without_end_has_its_share_and_no_more(
     instance = await world.sandbox()
     assert isinstance(instance, KeeperInstance)
     await start(instance, "sh", "-c", "while :; do yes 'a 1' | head -c 1M >>/run/sandkeep/out/exits; done")
-    await until_async(lambda: instance._talk._watch is None)  # it is not listened to
+    await until_async(lambda: instance._channel._watch is None)  # it is not listened to
 
 
 async def for_ever(attempt: Callable[[], Awaitable[Any]]) -> None:
@@ -195,11 +195,11 @@ async def test_a_file_whose_reader_is_stopped_or_waits(world: World, monkeypatch
     """The command that reads is held by the code inside, as by a FIFO that comes after it has looked for a file."""
     instance = await world.sandbox()
     monkeypatch.setattr(files, "DEADLINE_S", 1.0)
-    monkeypatch.setattr(helpers, "TIDY_UP_S", 1.0)
+    monkeypatch.setattr(helpers, "CLEAN_UP_S", 1.0)
     holder = await start(instance, "sh", "-c", "while :; do kill -STOP -1; echo; done")
     await instance.wait_output(holder, 0, 0)
     for attempt in (lambda: instance.read_piece("file", 0, 99), lambda: instance.write_whole("new", b"data")):
-        with trio.fail_after(60), pytest.raises(ProviderError, match="the sandbox did not do it"):
+        with trio.fail_after(60), pytest.raises(ProviderError, match="no answer from the sandbox"):
             await for_ever(attempt)  # it may be done between two of the signals
     directory = world.state / "sandboxes" / instance.sandbox_id
     found = [name for part in ("in", "out/p") for name in os.listdir(directory / part) if name.startswith("hlp")]
@@ -208,7 +208,7 @@ async def test_a_file_whose_reader_is_stopped_or_waits(world: World, monkeypatch
 
 @DAEMONS_OWN
 async def test_a_helper_that_does_not_go_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helpers, "TIDY_UP_S", 0.2)
+    monkeypatch.setattr(helpers, "CLEAN_UP_S", 0.2)
     instance = await world.sandbox()
     script = "trap '' TERM; : >deaf; while :; do sleep 0.01; done"
     async with trio.open_nursery() as nursery:
@@ -313,23 +313,23 @@ async def test_a_copy_whose_helper_is_stopped_before_it_begins(world: World, mon
     monkeypatch.setattr(helpers, "REQUEST_DEADLINE_S", 1.0)
     with trio.fail_after(30), pytest.raises(ProviderError, match="did not answer"):
         await instance.run_piped(["sh", "-c", "kill -STOP $$"], incoming=False).__aenter__()
-    assert not [name for name in instance._place.names() if name.startswith("hlp")]
+    assert not [name for name in instance._shared.names() if name.startswith("hlp")]
 
 
 @EVERYWHERE
 async def test_what_an_adopted_sandbox_tells_of_others_is_forgotten(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(talk, "EARLIER_S", 0.0)
+    monkeypatch.setattr(channel, "EARLIER_S", 0.0)
     instance = await world.sandbox()
     assert isinstance(instance, KeeperInstance)
     await sh(instance, "for n in 1 2 3; do echo prc_$n +7; echo prc_$n 0; done >>/run/sandkeep/out/exits")
     await instance.remember_earlier()
     with trio.fail_after(10):
-        while instance._talk._earlier._words:
+        while instance._channel._earlier._answers:
             await trio.lowlevel.checkpoint()
     await sh(instance, "echo prc_x 0 >>/run/sandkeep/out/exits")
-    assert instance._talk._earlier._words == {}
+    assert instance._channel._earlier._answers == {}
 
 
 # -- what is the host's -----------------------------------------------------------------------------------------------

@@ -303,7 +303,7 @@ def test_a_users_daemon_hands_its_own_user_his_own_files(users: Users) -> None:
 
 @pytest.mark.needs("bwrap")
 def test_a_users_daemon_hands_nobody_else_what_could_be_run(users: Users) -> None:
-    with pytest.raises(SetupError, match="only to the user that they belong to") as refused:
+    with pytest.raises(SetupError, match="to a user who does not own it") as refused:
         users.opened()
     assert (refused.value.code, refused.value.data["stdout_bytes"]) == ("not_supported", len(WHOLE))
 

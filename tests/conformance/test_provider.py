@@ -24,8 +24,8 @@ from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Launch
 from sandkeepd.keeper.client import KeeperInstance
-from sandkeepd.keeper.place import Place
 from sandkeepd.keeper.requests import MAX_REQUEST_BYTES
+from sandkeepd.keeper.shared_directory import SharedDirectory
 
 NASTY = "  a'b\"c\\d$HOME`id`\n\n\té€𝄞\x01\x7f \n"
 
@@ -341,7 +341,7 @@ async def test_what_is_planted_instead_of_a_journal_is_not_followed(world: World
     with trio.fail_after(20):
         while instance.read(process_id, "stdout", 0, 100).data != b"said\n":
             await instance.wait_output(process_id, 0, 0)
-    journal = f"{_place(instance).journals}/{process_id}.stdout"
+    journal = f"{_shared(instance).journals}/{process_id}.stdout"
     await sh(instance, f"set -e; rm {journal}; {plant} {journal}")
     host = f"{world.state}/sandboxes/{instance.sandbox_id}/out/p/{process_id}.stdout"
     if world.kind == "gvisor" and plant == "mkfifo":
@@ -356,9 +356,9 @@ async def test_what_is_planted_instead_of_a_journal_is_not_followed(world: World
     instance.sync(process_id)
 
 
-def _place(instance: Instance) -> Place:
+def _shared(instance: Instance) -> SharedDirectory:
     assert isinstance(instance, KeeperInstance)
-    return instance._place
+    return instance._shared
 
 
 async def test_a_journal_that_was_cut_is_told(world: World) -> None:

@@ -67,7 +67,7 @@ async def test_what_is_owned_stays_and_what_is_not_goes(world: World) -> None:
     os.close(ended)
 
     def bearers() -> list[tuple[str, ...]]:
-        return [(*v.values(),) for _, v in processes.bearing(["SANDKEEP_SANDBOX"], None)]
+        return [(*v.values(),) for _, v in processes.find_by_variables(["SANDKEEP_SANDBOX"], None)]
 
     await until_async(lambda: (stray.sandbox_id,) not in bearers())  # without isolation a tmux ends by itself
     assert await kept.is_alive()

@@ -32,7 +32,7 @@ RAW = "stty raw -echo; "
 
 async def open_tty(instance: Any, script: str, *, rows: int = 24, cols: int = 80, **fields: Any) -> str:
     """Start a script in a terminal, where commands of tmux find its server however long the socket's path is."""
-    fields = {"working_dir": instance._place.journals, **fields}
+    fields = {"working_dir": instance._shared.journals, **fields}
     process_id = new_id(PROCESS)
     wanted = Terminal(rows=rows, cols=cols, session="named")
     await instance.launch(Launch(process_id=process_id, command=["sh", "-c", script], terminal=wanted, **fields))
@@ -107,10 +107,10 @@ def closing(fd: int) -> Iterator[int]:
 
 def leftovers(instance: KeeperInstance, *process_ids: str) -> list[str]:
     """What lies in the shared directories of these processes and of helpers, journals aside."""
-    names = [name for name in instance._place.names() if name.startswith((*process_ids, terminal.VIEWER))]
+    names = [name for name in instance._shared.names() if name.startswith((*process_ids, terminal.VIEWER))]
     return names + [
         name
-        for name in instance._place.out.names("p")
+        for name in instance._shared.out.names("p")
         if not name.startswith("prc_") or name in [f"{one}.tmux" for one in process_ids]
     ]
 
@@ -139,7 +139,7 @@ async def test_what_the_process_sees(world: World) -> None:
         tmux display -p "#S"'''
     fields = {
         "secrets": {"OWN": "a\nb'\"$(id)", "how": "x"},
-        "env": {"MINE": "é", "JOURNALS": instance._place.journals},
+        "env": {"MINE": "é", "JOURNALS": instance._shared.journals},
         "working_dir": "/tmp",
     }
     code, out = await run_tty(instance, script, rows=30, cols=101, **fields)
@@ -378,8 +378,8 @@ async def test_a_viewer_is_inside(world: World) -> None:
     mark = f"{(await sh(instance, 'pwd')).strip()}/{process_id}"
     with closing(await instance.open_terminal(process_id, rows=24, cols=80, term="xterm")) as fd:
         await sees(fd, b"up")
-        socket = terminal.socket(instance._place.sockets, process_id)
-        enter = f"cd {shlex.quote(instance._place.journals)}"
+        socket = terminal.socket(instance._shared.sockets, process_id)
+        enter = f"cd {shlex.quote(instance._shared.journals)}"
         await sh(instance, f"{enter} && tmux -S {socket} detach-client -E 'id -u >{mark}' -s named")
         await gone(fd)
     assert await written_to(instance, mark) == await sh(instance, "id -u")
@@ -394,7 +394,7 @@ async def test_a_socket_that_was_replaced(world: World, trick: str, monkeypatch:
     instance = await world.sandbox()
     process_id = await open_tty(instance, f"{SERVER} echo $server.; cat")
     await shows(instance, process_id, b".")
-    place = f"{instance._place.sockets}/{process_id}.tmux"
+    place = f"{instance._shared.sockets}/{process_id}.tmux"
     server = written(instance, process_id).decode().split(".")[0]
     await sh(instance, f"kill -STOP {server}" if "STOP" in trick else f"mv {place} {place}.moved; {trick} {place}")
     monkeypatch.setattr(terminal, "DEADLINE_S", 0.2)
@@ -434,7 +434,7 @@ async def test_the_first_end_counts(world: World) -> None:
     script = (
         "for word in 'run 1.1' 'run -1.-1' 'run x.y' 'exit 999' 'exit 7' closed; do echo $word >$TOLD; done; sleep 0.2"
     )
-    place = f"{os.path.dirname(os.path.dirname(instance._place.journals))}/in"
+    place = f"{os.path.dirname(os.path.dirname(instance._shared.journals))}/in"
     process_id = new_id(PROCESS)
     wanted = Terminal(rows=24, cols=80, session="named")
     words = ["sh", "-c", f"TOLD={shlex.quote(place)}/{process_id}.told; {script}; exit 6"]

@@ -198,7 +198,7 @@ async def test_what_cannot_be_ended_keeps_its_uid(
         assert switch is not None
         placement.write(f"{groups['freezer']}/cgroup.procs", str(left.pid))
         placement.write(switch.file, switch.freeze)
-        freezer.wait_until(lambda: freezer.stand_still(groups))
+        freezer.wait_until(lambda: freezer.are_frozen(groups))
         await world.terminate(instance.sandbox_id)
         found = registry.read(uid)
         assert found is not None

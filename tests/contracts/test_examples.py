@@ -229,7 +229,7 @@ async def test_a_daemon_with_the_plain_provider(place: Path, tmp_path: Path) -> 
             refused = await refused_async("not_supported", daemon.call(method, sandbox_id="box"))
             assert message in refused.message
         sandbox = daemon.box()
-        processes.kill_known(msgspec.convert(sandbox.handle["first"], processes.Identity))
+        processes.kill_process(msgspec.convert(sandbox.handle["first"], processes.Identity))
         await daemon.core.settled(sandbox.sandbox_id, lambda: sandbox.status == "failed")
         await refused_async("not_ready", daemon.call("sandbox.resume", sandbox_id="box"))
         await daemon.call("sandbox.terminate", sandbox_id="box")

@@ -54,7 +54,7 @@ class Box:
         if self.provider == "fake":
             return fake.stands_still(self._directory)
         assert self.created is not None
-        return freezer.stand_still(self.created[0]["cgroups"])
+        return freezer.are_frozen(self.created[0]["cgroups"])
 
     def kill(self) -> None:
         """End it as if it had ended by itself."""

@@ -20,7 +20,7 @@ from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
-from sandkeepd.host.processes import Identity, marked
+from sandkeepd.host.processes import Identity, find_by_environment
 from sandkeepd.keeper.pause import Pause, Pauses
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common.directory_images import DirectoryImages
@@ -202,7 +202,7 @@ async def open_fake(state_dir: str, log_id: str = "") -> AsyncIterator[FakeProvi
 
 def pids(directory: str) -> list[int]:
     """The processes of a sandbox."""
-    return marked({MARK: directory}, {os.geteuid()})
+    return find_by_environment({MARK: directory}, {os.geteuid()})
 
 
 def _stop(directory: str) -> None:

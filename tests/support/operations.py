@@ -144,7 +144,7 @@ class World:
                 continue
             assert (sandbox.sandbox_id, name in SUSPEND) == (self.sandbox_id, True)
             plan = story.look(lambda client: client.sandbox.history(self.sandbox_id).events)[0].data["plan"]
-            assert self._provider != "local" or freezer.stand_still(plan["cgroups"])
+            assert self._provider != "local" or freezer.are_frozen(plan["cgroups"])
 
     def clear(self) -> None:
         """End and remove everything that there is."""

@@ -105,7 +105,7 @@ class LocalHouse(House):
         freezer.wait_until(lambda: self.stands_still() == freeze)
 
     def stands_still(self) -> bool:
-        return freezer.stand_still(self.groups)
+        return freezer.are_frozen(self.groups)
 
     def mark(self) -> Path:
         """What is there while it stands still only to be read."""

@@ -29,7 +29,7 @@ class BatchAnswers:
             answer = _too_much(message.id)
         self._bytes += len(answer)
         self.lines.append(answer)
-        self._share.hold(len(answer))
+        self._share.add(len(answer))
 
     def joined(self) -> bytes:
         """The one answer, which is all that is left of them."""
@@ -39,7 +39,7 @@ class BatchAnswers:
 
     def forget(self) -> None:
         """Hold none of them any more."""
-        self._share.let_go(self._bytes)
+        self._share.subtract(self._bytes)
         self._bytes = 0
         self.lines.clear()
 

@@ -186,8 +186,8 @@ class Connection:
         if before or self._lines:
             if lines or not before:
                 self._line_deadline = None
-            self._share.let_go(before)
-            self._share.hold(len(self._lines))
+            self._share.subtract(before)
+            self._share.add(len(self._lines))
         return lines
 
     async def _take(self, lines: list[bytes]) -> None:
@@ -252,31 +252,31 @@ class Connection:
             await self._launch_batch(outcome, workers, size + workers * CALL_BYTES)
 
     async def _take_room(self, calls: int, weight: int, size: int) -> None:
-        if self._room.try_take(calls, weight):
+        if self._room.try_acquire(calls, weight):
             return
-        self._share.hold(size)
+        self._share.add(size)
         try:
-            await self._unless_hung_up(partial(self._room.take, calls, weight))
+            await self._unless_hung_up(partial(self._room.acquire, calls, weight))
         finally:
-            self._share.let_go(size)
+            self._share.subtract(size)
 
     async def _launch_call(self, pending: Pending) -> None:
         """Begin a call that has room. One that ends with its client is that client's; another has to be kept."""
         if not pending.route.lasting:
-            self._share.hold(pending.size)
-            self._tasks.start_soon(self._carry_out, pending, self._share.let_go)
-        elif self._share.keep(pending.size):
+            self._share.add(pending.size)
+            self._tasks.start_soon(self._carry_out, pending, self._share.subtract)
+        elif self._share.reserve(pending.size):
             self._tasks.start_soon(self._carry_out, pending, self._share.release)
         else:
-            self._room.give_back(1, pending.weight)
+            self._room.release(1, pending.weight)
             if pending.request.wants_answer:
                 await self._send([jsonrpc.error(pending.request.id, _too_much())])
 
     async def _launch_batch(self, batch: Batch, workers: int, size: int) -> None:
-        if self._share.keep(size):
+        if self._share.reserve(size):
             self._tasks.start_soon(self._carry_out_batch, batch, workers, size)
         else:
-            self._room.give_back(workers, MAX_LINE_BYTES)
+            self._room.release(workers, MAX_LINE_BYTES)
             await self._send([_REFUSED_BATCH.answer()])
 
     # -- carrying out -------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Connection:
                 await self._send(answers)
         finally:
             let_go(pending.size)
-            self._room.give_back(1, pending.weight)
+            self._room.release(1, pending.weight)
 
     async def _answer(self, pending: Pending) -> bytes | None:
         """Carry out one call; None when nobody waits for the answer."""
@@ -361,7 +361,7 @@ class Connection:
         finally:
             answers.forget()
             self._share.release(size)
-            self._room.give_back(workers, MAX_LINE_BYTES)
+            self._room.release(workers, MAX_LINE_BYTES)
 
     async def _settle(self, message: Request | Fault) -> bytes | None:
         if isinstance(message, Fault):

@@ -13,7 +13,7 @@ from sandkeep.errors import SetupError, StateError
 from sandkeep.settings.daemon import SOCKET, SOCKET_GROUP
 from sandkeepd.core.peer import peer_of
 from sandkeepd.host import processes
-from sandkeepd.host.instance_lock import alone
+from sandkeepd.host.instance_lock import lock_file
 
 _BACKLOG: Final = 512
 _SO_PASSRIGHTS: Final = 83  # linux/socket.h, since 6.16; Python has no name for it
@@ -41,7 +41,7 @@ def listening(
             _make_directory(os.path.dirname(path))
             _refuse_others(path, setting)
             # Of two that start at once, one would take away the socket that the other has just made.
-            stack.enter_context(alone(f"{path}.lock", _in_use(path, setting)))
+            stack.enter_context(lock_file(f"{path}.lock", _in_use(path, setting)))
             _remove_stale(path, setting)
             listener = stack.enter_context(_bind(path, mode, gid))
         except OSError as error:

@@ -54,14 +54,14 @@ class Writer:
                 return
             self._turn.acquire_nowait()
             held = True
-        self._share.hold(len(data))
+        self._share.add(len(data))
         try:
             if not held:
                 await self._turn.acquire()
                 sent = 0
             await self._send_rest(memoryview(data)[sent:], () if sent else descriptors)
         finally:
-            self._share.let_go(len(data))
+            self._share.subtract(len(data))
 
     async def _send_rest(self, rest: memoryview, descriptors: Sequence[int]) -> None:
         """Send the rest of a line, holding the turn, and release it."""
@@ -80,7 +80,7 @@ class Writer:
                 rest = rest[sent:]
                 if sent:
                     descriptors = ()
-                    self._share.moved()
+                    self._share.touch()
                 else:
                     await trio.lowlevel.wait_writable(self._sock.fileno())
 

@@ -65,7 +65,7 @@ from sandkeepd.core.core import Core
 from sandkeepd.eventlog import state_cache as caching
 from sandkeepd.eventlog import verify
 from sandkeepd.eventlog.retention import Retention
-from sandkeepd.host.instance_lock import alone
+from sandkeepd.host.instance_lock import lock_file
 from sandkeepd.host.processes import boot_id
 from sandkeepd.locks.leases import Leases
 from sandkeepd.locks.publish import Publisher
@@ -117,7 +117,7 @@ async def run(
         # First: it fails and leaves nothing behind.
         listeners = stack.enter_context(opened(config.socket, config.stream, manager.passed))
         prepare_state_dir(config.state_dir)
-        stack.enter_context(alone(f"{config.state_dir}/daemon.lock", _in_use(config.state_dir)))
+        stack.enter_context(lock_file(f"{config.state_dir}/daemon.lock", _in_use(config.state_dir)))
         log = EventLog.open(f"{config.state_dir}/{offline.LOG_NAME}")
         try:
             _ = log.command_key  # now, where it may block
@@ -277,7 +277,7 @@ async def _record_stop(core: Core, reason: str, state_dir: str) -> None:
                 stopped = NewEvent(DAEMON_STREAM, events.DaemonStopped(reason=reason))
                 await core.log.append([stopped], Meta(pid=os.getpid()))
                 await core.files.flush()
-                await trio.to_thread.run_sync(caching.save_last, core.state, core.log, state_dir)
+                await trio.to_thread.run_sync(caching.save_final, core.state, core.log, state_dir)
         except SandkeepError as error:
             logger.warning("the stop is not on record", extra={"why": error.message})
 
@@ -292,7 +292,7 @@ def fold(log: EventLog, state_dir: str, manager: Manager | None = None) -> tuple
         with manager.starting(lambda: state.position):
             state = state_cache.load(state_dir, log) or state
             caching.check_end(state, log)
-            caching.fold_rest(state, log, state_dir)
+            caching.fold_new_events(state, log, state_dir)
     except UnknownEvent as unknown:
         problems.append(str(unknown))
     except DaemonError as damage:

@@ -75,7 +75,7 @@ def dispatch(
         "sandbox.copy_out": files.copy_out,
         "sandbox.copy_in": files.copy_in,
         "sandbox.copy_commit": files.copy_commit,
-        "sandbox.history": history.of_sandbox,
+        "sandbox.history": history.sandbox_history,
         "process.launch": processes.launching.launch,
         "process.get": processes.get,
         "process.list": processes.list,
@@ -144,7 +144,7 @@ def _done(processes: Processes, access: Access) -> dict[str, Handle]:
     return {
         "process.write_stdin": processes.wrote_before,
         "process.resize": processes.get,
-        "stream.access": access.given_before,
+        "stream.access": access.repeat_access,
         "daemon.shutdown": _nothing,
     }
 

@@ -29,7 +29,7 @@ from sandkeep_store.locks.fence import Fence
 from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Progress
 from sandkeepd.host import digests
-from sandkeepd.host.threads import Meter, watched
+from sandkeepd.host.threads import Meter, run_in_thread
 from sandkeepd.snapshots.archive_paths import place_of, root_of
 from sandkeepd.snapshots.archives import LOCAL, LOG_KEY, SnapshotArchives
 
@@ -92,7 +92,7 @@ class CheckpointFiles:
         """
         here = self.here(place)
         kind = digests.BLAKE3 if here == place else digests.SHA256
-        files = await watched(partial(_finish, directory, known, kind), progress, "writing the checkpoint")
+        files = await run_in_thread(partial(_finish, directory, known, kind), progress, "writing the checkpoint")
         if (held := fence()) is not None:
             held.check()
         await self._in_thread(_publish, directory, _directory(here))
@@ -120,7 +120,7 @@ class CheckpointFiles:
             metadata, digest = {LOG_KEY: self._log_id}, file.digest.removeprefix("sha256:")
             copying.send(local, path, target, path, sha256=digest, metadata=metadata, fence=fence, progress=moved)
 
-        await watched(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
+        await run_in_thread(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
 
     # Having again
 
@@ -145,7 +145,7 @@ class CheckpointFiles:
                 await self._fetch(place, files, directory, progress)
             else:
                 few = [file for file in files if file not in large]
-                await watched(partial(_verify, directory, few), progress, "verifying the checkpoint")
+                await run_in_thread(partial(_verify, directory, few), progress, "verifying the checkpoint")
             yield had
         finally:
             with trio.CancelScope(shield=True):
@@ -159,7 +159,7 @@ class CheckpointFiles:
         def work(moved: Meter) -> None:
             store = open_store(root_of(place))
             for file in files:
-                found = digests.Digest(digests.kind_of(file.digest))
+                found = digests.Digest(digests.algorithm_of(file.digest))
                 with (
                     open(_private(f"{directory}/{file.name}"), "wb") as target,
                     store.read(f"{place.path}/{file.name}", size_bytes=file.size_bytes, progress=moved) as archive,
@@ -169,7 +169,7 @@ class CheckpointFiles:
                         target.write(chunk)
                 _compare(file, found)
 
-        await watched(work, progress, f"reading {place.uri}", limiter=self._archives.limiter)
+        await run_in_thread(work, progress, f"reading {place.uri}", limiter=self._archives.limiter)
 
     # Removing
 
@@ -218,7 +218,7 @@ class Had:
         """Verify the large files. Raises `snapshot_missing`, `snapshot_corrupt`."""
         try:
             if self._large:
-                await watched(partial(_verify, self.directory, self._large), progress, "verifying the checkpoint")
+                await run_in_thread(partial(_verify, self.directory, self._large), progress, "verifying the checkpoint")
         except SandkeepError as error:
             self._wrong = error
         except BaseException:
@@ -296,7 +296,7 @@ def _digested(
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fchmod(fd, 0o600)
-        if known is not None and os.fstat(fd).st_size == known[1] and digests.kind_of(known[0]) == kind:
+        if known is not None and os.fstat(fd).st_size == known[1] and digests.algorithm_of(known[0]) == kind:
             os.fsync(fd)
             return CheckpointFile(name=name, digest=known[0], size_bytes=known[1])
         while chunk := os.read(fd, _CHUNK):
@@ -321,7 +321,7 @@ def _verify(directory: str, files: Sequence[CheckpointFile], moved: Meter) -> No
     """Verify all files against their records. Raises `snapshot_missing`, `snapshot_corrupt`."""
     done = 0
     for file in files:
-        digest = digests.Digest(digests.kind_of(file.digest))
+        digest = digests.Digest(digests.algorithm_of(file.digest))
         try:
             fd = os.open(f"{directory}/{file.name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -1,6 +1,4 @@
-"""The history for callers: events from a token on, of all or of one sandbox, as they were committed; and the state
-after any of them.
-"""
+"""History for callers: committed events from a token on, of all or one sandbox; and the state after any."""
 
 from typing import Final
 
@@ -23,9 +21,7 @@ NOW: Final = "now"
 
 
 class RawEvent(Struct, frozen=True, omit_defaults=True):
-    """`model.Event` as it is sent: the bytes of the log are spliced in unchanged, also those of types not known
-    here.
-    """
+    """`model.Event` as it is sent: the log's bytes are spliced in unchanged, also those of unknown types."""
 
     position: int
     time: str
@@ -68,10 +64,8 @@ class History:
             with trio.move_on_at(deadline):
                 await log.wait(after)
 
-    async def of_sandbox(self, request: Request[HistoryQuery]) -> RawEventPage:
-        """The events of one sandbox and of its processes, but for those of processes that are in the archive; and which
-        of its moments were kept.
-        """
+    async def sandbox_history(self, request: Request[HistoryQuery]) -> RawEventPage:
+        """List events of a sandbox and its processes, without archived ones, and which moments were kept."""
         query, log = request.params, self._core.log
         rules.sandbox(self._core.state, query.sandbox_id)
         after = 0 if query.after is None else log.parse_token(query.after, gaps=True)
@@ -110,8 +104,8 @@ class History:
 
     async def _not_yet(self, sandbox_id: str, position: int) -> CallerError:
         [first, *_] = await self._core.log.read(0, 1, sandbox_id=sandbox_id)
-        words = f"sandbox {sandbox_id} was not there yet at position {position}: it begins at {first.position}"
-        return CallerError("not_found", words, sandbox_id=sandbox_id, first=first.position)
+        message = f"sandbox {sandbox_id} did not exist yet at position {position}: it begins at {first.position}"
+        return CallerError("not_found", message, sandbox_id=sandbox_id, first=first.position)
 
     def _note(self, requested_us: int) -> str | None:
         archived_us = self._core.state.log.archived_before_us
@@ -152,9 +146,8 @@ class History:
                 passed.append(raw_event(row))
                 size += len(row.data) + len(row.meta)
             if size > max_bytes and row.more == 0:
-                return RawEventPage(
-                    passed, log.token(row.position), caught_up=row.position >= page.position and page.caught_up
-                )
+                is_last = row.position >= page.position and page.caught_up
+                return RawEventPage(passed, log.token(row.position), caught_up=is_last)
         return RawEventPage(passed, log.token(page.position), caught_up=page.caught_up)
 
 

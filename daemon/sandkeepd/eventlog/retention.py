@@ -34,7 +34,7 @@ class Retention:
     def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core
         self._runtimes = runtimes
-        self._one_at_a_time = trio.Lock()
+        self._lock = trio.Lock()
 
     async def compact(self, request: Request[StoreCompact]) -> CompactReport:
         """Archive objects that ended longer ago than the caller's limit, or the setting."""
@@ -63,7 +63,7 @@ class Retention:
         if core.problems:
             raise DaemonError("storage_unavailable", core.problems[0])
         try:
-            async with self._one_at_a_time:
+            async with self._lock:
                 return await self._redaction().run(position, request.meta)
         except trio.Cancelled:  # the caller has gone, but has been promised nothing less for that
             core.carry(self._finish_redactions, "redaction")
@@ -72,14 +72,14 @@ class Retention:
     async def _finish_redactions(self) -> None:
         """Carry out recorded requests, after a crash or a failure of the disk."""
         try:
-            async with self._one_at_a_time:
+            async with self._lock:
                 for position in list(self._core.state.log.redacting):
                     await self._redaction().finish(position, Meta())
         except SandkeepError as error:
             logger.warning("an event is not redacted yet", extra={"why": error.message})
 
     def _redaction(self) -> Redaction:
-        return Redaction(self._core.log, self._core.state, self._forget_event, self._renew)
+        return Redaction(self._core.log, self._core.state, self._forget_event, self._rewrite_files)
 
     async def _forget_event(self, target: Target) -> None:
         """Remove data computed from an event."""
@@ -93,7 +93,7 @@ class Retention:
             if runtime is not None and target.type.startswith("process."):
                 runtime.instance.forget(target.stream)
 
-    async def _renew(self, target: Target) -> None:
+    async def _rewrite_files(self, target: Target) -> None:
         if target.sandbox_id is not None:
             await self._core.files.rewrite(target.sandbox_id)
 
@@ -102,7 +102,7 @@ class Retention:
         core = self._core
         if core.problems:
             raise DaemonError("storage_unavailable", core.problems[0])
-        async with self._one_at_a_time:
+        async with self._lock:
             report = await Compaction(core.log, core.state, self._forget, self._forget_processes).run(
                 before_us, meta, least=least
             )

@@ -30,7 +30,7 @@ CHECKED_AT_ONCE: Final = 500
 CHECK_PAUSE_S: Final = 0.01
 
 
-def fold_rest(state: State, log: EventLog, state_dir: str) -> None:
+def fold_new_events(state: State, log: EventLog, state_dir: str) -> None:
     """Move a state, new or cached, on to the log's last event, and cache it if that was much to do. Blocks.
 
     Raises as `EventLog.scan` does; the state then stands at the event before.
@@ -45,13 +45,11 @@ def fold_rest(state: State, log: EventLog, state_dir: str) -> None:
 
 
 def check_end(state: State, log: EventLog) -> None:
-    """Check the last events also where a cached fold spares the start from looking at them: that is where a disk that
-    failed did harm. Blocks. Raises `storage_unavailable`.
-    """
-    log.reader.check(max(0, log.head - END_EVENTS), min(log.head, state.position), END_EVENTS)
+    """Check the last events, which a failed disk harms first, also with a cached fold. Raises `storage_unavailable`."""
+    log.check(max(0, log.head - END_EVENTS), min(log.head, state.position), END_EVENTS)
 
 
-def save_last(state: State, log: EventLog, state_dir: str) -> None:
+def save_final(state: State, log: EventLog, state_dir: str) -> None:
     """Cache a state that does not change any more, when the daemon stops. Blocks."""
     if state.position - log.first_position >= WORTH_EVENTS:
         _save(state, log, state_dir)
@@ -66,9 +64,7 @@ def _save(state: State, log: EventLog, state_dir: str) -> None:
 
 
 async def check(core: Core, upto: int) -> None:
-    """Check the events up to a position, in slices of a few milliseconds. Damage is a problem that stops all changes,
-    as at a start.
-    """
+    """Check events up to a position, in slices of milliseconds. Damage stops all changes, as at a start."""
     position = 0
     try:
         while position < upto:
@@ -84,9 +80,7 @@ def _stop_changes(core: Core, problem: str) -> None:
 
 
 async def check_later(core: Core) -> None:
-    """After the start, check the events that it took from the cached fold, and the file's own structure, including the
-    indexes of sandboxes and processes. Damage is a problem as for `check`.
-    """
+    """After the start, check events taken from the cached fold, and the file's structure. Damage as for `check`."""
     await trio.sleep(CHECK_AFTER_S)
     await check(core, core.state.cached_upto)
     try:
@@ -125,6 +119,6 @@ async def refresh(core: Core) -> None:
 def _refresh(log: EventLog, state_dir: str) -> None:
     try:
         state = state_cache.load(state_dir, log) or State()
-        fold_rest(state, log, state_dir)
+        fold_new_events(state, log, state_dir)
     except (DaemonError, UnknownEvent) as error:
         logger.warning("the cached fold is not written", extra={"why": str(error)})

@@ -40,12 +40,9 @@ class Verification:
         problems += await trio.to_thread.run_sync(segments.verify, self._state_dir, core.log.log_id)
         problems += metadata_files.check(core.files.root, core.state, core.log.log_id, skip=core.files.pending())
         if not problems:
-            problems += await trio.to_thread.run_sync(self._compare)
+            state = await trio.to_thread.run_sync(offline.fold, core.log)
+            problems += await trio.to_thread.run_sync(state_cache.difference, self._state_dir, core.log, state)
         return await trio.to_thread.run_sync(offline.report, core.log, problems)
-
-    def _compare(self) -> list[str]:
-        log = self._core.log
-        return state_cache.difference(self._state_dir, log, offline.fold(log))
 
     async def rebuild(self, request: Request[methods.NoParams]) -> RebuildReport:
         """Write every metadata.json anew, from the log alone; none while it is damaged, as they may have seen more."""

@@ -15,7 +15,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import IO, Final, NoReturn, cast, get_args
 from weakref import WeakValueDictionary
 
@@ -28,6 +28,7 @@ from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.image_sources import Seen
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.host import mounts, seccomp
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 
 MAX_SKIPPED: Final = 100
@@ -95,7 +96,7 @@ async def import_tree(
     if not source.startswith("/") or "\0" in source:
         raise CallerError("invalid", f"source: {source[:200]!r} is not an absolute path", field="source")
     await progress(f"looking at {source}")
-    async with _turns(caller):
+    async with _import_limit(caller):
         own = trio.CapacityLimiter(1)  # not the daemon's: a caller can stop the programs that read for him
         survey = await trio.to_thread.run_sync(_survey, source, caller, hide, limiter=own)
         try:
@@ -112,13 +113,9 @@ async def import_tree(
 
 
 async def look(source: str, caller: Caller, dockerfile: str) -> Seen:
-    """Return the kind of source at the absolute path `source`, as `caller` may see it, and if the `dockerfile` exists
-    below it.
-
-    Raises `invalid` (there is nothing) and `permission_denied`.
-    """
+    """Return what `source` is, and if it has the `dockerfile`. Raises `invalid` if missing, `permission_denied`."""
     _check_caller(caller)
-    async with _turns(caller, "look"):
+    async with _import_limit(caller, "look"):
         own = trio.CapacityLimiter(1)
         return await trio.to_thread.run_sync(_look, source, caller, dockerfile, limiter=own)
 
@@ -126,23 +123,22 @@ async def look(source: str, caller: Caller, dockerfile: str) -> Seen:
 _busy: Final[WeakValueDictionary[tuple[int, str], trio.Semaphore]] = WeakValueDictionary()
 
 
-def _turns(caller: Caller, what: str = "import") -> trio.Semaphore:
+def _import_limit(caller: Caller, what: str = "import") -> trio.Semaphore:
     """Return the semaphore that limits a caller's imports, kept while in use. Looks have another."""
     return _busy.setdefault((caller.uid, what), trio.Semaphore(IMPORTS_AT_ONCE))
 
 
 def _check_cancelled() -> None:
     """Raise in a thread of trio's when nobody waits for it any more."""
-    try:
+    with suppress(RuntimeError):  # another thread
         trio.from_thread.check_cancelled()
-    except RuntimeError:  # another thread
-        return
 
 
 def _check_caller(caller: Caller) -> None:
     """A user's daemon can act for that user only."""
     if os.geteuid() != 0 and caller.uid != os.geteuid():
-        raise CallerError("permission_denied", "this daemon can read files only for the user it runs as")
+        message = "this daemon can read files only for the user it runs as: use root's daemon, or one of your own"
+        raise CallerError("permission_denied", message)
 
 
 def _as_caller(caller: Caller) -> list[str]:
@@ -159,35 +155,40 @@ def _as_caller(caller: Caller) -> list[str]:
 
 
 def _look(source: str, caller: Caller, dockerfile: str) -> Seen:
-    argv = [*_as_caller(caller), "sh", "-c", _LOOK]
-    with in_fresh_thread(functools.partial(_reading, argv, SOURCE=source, DOCKERFILE=dockerfile)) as looker:
-        try:
-            told, said = _drain({looker.stdout: None, looker.stderr: None}, [looker])
-        finally:
-            _kill(looker)
-    word = told.decode("ascii", "replace").strip()
-    if looker.returncode or word not in get_args(Seen):
-        raise _not_a_directory(source, said)
+    code, output, errors = _run_as(caller, [_LOOK], None, SOURCE=source, DOCKERFILE=dockerfile)
+    word = output.decode("ascii", "replace").strip()
+    if code or word not in get_args(Seen):
+        raise _not_a_directory(source, errors)
     return cast("Seen", word)
 
 
 def _survey(source: str, caller: Caller, hide: str) -> Survey:
-    argv = [*_as_caller(caller), "sh", "-c", _SURVEY, "sh", hide]
-    finding = functools.partial(_reading, argv, SOURCE=source)
-    with tempfile.TemporaryFile() as names, in_fresh_thread(finding) as finder:
+    with tempfile.TemporaryFile() as names:
         listing = _Listing(source, names)
-        try:
-            said = _drain({finder.stdout: listing.take, finder.stderr: None}, [finder])[1]
-        finally:
-            _kill(finder)
-        if finder.wait() == 3:
-            raise _not_a_directory(source, said)
-        if finder.returncode:
-            raise _unreadable(source, said)
+        code, _, errors = _run_as(caller, [_SURVEY, "sh", hide], listing.take, SOURCE=source)
+        if code == 3:
+            raise _not_a_directory(source, errors)
+        if code:
+            raise _unreadable(source, errors)
         return listing.survey()
 
 
-def _reading(argv: list[str], stdin: int = subprocess.DEVNULL, **paths: str) -> "subprocess.Popen[bytes]":
+def _run_as(
+    caller: Caller, script: Sequence[str], taker: Callable[[bytes], None] | None, **paths: str
+) -> tuple[int, bytes, bytes]:
+    """Run a shell script with the caller's rights; return its exit code, its output, unless taken, and its stderr."""
+    argv = [*_as_caller(caller), "sh", "-c", *script]
+    with in_fresh_thread(functools.partial(_start_reader, argv, paths)) as program:
+        try:
+            output, errors = _drain({program.stdout: taker, program.stderr: None}, [program])
+        finally:
+            _kill(program)
+        return program.wait(), output, errors
+
+
+def _start_reader(
+    argv: list[str], paths: Mapping[str, str], stdin: int = subprocess.DEVNULL
+) -> "subprocess.Popen[bytes]":
     """Start a program, which gets paths of the caller's as variables: command lines are read by everybody."""
     with ordinary_priority():
         return subprocess.Popen(
@@ -227,15 +228,15 @@ class _Listing:
         if len(path) > MAX_PATH_BYTES:
             self._refuse("holds paths that are longer than the kernel takes")
         if kind == b"f" and (not size.isdigit() or int(size) > MAX_FILE_BYTES):
-            self._refuse(f"holds a file of more than {MAX_FILE_BYTES >> 40} TiB: {_shown(path)}")
+            self._refuse(f"holds a file of more than {MAX_FILE_BYTES >> 40} TiB: {_display(path)}")
         if kind == b"K" and path == b".":
-            self._refuse("holds nothing but what the kernel shows there")
+            self._refuse("is a file system of the kernel's, such as /proc")
         if kind not in _SKIPPED:
             self._names.write(path + b"\0")
             return
         self._skipped_count += 1
         if len(self._skipped) < MAX_SKIPPED:
-            self._skipped.append(SkippedFile(path=_shown(path), why=_SKIPPED[kind]))
+            self._skipped.append(SkippedFile(path=_display(path), why=_SKIPPED[kind]))
 
     def _refuse(self, why: str) -> NoReturn:
         message = f"source: {self._source} {why}: choose another directory"
@@ -248,7 +249,7 @@ class _Listing:
         return Survey(names=names, skipped=self._skipped, skipped_count=self._skipped_count)
 
 
-def _shown(path: bytes) -> str:
+def _display(path: bytes) -> str:
     return path[2:].decode("utf-8", "backslashreplace")[:MAX_PATH_BYTES]
 
 
@@ -263,7 +264,7 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
         "--mode=ug-s", "--no-recursion", "--null", "--verbatim-files-from",
         "--files-from=-",  # opened already: the caller may not open the list itself
     ]  # fmt: skip
-    with in_fresh_thread(functools.partial(_reading, reading, names, SOURCE=source)) as reader:
+    with in_fresh_thread(functools.partial(_start_reader, reading, {"SOURCE": source}, names)) as reader:
         try:
             assert reader.stdout is not None
             try:
@@ -286,19 +287,11 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
 
 def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[bytes]":
     """Start the writing half, in a jail in which nothing but the target can be written."""
-    unpack = [
-        "tar",
-        "--extract",
-        "--file=-",
-        "--preserve-permissions",
-        "--no-same-owner",
-        "--numeric-owner",
-        "--directory",
-    ]
+    unpack = ["tar", "-x", "--file=-", "--preserve-permissions", "--no-same-owner", "--numeric-owner", "--directory"]
     place = target
     take: list[str] = []
     if owner is not None:
-        place = _lend(target)
+        place = _expose(target)
         take = [
             "prlimit", f"--fsize={MAX_FILE_BYTES}", "--", "setpriv", "--reuid", str(owner), "--regid", str(owner),
             "--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all",
@@ -316,18 +309,13 @@ def _extract(target: str, owner: int | None, stdin: int) -> "subprocess.Popen[by
             )  # fmt: skip
 
 
-def _lend(target: str) -> str:
-    """Make the target reachable, in this thread's namespace, for the image's owner, who may not enter the state
-    directory.
-    """
+def _expose(target: str) -> str:
+    """Mount the target, in this thread's namespace, where the image's owner can reach it."""
     scratch = mounts.enter_private_namespace()
-    opened = mounts.open_place(target)
-    try:
+    with closing_fd(mounts.open_path(target)) as opened:
         mounts.mount_scratch(scratch)
         os.mkdir(f"{scratch}/image")
         mounts.bind(mounts.at(opened), f"{scratch}/image", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
-    finally:
-        os.close(opened)
     return f"{scratch}/image"
 
 
@@ -350,12 +338,9 @@ def _jail(place: str, calls: int | None) -> list[str]:
 def _drain(
     pipes: Mapping[IO[bytes] | None, Callable[[bytes], None] | None], programs: Sequence["subprocess.Popen[bytes]"]
 ) -> list[bytes]:
-    """Read programs' output until they have ended, keeping the beginning of untaken output.
-
-    The ends of the pipes are not waited for: the caller may have passed them to another program.
-    """
+    """Read programs' output until they exit, not to the pipes' ends. Keep the beginning of untaken output."""
     takers = {pipe.fileno(): taker for pipe, taker in pipes.items() if pipe}
-    kept = dict.fromkeys(takers, b"")
+    output = dict.fromkeys(takers, b"")
     poll = select.poll()
     with ExitStack() as stack:
         running = {os.pidfd_open(program.pid) for program in programs}
@@ -372,18 +357,18 @@ def _drain(
                 if fd in running:
                     running.discard(fd)
                     poll.unregister(fd)
-                elif not _take(fd, takers[fd], kept):
+                elif not _read_once(fd, takers[fd], output):
                     poll.unregister(fd)
-    return list(kept.values())
+    return list(output.values())
 
 
-def _take(fd: int, taker: Callable[[bytes], None] | None, kept: dict[int, bytes]) -> bool:
+def _read_once(fd: int, taker: Callable[[bytes], None] | None, output: dict[int, bytes]) -> bool:
     """Read once from a pipe. Answers whether there may be more."""
     piece = os.read(fd, _FIRST_BYTES)
     if taker:
         taker(piece)
-    elif len(kept[fd]) < _FIRST_BYTES:
-        kept[fd] += piece
+    elif len(output[fd]) < _FIRST_BYTES:
+        output[fd] += piece
     return bool(piece)
 
 
@@ -393,13 +378,12 @@ def _first_line(stderr: bytes) -> str:
 
 
 def _not_a_directory(source: str, stderr: bytes) -> SandkeepError:
-    said = stderr.decode("utf-8", "backslashreplace")
-    if "ermission denied" in (said.splitlines() or [""])[-1]:
-        return CallerError("permission_denied", f"you may not read {source}", field="source", path=source)
-    if "Not a directory" in said:
-        return CallerError("invalid", f"source: {source} is not a directory", field="source")
-    if "No such file" in said:
-        return CallerError("invalid", f"source: there is no directory {source}", field="source")
+    message = stderr.decode("utf-8", "backslashreplace")
+    if "ermission denied" not in (message.splitlines() or [""])[-1]:
+        if "Not a directory" in message:
+            return CallerError("invalid", f"source: {source} is not a directory", field="source")
+        if "No such file" in message:
+            return CallerError("invalid", f"source: there is no directory {source}", field="source")
     return CallerError("permission_denied", f"you may not read {source}", field="source", path=source)
 
 
@@ -413,23 +397,20 @@ def _unreadable(source: str, stderr: bytes) -> SandkeepError:
 
 
 def _not_written(stderr: bytes) -> SandkeepError:
-    said = _first_line(stderr)
-    if any(words in stderr for words in (b"No space left", b"Wrote only", b"quota exceeded", b"Read-only file system")):
+    message = _first_line(stderr)
+    if any(cause in stderr for cause in (b"No space left", b"Wrote only", b"quota exceeded", b"Read-only file system")):
         return DaemonError(
-            "storage_unavailable", f"the image could not be written: {said}: make room in the state directory"
+            "storage_unavailable", f"the image could not be written: {message}: make room in the state directory"
         )
-    return ProviderError("provider_unavailable", f"the image could not be written: {said}")
+    return ProviderError("provider_unavailable", f"the image could not be written: {message}")
 
 
 def _drop_setuid(root: str) -> None:
     """Remove set-uid bits that the reading half should have left out: the caller can manipulate its output. Blocks."""
-    top = os.open(os.fsencode(root), os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closing_fd(os.open(os.fsencode(root), os.O_RDONLY | os.O_DIRECTORY)) as top:
         for path, info in _walk(top):
             if info.st_mode & _SETUID and not stat.S_ISLNK(info.st_mode):
                 os.chmod(path or b".", stat.S_IMODE(info.st_mode) & ~_SETUID, dir_fd=top)
-    finally:
-        os.close(top)
 
 
 def digest_tree(root: str) -> tuple[str, int, int]:
@@ -440,8 +421,7 @@ def digest_tree(root: str) -> tuple[str, int, int]:
     """
     total = hashlib.sha256()
     size = count = 0
-    top = os.open(os.fsencode(root), os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with closing_fd(os.open(os.fsencode(root), os.O_RDONLY | os.O_DIRECTORY)) as top:
         for path, info in _walk(top):
             content = b""
             if stat.S_ISLNK(info.st_mode):
@@ -452,8 +432,6 @@ def digest_tree(root: str) -> tuple[str, int, int]:
             for part in (path, b"%o" % info.st_mode, content):
                 total.update(b"%d:" % len(part) + part)
             count += 1
-    finally:
-        os.close(top)
     return "sha256:" + total.hexdigest(), size, count
 
 
@@ -465,11 +443,8 @@ def _walk(top: int) -> Iterator[tuple[bytes, os.stat_result]]:
         info = os.stat(path or b".", dir_fd=top, follow_symlinks=False)
         yield path, info
         if stat.S_ISDIR(info.st_mode):
-            fd = os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-            try:
+            with closing_fd(os.open(path or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)) as fd:
                 names = sorted((os.fsencode(name) for name in os.listdir(fd)), reverse=True)
-            finally:
-                os.close(fd)
             waiting += [path + b"/" + name if path else name for name in names]
 
 

@@ -5,7 +5,8 @@ restored. BLAKE3 (https://github.com/BLAKE3-team/BLAKE3-specs) takes a quarter o
 tenth where the processor has no instructions for that. Checkpoints in a bucket have SHA-256, as archives there do.
 """
 
-from typing import Final, Protocol
+import hashlib
+from typing import Any, Final
 
 from sandkeep.errors import DataError
 
@@ -13,22 +14,18 @@ BLAKE3: Final = "blake3"
 SHA256: Final = "sha256"
 
 
-class Hasher(Protocol):
-    """A hash object: takes bytes and returns their digest."""
-
-    def update(self, data: bytes, /) -> object:
-        """Take some more."""
-
-    def hexdigest(self) -> str:
-        """Return the digest."""
-
-
 class Digest:
     """A digest that is being made."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._hasher = _hasher(kind)
+        self._hasher: Any
+        if kind == BLAKE3:
+            import blake3  # a library that is loaded where there are checkpoints
+
+            self._hasher = blake3.blake3()
+        else:
+            self._hasher = hashlib.sha256()
 
     def update(self, data: bytes) -> None:
         """Take some more bytes."""
@@ -39,20 +36,10 @@ class Digest:
         return f"{self._kind}:{self._hasher.hexdigest()}"
 
 
-def _hasher(kind: str) -> Hasher:
-    if kind == BLAKE3:
-        import blake3  # a library that is loaded where there are checkpoints
-
-        return blake3.blake3()
-    import hashlib
-
-    return hashlib.sha256()
-
-
-def kind_of(digest: str) -> str:
+def algorithm_of(digest: str) -> str:
     """Return a digest's algorithm. Raises `snapshot_corrupt` for an unknown one."""
     kind = digest.partition(":")[0]
     if kind not in (BLAKE3, SHA256):
-        words = f"the checkpoint's digest is {kind[:20]!r}, which this version does not know: it may be of a newer one"
-        raise DataError("snapshot_corrupt", words)
+        message = f"the checkpoint has a digest of unknown kind {kind[:20]!r}: restore it with the version that made it"
+        raise DataError("snapshot_corrupt", message)
     return kind

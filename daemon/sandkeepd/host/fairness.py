@@ -24,11 +24,6 @@ class _Turns(trio.abc.Instrument):
         """A new round begins."""
         self.given = 0
 
-    @property
-    def are_free(self) -> bool:
-        """True if no task waits, and this round has a turn left."""
-        return self.given < _AT_ONCE and self.few.value == _AT_ONCE
-
 
 _turns: Final = trio.lowlevel.RunVar[_Turns]("turns")
 
@@ -44,7 +39,7 @@ async def yield_to_loop() -> None:
         turns = _Turns()
         _turns.set(turns)
         trio.lowlevel.add_instrument(turns)
-    if turns.are_free:
+    if turns.given < _AT_ONCE and turns.few.value == _AT_ONCE:  # no task waits, and this round has a turn left
         turns.given += 1
         return
     async with turns.few:  # getting it takes one round, also when it is free; the next have theirs then

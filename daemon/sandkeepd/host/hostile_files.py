@@ -23,6 +23,7 @@ from typing import Final
 
 from sandkeep.system.openat2 import open_beneath
 from sandkeepd.host import mounts
+from sandkeepd.host.descriptors import closing_fd
 
 _WRITABLE: Final = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 _READ_ONLY: Final = _WRITABLE | mounts.MS_RDONLY
@@ -44,28 +45,25 @@ class _Anchor:
     def __init__(self, path: str) -> None:
         self._path = path
         self._descriptors: list[int] = []
-        self._taking = threading.Lock()
+        self._lock = threading.Lock()
         self.identity: tuple[int, int] | None = None
         self.is_confined = False
         weakref.finalize(self, _close_all, self._descriptors).atexit = False
 
     def descriptor(self, *, writable: bool) -> int:
         if not self._descriptors:
-            with self._taking:
+            with self._lock:
                 if not self._descriptors:
-                    self._take()
+                    self._open()
         return self._descriptors[writable]
 
-    def _take(self) -> None:
-        place = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+    def _open(self) -> None:
+        with closing_fd(os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as place:
             found = os.fstat(place)
-            taken = _on_mounts(place)
-            self.is_confined = bool(taken)
-            self._descriptors += taken or [os.dup(place), os.dup(place)]
+            mounted = _on_mounts(place)
+            self.is_confined = bool(mounted)
+            self._descriptors += mounted or [os.dup(place), os.dup(place)]
             self.identity = found.st_dev, found.st_ino
-        finally:
-            os.close(place)
 
 
 def read_only(descriptor: int) -> int:
@@ -76,24 +74,22 @@ def read_only(descriptor: int) -> int:
         if error.errno not in _CANNOT:
             raise
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing_fd(place):
         return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(place)
 
 
 def _on_mounts(place: int) -> list[int]:
     """A directory on a read-only mount and on a writable one; nothing where such mounts cannot be made."""
-    taken: list[int] = []
+    mounted: list[int] = []
     try:
-        taken.append(mounts.detached(place, _READ_ONLY))
-        taken.append(mounts.detached(place, _WRITABLE))
+        mounted.append(mounts.detached(place, _READ_ONLY))
+        mounted.append(mounts.detached(place, _WRITABLE))
     except OSError as error:
-        _close_all(taken)
+        _close_all(mounted)
         if error.errno in _CANNOT:
             return []
         raise
-    return taken
+    return mounted
 
 
 def _close_all(descriptors: Sequence[int]) -> None:
@@ -112,10 +108,7 @@ class HostileRoot:
         self._anchor = _Anchor(path)
 
     def tree(self, name: str = ".") -> "HostileTree":
-        """Tree below `name`. Neither that nor the root need be there yet. Raises OSError.
-
-        Call it in the daemon's own mount namespace.
-        """
+        """Return the tree below `name`, if only later. Call in the daemon's mount namespace. Raises OSError."""
         with suppress(FileNotFoundError):
             found = os.stat(self._path)
             if self._anchor.identity not in (None, (found.st_dev, found.st_ino)):
@@ -147,9 +140,7 @@ class HostileTree:
         return HostileTree(self._anchor, f"{self._path}/{path}")
 
     def open(self, path: str, flags: int, mode: int = 0, *, writable: bool = False) -> int:
-        """Open a file, close-on-exec: on the read-only mount, unless `flags` say that it is to be changed, or it is a
-        directory that is to be `writable`.
-        """
+        """Open a file: on the read-only mount unless `flags` change it, or it is a `writable` directory."""
         directory = self._anchor.descriptor(writable=writable or bool(flags & _CHANGES))
         return open_beneath(directory, f"{self._path}/{path}", flags, mode)
 
@@ -158,9 +149,7 @@ class HostileTree:
         return self._checked(path, self.open(path, flags | _QUIETLY, 0o600), stat.S_IFREG)
 
     def open_fifo(self, path: str, flags: int = os.O_RDWR | os.O_NONBLOCK) -> int:
-        """Open a FIFO. Raises also `NotAFileError`. A read-only mount does not prevent writes to FIFOs, but prevents
-        receivers of the descriptor from changing their modes.
-        """
+        """Open a FIFO, on the read-only mount: its receiver cannot change its mode. Raises also `NotAFileError`."""
         directory = self._anchor.descriptor(writable=False)
         return self._checked(path, open_beneath(directory, f"{self._path}/{path}", flags), stat.S_IFIFO)
 
@@ -174,11 +163,8 @@ class HostileTree:
     @contextmanager
     def directory(self, path: str = ".", *, flags: int = os.O_PATH, writable: bool = False) -> Iterator[int]:
         """A descriptor of a directory, for the length of a block: for system calls on plain names in it."""
-        descriptor = self.open(path, flags | os.O_DIRECTORY, writable=writable)
-        try:
+        with closing_fd(self.open(path, flags | os.O_DIRECTORY, writable=writable)) as descriptor:
             yield descriptor
-        finally:
-            os.close(descriptor)
 
     @contextmanager
     def _around(self, path: str) -> Iterator[tuple[int, str]]:
@@ -189,11 +175,8 @@ class HostileTree:
 
     def stat(self, path: str) -> os.stat_result:
         """Status of a file; of a link, its own."""
-        descriptor = self.open(path, os.O_PATH | os.O_NOFOLLOW)
-        try:
+        with closing_fd(self.open(path, os.O_PATH | os.O_NOFOLLOW)) as descriptor:
             return os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
 
     def exists(self, path: str) -> bool:
         """Tell if there is anything of that name."""
@@ -215,11 +198,8 @@ class HostileTree:
 
     def chmod(self, path: str, mode: int) -> None:
         """Give a regular file of the daemon's own another mode. Raises also `NotAFileError`."""
-        descriptor = self.open_regular(path, os.O_WRONLY)
-        try:
+        with closing_fd(self.open_regular(path, os.O_WRONLY)) as descriptor:
             os.fchmod(descriptor, mode)
-        finally:
-            os.close(descriptor)
 
     def make_fifo(self, path: str, owner: tuple[int, int] | None) -> None:
         """Make a FIFO that only `owner` can open, or only the daemon's user."""

@@ -17,14 +17,14 @@ _mutex: Final = threading.Lock()
 
 
 @contextlib.contextmanager
-def alone(path: str, taken: SandkeepError) -> Iterator[None]:
+def lock_file(path: str, conflict: SandkeepError) -> Iterator[None]:
     """Hold the lock of the file `path` for the length of a block; the file is made, and removed afterwards.
 
-    Of any number that begin at the same instant exactly one gets it. The others raise `taken`, and have changed
+    Of any number that begin at the same instant exactly one gets it. The others raise `conflict`, and have changed
     nothing. Raises OSError where no file can be made.
     """
     with _mutex:
-        fd = _locked(path, taken)
+        fd = _locked(path, conflict)
         identity = _identity(os.fstat(fd))
         _held.add(identity)
     try:
@@ -38,12 +38,12 @@ def alone(path: str, taken: SandkeepError) -> Iterator[None]:
             os.close(fd)
 
 
-def _locked(path: str, taken: SandkeepError) -> int:
+def _locked(path: str, conflict: SandkeepError) -> int:
     while True:
         # A record lock ends when its process closes any descriptor of the file, so none may be opened here again.
         with contextlib.suppress(FileNotFoundError):
             if _identity(os.lstat(path)) in _held:
-                raise taken
+                raise conflict
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             # A record lock and no flock(2): that one is shared with a child until it executes its program, and a child
@@ -54,7 +54,7 @@ def _locked(path: str, taken: SandkeepError) -> int:
         except OSError as error:
             os.close(fd)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise taken from None
+                raise conflict from None
             raise
         os.close(fd)  # another daemon stopped in between, and removed the file: the locked one has no name
 

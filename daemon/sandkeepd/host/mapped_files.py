@@ -16,9 +16,7 @@ _ESCAPE: Final = re.compile(rb"\\012")
 
 
 def mapped_files(pids: Iterable[int], directory: str) -> set[bytes] | None:
-    """The paths below `directory`, as the processes call it, of files that they can write to in memory; None when that
-    is too much to tell. Blocks.
-    """
+    """Return paths below `directory` that the processes can write to in memory; None if too many. Blocks."""
     found: set[bytes] = set()
     above = directory.encode().rstrip(b"/") + b"/"
     left = MOST_BYTES

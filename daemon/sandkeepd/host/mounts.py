@@ -20,6 +20,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from sandkeep.errors import SetupError
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.processes import reap, spawn
 
 MS_RDONLY: Final = 1
@@ -66,11 +67,11 @@ _ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 Mapped = tuple[int, int]
 """The uid and gid outside, and the one that they are seen as."""
 
-MOST_KEPT: Final = 16
+MAX_CACHED_NAMESPACES: Final = 16
 """So many user namespaces are kept for the next mount that needs one."""
 
-_kept: Final = OrderedDict[Mapped, int]()
-_keeping: Final = threading.Lock()
+_cached: Final = OrderedDict[Mapped, int]()
+_cache_lock: Final = threading.Lock()
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -114,11 +115,8 @@ def mount_scratch(place: str) -> None:
     mount("sandkeep", place, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=0755,size=1m")
 
 
-def open_place(path: str) -> int:
-    """A descriptor of a directory or file as a place only, for `at`.
-
-    Open it in the namespace in which it is to be used.
-    """
+def open_path(path: str) -> int:
+    """Open a path with O_PATH, for `at`. Call it in the namespace in which it is to be used."""
     return os.open(path, os.O_PATH | os.O_CLOEXEC)
 
 
@@ -141,96 +139,77 @@ def bind_mapped(binds: Sequence[tuple[str, str, int]], seen_as: int, *, again: b
     """
     with ExitStack() as opened:
         mappings = [(owner, seen_as) for _, _, owner in binds]
-        namespaces = _kept_namespaces(mappings, opened) if again else _made(mappings, opened)
+        namespaces = _cached_namespaces(mappings, opened) if again else _make_namespaces(mappings, opened)
         for source, target, owner in binds:
             _bind_in(namespaces[owner, seen_as], source, target)
 
 
-def _kept_namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
-    """A user namespace for each mapping, as a descriptor that `opened` closes: those that were wanted last are there
-    still. Raises OSError.
-    """
+def _cached_namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
+    """Return a user namespace for each mapping, the cached or a new one; `opened` closes it. Raises OSError."""
     found = dict[Mapped, int]()
-    with _keeping:
-        for mapping in filter(_kept.__contains__, mappings):
-            _kept.move_to_end(mapping)
-            found[mapping] = _dup(_kept[mapping], opened)
+    with _cache_lock:
+        for mapping in filter(_cached.__contains__, mappings):
+            _cached.move_to_end(mapping)
+            found[mapping] = os.dup(_cached[mapping])
+            opened.callback(os.close, found[mapping])
     missing = [mapping for mapping in mappings if mapping not in found]
     if missing:
-        made = _made(missing, opened)
+        made = _make_namespaces(missing, opened)
         found |= made
-        with _keeping:
+        with _cache_lock:
             for mapping, namespace in made.items():
-                if mapping not in _kept:
-                    _kept[mapping] = os.dup(namespace)
-            while len(_kept) > MOST_KEPT:
-                os.close(_kept.popitem(last=False)[1])
+                if mapping not in _cached:
+                    _cached[mapping] = os.dup(namespace)
+            while len(_cached) > MAX_CACHED_NAMESPACES:
+                os.close(_cached.popitem(last=False)[1])
     return found
 
 
-def _dup(fd: int, opened: ExitStack) -> int:
-    found = os.dup(fd)
-    opened.callback(os.close, found)
-    return found
-
-
-def _made(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
+def _make_namespaces(mappings: Sequence[Mapped], opened: ExitStack) -> dict[Mapped, int]:
     """New ones, which come about at the same time."""
     made, different = dict[Mapped, int](), list(dict.fromkeys(mappings))
     with ExitStack() as ended, ExitStack() as begun:
         helpers = [_in_user_namespace(ended, begun) for _ in different]
-        for mapping, helper in zip(different, helpers, strict=True):
-            made[mapping] = helper.mapped(*mapping)
+        for mapping, (pid, output) in zip(different, helpers, strict=True):
+            made[mapping] = _map_ids(pid, output, mapping)
             opened.callback(os.close, made[mapping])
     return made
 
 
 def _bind_in(namespace: int, source: str, target: str) -> None:
-    tree = _syscall(_SYS_OPEN_TREE, "open_tree", -100, os.fsencode(source), _OPEN_TREE_CLONE | os.O_CLOEXEC)
-    try:
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    with closing_fd(_syscall(_SYS_OPEN_TREE, "open_tree", -100, os.fsencode(source), flags)) as tree:
         _set_attributes(tree, _MOUNT_ATTR_IDMAP, namespace)
         _syscall(_SYS_MOVE_MOUNT, "move_mount", tree, b"", -100, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
-    finally:
-        os.close(tree)
 
 
 def _syscall(number: int, name: str, *arguments: object) -> int:
     return _check(_libc.syscall(number, *arguments), name)
 
 
-class _InUserNamespace:
-    """A program that is in a user namespace of its own as soon as it has copied its input, or soon will be.
-
-    Nobody ever runs anything there; it is the form a mapping has.
-    """
-
-    def __init__(self, pid: int, said: int) -> None:
-        self._pid = pid
-        self._said = said
-
-    def mapped(self, outside: int, inside: int) -> int:
-        """Map one uid and gid in the namespace; return a descriptor of it. Raises OSError."""
-        if os.read(self._said, 100) != _WORD:
-            raise OSError(errno.EPERM, "user namespaces are switched off")
-        for name in ("uid_map", "gid_map"):
-            with open(f"/proc/{self._pid}/{name}", "w", encoding="ascii") as file:
-                file.write(f"{outside} {inside} 1\n")
-        return os.open(f"/proc/{self._pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+def _map_ids(pid: int, output: int, mapping: Mapped) -> int:
+    """Map a uid and gid in the user namespace of a program; return a descriptor of the namespace. Raises OSError."""
+    if os.read(output, 100) != _WORD:
+        raise OSError(errno.EPERM, "user namespaces are switched off")
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/{pid}/{name}", "w", encoding="ascii") as file:
+            file.write(f"{mapping[0]} {mapping[1]} 1\n")
+    return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _in_user_namespace(ended: ExitStack, begun: ExitStack) -> _InUserNamespace:
-    """Start such a program, which ends with `begun`; at `ended` nothing is left of it."""
+def _in_user_namespace(ended: ExitStack, begun: ExitStack) -> tuple[int, int]:
+    """Start a program that makes a user namespace; return its pid, and a pipe that holds `_WORD` once it has."""
     reading, writing = os.pipe()
-    said, saying = os.pipe()
-    for fd in (reading, writing, said):
+    output, its_output = os.pipe()
+    for fd in (reading, writing, output):
         begun.callback(os.close, fd)
     try:
         os.write(writing, _WORD)
-        child = spawn(["unshare", "--user", "cat"], stdin=reading, output=saying)
+        child = spawn(["unshare", "--user", "cat"], stdin=reading, output=its_output)
     finally:
-        os.close(saying)  # so that its output ends when it does
+        os.close(its_output)  # so that its output ends when it does
     ended.callback(reap, child)
-    return _InUserNamespace(child, said)
+    return child, output
 
 
 def detached(directory: int, flags: int) -> int:
@@ -250,10 +229,7 @@ def detached(directory: int, flags: int) -> int:
 
 
 def open_detached(path: str, flags: int) -> int:
-    """Open the directory `path` on a detached mount with `flags`; the last component may be no link.
-
-    Raises OSError, and `not_supported` where the kernel has no mounts without links.
-    """
+    """Open a directory, not a link, on a detached mount. Raises OSError; `not_supported` before Linux 5.14."""
     with ExitStack() as opened:
         place = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened.callback(os.close, place)
@@ -262,8 +238,8 @@ def open_detached(path: str, flags: int) -> int:
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSYS):
                 raise
-            words = "files of sandboxes are read and removed on mounts without symbolic links: that needs Linux 5.14"
-            raise SetupError("not_supported", words) from None
+            message = "files of sandboxes are read and removed on mounts without symbolic links: that needs Linux 5.14"
+            raise SetupError("not_supported", message) from None
         opened.callback(os.close, tree)
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=tree)  # a place cannot be listed
 
@@ -274,16 +250,11 @@ def _set_attributes(tree: int, attributes: int, namespace: int = 0) -> None:
 
 
 def reconfigure(root: int, options: Mapping[str, str]) -> None:
-    """Set options of the filesystem whose root directory is open, in any mount namespace. They replace its earlier
-    specific ones. Needs CAP_SYS_ADMIN there. Raises OSError.
-    """
-    context = _syscall(_SYS_FSPICK, "fspick", root, b"", _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH)
-    try:
+    """Replace the specific options of the filesystem whose root is open. Needs CAP_SYS_ADMIN. Raises OSError."""
+    with closing_fd(_syscall(_SYS_FSPICK, "fspick", root, b"", _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH)) as context:
         for name, value in options.items():
             _syscall(_SYS_FSCONFIG, "fsconfig", context, _FSCONFIG_SET_STRING, name.encode(), value.encode(), 0)
         _syscall(_SYS_FSCONFIG, "fsconfig", context, _FSCONFIG_CMD_RECONFIGURE, None, None, 0)
-    finally:
-        os.close(context)
 
 
 def overlay_read_only(lowers: Sequence[str], target: str) -> None:

@@ -21,9 +21,9 @@ _SET_NO_NEW_PRIVS: Final = 38
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def keep_only(kept: Collection[int]) -> None:
+def limit_capabilities(needed: Collection[int]) -> None:
     """Limit the capabilities of this thread's children to these, also as root. Does nothing for other users."""
     _libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for capability in range(_MOST):
-        if capability not in kept:
+        if capability not in needed:
             _libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)  # fails for who has none, and beyond the last

@@ -23,6 +23,7 @@ from msgspec import Struct
 from sandkeep.errors import ProviderError
 from sandkeep.system import fresh_thread
 from sandkeepd.host import spawn as spawning
+from sandkeepd.host.descriptors import closing_fd
 
 T = TypeVar("T")
 
@@ -113,28 +114,24 @@ def open_process(identity: Identity) -> int | None:
 
 
 def kill_and_wait(pidfd: int) -> None:
-    """Kill by descriptor and wait until it is gone.
-
-    Blocks. Raises `provider_unavailable` when the kernel cannot end it.
-    """
+    """Kill by pidfd and wait until it has exited. Blocks. Raises `provider_unavailable` if it does not exit."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
         return
     if not has_ended(pidfd, KILL_DEADLINE_S):
         raise ProviderError(
-            "provider_unavailable", "a killed process does not end: its disk may be stuck; try again later"
+            "provider_unavailable",
+            "a process did not exit after SIGKILL: it may be waiting for a disk; try again later",
         )
 
 
-def kill_known(process: Identity) -> None:
+def kill_process(process: Identity) -> None:
     """Kill that very process, if it still runs, and wait until it is gone. See `open_process` and `kill_and_wait`."""
     pidfd = open_process(process)
     if pidfd is not None:
-        try:
+        with closing_fd(pidfd):
             kill_and_wait(pidfd)
-        finally:
-            os.close(pidfd)
 
 
 def has_ended(pidfd: int, timeout_s: float = 0) -> bool:
@@ -162,15 +159,14 @@ def spawn(
     *,
     stdin: int,
     output: int,
-    third: int | None = None,
     more: Sequence[int] = (),
-    roomy: bool = False,
+    large_fd_table: bool = False,
     env: Mapping[str, str] = TOOL_ENV,
 ) -> int:
     """Start a program in a session of its own, with default signals. Answers its pid.
 
-    `output` becomes its stdout and stderr, `third` its descriptor 3, or `more` those from 3 on; it gets no others,
-    unless it is to be `roomy`.
+    `output` becomes its stdout and stderr, `more` its descriptors from 3 on; it gets no others, unless it is to be
+    `large_fd_table`.
     Then it has /dev/null as number 511, so that the kernel has a table of so many for it from the start, and for what
     it starts: to make that of a process with threads larger, it waits until every processor has come by (expand_files
     in Linux's fs/file.c), which takes 10 to 20 ms. Where not so many are allowed it does without.
@@ -178,17 +174,14 @@ def spawn(
     It inherits the namespaces of the calling *thread*, which is why this is no `subprocess.Popen`, whose object would
     also complain of the sandbox that outlives it.
     """
-    sources = {0: stdin, 1: output, 2: output}
-    if third is not None:
-        sources[3] = third
-    sources.update(enumerate(more, 3))
-    with contextlib.ExitStack() as closing, ordinary_priority():
-        if roomy and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > _LAST:
-            sources[_LAST] = _closed_by(closing, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    sources = dict(enumerate([stdin, output, output, *more]))
+    with contextlib.ExitStack() as stack, ordinary_priority():
+        if large_fd_table and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > _LAST:
+            sources[_LAST] = stack.enter_context(_devnull(os.O_RDONLY))
         return spawning.start(argv, env, sources, _RESET)
 
 
-def take_precedence() -> None:
+def raise_priority() -> None:
     """Raise the daemon's priority over its children: on a machine that is busy with sandboxes, calls are still answered
     promptly.
 
@@ -217,10 +210,7 @@ def ordinary_priority() -> Iterator[None]:
 
 
 def keep_descriptors_private() -> None:
-    """Set close-on-exec on all descriptors that this process was itself started with.
-
-    Python's own descriptors are never inherited; those of the daemon's parent would leak into every sandbox.
-    """
+    """Set close-on-exec on descriptors inherited from the daemon's parent, which would leak into sandboxes."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if int(name) > 2:
@@ -230,10 +220,7 @@ def keep_descriptors_private() -> None:
 
 
 def leave_session_keyring() -> None:
-    """Give the calling thread, and its future children, a session keyring of its own, without keys.
-
-    Child processes of any uid inherit the daemon's keyring, and could read the keys in it.
-    """
+    """Give this thread and its children an empty session keyring: they could read the daemon's keys."""
     call = _SYS_KEYCTL.get(os.uname().machine, _SYS_KEYCTL_ELSEWHERE)
     if _libc.syscall(call, _KEYCTL_JOIN_SESSION_KEYRING, None) >= 0:
         return
@@ -243,10 +230,7 @@ def leave_session_keyring() -> None:
 
 
 def in_fresh_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread of its own, which ends with it, and wait.
-
-    Its unshared namespaces are invisible to other threads. Its children have none of the daemon's keys. Blocks.
-    """
+    """Run `work` in a thread with namespaces of its own and none of the daemon's keys, and wait. Blocks."""
 
     def run() -> T:
         leave_session_keyring()
@@ -266,32 +250,32 @@ def run_tool(
     program = shutil.which(argv[0], path=TOOL_PATH)
     if program is None:
         raise ProviderError("provider_unavailable", f"{argv[0]} is missing: install it")
-    with contextlib.ExitStack() as closing:
-        null = stdin if stdin is not None else _closed_by(closing, os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+    with contextlib.ExitStack() as stack:
+        null = stdin if stdin is not None else stack.enter_context(_devnull(os.O_RDWR))
         pipes = [os.pipe(), os.pipe()]
-        said = [_closed_by(closing, reading) for reading, _ in pipes]
-        with contextlib.ExitStack() as ends:
-            written = [_closed_by(ends, writing) for _, writing in pipes]
+        ends = [stack.enter_context(closing_fd(reading)) for reading, _ in pipes]
+        with contextlib.ExitStack() as child_ends:
+            written = [child_ends.enter_context(closing_fd(writing)) for _, writing in pipes]
             with ordinary_priority():
                 given = {**dict(enumerate([null, *written])), **{each: each for each in descriptors}}
                 pid = spawning.start([program, *argv[1:]], TOOL_ENV, given, _RESET)
-        output = _listen_to_all(said, time.monotonic() + timeout_s)
+        output = _read_all(ends, time.monotonic() + timeout_s)
         if output is None:
             os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if output is None:
-        raise ProviderError("provider_unavailable", f"{argv[0]} did not end within {timeout_s:.0f} s")
+        message = f"{argv[0]} did not finish within {timeout_s:.0f} s: see whether this machine is overloaded"
+        raise ProviderError("provider_unavailable", message)
     return subprocess.CompletedProcess(argv, code, *output)
 
 
-def _closed_by(stack: contextlib.ExitStack, fd: int) -> int:
-    stack.callback(os.close, fd)
-    return fd
+def _devnull(flags: int) -> contextlib.AbstractContextManager[int]:
+    return closing_fd(os.open(os.devnull, flags | os.O_CLOEXEC))
 
 
-def _listen_to_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
+def _read_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
     """Read the pipes until their other ends are closed; None after the deadline. Blocks."""
-    said = {pipe: bytearray() for pipe in pipes}
+    output = {pipe: bytearray() for pipe in pipes}
     poll = select.poll()
     for pipe in pipes:
         poll.register(pipe, select.POLLIN)
@@ -302,11 +286,11 @@ def _listen_to_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
             return None
         for pipe, _ in ready:
             piece = os.read(pipe, 65536)
-            said[pipe] += piece
+            output[pipe] += piece
             if not piece:
                 poll.unregister(pipe)
                 open_pipes -= 1
-    return [bytes(said[pipe]) for pipe in pipes]
+    return [bytes(output[pipe]) for pipe in pipes]
 
 
 async def wait_ended(pidfd: int) -> None:
@@ -332,71 +316,55 @@ def owned_by(uid: int) -> Callable[[int], bool]:
     wanted = str(uid).encode()
 
     def matches(pid: int) -> bool:
-        fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with closing_fd(os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)) as fd:
             text = os.read(fd, 4096)  # it stands among the first lines
-        finally:
-            os.close(fd)
         return wanted in text.partition(b"\nUid:")[2].partition(b"\n")[0].split()
 
     return matches
 
 
-def marked(variables: Mapping[str, str], uids: Collection[int]) -> list[int]:
-    """Return the processes of `uids` that were started with these variables, without this one.
-
-    Any user can set a variable, so other users' processes do not count.
-    """
-    return [pid for pid, found in bearing(list(variables), uids) if found == variables and pid != os.getpid()]
+def find_by_environment(variables: Mapping[str, str], uids: Collection[int]) -> list[int]:
+    """Return processes of `uids`, whose users alone can set variables, started with these ones; not this one."""
+    return [pid for pid, found in find_by_variables(list(variables), uids) if found == variables and pid != os.getpid()]
 
 
-def bearing(names: Sequence[str], uids: Collection[int] | None) -> list[tuple[int, dict[str, str]]]:
-    """The processes of `uids`, None for everybody's, that were started with variables of all these names, and their
-    values.
-    """
+def find_by_variables(names: Sequence[str], uids: Collection[int] | None) -> list[tuple[int, dict[str, str]]]:
+    """Return the processes of `uids` (None: all) started with all these variables, and the variables' values."""
     found: list[tuple[int, dict[str, str]]] = []
 
     def matches(pid: int) -> bool:
         if uids is not None and os.stat(f"/proc/{pid}").st_uid not in uids:
             return False
         with open(f"/proc/{pid}/environ", "rb") as file:
-            settings = file.read(1 << 20).split(b"\0")
-        values = {name: _value(name, settings) for name in names}
-        if any(value is None for value in values.values()):
+            pairs = [text.partition(b"=") for text in file.read(1 << 20).split(b"\0")]
+        settings = {name: value.decode(errors="replace") for name, _, value in reversed(pairs)}  # the first of a name
+        values = {name: settings[name.encode()] for name in names if name.encode() in settings}
+        if len(values) < len(names):
             return False
-        found.append((pid, {name: value for name, value in values.items() if value is not None}))
+        found.append((pid, values))
         return True
 
     running = set(pids_where(matches))
     return [(pid, values) for pid, values in found if pid in running]
 
 
-def _value(name: str, settings: Sequence[bytes]) -> str | None:
-    start = name.encode() + b"="
-    return next((text[len(start) :].decode(errors="replace") for text in settings if text.startswith(start)), None)
-
-
-def is_inside(pid: int) -> bool:
+def is_in_child_namespace(pid: int) -> bool:
     """Return True if a process is in a pid namespace below ours, and is not its init."""
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         seen_as = next((line.split()[1:] for line in file if line.startswith("NSpid:")), [])
     return len(seen_as) > 2 or (len(seen_as) == 2 and seen_as[1] != "1")
 
 
-def listen(pipe: int, timeout_s: float) -> bytes:
+def read_until_ready(pipe: int, timeout_s: float) -> bytes:
     """Read a keeper's messages from a pipe until it is ready, the other end is closed, or the time is over. Blocks."""
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
     deadline = time.monotonic() + timeout_s
-    said = b""
-    while b"ready\n" not in said and len(said) < 65536:
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            break
+    output = b""
+    while b"ready\n" not in output and len(output) < 65536 and poll_in(pipe, max(0.0, deadline - time.monotonic())):
         piece = os.read(pipe, 4096)
         if not piece:
             break
-        said += piece
-    return said
+        output += piece
+    return output
 
 
 def kill_all(find: Callable[[], list[int]]) -> None:
@@ -410,9 +378,7 @@ def kill_all(find: Callable[[], list[int]]) -> None:
                 fd = os.pidfd_open(pid)
             except OSError:
                 continue
-            try:
+            with closing_fd(fd):
                 kill_and_wait(fd)
-            finally:
-                os.close(fd)
             reap(pid)
-    raise ProviderError("provider_unavailable", "processes start faster than they can be ended: try again")
+    raise ProviderError("provider_unavailable", "processes start faster than they can be killed: try again")

@@ -28,7 +28,7 @@ def start(
     thread. Answers its pid. Blocks until it runs. Raises OSError.
     """
     pid = ctypes.c_int()
-    words = _strings([os.fsencode(word) for word in argv])
+    arguments = _strings([os.fsencode(word) for word in argv])
     variables = _strings([os.fsencode(f"{name}={value}") for name, value in env.items()])
     actions, attributes = (ctypes.create_string_buffer(_ENOUGH_BYTES) for _ in range(2))
     _check(_libc.posix_spawn_file_actions_init(actions), argv[0])
@@ -37,7 +37,7 @@ def start(
         for target, source in descriptors.items():
             _check(_libc.posix_spawn_file_actions_adddup2(actions, source, target), argv[0])
         _set_signals(attributes, default_signals)
-        _check(_libc.posix_spawnp(ctypes.byref(pid), words[0], actions, attributes, words, variables), argv[0])
+        _check(_libc.posix_spawnp(ctypes.byref(pid), arguments[0], actions, attributes, arguments, variables), argv[0])
     finally:
         _libc.posix_spawnattr_destroy(attributes)
         _libc.posix_spawn_file_actions_destroy(actions)
@@ -55,10 +55,10 @@ def _set_signals(attributes: "ctypes.Array[ctypes.c_char]", default_signals: Col
     _libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SETSID | _SETSIGMASK | _SETSIGDEF))
 
 
-def _strings(words: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
-    if any(b"\0" in word for word in words):
+def _strings(strings: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
+    if any(b"\0" in string for string in strings):
         raise ValueError("embedded null byte")
-    return (ctypes.c_char_p * (len(words) + 1))(*words, None)
+    return (ctypes.c_char_p * (len(strings) + 1))(*strings, None)
 
 
 def _check(number: int, program: str) -> None:

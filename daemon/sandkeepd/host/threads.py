@@ -7,10 +7,10 @@ import trio
 
 T = TypeVar("T")
 
-TOLD_EVERY_S: Final = 1.0
+PROGRESS_PERIOD_S: Final = 1.0
 
 
-class GivenUpError(Exception):
+class AbandonedError(Exception):
     """Nobody waits for it any more."""
 
 
@@ -19,36 +19,33 @@ class Meter:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._given_up = False
+        self._abandoned = False
 
     def __call__(self, size: int) -> None:
         """So much is through."""
         self.bytes = size
-        if self._given_up:
-            raise GivenUpError
+        if self._abandoned:
+            raise AbandonedError
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Make the next call raise, which ends the work."""
-        self._given_up = True
+        self._abandoned = True
 
 
-async def watched(
+async def run_in_thread(
     work: Callable[[Meter], T],
     progress: Callable[[str], Awaitable[None]],
     doing: str,
     *,
     limiter: trio.CapacityLimiter | None = None,
 ) -> T:
-    """Run `work` in a thread to its end. `progress` is called with a description, and the bytes done.
-
-    On cancellation the work ends itself first, so that it does not go on unseen.
-    """
+    """Run `work` in a thread, calling `progress` with `doing` and the bytes done. Cancellation waits for it to end."""
     meter = Meter()
     outcome: list[T | Exception] = []
     await progress(doing)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_tell, meter, progress, doing)
-        nursery.start_soon(_give_up_when_cancelled, meter)
+        nursery.start_soon(_report_progress, meter, progress, doing)
+        nursery.start_soon(_abandon_when_cancelled, meter)
         with trio.CancelScope(shield=True):
             try:
                 outcome.append(await trio.to_thread.run_sync(work, meter, limiter=limiter))
@@ -61,17 +58,17 @@ async def watched(
     return outcome[0]
 
 
-async def _tell(meter: Meter, progress: Callable[[str], Awaitable[None]], doing: str) -> None:
-    told = 0
+async def _report_progress(meter: Meter, progress: Callable[[str], Awaitable[None]], doing: str) -> None:
+    reported = 0
     while True:
-        await trio.sleep(TOLD_EVERY_S)
-        if meter.bytes != told:
-            told = meter.bytes
-            await progress(f"{doing}: {told / 1e6:.0f} MB")
+        await trio.sleep(PROGRESS_PERIOD_S)
+        if meter.bytes != reported:
+            reported = meter.bytes
+            await progress(f"{doing}: {reported / 1e6:.0f} MB")
 
 
-async def _give_up_when_cancelled(meter: Meter) -> None:
+async def _abandon_when_cancelled(meter: Meter) -> None:
     try:
         await trio.sleep_forever()
     finally:
-        meter.give_up()
+        meter.abandon()

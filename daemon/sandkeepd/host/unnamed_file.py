@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sandkeep.errors import DaemonError
+from sandkeepd.host.descriptors import closing_fd
 
 
 def open_unnamed(directory: str, *, create: bool = False) -> int:
-    """Open an empty file, to write and read, on the disk of a directory, which is made with `create` if there is none.
-    The descriptor is the caller's. Blocks.
-
-    Raises `storage_unavailable`.
-    """
+    """Open a nameless file on a directory's disk, for the caller to close. Blocks. Raises `storage_unavailable`."""
     try:
         if create:
             os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -24,10 +21,7 @@ def open_unnamed(directory: str, *, create: bool = False) -> int:
 
 
 @contextmanager
-def unnamed(directory: str) -> Iterator[int]:
+def unnamed_file(directory: str) -> Iterator[int]:
     """Open such a file for the length of a block. Blocks. Raises `storage_unavailable`."""
-    descriptor = open_unnamed(directory)
-    try:
+    with closing_fd(open_unnamed(directory)) as descriptor:
         yield descriptor
-    finally:
-        os.close(descriptor)

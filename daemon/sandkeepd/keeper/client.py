@@ -1,11 +1,12 @@
 """The daemon's side of a keeper: an `Instance` over the two directories that it shares with a sandbox.
 
-`place` has the files, `talk` the conversation with the keeper, `launch` starts processes, `journals` reads their
+`shared_directory` has the files, `channel` the requests and answers, `launch` starts processes, `journal` reads their
 output, `viewers` shows their terminals, `helpers` runs unrecorded commands. This module combines them.
 """
 
+import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, ExitStack
 from signal import Signals
 from typing import Any, Final
 
@@ -17,14 +18,14 @@ from sandkeep.model import FileContent, Isolation
 from sandkeepd.contract.instance import Directory, Ending
 from sandkeepd.contract.pauses import Pausing
 from sandkeepd.contract.processes import Chunk, Exit, InputNote, Launch, unnoted
-from sandkeepd.host.hostile_files import HostileTree
+from sandkeepd.host.descriptors import closing_fd
+from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import fifo, files, input_files, journal, pipes, requests
+from sandkeepd.keeper.channel import Channel
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES, Helpers
-from sandkeepd.keeper.journals import Journals
 from sandkeepd.keeper.launch import Launcher
-from sandkeepd.keeper.place import Place
-from sandkeepd.keeper.processes import LOST_END, Known
-from sandkeepd.keeper.talk import Talk
+from sandkeepd.keeper.processes import LOST_END, KnownProcess
+from sandkeepd.keeper.shared_directory import SharedDirectory
 from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.keeper.watcher import Watcher
 
@@ -70,19 +71,19 @@ class KeeperInstance:
         self.handle = handle
         self.cgroups: Mapping[str, str] = {}
         self._ending = Ending(kind="failed", message="it is gone")
-        self._place = Place(directory, inside, input_owner, fed=fed)
-        self._journals = Journals(self._place.out, watcher)
-        self._talk = Talk(sandbox_id, self._place, watcher, self._heard)
-        self.pause = self._talk.pause
-        self._launcher = Launcher(self._talk, self._place, self._journals, env=env, working_dir=working_dir)
-        self._helpers = Helpers(self, self._talk, self._place, self._launcher, watcher)
+        self._shared = SharedDirectory(directory, inside, input_owner, fed=fed)
+        self._watcher = watcher
+        self._channel = Channel(sandbox_id, self._shared, watcher, self._on_answer)
+        self.pause = self._channel.pause
+        self._launcher = Launcher(self._channel, self._shared, env=env, working_dir=working_dir)
+        self._helpers = Helpers(self, self._channel, self._shared, self._launcher, watcher)
         self._viewers = self._make_viewers()
 
     def _make_viewers(self) -> Viewers:
-        return Viewers(self, self._talk, self._place, self.handle)
+        return Viewers(self, self._channel, self._shared, self.handle)
 
-    def _heard(self, answer: journal.Answer) -> None:
-        self._viewers.heard(answer)
+    def _on_answer(self, answer: journal.Answer) -> None:
+        self._viewers.on_answer(answer)
 
     # Processes
 
@@ -93,50 +94,49 @@ class KeeperInstance:
     async def find(self, process_id: str) -> int | None:
         """See `Instance.find`. The question queues behind earlier requests in the FIFO, so its answer is final."""
         requests.check_process_id(process_id)
-        process = self._talk.processes.get(process_id) or self._talk.begin(process_id)
-        if process.pid is None and not self._talk.gone.is_set():
+        process = self._channel.processes.get(process_id) or self._channel.follow(process_id)
+        if process.pid is None and not self._channel.gone.is_set():
             process.answer = None
-            await self._talk.send(requests.request("check", process_id))
-            await self._talk.news(process, lambda: process.pid is not None or process.answer in ("none", "live"))
+            await self._channel.send(requests.request("check", process_id))
+            await self._channel.wait_until(
+                process, lambda: process.pid is not None or process.answer in ("none", "live")
+            )
         if process.pid is None and process.answer == "live":  # it is just being started
             await self._await_pid(process)
         if process.pid is None:
-            self._talk.processes.pop(process_id, None)
+            self._channel.processes.pop(process_id, None)
             return None
         if process.exit is None:
-            await self._talk.send(requests.request("check", process_id))
+            await self._channel.send(requests.request("check", process_id))
         return process.pid
 
-    async def _await_pid(self, process: Known) -> None:
-        with self.pause.patience(PID_S) as patience:
-            await self._talk.news(process, lambda: process.pid is not None)
-        if patience.cancelled_caught:
+    async def _await_pid(self, process: KnownProcess) -> None:
+        with self.pause.timeout(PID_S) as scope:
+            await self._channel.wait_until(process, lambda: process.pid is not None)
+        if scope.cancelled_caught:
             process.pid = 0
 
     async def wait(self, process_id: str) -> Exit:
         """See `Instance.wait`."""
-        process = self._talk.processes.get(process_id)
+        process = self._channel.processes.get(process_id)
         if process is None:
             await self.find(process_id)
-            process = self._talk.known(process_id)
+            process = self._channel.get_process(process_id)
         await process.ended.wait()
         assert process.exit is not None
         return process.exit
 
     def exit_of(self, process_id: str) -> Exit | None:
         """See `Instance.exit_of`."""
-        process = self._talk.processes.get(process_id)
+        process = self._channel.processes.get(process_id)
         return process.exit if process else None
 
     async def signal(self, process_id: str, signal: int, *, order: int | None = None) -> None:
-        """See `Instance.signal`.
-
-        After SIGKILL it returns when the process's end is known, and at the latest when it ought to be.
-        """
-        process = self._talk.known(process_id)
+        """See `Instance.signal`. After SIGKILL it waits for the process's end, at most `KILL_DEADLINE_S`."""
+        process = self._channel.get_process(process_id)
         if process.exit is None:
             argument = str(int(signal)) if order is None else f"{int(signal)} {order}"
-            await self._talk.send(requests.request("kill", process_id, argument))
+            await self._channel.send(requests.request("kill", process_id, argument))
             if order is not None:
                 process.note_order(order)
             if signal == Signals.SIGKILL:
@@ -144,32 +144,32 @@ class KeeperInstance:
 
     async def was_signalled(self, process_id: str, order: int) -> bool:
         """See `Instance.was_signalled`. The question queues behind requests of an earlier daemon in the FIFO."""
-        process = self._talk.known(process_id)
+        process = self._channel.get_process(process_id)
         if process.exit is None and order not in process.orders:
             process.answer = None
-            await self._talk.send(requests.request("check", process_id))
-            await self._talk.news(process, lambda: process.answer is not None or process.exit is not None)
+            await self._channel.send(requests.request("check", process_id))
+            await self._channel.wait_until(process, lambda: process.answer is not None or process.exit is not None)
         return process.exit is not None or order in process.orders
 
-    async def _killed(self, process_id: str, process: Known) -> None:
+    async def _killed(self, process_id: str, process: KnownProcess) -> None:
         """Wait for the end of a killed process, with a deadline: the code inside can stop or end the keeper."""
-        with self.pause.patience(KILL_DEADLINE_S):
-            with self.pause.patience(STUCK_S):
+        with self.pause.timeout(KILL_DEADLINE_S):
+            with self.pause.timeout(STUCK_S):
                 await process.ended.wait()
             if process.exit is None:
-                self._viewers.end_stuck(process_id)
+                self._viewers.kill_stuck_tmux(process_id)
             await process.ended.wait()
         if process.exit is None:
             process.end(Exit(exit_code=None, message=LOST_END))
-            process.tell()
+            process.notify()
 
     def forget(self, process_id: str) -> None:
         """See `Instance.forget`."""
-        process = self._talk.processes.get(process_id)
+        process = self._channel.processes.get(process_id)
         if process and process.exit:
-            del self._talk.processes[process_id]
+            del self._channel.processes[process_id]
         if process is None or process.has_files:
-            self._place.remove_ended(process_id)
+            self._shared.remove_ended(process_id)
 
     # Input and output
 
@@ -177,10 +177,10 @@ class KeeperInstance:
         self, process_id: str, data: bytes, *, eof: bool, done: int = 0, note: InputNote = unnoted
     ) -> int:
         """See `Instance.write_stdin`."""
-        process = self._talk.known(process_id)
+        process = self._channel.get_process(process_id)
         async with process.input_lock:
-            if self._place.fed:
-                taken = await input_files.feed(self._talk, self._place, process_id, data, done, note)
+            if self._shared.fed:
+                taken = await input_files.feed(self._channel, self._shared, process_id, data, done, note)
             else:
                 self._open_input(process_id, process)
                 taken = await fifo.write_all(lambda: process.input_fd, data, done, note)
@@ -188,33 +188,50 @@ class KeeperInstance:
                 raise StateError("not_ready", f"process {process_id} ended after {taken} bytes of input", taken=taken)
             if eof:
                 note(len(data) + 1, 0)  # the end counts as one more, and can be told twice
-                end = requests.more(process_id, "stdin", over=True)
-                await self._talk.send(end if self._place.fed else requests.request("eof", process_id))
+                end = requests.read_more(process_id, "stdin", over=True)
+                await self._channel.send(end if self._shared.fed else requests.request("eof", process_id))
                 process.close_input()
-                self._place.remove_input(process_id)
+                self._shared.remove_input(process_id)
         return taken
 
-    def _open_input(self, process_id: str, process: Known) -> None:
+    def _open_input(self, process_id: str, process: KnownProcess) -> None:
         if process.exit is None and process.input_fd is None:
-            process.input_fd = self._place.open_fifo(f"{process_id}.stdin")
+            process.input_fd = self._shared.open_fifo(f"{process_id}.stdin")
         if process.input_fd is None:
             raise input_files.no_input(process_id)
 
     def read(self, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
         """See `Instance.read`."""
-        return self._journals.read(process_id, stream, offset, max_bytes)
+        return journal.read_journal(self._shared.out, requests.check_process_id(process_id), stream, offset, max_bytes)
 
     def sizes(self, process_id: str) -> tuple[int, int]:
         """See `Instance.sizes`."""
-        return self._journals.sizes(process_id)
+        return journal.sizes(self._shared.out, requests.check_process_id(process_id))
 
     async def wait_output(self, process_id: str, stdout_offset: int, stderr_offset: int) -> None:
         """See `Instance.wait_output`."""
-        await self._journals.wait(process_id, self._talk.known(process_id), stdout_offset, stderr_offset)
+        process = self._channel.get_process(process_id)
+        more = trio.Event()
+        with ExitStack() as stack:
+            stack.enter_context(process.followed_by(more.set))
+            for stream, offset in (("stdout", stdout_offset), ("stderr", stderr_offset)):
+                if process.exit or self._watch_journal(process_id, stream, offset, more, stack):
+                    return
+            await more.wait()
+
+    def _watch_journal(self, process_id: str, stream: str, offset: int, more: trio.Event, stack: ExitStack) -> bool:
+        """Set `more` when the journal grows; return True if it is longer than `offset` already."""
+        try:
+            fd = journal.open_journal(self._shared.out, process_id, stream)
+        except (OSError, NotAFileError):
+            return False
+        with closing_fd(fd):
+            stack.enter_context(self._watcher.watching(fd, more.set))
+            return os.fstat(fd).st_size > offset
 
     def sync(self, process_id: str) -> None:
         """See `Instance.sync`."""
-        self._journals.sync(process_id)
+        journal.sync(self._shared.out, process_id)
 
     # Terminals
 
@@ -268,51 +285,51 @@ class KeeperInstance:
         if self.pause.is_on:
             return False
         token = new_id(PROCESS)
-        process = self._talk.processes[token] = Known()
+        process = self._channel.processes[token] = KnownProcess()
         try:
-            await self._talk.send(requests.request("check", token))
-            await self._talk.news(process, lambda: process.answer == "none")
+            await self._channel.send(requests.request("check", token))
+            await self._channel.wait_until(process, lambda: process.answer == "none")
         except SandkeepError:
             return False
         finally:
-            del self._talk.processes[token]
-        return not self._talk.gone.is_set()
+            del self._channel.processes[token]
+        return not self._channel.gone.is_set()
 
     async def share_secrets(self, secrets: Mapping[str, str]) -> None:
         """Give secrets to all processes that start from now on."""
-        await self._talk.send(*requests.secret_requests("-", secrets))
+        await self._channel.send(*requests.secret_requests("-", secrets))
 
     async def remember_earlier(self) -> None:
         """Load the answers to an earlier daemon, and end its unfinished helpers and viewers."""
         self._viewers.remember_earlier()
-        await self._talk.remember_earlier()
+        await self._channel.remember_earlier()
         await self._helpers.end_earlier()
 
     def sweep(self) -> None:
         """Ask after ends that were not told. Nothing is waited for."""
-        self._talk.sweep()
+        self._channel.sweep()
 
     async def ended(self) -> Ending:
         """See `Instance.ended`."""
-        await self._talk.gone.wait()
+        await self._channel.gone.wait()
         return self._ending
 
     async def went(self, ending: Ending) -> None:
         """Handle the end of the sandbox, reported by the provider: its processes have ended with it."""
-        if self._talk.gone.is_set():
+        if self._channel.gone.is_set():
             return
-        await self._talk.catch_up()
+        await self._channel.catch_up()
         self._ending = ending
         self._viewers.remove_all()
-        self._talk.break_off()
+        self._channel.end_all_processes()
 
     @property
     def is_closed(self) -> bool:
         """True if it was released."""
-        return self._talk.closed
+        return self._channel.closed
 
     async def aclose(self) -> None:
         """See `Instance.aclose`."""
-        if not self._talk.closed:
-            self._talk.close()
+        if not self._channel.closed:
+            self._channel.close()
             await trio.lowlevel.checkpoint()

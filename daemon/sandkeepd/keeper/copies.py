@@ -4,9 +4,9 @@ The bytes do not pass through the daemon: it hands over a pipe's end, gets the o
 copy. See `copy.sh` for the protocol.
 """
 
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -16,29 +16,17 @@ from sandkeep.ids import new_id
 from sandkeepd.contract.commands import CommandFailedError, PipedCommand
 from sandkeepd.contract.instance import Instance
 from sandkeepd.keeper.failure import failure
-from sandkeepd.keeper.files import start_of
+from sandkeepd.keeper.files import working_dir_for
 from sandkeepd.keeper.pipes import HELPER
 
-
-def _script() -> str:
-    with open(os.path.join(os.path.dirname(__file__), "copy.sh"), encoding="utf-8") as file:
-        return file.read()
-
-
-_SCRIPT: Final = _script()
-
+_SCRIPT: Final = Path(__file__).with_name("copy.sh").read_text(encoding="utf-8")
 
 Form = Literal["whole", "contents", "bytes"]
-"""The format of the stream: an archive of one file or tree under its name, an archive of a directory's contents, or the
-bytes of one file.
-"""
+"""A tar archive of a file or tree under its name, one of a directory's contents, or the bytes of a file."""
 
 
 class Extent(Struct, frozen=True, kw_only=True):
-    """The description of a copy: ``file`` or ``tree``, its number of entries, and the bytes of its files.
-
-    `path` is its place in the sandbox.
-    """
+    """The kind of a copy, its number of entries, the bytes of its files, and its `path` in the sandbox."""
 
     kind: Literal["file", "tree"]
     files: int
@@ -57,8 +45,8 @@ class Copy:
     async def staged(self) -> Extent:
         """Wait until the whole stream is in the sandbox, beside its target. Raises the copy's error."""
         with self._translated():
-            told = await self._command.expect("staged")
-        return self._extent(told)
+            message = await self._command.expect("staged")
+        return self._extent(message)
 
     async def commit(self) -> Extent:
         """Make the staged copy effective; from here on it completes even if its caller is cancelled."""
@@ -69,8 +57,8 @@ class Copy:
     async def done(self) -> Extent:
         """Wait for the end of the copy. Raises its error."""
         with self._translated():
-            word, _, told = (await self._command.end()).partition(" ")
-        return self._extent(told if word == "done" else "")
+            word, _, message = (await self._command.end()).partition(" ")
+        return self._extent(message if word == "done" else "")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -79,10 +67,10 @@ class Copy:
         except CommandFailedError as error:
             raise failure(error.stderr, error.exit_code, self._path) from None
 
-    def _extent(self, told: str) -> Extent:
-        kind, files, size, path = (*told.split(" ", 3), "", "", "", "")[:4]
+    def _extent(self, message: str) -> Extent:
+        kind, files, size, path = (*message.split(" ", 3), "", "", "", "")[:4]
         if kind not in ("file", "tree") or not _is_count(files) or not _is_count(size):
-            raise failure(b"the sandbox told nonsense about the copy", 1, self._path)
+            raise failure(b"the sandbox sent a malformed answer about the copy", 1, self._path)
         return Extent(kind="file" if kind == "file" else "tree", files=int(files), size_bytes=int(size), path=path)
 
 
@@ -92,16 +80,13 @@ def _is_count(text: str) -> bool:
 
 @asynccontextmanager
 async def copying(instance: Instance, path: str, *, incoming: bool, form: Form) -> AsyncIterator[Copy]:
-    """Begin a copy to or from `path`, for the length of a block.
-
-    Leaving the block without a commit undoes an incoming copy.
-    """
+    """Copy to or from `path` within a block. An incoming copy that is not committed in it is undone."""
     if instance.no_copies is not None:
         raise SetupError("not_supported", instance.no_copies)
     command = ["sh", "-c", _SCRIPT, "sh", "receive" if incoming else "send", path]
     command += [form, new_id(HELPER)]
     try:
-        async with instance.run_piped(command, incoming=incoming, working_dir=start_of(path)) as piped:
+        async with instance.run_piped(command, incoming=incoming, working_dir=working_dir_for(path)) as piped:
             yield Copy(piped, path)
     except CommandFailedError as error:
         raise failure(error.stderr, error.exit_code, path) from None

@@ -3,26 +3,31 @@
 import os
 from typing import Final
 
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, SetupError, StateError
 
 
-def shown(path: str) -> str:
+def display(path: str) -> str:
     """Return the display form of a path."""
     return repr(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
+def no_room(error: OSError) -> SandkeepError:
+    """Return the error for a file that could not be made in the state directory."""
+    return DaemonError("storage_unavailable", f"the state directory cannot be written: {error.strerror}")
+
+
 _MEANINGS: Final = (
     ("conflict:", "conflict", ""),
-    ("cannot overwrite", "conflict", "something of another kind came to be there"),
+    ("cannot overwrite", "conflict", "something of another type is there by now"),
     ("no space left", "disk_limit", "the sandbox's disk is full"),
     ("disk quota", "disk_limit", "the sandbox's disk is full"),
     ("wrote only", "disk_limit", "the sandbox's disk is full"),
-    ("file too large", "disk_limit", "it is larger than a file in the sandbox may be"),
+    ("file too large", "disk_limit", "it exceeds the maximum size of a file in the sandbox"),
     ("is not a regular file", "invalid", "it is not a regular file"),
     ("invalid argument:", "invalid", ""),
     ("permission denied", "permission_denied", "the sandbox's user may not do that"),
     ("operation not permitted", "permission_denied", "the sandbox's user may not do that"),
-    ("read-only", "permission_denied", "it cannot be written to there"),
+    ("read-only", "permission_denied", "the file system there is read-only"),
     ("not supported:", "not_supported", ""),
     ("not look like a tar archive", "invalid", "what arrived is no tar archive"),
     ("invalid tar magic", "invalid", "what arrived is no tar archive"),
@@ -35,7 +40,7 @@ _MEANINGS: Final = (
     ("nonexistent", "not_found", "there is no such file in the sandbox"),
     ("can't cd to", "not_found", "the sandbox's working directory is gone: give an absolute path"),
     ("name too long", "invalid", "the path is too long"),
-    ("too many levels", "invalid", "its links lead in a circle"),
+    ("too many levels", "invalid", "its symbolic links form a loop"),
 )
 _CLASSES: Final[dict[str, type[SandkeepError]]] = {
     "conflict": StateError, "disk_limit": ProviderError, "invalid": CallerError, "permission_denied": CallerError,
@@ -45,14 +50,14 @@ _CLASSES: Final[dict[str, type[SandkeepError]]] = {
 
 def failure(stderr: bytes, exit_code: int | None, path: str) -> SandkeepError:
     """Return the error of a helper command that failed on `path`, from its first known message."""
-    said = stderr.decode("utf-8", "backslashreplace").strip()
-    for line in said.splitlines():
-        for words, code, meaning in _MEANINGS:
-            if words in line.lower():
-                why = meaning or line[len(words) :].strip()
-                told = "" if line.lower().startswith(words) else f" ({line[:300]})"
-                return _CLASSES[code](code, f"{shown(path)}: {why}{told if meaning else ''}", field="path")
+    text = stderr.decode("utf-8", "backslashreplace").strip()
+    for line in text.splitlines():
+        for pattern, code, meaning in _MEANINGS:
+            if pattern in line.lower():
+                why = meaning or line[len(pattern) :].strip()
+                detail = "" if line.lower().startswith(pattern) else f" ({line[:300]})"
+                return _CLASSES[code](code, f"{display(path)}: {why}{detail if meaning else ''}", field="path")
     if exit_code is None:
-        return StateError("not_ready", f"{shown(path)}: the sandbox ended meanwhile, or its command was killed in it")
-    words = f"{shown(path)} could not be read or written: {said[:300] or f'exit code {exit_code}'}"
-    return ProviderError("provider_unavailable", words)
+        return StateError("not_ready", f"{display(path)}: the sandbox ended meanwhile, or its command was killed in it")
+    message = f"{display(path)} could not be read or written: {text[:300] or f'exit code {exit_code}'}"
+    return ProviderError("provider_unavailable", message)

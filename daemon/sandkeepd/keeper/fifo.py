@@ -17,10 +17,9 @@ async def write_line(fd: int, line: bytes) -> None:
     while True:
         try:
             os.write(fd, line)
+            return
         except BlockingIOError:
             await trio.lowlevel.wait_writable(fd)
-        else:
-            return
 
 
 async def write_all(current: Callable[[], int | None], data: bytes, taken: int = 0, note: InputNote = unnoted) -> int:

@@ -6,7 +6,6 @@ Answers of the commands come from inside the sandbox, and only their form is che
 import os
 import re
 import stat
-from contextlib import suppress
 from typing import Final
 
 import trio
@@ -16,7 +15,7 @@ from sandkeep.ids import new_id
 from sandkeep.model import FileContent, FileEntry, FileType
 from sandkeep.protocol.clock import rfc3339
 from sandkeepd.contract.instance import Directory, Instance
-from sandkeepd.keeper.failure import failure, shown
+from sandkeepd.keeper.failure import display, failure
 from sandkeepd.keeper.pipes import HELPER
 
 MAX_NAMES_BYTES: Final = 64 * 1024 * 1024
@@ -28,7 +27,7 @@ DEADLINE_S: Final = 60.0
 _HEAD_BYTES: Final = 64
 """An upper bound of the header before a file's content."""
 
-PASSING: Final = ".sandkeep-"
+PARTIAL_PREFIX: Final = ".sandkeep-"
 """Prefix of the names of files that are not complete."""
 
 _START: Final = """
@@ -122,11 +121,11 @@ _FORMATS: Final = {
 
 async def read_piece(instance: Instance, path: str, offset: int, max_bytes: int) -> FileContent:
     """Up to `max_bytes` of a file from `offset`. Raises `not_found`, `invalid` (not a file), `permission_denied`."""
-    said = await _run(instance, path, _READ, str(offset), str(max_bytes), most_bytes=_HEAD_BYTES + max_bytes)
-    head, _, data = said.partition(b"\n")
+    output = await _run(instance, path, _READ, str(offset), str(max_bytes), most_bytes=_HEAD_BYTES + max_bytes)
+    head, _, data = output.partition(b"\n")
     match = re.fullmatch(rb"([0-9a-f]{1,8}) ([0-9]{1,19})", head)
     if match is None or len(data) > max_bytes:
-        raise _nonsense(path)
+        raise _malformed_answer(path)
     mode = int(match[1], 16)
     if not stat.S_ISREG(mode):
         raise failure(b"Is not a regular file", 1, path)
@@ -142,54 +141,53 @@ async def write_whole(
 ) -> None:
     """Write a file whole or not at all. Raises as `read_piece` does, and `disk_limit`."""
     octal = "" if mode is None else f"{mode:o}"
-    await _run(instance, path, _WRITE, PASSING + new_id(HELPER), octal, "parents" if parents else "", stdin=data)
+    await _run(instance, path, _WRITE, PARTIAL_PREFIX + new_id(HELPER), octal, "parents" if parents else "", stdin=data)
 
 
 async def list_directory(instance: Instance, path: str, after: bytes, limit: int) -> Directory:
     """Up to `limit` files of a directory, by the bytes of their names, that come after the name `after`."""
-    said = await _run(instance, path, _NAMES, str(MAX_NAMES_BYTES), most_bytes=MAX_NAMES_BYTES)
-    if len(said) >= MAX_NAMES_BYTES:
-        raise CallerError("invalid", f"path: {path!r} holds too many files to be listed", field="path")
-    names, more = await trio.to_thread.run_sync(_page, said, after, limit)
+    output = await _run(instance, path, _NAMES, str(MAX_NAMES_BYTES), most_bytes=MAX_NAMES_BYTES)
+    if len(output) >= MAX_NAMES_BYTES:
+        raise CallerError("invalid", f"path: {path!r} has too many files to list: over 64 MiB of names", field="path")
+    names, more = await trio.to_thread.run_sync(_page, output, after, limit)
     if not names:
         return Directory(entries=[], last=None)
-    words = [os.fsdecode(b"./" + name) for name in names]
-    said = await _run(instance, path, _ENTRIES, *words, most_bytes=MAX_NAMES_BYTES)
-    return Directory(entries=_entries(said, path), last=names[-1] if more else None)
+    arguments = [os.fsdecode(b"./" + name) for name in names]
+    output = await _run(instance, path, _ENTRIES, *arguments, most_bytes=MAX_NAMES_BYTES)
+    return Directory(entries=_entries(output, path), last=names[-1] if more else None)
 
 
-def _page(said: bytes, after: bytes, limit: int) -> tuple[list[bytes], bool]:
-    names = sorted(name[2:] for name in said.split(b"\0") if name[2:] > after)
+def _page(output: bytes, after: bytes, limit: int) -> tuple[list[bytes], bool]:
+    names = sorted(name[2:] for name in output.split(b"\0") if name[2:] > after)
     return names[:limit], len(names) > limit
 
 
-def _entries(said: bytes, path: str) -> list[FileEntry]:
-    pieces = said.split(b"\0")
+def _entries(output: bytes, path: str) -> list[FileEntry]:
+    pieces = output.split(b"\0")
     return [entry(path, *pieces[place : place + 3]) for place in range(0, len(pieces) - 2, 3)]
 
 
 def entry(path: str, name: bytes, what: bytes, target: bytes) -> FileEntry:
-    """Return a file's entry, from its name below ``./``, its properties (see `_ENTRIES`), and its target if it is a
-    link.
-    """
+    """Return the entry of a file, from its name below ``./``, its properties (`_ENTRIES`), and its link target."""
     match = _ENTRY.fullmatch(what)
     if match is None:
-        raise _nonsense(path)
+        raise _malformed_answer(path)
     letter, octal, raw, size, seconds, fraction = match.groups()
     if raw:
         letter, mode = _FORMATS.get(stat.S_IFMT(int(raw, 16)), b"?"), stat.S_IMODE(int(raw, 16))
     else:
         mode = int(octal, 8)
     name = name[2:]
+    text = name.decode("utf-8", "replace")
     kind = _TYPES.get(letter, "unknown")
     return FileEntry(
-        name=name.decode("utf-8", "replace"),
+        name=text,
         type=kind,
         mode=mode,
         size_bytes=int(size),
         modified_at=_moment(int(seconds), fraction or b""),
         target=target.decode("utf-8", "backslashreplace") if kind == "symlink" else None,
-        name_bytes=None if _is_utf8(name) else name,
+        name_bytes=None if text.encode() == name else name,
     )
 
 
@@ -200,36 +198,27 @@ def _moment(seconds: int, fraction: bytes) -> str:
     return rfc3339(min(max(seconds, first), last) * 1_000_000 + micros)
 
 
-def _is_utf8(data: bytes) -> bool:
-    with suppress(UnicodeDecodeError):
-        data.decode()
-        return True
-    return False
-
-
 async def _run(
     instance: Instance, path: str, script: str, *arguments: str, stdin: bytes | None = None, most_bytes: int = 0
 ) -> bytes:
     command = ["sh", "-c", script, "sh", path, *arguments]
     with trio.move_on_after(DEADLINE_S):
         code, stdout, stderr = await instance.run_command(
-            command, stdin, working_dir=start_of(path), most_bytes=most_bytes
+            command, stdin, working_dir=working_dir_for(path), most_bytes=most_bytes
         )
         if code != 0:
             raise failure(stderr, code, path)
         return stdout
-    words = f"{shown(path)}: the sandbox did not do it within {DEADLINE_S:g} s: see what its code does meanwhile"
-    raise ProviderError("provider_unavailable", words)
+    message = f"{display(path)}: no answer from the sandbox within {DEADLINE_S:g} s: see if its code holds it up"
+    raise ProviderError("provider_unavailable", message)
 
 
-def start_of(path: str) -> str | None:
-    """Return the working directory of a command on this path: the sandbox's own may be gone, and is needed only for
-    relative paths.
-    """
+def working_dir_for(path: str) -> str | None:
+    """Return the directory to run a command in: ``/`` for absolute paths, as the sandbox's own may be gone."""
     return "/" if path.startswith("/") else None
 
 
-def _nonsense(path: str) -> SandkeepError:
+def _malformed_answer(path: str) -> SandkeepError:
     return ProviderError(
-        "provider_unavailable", f"the sandbox answered nonsense about {shown(path)}: see what it does to its commands"
+        "provider_unavailable", f"malformed answer from the sandbox about {display(path)}: check its find, stat and dd"
     )

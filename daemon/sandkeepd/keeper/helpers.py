@@ -1,7 +1,7 @@
 """Helper commands: run inside a sandbox for the daemon's own purposes, outside the record, and then removed."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from signal import Signals
 from typing import Final
 
@@ -12,34 +12,36 @@ from sandkeep.ids import new_id
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Launch
 from sandkeepd.keeper import input_files, pipes, requests
-from sandkeepd.keeper.channel import REQUEST_DEADLINE_S
+from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
+from sandkeepd.keeper.failure import no_room
 from sandkeepd.keeper.launch import Launcher
-from sandkeepd.keeper.place import Place, no_room
-from sandkeepd.keeper.processes import Known
-from sandkeepd.keeper.talk import Talk
+from sandkeepd.keeper.processes import KnownProcess
+from sandkeepd.keeper.shared_directory import SharedDirectory
 from sandkeepd.keeper.watcher import Watcher
 
 HELPER_OUTPUT_BYTES: Final = 64 * 1024
 """Maximum bytes of a helper's output, if no more is expected: the code inside can add any amount."""
 
-TIDY_UP_S: Final = 25.0
+CLEAN_UP_S: Final = 25.0
 """Seconds a cancelled helper has to clean up."""
 
-LAST_WORDS_S: Final = 1.0
+KILL_S: Final = 1.0
 """Seconds to wait for the end of a killed helper: the code inside can suppress the report."""
 
-ASK_AGAIN_S: Final = 1.0
+SIGNAL_PERIOD_S: Final = 1.0
 """Seconds between repeated signals meanwhile."""
 
 
 class Helpers:
     """The helper commands of one sandbox, which are processes of `instance` as others are."""
 
-    def __init__(self, instance: Instance, talk: Talk, place: Place, launcher: Launcher, watcher: Watcher) -> None:
+    def __init__(
+        self, instance: Instance, channel: Channel, shared: SharedDirectory, launcher: Launcher, watcher: Watcher
+    ) -> None:
         self._watcher = watcher
         self._instance = instance
-        self._talk = talk
-        self._place = place
+        self._channel = channel
+        self._shared = shared
         self._launcher = launcher
 
     async def run(
@@ -50,101 +52,95 @@ class Helpers:
         try:
             launch = Launch(process_id=process_id, command=command, stdin=stdin, working_dir=working_dir)
             await self._launcher.launch(launch)
-            how = await self._instance.wait(process_id)
+            ended = await self._instance.wait(process_id)
             stdout = await trio.to_thread.run_sync(self._instance.read, process_id, "stdout", 0, most_bytes)
             stderr = self._instance.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)
-            return how.exit_code, stdout.data, stderr.data
+            return ended.exit_code, stdout.data, stderr.data
         finally:
-            await self._drop_in_time(process_id)
+            await self._clean_up(process_id)
 
     @asynccontextmanager
     async def piped(
         self, command: Sequence[str], *, incoming: bool, working_dir: str | None
     ) -> AsyncIterator[pipes.Piped]:
         """See `Instance.run_piped`."""
-        process_id = new_id(pipes.HELPER)
-        if self._place.fed:
-            async with self._fed(process_id, command, incoming=incoming, working_dir=working_dir) as fed:
-                yield fed
-            return
+        launch = Launch(process_id=new_id(pipes.HELPER), command=command, working_dir=working_dir)
+        start = self._fed if self._shared.fed else self._by_fifos
         piped: pipes.Piped | None = None
         try:
-            with pipes.Ends(self._place.files, process_id, self._place.input_owner) as ends:
-                launch = Launch(process_id=process_id, command=command, working_dir=working_dir)
-                await self._launcher.launch(launch, "in" if incoming else "out")
-                piped = pipes.Piped(self._instance, process_id, ends.data(incoming=incoming), ends.control())
-                try:
-                    await self._hear_ready(piped)
-                    ends.let_go()
-                    yield piped
-                finally:
-                    piped.close()
+            async with start(launch, incoming=incoming) as piped:
+                yield piped
         finally:
-            if piped is None or not piped.left_alone or self._instance.exit_of(process_id):
-                await self._drop_in_time(process_id)
+            if piped is None or not piped.left_alone or self._instance.exit_of(launch.process_id):
+                await self._clean_up(launch.process_id)
 
     @asynccontextmanager
-    async def _fed(
-        self, process_id: str, command: Sequence[str], *, incoming: bool, working_dir: str | None
-    ) -> AsyncIterator[pipes.Piped]:
+    async def _by_fifos(self, launch: Launch, *, incoming: bool) -> AsyncIterator[pipes.Piped]:
+        process_id = launch.process_id
+        with closing(pipes.Fifos(self._shared.files, process_id, self._shared.input_owner)) as fifos:
+            await self._launcher.launch(launch, "in" if incoming else "out")
+            data, control = fifos.data(incoming=incoming), fifos.control()
+            with closing(pipes.Piped(self._instance, process_id, data, control)) as piped:
+                await self._wait_ready(piped)
+                fifos.close()
+                yield piped
+
+    @asynccontextmanager
+    async def _fed(self, launch: Launch, *, incoming: bool) -> AsyncIterator[pipes.Piped]:
         """The same where there can be no FIFOs."""
-        piped: input_files.FedPiped | None = None
+        process_id = launch.process_id
         try:
             for end in (pipes.DATA, pipes.CONTROL) if incoming else (pipes.CONTROL,):
-                await self._place.write(process_id + end, b"")
-            launch = Launch(process_id=process_id, command=command, working_dir=working_dir)
+                await self._shared.write(process_id + end, b"")
             await self._launcher.launch(launch, "fed-in" if incoming else "fed-out")
             async with input_files.piped(
-                self._instance, self._talk, self._place, self._watcher, process_id, incoming=incoming
+                self._instance, self._channel, self._shared, self._watcher, process_id, incoming=incoming
             ) as piped:
-                await self._hear_ready(piped)
+                await self._wait_ready(piped)
                 yield piped
         except OSError as error:
             raise no_room(error) from None
-        finally:
-            if piped is None or not piped.left_alone or self._instance.exit_of(process_id):
-                await self._drop_in_time(process_id)
 
-    async def _hear_ready(self, piped: pipes.Piped) -> None:
-        with self._talk.pause.patience(REQUEST_DEADLINE_S) as patience:
+    async def _wait_ready(self, piped: pipes.Piped) -> None:
+        with self._channel.pause.timeout(REQUEST_DEADLINE_S) as scope:
             await piped.expect("ready")
-        if patience.cancelled_caught:
-            raise self._talk.silent()
+        if scope.cancelled_caught:
+            raise self._channel.no_answer()
 
     async def end_earlier(self) -> None:
         """End the unfinished helper commands of an earlier daemon, and remove their files."""
-        for process_id in pipes.left_behind(self._place.names()):
+        for process_id in pipes.leftover_helpers(self._shared.names()):
             with suppress(SandkeepError):  # it is ending
                 await self._kill(process_id, Signals.SIGTERM)
-            self._place.remove_helper(process_id)
+            self._shared.remove_helper(process_id)
 
-    async def _drop_in_time(self, process_id: str) -> None:
+    async def _clean_up(self, process_id: str) -> None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + REQUEST_DEADLINE_S):
-            await self._drop(process_id)
+            await self._end_and_remove(process_id)
 
-    async def _drop(self, process_id: str) -> None:
-        process = self._talk.processes.get(process_id)
+    async def _end_and_remove(self, process_id: str) -> None:
+        process = self._channel.processes.get(process_id)
         if process:
-            with trio.move_on_after(TIDY_UP_S):  # a helper removes its unfinished work
-                await self._ask_to_go(process_id, process)
-        if process and process.exit is None and not self._talk.gone.is_set():
+            with trio.move_on_after(CLEAN_UP_S):  # a helper removes its unfinished work
+                await self._terminate(process_id, process)
+        if process and process.exit is None and not self._channel.gone.is_set():
             for _ in range(2):  # of one whose pid is not known the second takes what it would be told by
                 await self._kill(process_id, Signals.SIGKILL)
-                with trio.move_on_after(LAST_WORDS_S):
+                with trio.move_on_after(KILL_S):
                     await process.ended.wait()
                     break
         self._instance.forget(process_id)
-        self._place.remove_helper(process_id)
+        self._shared.remove_helper(process_id)
 
-    async def _ask_to_go(self, process_id: str, process: Known) -> None:
+    async def _terminate(self, process_id: str, process: KnownProcess) -> None:
         """Signal a helper until it ends: a shell that starts a program at that moment takes the signal from it, and
         waits for it. SIGCONT wakes processes that the code inside has stopped.
         """
-        while process.exit is None and not self._talk.gone.is_set():
+        while process.exit is None and not self._channel.gone.is_set():
             for number in (Signals.SIGTERM, Signals.SIGCONT):
                 await self._kill(process_id, number)
-            with trio.move_on_after(ASK_AGAIN_S):
+            with trio.move_on_after(SIGNAL_PERIOD_S):
                 await process.ended.wait()
 
     async def _kill(self, process_id: str, signal: int) -> None:
-        await self._talk.send(requests.request("kill", process_id, str(int(signal))))
+        await self._channel.send(requests.request("kill", process_id, str(int(signal))))

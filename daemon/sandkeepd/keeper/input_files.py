@@ -6,8 +6,8 @@ checkpoint. Output of such a process goes into a file, too, and from there into 
 """
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 import trio
@@ -15,12 +15,13 @@ import trio
 from sandkeep.errors import SandkeepError, StateError
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import InputNote, unnoted
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.hostile_files import NotAFileError
-from sandkeepd.keeper import journal, requests
+from sandkeepd.keeper import fifo, journal, requests
+from sandkeepd.keeper.channel import Channel
 from sandkeepd.keeper.pipes import Piped
-from sandkeepd.keeper.place import Place
-from sandkeepd.keeper.processes import Known
-from sandkeepd.keeper.talk import Talk
+from sandkeepd.keeper.processes import KnownProcess
+from sandkeepd.keeper.shared_directory import SharedDirectory
 from sandkeepd.keeper.watcher import Watcher
 
 AHEAD_BYTES: Final = 65536
@@ -32,84 +33,87 @@ _PIECE_BYTES: Final = 256 * 1024
 
 def no_input(process_id: str) -> StateError:
     """The error for a process that reads no input, or no more."""
-    words = f"process {process_id} takes no input: it has none, or it was closed"
-    return StateError("not_ready", words, process_id=process_id)
+    message = f"the stdin of process {process_id} is closed: launch with stdin, and write before eof"
+    return StateError("not_ready", message, process_id=process_id)
 
 
 async def feed(
-    talk: Talk, place: Place, process_id: str, data: bytes, taken: int = 0, note: InputNote = unnoted
+    channel: Channel, shared: SharedDirectory, process_id: str, data: bytes, taken: int = 0, note: InputNote = unnoted
 ) -> int:
-    """Add to the input of a process as it reads. Answers how much was taken: less than all when it ended meanwhile.
-
-    The first `taken` bytes were taken before. See `fifo.write_all` for `note`. Raises `not_ready` without an input.
-    """
-    process = talk.known(process_id)
-    fd = None if process.exit is not None else place.open_fed(process_id)
+    """Append to a growing input as it is read; return how much was taken. See `fifo.write_all`. Raises `not_ready`."""
+    process = channel.get_process(process_id)
+    fd = None if process.exit is not None else shared.open_fed(process_id)
     if fd is None:
         raise no_input(process_id)
-    try:
+    with closing_fd(fd):
         while taken < len(data):
-            room = await _room(talk, process_id, process, fd, "stdin", AHEAD_BYTES)
+            room = await _wait_for_room(channel, process_id, process, fd, "stdin", AHEAD_BYTES)
             if not room:
                 break
             piece = data[taken : taken + room]
             note(taken, len(piece))
             taken += os.write(fd, piece)
             note(taken, 0)
-            await talk.send(requests.more(process_id, "stdin"))
-    finally:
-        os.close(fd)
+            await channel.send(requests.read_more(process_id, "stdin"))
     return taken
 
 
-async def _room(talk: Talk, process_id: str, process: Known, fd: int, what: str, ahead: int) -> int:
+async def _wait_for_room(
+    channel: Channel, process_id: str, process: KnownProcess, fd: int, part: str, ahead: int
+) -> int:
     """Wait until a file may hold more; answer how much. 0: the process has ended."""
     size = os.fstat(fd).st_size
-    if process.exit is None and size - process.fed >= ahead:
-        await talk.send(requests.more(process_id, what))  # it is not known of an earlier daemon's time
-    while process.exit is None and size - process.fed >= ahead:
-        await process.news.wait()
-    return 0 if process.exit is not None else ahead - (size - process.fed)
+    if process.exit is None and size - process.fed_bytes >= ahead:
+        await channel.send(requests.read_more(process_id, part))  # it is not known of an earlier daemon's time
+    while process.exit is None and size - process.fed_bytes >= ahead:
+        await process.changed.wait()
+    return 0 if process.exit is not None else ahead - (size - process.fed_bytes)
 
 
 class FedPiped(Piped):
     """A helper command that is fed by files. See `providers.base.PipedCommand`."""
 
     def __init__(
-        self, instance: Instance, talk: Talk, place: Place, process_id: str, data: int, nursery: trio.Nursery
+        self,
+        instance: Instance,
+        channel: Channel,
+        shared: SharedDirectory,
+        process_id: str,
+        data: int,
+        nursery: trio.Nursery,
     ) -> None:
         super().__init__(instance, process_id, data, -1)
-        self._talk = talk
-        self._place = place
+        self._channel = channel
+        self._shared = shared
         self._nursery = nursery
 
     def tell(self, word: str) -> None:
         """See `PipedCommand.tell`."""
         name = f"{self._process_id}.control"
-        with suppress(OSError, NotAFileError), open(self._place.open_growing(name), "ab", buffering=0) as file:
+        with suppress(OSError, NotAFileError), open(self._shared.open_growing(name), "ab", buffering=0) as file:
             file.write(word.encode() + b"\n")
-        self._nursery.start_soon(_say, self._talk, requests.more(self._process_id, "control"))
+        self._nursery.start_soon(_send_quietly, self._channel, requests.read_more(self._process_id, "control"))
 
 
-async def _say(talk: Talk, line: bytes) -> None:
+async def _send_quietly(channel: Channel, line: bytes) -> None:
     with suppress(SandkeepError):  # it has ended
-        await talk.send(line)
+        await channel.send(line)
 
 
 @asynccontextmanager
 async def piped(
-    instance: Instance, talk: Talk, place: Place, watcher: Watcher, process_id: str, *, incoming: bool
+    instance: Instance, channel: Channel, shared: SharedDirectory, watcher: Watcher, process_id: str, *, incoming: bool
 ) -> AsyncIterator[FedPiped]:
     """The pipes of a helper command that was started, for the length of a block."""
     reading, writing = os.pipe()
     ours, theirs = (reading, writing) if incoming else (writing, reading)
     os.set_blocking(ours, False)
     async with trio.open_nursery() as nursery:
-        made = FedPiped(instance, talk, place, process_id, theirs, nursery)
+        made = FedPiped(instance, channel, shared, process_id, theirs, nursery)
         if incoming:
-            nursery.start_soon(_pump_in, talk, place, process_id, ours)
+            nursery.start_soon(_pump_in, channel, shared, process_id, ours)
         else:
-            nursery.start_soon(_pump_out, talk, place, watcher, process_id, ours)
+            nursery.start_soon(_pump_out, channel, shared, watcher, process_id, ours)
         try:
             yield made
         finally:
@@ -117,70 +121,56 @@ async def piped(
             if not made.left_alone:
                 nursery.cancel_scope.cancel()
             with trio.CancelScope(shield=True):
-                await _say(talk, requests.more(process_id, "control", over=True))
+                await _send_quietly(channel, requests.read_more(process_id, "control", over=True))
 
 
-async def _pump_in(talk: Talk, place: Place, process_id: str, source: int) -> None:
+async def _pump_in(channel: Channel, shared: SharedDirectory, process_id: str, source: int) -> None:
     """Copy a pipe into the file from which a command is fed its data."""
-    process = talk.known(process_id)
-    fd = place.open_growing(f"{process_id}.data")
-    try:
-        while room := await _room(talk, process_id, process, fd, "data", DATA_AHEAD_BYTES):
+    process = channel.get_process(process_id)
+    with closing_fd(shared.open_growing(f"{process_id}.data")) as fd, _closing_pipe(source):
+        while room := await _wait_for_room(channel, process_id, process, fd, "data", DATA_AHEAD_BYTES):
             await trio.lowlevel.wait_readable(source)
             data = os.read(source, min(room, _PIECE_BYTES))
             if not data:
                 break
             while data:
                 data = data[os.write(fd, data) :]
-            await _say(talk, requests.more(process_id, "data"))
-        await _say(talk, requests.more(process_id, "data", over=True))
-    finally:
-        os.close(fd)
-        trio.lowlevel.notify_closing(source)
-        os.close(source)
+            await _send_quietly(channel, requests.read_more(process_id, "data"))
+        await _send_quietly(channel, requests.read_more(process_id, "data", over=True))
 
 
-async def _pump_out(talk: Talk, place: Place, watcher: Watcher, process_id: str, target: int) -> None:
+async def _pump_out(channel: Channel, shared: SharedDirectory, watcher: Watcher, process_id: str, target: int) -> None:
     """Copy a command's data file into a pipe, until the command has ended and all is copied."""
-    process = talk.known(process_id)
+    process = channel.get_process(process_id)
     try:
-        fd = journal.open_journal(place.out, process_id, "data")
+        fd = journal.open_journal(shared.out, process_id, "data")
     except (OSError, NotAFileError):
         fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    with closing_fd(fd), _closing_pipe(target), suppress(BrokenPipeError):  # the reader has closed it
+        await _follow(process, watcher, fd, target)
+
+
+@contextmanager
+def _closing_pipe(fd: int) -> Iterator[None]:
     try:
-        with suppress(BrokenPipeError):  # the reader has closed it
-            await _follow(process, watcher, fd, target)
+        yield
     finally:
+        trio.lowlevel.notify_closing(fd)
         os.close(fd)
-        trio.lowlevel.notify_closing(target)
-        os.close(target)
 
 
-async def _follow(process: Known, watcher: Watcher, fd: int, target: int) -> None:
+async def _follow(process: KnownProcess, watcher: Watcher, fd: int, target: int) -> None:
     grown = trio.Event()
 
     def wake() -> None:
         grown.set()
 
-    process.followers.add(wake)
-    try:
-        with watcher.watching(fd, wake):
-            while True:
-                grown = trio.Event()
-                over = process.exit is not None
-                while data := os.read(fd, _PIECE_BYTES):
-                    await _put(target, data)
-                if over:
-                    return
-                await grown.wait()
-    finally:
-        process.followers.discard(wake)
-
-
-async def _put(target: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        try:
-            rest = rest[os.write(target, rest) :]
-        except BlockingIOError:
-            await trio.lowlevel.wait_writable(target)
+    with process.followed_by(wake), watcher.watching(fd, wake):
+        while True:
+            grown = trio.Event()
+            over = process.exit is not None
+            while data := os.read(fd, _PIECE_BYTES):
+                await fifo.write_all(lambda: target, data)
+            if over:
+                return
+            await grown.wait()

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from sandkeep.errors import SetupError, StateError
 from sandkeepd.contract.processes import Chunk
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 
 MAX_LINE_BYTES: Final = 128
@@ -47,15 +48,13 @@ class Answer(NamedTuple):
     word: str
 
     @property
-    def says_end(self) -> bool:
+    def is_final(self) -> bool:
         """True if it is the last answer about the process."""
         return self.word.isdigit() or self.word in ("lost", "none")
 
 
 def open_regular(path: str) -> int:
-    """Open a regular file of the daemon's own for reading, following no link and waiting for nobody. Raises OSError,
-    `NotAFileError`.
-    """
+    """Open a regular file of the daemon's for reading, not by a link. Raises OSError, `NotAFileError`."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -77,6 +76,17 @@ def sizes(out: HostileTree, process_id: str) -> tuple[int, int]:
         return 0, 0
 
 
+def sync(out: HostileTree, process_id: str) -> None:
+    """Force a process's journals to the disk. Blocks. Raises OSError."""
+    for stream in ("stdout", "stderr"):
+        try:
+            fd = open_journal(out, process_id, stream)
+        except (OSError, NotAFileError):
+            continue
+        with closing_fd(fd):
+            os.fsync(fd)
+
+
 def _size(name: str, directory: int) -> int:
     with suppress(OSError):
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -96,22 +106,20 @@ def open_for_caller(out: HostileTree, process_id: str, stream: str, uid: int) ->
     except FileNotFoundError:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, NotAFileError):
-        words = f"the code in the sandbox replaced the journal of {stream}: read the other stream with `process.read`"
-        raise StateError("conflict", words, process_id=process_id, stream=stream) from None
+        message = f"the code in the sandbox replaced the journal of {stream}: read the other stream with `process.read`"
+        raise StateError("conflict", message, process_id=process_id, stream=stream) from None
     if out.is_confined or uid == os.geteuid() == os.fstat(descriptor).st_uid:
         return descriptor
     os.close(descriptor)
-    words = "this daemon can hand journals only to the user that they belong to: read with `process.read` instead"
+    message = "only root's daemon can pass a journal to a user who does not own it: use `process.read` instead"
     stdout_bytes, stderr_bytes = sizes(out, process_id)
     raise SetupError(
-        "not_supported", words, process_id=process_id, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes
+        "not_supported", message, process_id=process_id, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes
     )
 
 
 def read_journal(out: HostileTree, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
-    """Read up to `max_bytes` of a journal from `offset`. A journal that is missing, or not a file, gives no bytes, and
-    a note.
-    """
+    """Read up to `max_bytes` of a journal from `offset`; if it is missing, or no file, nothing and a note."""
     try:
         fd = open_journal(out, process_id, stream)
     except FileNotFoundError:
@@ -119,11 +127,9 @@ def read_journal(out: HostileTree, process_id: str, stream: str, offset: int, ma
         return Chunk(offset=offset, data=b"", size=0, note=note, missing=True)
     except (OSError, NotAFileError):
         return Chunk(offset=offset, data=b"", size=0, note=f"the code in the sandbox replaced the journal of {stream}")
-    try:
+    with closing_fd(fd):
         at, data = _read_kept(fd, offset, max_bytes)
         size = os.fstat(fd).st_size
-    finally:
-        os.close(fd)
     note = None
     if at > offset:
         note = f"the first {at} bytes of {stream} were dropped: a sandbox wrote more than is kept"
@@ -133,9 +139,7 @@ def read_journal(out: HostileTree, process_id: str, stream: str, offset: int, ma
 
 
 def _read_kept(fd: int, offset: int, max_bytes: int) -> tuple[int, bytes]:
-    """Read from an offset, or from the first that is kept after it. Data dropped during the read counts as dropped, so
-    the hole is checked after each read.
-    """
+    """Read from an offset, or what is kept after it. Data that is dropped during the read counts as dropped."""
     at, data = offset, os.pread(fd, max_bytes, offset)
     for _ in range(_MOST_HOLES):
         first = first_kept(fd)
@@ -156,40 +160,31 @@ def first_kept(fd: int) -> int:
 
 
 class ExitsReader:
-    """Reads the keeper's answers as they come. Garbage, half lines and a file that shrinks are survived; `spoilt`
-    says that there was such a thing, so that answers may be missing.
-    """
+    """Reads the keeper's answers, among garbage and half lines; `spoilt` if some may be missing for that."""
 
     spoilt = False
 
     def __init__(self, out: HostileTree) -> None:
         self._out = out
-        self._fd = out.open_regular("exits")
+        self.fd = out.open_regular("exits")
         self._offset = 0
         self._rest = b""
         self._skipping = False
 
-    @property
-    def fd(self) -> int:
-        """The open file, for a watch to be put on."""
-        return self._fd
-
-    def open_anew(self) -> None:
-        """Continue in the present file of that name, which begins with the data read so far. Raises OSError,
-        `NotAFileError`.
-        """
+    def reopen(self) -> None:
+        """Reopen `exits`, which begins with the data read so far. Raises OSError, `NotAFileError`."""
         fd = self._out.open_regular("exits")
-        os.close(self._fd)
-        self._fd = fd
+        os.close(self.fd)
+        self.fd = fd
 
     def read(self) -> tuple[list[Answer], bool]:
         """The next answers, and whether there may be more already. Reads `MAX_WAKE_BYTES` at most."""
-        size = os.fstat(self._fd).st_size
+        size = os.fstat(self.fd).st_size
         if size < self._offset:
             self._start_again(0)
         elif size - self._offset > MAX_BACKLOG_BYTES:
             self._start_again(size - MAX_BACKLOG_BYTES)
-        data = os.pread(self._fd, MAX_WAKE_BYTES, self._offset)
+        data = os.pread(self.fd, MAX_WAKE_BYTES, self._offset)
         self._offset += len(data)
         return self._split(data), len(data) == MAX_WAKE_BYTES
 
@@ -214,7 +209,7 @@ class ExitsReader:
 
     def close(self) -> None:
         """Let go of the file."""
-        os.close(self._fd)
+        os.close(self.fd)
 
 
 def parse_answers(lines: bytes) -> list[Answer]:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from sandkeep import failpoints
 from sandkeep.ids import PROCESS
 from sandkeepd.contract.processes import Dropped
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES
 
@@ -34,7 +35,6 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 class _File(NamedTuple):
     process_id: str
     part: str
-    size: int
     occupied: int
 
 
@@ -80,7 +80,7 @@ def _files(directory: int) -> Iterator[_File]:
             if part in PARTS and process_id.startswith(f"{PROCESS}_"):
                 with suppress(OSError):  # it was removed meanwhile
                     found = entry.stat(follow_symlinks=False)
-                    yield _File(process_id, part, found.st_size, max(FILE_BYTES, found.st_blocks * 512))
+                    yield _File(process_id, part, max(FILE_BYTES, found.st_blocks * 512))
 
 
 def _remove(directory: int, process_ids: Iterable[str]) -> None:
@@ -101,7 +101,7 @@ def _cut(out: HostileTree, owner: int, file: _File, wanted: int) -> int:
         descriptor = _open_own(out, f"p/{file.process_id}.{file.part}", owner)
     except (OSError, NotAFileError):  # the code inside put something else there
         return 0
-    try:
+    with closing_fd(descriptor):
         found = os.fstat(descriptor)
         occupied = found.st_blocks * 512
         cut = min(wanted, occupied - LEAST_KEPT_BYTES)
@@ -110,8 +110,6 @@ def _cut(out: HostileTree, owner: int, file: _File, wanted: int) -> int:
         _punch(descriptor, found.st_size - (occupied - cut))
         failpoints.reach("output.cut")
         return occupied - os.fstat(descriptor).st_blocks * 512
-    finally:
-        os.close(descriptor)
 
 
 def _trim_answers(out: HostileTree) -> None:
@@ -120,15 +118,11 @@ def _trim_answers(out: HostileTree) -> None:
         descriptor = _open_own(out, "exits", out.stat("p").st_uid)
     except (OSError, NotAFileError):  # the code inside put something else there, or closed it to us
         return
-    try:
+    with closing_fd(descriptor), suppress(OSError):  # it has no holes
         found = os.fstat(descriptor)
         if found.st_blocks * 512 > 3 * MAX_BACKLOG_BYTES:
             _punch(descriptor, found.st_size - 2 * MAX_BACKLOG_BYTES)
             failpoints.reach("output.answers_cut")
-    except OSError:  # it has no holes
-        return
-    finally:
-        os.close(descriptor)
 
 
 def _open_own(out: HostileTree, path: str, owner: int) -> int:

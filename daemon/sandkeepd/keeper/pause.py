@@ -1,7 +1,6 @@
 """The pause state of a sandbox. Deadlines for its code are extended by the time of a pause."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,7 +33,7 @@ class Pause:
             await self._changed.wait()
 
     @contextmanager
-    def patience(self, seconds: float) -> Iterator[trio.CancelScope]:
+    def timeout(self, seconds: float) -> Iterator[trio.CancelScope]:
         """Cancel a block after so many seconds, not counting those in which the sandbox stands still."""
         with trio.CancelScope(deadline=math.inf if self.is_on else trio.current_time() + seconds) as scope:
             self._waiting[scope] = seconds
@@ -44,20 +43,12 @@ class Pause:
                 del self._waiting[scope]
 
 
-class Pauses(ABC):
+class Pauses:
     """The part of `Pausing` that goes by a `Pause`. A provider's subclass suspends and resumes, and sets that."""
 
     def __init__(self, pause: Pause, no_pauses: str | None = None) -> None:
         self.pause = pause
         self.no_pauses = no_pauses
-
-    @abstractmethod
-    async def suspend(self) -> None:
-        """See `Pausing.suspend`."""
-
-    @abstractmethod
-    async def resume(self) -> None:
-        """See `Pausing.resume`."""
 
     def is_paused(self) -> bool:
         """See `Pausing.is_paused`."""

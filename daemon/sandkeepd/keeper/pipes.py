@@ -2,7 +2,7 @@
 
 A pipe is a FIFO in `in/`, which both sides can open by name; the name goes as soon as they have. Neither side may take
 the other's being late for an end of file, or wait for one that has died. So each holds the FIFO open in both
-directions while it opens its own end: the daemon until the command has said that it is ready, the keeper, which
+directions while it opens its own end: the daemon until the command has reported that it is ready, the keeper, which
 gives it to the command, for the moment of opening.
 """
 
@@ -11,20 +11,19 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
-from sandkeep.errors import DaemonError
 from sandkeepd.contract.commands import CommandFailedError
 from sandkeepd.contract.instance import Instance
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
+from sandkeepd.keeper.failure import no_room
 
 HELPER: Final = "hlp"
 """Prefix of the ids of helper commands, by which a later daemon finds leftovers."""
 
 DATA: Final = ".data"
 CONTROL: Final = ".control"
-ENDS: Final = (DATA, CONTROL)
+SUFFIXES: Final = (DATA, CONTROL)
 
 PIPE_BYTES: Final = 1024 * 1024
 MAX_LINE_BYTES: Final = 16 * 1024
@@ -34,29 +33,20 @@ _NO_OFFSET: Final = 2**62
 _LEFT: Final = re.compile(rf"({HELPER}_[0-9a-z]+)(\.\w+)?")
 
 
-class Ends:
-    """The FIFOs of one command, for the length of a block. Descriptors handed to another command stay open."""
+class Fifos:
+    """The FIFOs of one command, until `close`; descriptors handed on stay open. Raises `storage_unavailable`."""
 
     def __init__(self, files: HostileTree, process_id: str, owner: tuple[int, int] | None) -> None:
         self._files = files
         self._path = f"in/{process_id}"
-        self._owner = owner
         self._held: list[int] = []
-
-    def __enter__(self) -> Self:
         try:
-            for end in ENDS:
-                self._make(self._path + end)
+            for end in SUFFIXES:
+                files.make_fifo(self._path + end, owner)
+                self._held.append(self._open(self._path + end, os.O_RDWR | os.O_NONBLOCK))
         except OSError as error:
-            self.let_go()
-            raise DaemonError(
-                "storage_unavailable", f"the state directory cannot be written: {error.strerror}"
-            ) from None
-        return self
-
-    def _make(self, path: str) -> None:
-        self._files.make_fifo(path, self._owner)
-        self._held.append(self._open(path, os.O_RDWR | os.O_NONBLOCK))
+            self.close()
+            raise no_room(error) from None
 
     def data(self, *, incoming: bool) -> int:
         """Return the daemon's end of the data, with a large buffer. It is blocking, as its receivers expect."""
@@ -69,11 +59,11 @@ class Ends:
         """Return the daemon's end of the control FIFO."""
         return self._open(self._path + CONTROL, os.O_WRONLY | os.O_NONBLOCK)
 
-    def let_go(self) -> None:
-        """Both sides have opened their ends, or never will."""
+    def close(self) -> None:
+        """Remove the FIFOs: both sides have opened their ends, or never will. Safe to repeat."""
         while self._held:
             os.close(self._held.pop())
-        for end in ENDS:
+        for end in SUFFIXES:
             with suppress(FileNotFoundError):
                 self._files.unlink(self._path + end)
 
@@ -83,11 +73,6 @@ class Ends:
             return self._files.open_fifo(path, flags)
         except NotAFileError:
             raise OSError(f"{path} is not a FIFO") from None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.let_go()
 
 
 class Piped:
@@ -108,7 +93,7 @@ class Piped:
 
     async def expect(self, word: str) -> str:
         """See `PipedCommand.expect`."""
-        line = await self._hear()
+        line = await self._read_line()
         if line is None:
             await self.end()
         first, _, rest = (line or "").partition(" ")
@@ -116,21 +101,21 @@ class Piped:
             raise self._failure(None, f"the helper command did not say {word!r}")
         return rest
 
-    async def _hear(self) -> str | None:
+    async def _read_line(self) -> str | None:
         """The command's next line; None when it has ended without."""
         instance, process_id = self._instance, self._process_id
         while True:
             ended = instance.exit_of(process_id)
-            said = instance.read(process_id, "stdout", self._offset, MAX_LINE_BYTES).data
-            line, newline, _ = said.partition(b"\n")
+            output = instance.read(process_id, "stdout", self._offset, MAX_LINE_BYTES).data
+            line, newline, _ = output.partition(b"\n")
             if newline:
                 self._offset += len(line) + 1
                 return line.decode("utf-8", "backslashreplace")
             if ended:
                 return None
-            if len(said) == MAX_LINE_BYTES:
+            if len(output) == MAX_LINE_BYTES:
                 return ""
-            await instance.wait_output(process_id, self._offset + len(said), _NO_OFFSET)
+            await instance.wait_output(process_id, self._offset + len(output), _NO_OFFSET)
 
     def tell(self, word: str) -> None:
         """See `PipedCommand.tell`. A command that is not there any more hears nothing."""
@@ -150,8 +135,8 @@ class Piped:
         return rest.decode("utf-8", "backslashreplace")
 
     def _failure(self, exit_code: int | None, message: str | None) -> CommandFailedError:
-        said = self._instance.read(self._process_id, "stderr", 0, MAX_STDERR_BYTES).data
-        return CommandFailedError(exit_code, said or (message or "").encode())
+        output = self._instance.read(self._process_id, "stderr", 0, MAX_STDERR_BYTES).data
+        return CommandFailedError(exit_code, output or (message or "").encode())
 
     def close(self) -> None:
         """Let go of the pipes."""
@@ -161,7 +146,7 @@ class Piped:
         self._data = self._control = -1
 
 
-def left_behind(names: Iterable[str]) -> list[str]:
+def leftover_helpers(names: Iterable[str]) -> list[str]:
     """The helper commands of which there is something among these names of files in `in`."""
     found = (_LEFT.fullmatch(name) for name in names)
     return sorted({match[1] for match in found if match})

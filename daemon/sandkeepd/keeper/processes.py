@@ -1,7 +1,8 @@
 """Known facts of a sandbox's processes: the keeper's answers, accepted where they can be true."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import trio
@@ -11,10 +12,10 @@ from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper.journal import MAX_ROUNDS, Answer, ExitsReader
 
 MAX_REMEMBERED: Final = 65_536
-MAX_WORDS: Final = 4
+MAX_ANSWERS_EACH: Final = 4
 """Of how many processes, and how many answers about each, an adopted sandbox's `exits` is remembered."""
 
-MAX_WORDS_IN_ALL: Final = 2 * MAX_REMEMBERED
+MAX_ANSWERS: Final = 2 * MAX_REMEMBERED
 """Maximum number of remembered answers about all of them together: a start and an end for each."""
 
 MAX_ORDERS: Final = 16
@@ -25,8 +26,8 @@ LOST_END: Final = "it was killed, and the code in the sandbox kept its end from 
 LOST_WATCHER: Final = "the code in the sandbox killed what watched the process"
 
 
-class Known:
-    """The known facts of one process. `news` is set, and replaced, on each change."""
+class KnownProcess:
+    """The known facts of one process. `changed` is set, and replaced, on each change."""
 
     def __init__(self) -> None:
         self.pid: int | None = None
@@ -34,11 +35,11 @@ class Known:
         self.answer: str | None = None
         self.orders: dict[int, None] = {}
         self.input_fd: int | None = None
-        self.fed = 0
+        self.fed_bytes = 0
         """Bytes of its input that it was fed, if by a file."""
         self.input_lock = trio.Lock()
         self.ended = trio.Event()
-        self.news = trio.Event()
+        self.changed = trio.Event()
         self.has_files = True
         """True if files were written to start it, as far as is known."""
         self.followers: set[Callable[[], None]] = set()
@@ -48,14 +49,14 @@ class Known:
         """True if it was started, and its end is not known."""
         return self.pid is not None and self.exit is None
 
-    def learn(self, word: str) -> None:
+    def apply(self, word: str) -> None:
         """Believe an answer only where it can be true; the code inside can write these lines, too."""
         if self.exit is not None:
             return
         if word.startswith("~"):
             self.note_order(int(word[1:]))
         elif word.startswith("<"):
-            self.fed = max(self.fed, int(word[1:]))
+            self.fed_bytes = max(self.fed_bytes, int(word[1:]))
         elif word.startswith("+"):
             self.pid = self.pid or int(word)
         elif word.isdigit():
@@ -66,7 +67,7 @@ class Known:
             self.end(Exit(exit_code=None, message=LOST_WATCHER))
         else:
             self.answer = word
-        self.tell()
+        self.notify()
 
     def note_order(self, order: int) -> None:
         """Remember that the signal of that number was sent; of many, the last."""
@@ -74,18 +75,27 @@ class Known:
         if len(self.orders) > MAX_ORDERS:
             del self.orders[next(iter(self.orders))]
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake all tasks that wait for news."""
-        self.news.set()
-        self.news = trio.Event()
+        self.changed.set()
+        self.changed = trio.Event()
 
-    def end(self, how: Exit) -> None:
+    def end(self, exit_: Exit) -> None:
         """Record the end, and wake all tasks that wait for it."""
-        self.exit = how
+        self.exit = exit_
         self.ended.set()
         self.close_input()
         for follower in list(self.followers):
             follower()
+
+    @contextmanager
+    def followed_by(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Call back when it ends, for the length of a block."""
+        self.followers.add(callback)
+        try:
+            yield
+        finally:
+            self.followers.discard(callback)
 
     def close_input(self) -> None:
         """Let go of the daemon's end of the process's input."""
@@ -95,43 +105,42 @@ class Known:
             os.close(fd)
 
 
-class Earlier:
+class EarlierAnswers:
     """Answers about processes that nobody has asked after yet, as an adopted sandbox's `exits` holds them."""
 
     def __init__(self) -> None:
-        self._words: dict[str, list[str]] = {}
+        self._answers: dict[str, list[str]] = {}
         self._count = 0
 
     def remember(self, answer: Answer) -> None:
         """Keep an answer, within bounds."""
         if answer.word == "live" or answer.word.startswith("<"):  # what can be asked again takes no place from an end
             return
-        if self._count >= MAX_WORDS_IN_ALL:
+        if self._count >= MAX_ANSWERS:
             return
-        if len(self._words) < MAX_REMEMBERED or answer.process_id in self._words:
-            words = self._words.setdefault(answer.process_id, [])
-            orders = [word for word in words if word.startswith("~")]
+        if len(self._answers) < MAX_REMEMBERED or answer.process_id in self._answers:
+            answers = self._answers.setdefault(answer.process_id, [])
+            orders = [word for word in answers if word.startswith("~")]
             if answer.word.startswith("~"):
                 if len(orders) == MAX_ORDERS:
-                    words.remove(orders[0])
+                    answers.remove(orders[0])
                     self._count -= 1
-                words.append(answer.word)
-                self._count += 1
-            elif len(words) - len(orders) < MAX_WORDS:
-                words.append(answer.word)
-                self._count += 1
+            elif len(answers) - len(orders) >= MAX_ANSWERS_EACH:
+                return
+            answers.append(answer.word)
+            self._count += 1
 
-    def tell(self, process_id: str, process: Known) -> None:
+    def pass_on(self, process_id: str, process: KnownProcess) -> None:
         """Pass the remembered answers to the process."""
-        words = self._words.pop(process_id, ())
-        self._count -= len(words)
-        for word in words:
-            process.learn(word)
+        answers = self._answers.pop(process_id, ())
+        self._count -= len(answers)
+        for word in answers:
+            process.apply(word)
 
 
 def last_exits(out: HostileTree, process_ids: Sequence[str]) -> dict[str, Exit]:
     """Return the exits of processes, from the answers of a sandbox that is gone. Blocks, for a bounded time."""
-    known = {process_id: Known() for process_id in process_ids}
+    known = {process_id: KnownProcess() for process_id in process_ids}
     try:
         reader = ExitsReader(out)
     except (OSError, NotAFileError):
@@ -141,7 +150,7 @@ def last_exits(out: HostileTree, process_ids: Sequence[str]) -> dict[str, Exit]:
             answers, more = reader.read()
             for answer in answers:
                 if answer.process_id in known:
-                    known[answer.process_id].learn(answer.word)
+                    known[answer.process_id].apply(answer.word)
             if not more:
                 break
     finally:

@@ -4,17 +4,19 @@ See ``keeper.c``. It is compiled for each common kind of machine, and put into `
 """
 
 import fcntl
+import filecmp
 import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 NAME: Final = ".keeper"
 """Its name in `in`."""
 
 COUNTED: Final = "-w"
-"""The option of a keeper whose sandbox's inotify instances are made by `counting`."""
+"""The option of a keeper whose sandbox's inotify instances are made by `inotify_argv`."""
 
 LISTENER: Final = 15
 """The descriptor by which such a keeper hands over the making of them."""
@@ -45,25 +47,15 @@ def why_missing() -> str | None:
 
 def install(in_dir: str) -> None:
     """Put it into `in`. Raises OSError."""
-    with open(_PROGRAM, "rb") as program:
-        put_program(f"{in_dir}/{NAME}", program.read())
+    write_program(f"{in_dir}/{NAME}", Path(_PROGRAM).read_bytes())
 
 
 def on_host(directory: str) -> str:
-    """Return the path at which the host can run it: the installed one, unless that is not executable, else a copy in a
-    directory of ours.
-
-    Raises OSError.
-    """
+    """Return a path at which the host can run it: the installed one, or a copy in `directory`. Raises OSError."""
     if os.access(_PROGRAM, os.X_OK):
         return _PROGRAM
     copy = f"{directory}/{NAME}"
-    try:
-        with open(copy, "rb") as found, open(_PROGRAM, "rb") as program:
-            is_there = found.read() == program.read()
-    except FileNotFoundError:
-        is_there = False
-    if not is_there:
+    if not os.path.exists(copy) or not filecmp.cmp(copy, _PROGRAM, shallow=False):
         install(directory)
     return copy
 
@@ -71,11 +63,10 @@ def on_host(directory: str) -> str:
 def install_statx(in_dir: str) -> None:
     """Put the library for programs in gVisor sandboxes into `in`, if there is one. Raises OSError."""
     if os.path.exists(_STATX):
-        with open(_STATX, "rb") as library:
-            put_program(f"{in_dir}/{STATX_NAME}", library.read())
+        write_program(f"{in_dir}/{STATX_NAME}", Path(_STATX).read_bytes())
 
 
-def put_program(path: str, program: bytes) -> None:
+def write_program(path: str, program: bytes) -> None:
     """Put a program there, in place of an earlier one; it can be run when this returns. Raises OSError."""
     with suppress(FileNotFoundError):
         os.unlink(path)  # it may be running
@@ -105,7 +96,7 @@ def _wait_for_writers(path: str) -> None:
                 return
 
 
-def command(
+def keeper_argv(
     in_dir: str, out_dir: str, limits: Sequence[str] = (), *, by_name: bool = False, shares: bool = False,
     counted: bool = False,
 ) -> list[str]:  # fmt: skip
@@ -113,36 +104,34 @@ def command(
 
     `by_name` where nobody opens its descriptors: it finds its requests in `in` then. `shares` where a copy of its
     memory for each process that it starts would be dear. `counted`, which is `by_name`, where inotify in the sandbox
-    has to be made by `counting`.
+    has to be made by `inotify_argv`.
     """
     option = [COUNTED] if counted else ["-c"] if by_name else ["-v"] if shares else []
     return [f"{in_dir}/{NAME}", *option, in_dir, out_dir, *limits]
 
 
-def resetting(in_dir: str) -> list[str]:
+def reset_signals_argv(in_dir: str) -> list[str]:
     """Return the argv prefix that resets all signals to their defaults; NAME=VALUE for the environment may follow."""
     return [f"{in_dir}/{NAME}", "-"]
 
 
-def counting(program: str, pid: int, ceilings: Mapping[str, int]) -> list[str]:
-    """The words that make inotify for the sandbox whose counted keeper is the process `pid`, in a user namespace with
-    these ceilings.
-    """
+def inotify_argv(program: str, pid: int, ceilings: Mapping[str, int]) -> list[str]:
+    """Return the argv that makes inotify for a sandbox, in a user namespace; `pid` is its counted keeper."""
     return [program, "-i", str(pid), *(f"{name}={most}" for name, most in ceilings.items())]
 
 
 NOT_ASKED: Final = 3
-"""Exit code of `saving` when nothing was requested of the kernel."""
+"""Exit code of `save_argv` when nothing was requested of the kernel."""
 
 
-def saving(program: str, container: str, pid: int, image: str, source: str, target: str) -> list[str]:
+def save_argv(program: str, container: str, pid: int, image: str, source: str, target: str) -> list[str]:
     """The words that have the kernel of a running `runsc` container, the process `pid`, save itself into the new file
-    `image`, after which it ends; then as `moving_after`. The umask does not count, `image` is for its owner alone.
+    `image`, after which it ends; then as `rename_after_argv`. The umask does not count, `image` is for its owner alone.
     """
     return [program, "-k", f"runsc-sandbox.{container}", str(pid), image, source, target]
 
 
-def moving_after(program: str, umask: int, source: str, target: str) -> list[str]:
+def rename_after_argv(program: str, umask: int, source: str, target: str) -> list[str]:
     """Return the argv prefix of a host command that renames `source` to `target` after success, even if the daemon has
     died. `program` is the keeper's path. Descriptor 3 stays open until then.
     """

@@ -15,7 +15,7 @@ from typing import Final
 from sandkeep.errors import ProviderError
 from sandkeepd.host import mounts
 
-MOST: Final = 128
+MAX_TERMINALS: Final = 128
 """Maximum number of terminals of a sandbox at a time. The kernel has 4,096 for all on the machine (`kernel.pty.max`),
 of which it keeps 1,024 for the host.
 """
@@ -33,7 +33,7 @@ def open_pty(root: str, owner: tuple[int, int] | None, rows: int, cols: int) -> 
     `provider_unavailable` where there is no devpts, or no more terminals.
     """
     try:
-        with _places(root) as (pts, ptmx):
+        with _open_devpts(root) as (pts, ptmx):
             if not stat.S_ISCHR(os.fstat(ptmx).st_mode) or os.fstat(ptmx).st_rdev != _PTMX:
                 raise ProviderError("provider_unavailable", "the sandbox has no /dev/pts/ptmx: no viewer can attach")
             flags = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -44,30 +44,26 @@ def open_pty(root: str, owner: tuple[int, int] | None, rows: int, cols: int) -> 
                 os.close(fd)
                 raise
     except OSError as error:
-        message = f"no terminal could be made in the sandbox: {error.strerror}"
+        message = f"cannot open a pseudo-terminal in the sandbox: {error.strerror}"
         if error.errno == errno.ENOSPC:
-            message = f"the sandbox has {MOST} terminals, which is the most: end processes in it that have one open"
+            message = f"the sandbox has its maximum of {MAX_TERMINALS} terminals: end processes that have one open"
         raise ProviderError("provider_unavailable", message) from None
 
 
 def limit_terminals(pid: int) -> None:
-    """Limit the sandbox of a process to `MOST` terminals. Takes 0.2 ms. Safe to repeat, and for one without terminals
-    of its own. Raises OSError.
-    """
+    """Limit a sandbox to `MAX_TERMINALS`, by a process in it. Takes 0.2 ms. Safe to repeat. Raises OSError."""
     try:
-        with _places(f"/proc/{pid}/root") as (pts, _):
+        with _open_devpts(f"/proc/{pid}/root") as (pts, _):
             number = os.fstat(pts).st_dev
             options = _options(pid, f"{os.major(number)}:{os.minor(number)}")
             if options is not None and number != os.stat("/dev/pts").st_dev:
-                mounts.reconfigure(pts, {**options, "max": str(MOST)})
+                mounts.reconfigure(pts, {**options, "max": str(MAX_TERMINALS)})
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
         return  # in gVisor's kernel they are nobody else's
 
 
 def _options(pid: int, number: str) -> dict[str, str] | None:
-    """The options of a devpts that a process sees; None when that is none. Those that are not given again go back to
-    their defaults.
-    """
+    """Return the options of the devpts that a process sees, None without one. Options not set again are reset."""
     with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             kind, _, options = line.rpartition(" - ")[2].split(" ", 2)
@@ -78,7 +74,7 @@ def _options(pid: int, number: str) -> dict[str, str] | None:
 
 
 @contextmanager
-def _places(root: str) -> Iterator[tuple[int, int]]:
+def _open_devpts(root: str) -> Iterator[tuple[int, int]]:
     """Descriptors of ``dev/pts`` and of ``ptmx`` in it, as places only, reached through no link."""
     opened: list[int] = []
     directory = os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY

@@ -48,17 +48,15 @@ def _variable(name: str, field: str) -> bytes:
     if _VARIABLE.fullmatch(name):
         return name.encode()
     raise CallerError(
-        "invalid", f"{field}: {name[:80]!r} is no name of a variable: use letters, digits and '_'", field=field
+        "invalid", f"{field}: {name[:80]!r} is not a valid variable name: use letters, digits and '_'", field=field
     )
 
 
 def record(command: Sequence[str], env: Mapping[str, str], working_dir: str | None) -> bytes:
-    """Return the keeper's record of a process to start: see ``keeper.c``. Raises `invalid` for text that no program can
-    be given.
-    """
+    """Return the record that starts a process: see ``keeper.c``. Raises `invalid` for text no program can get."""
     settings = [_variable(name, "env") + b"=" + _to_bytes(value, "env") for name, value in env.items()]
-    words = [_to_bytes(word, "command") for word in command]
-    fields = [_to_bytes(working_dir or "", "working_dir"), *settings, b"", *words]
+    arguments = [_to_bytes(word, "command") for word in command]
+    fields = [_to_bytes(working_dir or "", "working_dir"), *settings, b"", *arguments]
     return _checked(b"\0".join(fields) + b"\0")
 
 
@@ -71,11 +69,11 @@ def script(
     The environment is set by the leader, and not by the shell, which has variables of its own that cannot be set to
     everything. A first word with ``=`` would be taken for a variable by it, so a shell stands between.
     """
-    words = [_to_bytes(word, "command") for word in command]
-    if b"=" in words[0]:
-        words = [b"sh", b"-c", b'exec "$0" "$@"', *words]
+    arguments = [_to_bytes(word, "command") for word in command]
+    if b"=" in arguments[0]:
+        arguments = [b"sh", b"-c", b'exec "$0" "$@"', *arguments]
     settings = [_variable(name, "env") + b"=" + _to_bytes(value, "env") for name, value in env.items()]
-    started = [*(word.encode() for word in leader), *settings, *words]
+    started = [*(word.encode() for word in leader), *settings, *arguments]
     enter = b"cd -- " + quote(_to_bytes(working_dir, "working_dir")) + b" || exit 126"
     commands = [b"umask 022", opening, enter, b"unset OLDPWD", b"exec " + b" ".join(quote(word) for word in started)]
     return _checked(b"\n".join(commands) + b"\n")
@@ -84,7 +82,7 @@ def script(
 def _checked(text: bytes) -> bytes:
     if len(text) > MAX_SCRIPT_BYTES:
         raise CallerError(
-            "invalid", "command: the words and variables are too long together: put them into a file", field="command"
+            "invalid", "command: arguments and environment exceed 2 MiB together: put them into a file", field="command"
         )
     return text
 
@@ -114,16 +112,14 @@ def run(process_id: str, mode: str, quick_ms: int) -> bytes:
     return request("run", process_id, f"{mode} {quick_ms}")
 
 
-def run_by(text: bytes, process_id: str, mode: str, quick_ms: int) -> bytes | None:
+def run_record(text: bytes, process_id: str, mode: str, quick_ms: int) -> bytes | None:
     """The request that starts a process by this record; None when it is better put into a file."""
     line = f"run {process_id} {mode} {quick_ms} ".encode() + escape(text) + b"\n"
     return line if len(line) <= MAX_REQUEST_BYTES else None
 
 
-def questions(process_ids: Iterable[str]) -> Iterator[bytes]:
-    """Yield the request lines that resume stopped processes, and request the exits of those of `process_ids` that have
-    ended.
-    """
+def queries(process_ids: Iterable[str]) -> Iterator[bytes]:
+    """Yield requests that resume stopped processes, and report the exits of ended ones of `process_ids`."""
     yield request("sweep", "-")
     line = b""
     for process_id in process_ids:
@@ -136,13 +132,11 @@ def questions(process_ids: Iterable[str]) -> Iterator[bytes]:
         yield line + b"\n"
 
 
-def more(process_id: str, what: str, *, over: bool = False) -> bytes:
-    """Return the request to read more from a process's file ``stdin``, ``data`` or ``control``; with `over`, for the
-    last time.
-    """
+def read_more(process_id: str, what: str, *, over: bool = False) -> bytes:
+    """Return the request to read more of ``stdin``, ``data`` or ``control``; the last one with `over`."""
     return request("end" if over else "more", process_id, what)
 
 
-def name(process_id: str, new: str) -> bytes:
+def rename(process_id: str, new: str) -> bytes:
     """The request that gives a process another id, by which its journals are called, too."""
     return request("name", process_id, check_process_id(new))

@@ -6,6 +6,7 @@ client what to execute, so a client outside would be an escape.
 
 import os
 import select
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -29,19 +30,16 @@ STUCK: Final = b"stuck\n"
 END_OF_FILE: Final = b"\x04"
 
 
-def _script(name: str) -> bytes:
-    with open(os.path.join(os.path.dirname(__file__), name), "rb") as file:
-        return file.read()
+_SCRIPTS: Final = Path(__file__).parent
 
-
-PANE: Final = _script("pane.sh")
+PANE: Final = (_SCRIPTS / "pane.sh").read_bytes()
 BEGIN: Final = b'echo "run $$.$PPID" >&9; exec 9>&-'
 """The first commands of a process in a terminal: it reports its pid, and that of its parent, whose group it belongs to.
 """
 
-_TERMINFO: Final = _script("terminfo.sh")
-_TERMINAL: Final = _TERMINFO + _script("terminal.sh")
-_VIEWER: Final = (_TERMINFO + _script("viewer.sh")).decode()
+_TERMINFO: Final = (_SCRIPTS / "terminfo.sh").read_bytes()
+_TERMINAL: Final = _TERMINFO + (_SCRIPTS / "terminal.sh").read_bytes()
+_VIEWER: Final = (_TERMINFO + (_SCRIPTS / "viewer.sh").read_bytes()).decode()
 
 
 def is_viewer(process_id: str) -> bool:
@@ -50,58 +48,52 @@ def is_viewer(process_id: str) -> bool:
 
 
 def script(inside: str, hidden: str, process_id: str, terminal: Terminal) -> bytes:
-    """The script that gives a process a terminal. `inside` is where the sandbox sees `in` and `out`; for `hidden` see
-    `Place`.
-    """
+    """Return the script that gives a process a terminal. `inside` is the path of `in` and `out` in the sandbox."""
     journals = f"{inside}/out/p"
     sockets = journals if hidden == "in" else f"{inside}/{hidden}"
-    words = [
+    arguments = [
         process_id, f"{inside}/in/{process_id}", f"{journals}/{process_id}", str(terminal.rows), str(terminal.cols),
         terminal.session, socket(sockets, process_id), hidden,
     ]  # fmt: skip
-    return b"set -- " + b" ".join(requests.quote(os.fsencode(word)) for word in words) + b"\n" + _TERMINAL
+    return b"set -- " + b" ".join(requests.quote(os.fsencode(word)) for word in arguments) + b"\n" + _TERMINAL
 
 
 def socket(sockets: str, process_id: str) -> str:
-    """Return the path of a process's tmux socket, as its clients name it from the directory of the journals. `sockets`
-    is the directory of sockets: that one, or one that only the inside sees, by a short path.
-    """
+    """Return the path of a tmux socket in `sockets`, short enough when used from the directory of journals."""
     path = f"{sockets}/{process_id}.tmux"
     return path if len(os.fsencode(path)) <= MAX_SOCKET_BYTES else f"./{process_id}.tmux"
 
 
-def viewer(sockets: str, process_id: str, number: int | None, term: str, *, read_only: bool) -> list[str]:
-    """The command, to be run among the journals, that shows a process's terminal on the sandbox's terminal `number`, or
-    on the one that it is started on.
-    """
+def viewer_argv(sockets: str, process_id: str, number: int | None, term: str, *, read_only: bool) -> list[str]:
+    """Return the argv, to be run in `journals`, that shows a terminal on /dev/pts/`number`, or its own."""
     place = "" if number is None else f"/dev/pts/{number}"
     return ["sh", "-c", _VIEWER, socket(sockets, process_id), place, term, "-r" if read_only else ""]
 
 
-def resize(sockets: str, process_id: str, rows: int, cols: int) -> list[str]:
+def resize_argv(sockets: str, process_id: str, rows: int, cols: int) -> list[str]:
     """The command, to be run among the journals, that gives a terminal a size; the next viewer may change it."""
     size = ["resize-window", "-t", "$0:", "-x", str(cols), "-y", str(rows)]
     return _tmux(sockets, process_id, *size, ";", "set-option", "-wq", "-t", "$0:", "window-size", "latest")
 
 
-def typing(sockets: str, process_id: str, buffer: str) -> list[str]:
+def paste_argv(sockets: str, process_id: str, buffer: str) -> list[str]:
     """The command, to be run among the journals, that types its input into a terminal, every byte as it is."""
     load = ["load-buffer", "-b", buffer, "-"]
     return _tmux(sockets, process_id, *load, ";", "paste-buffer", "-d", "-r", "-b", buffer, "-t", "%0")
 
 
-def typed(data: bytes, *, eof: bool) -> bytes:
+def with_eof(data: bytes, *, eof: bool) -> bytes:
     """Return the bytes to type. In the middle of a line the first end-of-file character only submits the line."""
     if not eof:
         return data
     return data + END_OF_FILE * (2 if data and not data.endswith(b"\n") else 1)
 
 
-def _tmux(sockets: str, process_id: str, *words: str) -> list[str]:
-    return ["tmux", "-u", "-S", socket(sockets, process_id), *words]
+def _tmux(sockets: str, process_id: str, *arguments: str) -> list[str]:
+    return ["tmux", "-u", "-S", socket(sockets, process_id), *arguments]
 
 
-async def shown(fd: int, ended: trio.Event) -> bool:
+async def wait_shown(fd: int, ended: trio.Event) -> bool:
     """Wait until a viewer's terminal shows something; return False when the viewer has ended instead.
 
     tmux reports errors on stderr, so the first byte on the terminal means that it shows the process. Raises
@@ -122,13 +114,13 @@ async def shown(fd: int, ended: trio.Event) -> bool:
             await ended.wait()
             nursery.cancel_scope.cancel()
     if scope.cancelled_caught:
-        raise silent()
+        raise no_answer()
     return found
 
 
-def silent() -> SandkeepError:
+def no_answer() -> SandkeepError:
     """The error for a tmux that does nothing."""
-    message = "the process's terminal does nothing: its tmux does not answer; if it stays so, kill the process"
+    message = "tmux of the process's terminal does not answer: kill the process if that goes on"
     return ProviderError("provider_unavailable", message)
 
 
@@ -139,29 +131,29 @@ def _holds_bytes(fd: int) -> bool:
     return any(event & select.POLLIN for _, event in poll.poll(0))
 
 
-def not_started(said: bytes) -> SandkeepError:
+def not_started(stderr: bytes) -> SandkeepError:
     """Return the error for a process that got no terminal, from its stderr."""
-    sentence = _sentence(said)
+    sentence = _sentence(stderr)
     if sentence == "tmux is missing":
         message = (
             "there is no tmux in the sandbox's image, which terminals need: install it there, or launch without tty"
         )
         return SetupError("not_supported", message)
-    message = f"the process's terminal could not be started: {sentence or 'the sandbox is out of processes or memory'}"
+    message = f"cannot start the process's terminal: {sentence or 'the sandbox is out of processes or memory'}"
     return ProviderError("provider_unavailable", message)
 
 
-def not_attached(said: bytes) -> SandkeepError:
+def not_attached(stderr: bytes) -> SandkeepError:
     """The error for a viewer that ended at once."""
-    message = f"the process's terminal cannot be attached to: {_sentence(said) or 'its tmux did not say why'}"
+    message = f"cannot attach to the process's terminal: {_sentence(stderr) or 'its tmux did not say why'}"
     return ProviderError("provider_unavailable", message)
 
 
-def refused(said: bytes) -> SandkeepError:
+def refused(stderr: bytes) -> SandkeepError:
     """The error for something that tmux did not do."""
-    return StateError("not_ready", f"the process's terminal did not take that: {_sentence(said) or 'it has ended'}")
+    return StateError("not_ready", f"tmux of the process's terminal refused: {_sentence(stderr) or 'it has ended'}")
 
 
-def _sentence(said: bytes) -> str:
-    text = said.decode(errors="replace").strip()[:300]
+def _sentence(stderr: bytes) -> str:
+    text = stderr.decode(errors="replace").strip()[:300]
     return " ".join("".join(character if character.isprintable() else " " for character in text).split())

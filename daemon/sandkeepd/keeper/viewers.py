@@ -14,37 +14,36 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Launch
 from sandkeepd.host.processes import Identity, identify
 from sandkeepd.keeper import journal, terminal
-from sandkeepd.keeper.place import Place
+from sandkeepd.keeper.channel import Channel
 from sandkeepd.keeper.pty import open_pty
-from sandkeepd.keeper.talk import Talk
+from sandkeepd.keeper.shared_directory import SharedDirectory
 
 
 class Viewers:
-    """The terminals of one sandbox. A viewer is a process of `instance` as others are, and no trace of it stays.
+    """The terminals of one sandbox, whose first process `handle` names. Viewers are processes without a trace."""
 
-    `handle` says in `first` which process is the sandbox's first.
-    """
-
-    def __init__(self, instance: Instance, talk: Talk, place: Place, handle: Mapping[str, Any]) -> None:
+    def __init__(
+        self, instance: Instance, channel: Channel, shared: SharedDirectory, handle: Mapping[str, Any]
+    ) -> None:
         self._instance = instance
-        self._talk = talk
-        self._place = place
+        self._channel = channel
+        self._shared = shared
         self._handle = handle
         self._attaching: set[str] = set()
         self._earlier: frozenset[str] = frozenset()
 
     async def attach(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool) -> int:
         """See `Instance.open_terminal`."""
-        if self._talk.known(process_id).exit:
+        if self._channel.get_process(process_id).exit:
             raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)
         fd, number = self._open_pty(rows, cols)
         viewer = new_id(terminal.VIEWER)
         self._attaching.add(viewer)
-        journals = self._place.journals
+        journals = self._shared.journals
         try:
-            command = terminal.viewer(self._place.sockets, process_id, number, term, read_only=read_only)
+            command = terminal.viewer_argv(self._shared.sockets, process_id, number, term, read_only=read_only)
             await self._instance.launch(Launch(process_id=viewer, command=command, working_dir=journals))
-            if not await terminal.shown(fd, self._talk.processes[viewer].ended):
+            if not await terminal.wait_shown(fd, self._channel.processes[viewer].ended):
                 raise terminal.not_attached(self._instance.read(viewer, "stderr", 0, 500).data)
         except BaseException:
             trio.lowlevel.notify_closing(fd)
@@ -52,43 +51,43 @@ class Viewers:
             raise
         finally:
             self._attaching.discard(viewer)
-            if viewer not in self._talk.processes or self._instance.exit_of(viewer):
+            if viewer not in self._channel.processes or self._instance.exit_of(viewer):
                 self._remove(viewer)
         return fd
 
     def _open_pty(self, rows: int, cols: int) -> tuple[int, int]:
         """A new terminal in the sandbox. Its first process is looked at last, as its pid may become another's."""
         first = msgspec.convert(self._handle["first"], Identity)
-        fd, number = open_pty(f"/proc/{first.pid}/root", self._place.input_owner, rows, cols)
+        fd, number = open_pty(f"/proc/{first.pid}/root", self._shared.input_owner, rows, cols)
         if identify(first.pid) == first:
             return fd, number
         os.close(fd)
         raise StateError("not_ready", f"sandbox {self._instance.sandbox_id} has ended: create another")
 
-    def heard(self, answer: journal.Answer) -> None:
+    def on_answer(self, answer: journal.Answer) -> None:
         """Remove the files of a viewer that has ended, of this daemon or an earlier one."""
         name = answer.process_id
-        if terminal.is_viewer(name) and answer.says_end and (name in self._talk.processes or name in self._earlier):
+        if terminal.is_viewer(name) and answer.is_final and (name in self._channel.processes or name in self._earlier):
             self._remove(name)
 
     def remember_earlier(self) -> None:
         """Take note of the viewers that came to an earlier daemon."""
-        self._earlier = frozenset(filter(terminal.is_viewer, self._place.names()))
+        self._earlier = frozenset(filter(terminal.is_viewer, self._shared.names()))
 
     def remove_all(self) -> None:
         """The sandbox is gone, and all viewers with it."""
         with suppress(OSError):
-            for viewer in filter(terminal.is_viewer, self._place.names()):
+            for viewer in filter(terminal.is_viewer, self._shared.names()):
                 self._remove(viewer)
 
     def _remove(self, viewer: str) -> None:
         if viewer not in self._attaching:
-            self._talk.processes.pop(viewer, None)
-            self._place.remove_helper(viewer)
+            self._channel.processes.pop(viewer, None)
+            self._shared.remove_helper(viewer)
 
-    def end_stuck(self, process_id: str) -> None:
+    def kill_stuck_tmux(self, process_id: str) -> None:
         """Kill the tmux of a killed process, if it has one: a hanging tmux would hide the process's end."""
-        fd = self._place.open_fifo(f"{process_id}.told")
+        fd = self._shared.open_fifo(f"{process_id}.told")
         if fd is not None:
             with suppress(OSError):  # it is full
                 os.write(fd, terminal.STUCK)
@@ -96,20 +95,22 @@ class Viewers:
 
     async def resize(self, process_id: str, rows: int, cols: int) -> None:
         """See `Instance.resize_terminal`."""
-        await self._ask_tmux(terminal.resize(self._place.sockets, process_id, rows, cols))
+        await self._ask_tmux(terminal.resize_argv(self._shared.sockets, process_id, rows, cols))
 
     async def type_into(self, process_id: str, data: bytes, *, eof: bool) -> int:
         """See `Instance.type_into`."""
-        async with self._talk.known(process_id).input_lock:
-            if typed := terminal.typed(data, eof=eof):
-                await self._ask_tmux(terminal.typing(self._place.sockets, process_id, new_id(terminal.VIEWER)), typed)
+        async with self._channel.get_process(process_id).input_lock:
+            if typed := terminal.with_eof(data, eof=eof):
+                await self._ask_tmux(
+                    terminal.paste_argv(self._shared.sockets, process_id, new_id(terminal.VIEWER)), typed
+                )
         return len(data)
 
     async def _ask_tmux(self, command: Sequence[str], stdin: bytes | None = None) -> None:
         try:
             with trio.fail_after(terminal.DEADLINE_S):
-                code, _, stderr = await self._instance.run_command(command, stdin, working_dir=self._place.journals)
+                code, _, stderr = await self._instance.run_command(command, stdin, working_dir=self._shared.journals)
         except trio.TooSlowError:
-            raise terminal.silent() from None
+            raise terminal.no_answer() from None
         if code != 0:
             raise terminal.refused(stderr)

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import trio
 from inotify_simple import INotify, flags
@@ -30,26 +30,19 @@ _OVERFLOWN: Final = -1
 _REFUSED: Final = (errno.ENOSPC, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """The errors of a kernel that gives out no more watches or instances."""
 
-SOONEST_S: Final = 0.02
-LATEST_S: Final = 0.25
+MIN_PERIOD_S: Final = 0.02
+MAX_PERIOD_S: Final = 0.25
 """Maximum seconds between polls of a file: it is polled soon after a change, then less and less often."""
 
 _SLOWER: Final = 1.25
 
-AGAIN_S: Final = 5.0
+RETRY_S: Final = 5.0
 """Seconds between attempts to get inotify back."""
 
 SHORTAGE: Final = (
     "the kernel gives out no more inotify watches to this user: files are polled, so commands answer up to a quarter "
     "of a second late; raise fs.inotify.max_user_watches and max_user_instances, or end what has taken them"
 )
-
-
-class _Look(NamedTuple):
-    """The status of a polled file."""
-
-    size: int
-    changed_ns: int
 
 
 class _Polled:
@@ -59,31 +52,28 @@ class _Polled:
         self.fd = os.dup(fd)
         self.callback = callback
         self._seen = self._look()
-        self.hasten()
+        self.poll_soon()
 
-    def hasten(self) -> None:
+    def poll_soon(self) -> None:
         """Look at it soon."""
-        self.period_s = SOONEST_S
-        self.due = trio.current_time() + SOONEST_S
+        self.period_s = MIN_PERIOD_S
+        self.due = trio.current_time() + MIN_PERIOD_S
 
     def has_changed(self, now: float) -> bool:
         """Look at it; the next time sooner or later, by whether it has changed."""
         seen, self._seen = self._seen, self._look()
         changed = seen != self._seen
-        self.period_s = SOONEST_S if changed else min(LATEST_S, self.period_s * _SLOWER)
+        self.period_s = MIN_PERIOD_S if changed else min(MAX_PERIOD_S, self.period_s * _SLOWER)
         self.due = now + self.period_s
         return changed
 
-    def _look(self) -> _Look:
+    def _look(self) -> tuple[int, int]:
         found = os.fstat(self.fd)
-        return _Look(found.st_size, found.st_mtime_ns)
+        return found.st_size, found.st_mtime_ns
 
 
 class Watcher:
-    """Calls back when watched files are written to. `run` is its one task; callbacks run in it and must be quick.
-
-    The kernel counts a file once however often it is watched, so watches of one file share a descriptor here.
-    """
+    """Calls back, in its task `run`, when watched files grow. Watches of one file share a descriptor."""
 
     def __init__(self) -> None:
         self._inotify: INotify | None = None
@@ -93,7 +83,7 @@ class Watcher:
         self._last = _OVERFLOWN
         self._due: dict[Callback, float] = {}
         self._sleep = trio.CancelScope()
-        self._said = False
+        self._warned = False
         self._start()
 
     @property
@@ -138,10 +128,10 @@ class Watcher:
         """Raise an unexpected error. The first shortage is logged, until files go back to inotify."""
         if error.errno not in _REFUSED:
             raise error
-        if not self._said:
-            self._said = True
+        if not self._warned:
+            self._warned = True
             logger.warning(SHORTAGE)
-        self._due.setdefault(self._try_again, trio.current_time() + AGAIN_S)
+        self._due.setdefault(self._retry_inotify, trio.current_time() + RETRY_S)
         self._wake()
 
     def remove(self, watch: int, callback: Callback) -> None:
@@ -164,10 +154,10 @@ class Watcher:
             if error.errno != errno.EINVAL:
                 raise
 
-    def hasten(self, watch: int) -> None:
+    def poll_soon(self, watch: int) -> None:
         """Something is about to happen to that file: one that is polled is looked at soon."""
         if watch in self._polled:
-            self._polled[watch].hasten()
+            self._polled[watch].poll_soon()
             self._poll_later()
 
     @contextmanager
@@ -179,7 +169,7 @@ class Watcher:
         finally:
             self.remove(watch, callback)
 
-    def later(self, callback: Callback, seconds: float) -> None:
+    def call_later(self, callback: Callback, seconds: float) -> None:
         """Call back once, after so long. One that is waiting for that already does not wait longer."""
         self._due.setdefault(callback, trio.current_time() + seconds)
         self._wake()
@@ -187,7 +177,7 @@ class Watcher:
     def _wake(self) -> None:
         self._sleep.deadline = min(self._due.values(), default=math.inf)
 
-    def never(self, callback: Callback) -> None:
+    def cancel_call(self, callback: Callback) -> None:
         """Do not call back later."""
         self._due.pop(callback, None)
 
@@ -201,9 +191,9 @@ class Watcher:
                 await trio.lowlevel.wait_readable(self._inotify.fileno())
             if not self._sleep.cancelled_caught:
                 await self._dispatch()
-            self._call_late()
+            self._call_due()
 
-    def _call_late(self) -> None:
+    def _call_due(self) -> None:
         now = trio.current_time()
         for callback in [callback for callback, due in self._due.items() if due <= now]:
             del self._due[callback]
@@ -225,7 +215,7 @@ class Watcher:
                 polled.callback()
         self._poll_later()
 
-    def _try_again(self) -> None:
+    def _retry_inotify(self) -> None:
         """Go back to inotify, as far as that gives out watches again."""
         had = self._inotify
         if not self._start() or (had is not None and not self._polled):
@@ -239,7 +229,7 @@ class Watcher:
             del self._polled[name]
             os.close(polled.fd)
             polled.callback()  # for changes after the last poll
-        self._said = False
+        self._warned = False
         logger.info("the kernel gives out inotify watches again: no file is polled any more")
 
     # With it
@@ -270,8 +260,3 @@ class Watcher:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def grown(fd: int, beyond: int) -> bool:
-    """Return True if the open file is longer than `beyond`."""
-    return os.fstat(fd).st_size > beyond

@@ -39,6 +39,7 @@ THREADS: Final = 16
 """Maximum requests to lock stores at once; renewals have as many of their own."""
 
 INTERRUPTED: Final = "the daemon stopped while the lock was being taken: take it again"
+STEAL_INTERRUPTED: Final = "the daemon stopped while the lock was being freed: free it again"
 GIVEN_UP: Final = "whoever waited for the lock has gone"
 
 
@@ -62,13 +63,13 @@ class Leases:
         self._places: dict[str, Locks] = {}
         self._held: dict[str, Held] = {}
         self._nursery: trio.Nursery | None = None
-        self.ask = Threads(trio.CapacityLimiter(THREADS), abandon_on_cancel=True)
+        self.in_thread = Threads(trio.CapacityLimiter(THREADS), abandon_on_cancel=True)
         """Ask a store something. Cancelled, it is left alone with the question."""
         self._renew_in_thread = Threads(trio.CapacityLimiter(THREADS), abandon_on_cancel=True)
-        self._settling: dict[str, trio.CancelScope] = {}
+        self._recovering: dict[str, trio.CancelScope] = {}
         self.on_adopted: Callable[[str], None] = lambda name: None  # noqa: ARG005
         """Hears of a lock that an earlier daemon held, once it is held again."""
-        self.before_release: Callable[[str], Awaitable[None]] = _nothing
+        self.before_release: Callable[[str], Awaitable[None]] | None = None
         """Called to write the last documents before a lock is released."""
 
     def locks(self, where: str) -> Locks:
@@ -101,14 +102,12 @@ class Leases:
             held.lease.require()
             return held.lease.fence
         if last.status == "held":
-            words = f"the lock {name} is being adopted: try again in a moment"
-            raise StateError("not_ready", words, name=name, status=last.status)
+            message = f"the restarted daemon is still taking over the lock {name}: try again in a moment"
+            raise StateError("not_ready", message, name=name, status=last.status)
         raise lost(self._place(last), "expired" if last.status == "expired" else "taken")
 
     def _guards(self, lock: LockState, owner: str) -> bool:
-        """Return True if the lock belongs to the owner, or was taken for his sandbox by a user with his rights, and not
-        under an equal name by chance.
-        """
+        """Return True if the lock is the owner's, or was taken for his sandbox by another user with rights to it."""
         sandbox = self._core.state.sandboxes.get(lock.name)
         is_his = sandbox is not None and sandbox.owner == owner and lock.requested_us >= sandbox.requested_us
         return lock.owner == owner or (is_his and not belongs_to_another(lock.where, owner))
@@ -122,19 +121,16 @@ class Leases:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for lock in list(self._core.state.locks.values()):
-                if not lock.ended:
-                    self._settling[lock.lock_id] = trio.CancelScope()
-                    nursery.start_soon(self._core.guarded, partial(self._settle, lock), f"settling {lock.lock_id}")
+                if lock.under_way:
+                    self._recovering[lock.lock_id] = trio.CancelScope()
+                    nursery.start_soon(self._core.guarded, partial(self._recover, lock), f"recovering {lock.lock_id}")
             task_status.started()
             await trio.sleep_forever()
 
     # -- taking and giving back ---------------------------------------------------------------------------------------
 
-    async def take(self, lock: LockState, given_up: trio.Event) -> Lease | None:
-        """Wait for a lock until it is taken, and answer its lease, which is not kept yet; None when it was given up.
-
-        Raises as `Attempt.step` does.
-        """
+    async def acquire(self, lock: LockState, given_up: trio.Event) -> Lease | None:
+        """Wait for a lock; return its lease, not yet renewed, or None if given up. Raises as `Attempt.step` does."""
         mine = (other.fence or 0 for other in self._core.state.locks.values() if other.competes_with(lock))
         attempt = Attempt(
             self.locks(lock.where),
@@ -144,52 +140,44 @@ class Leases:
             above=max(mine, default=0),
         )
         while not given_up.is_set():
-            step = await self.ask(attempt.step)
+            step = await self.in_thread(attempt.step)
             if isinstance(step, Lease):
                 return step
             with trio.move_on_after(step):
                 await given_up.wait()
         return None
 
-    async def drop(self, lease: Lease) -> None:
-        """Release a lock whose caller has gone meanwhile; it expires if that fails."""
+    async def release_unwanted(self, lock: LockState, lease: Lease | None = None) -> None:
+        """Release a lock that nobody wants; without a lease, one that may be taken. If that fails, it expires."""
         try:
-            await self.ask(lease.release)
-        except SandkeepError as error:
-            logger.info("not given back", extra={"lock": lease.name, "why": error.message})
-
-    async def drop_unknown(self, lock: LockState) -> None:
-        """Release a lock whose acquisition has an unknown outcome; see `drop`."""
-        try:
-            await self.ask(lambda: self._free(lock, None))
+            await self.in_thread(partial(self._free, lock, lease))
         except SandkeepError as error:
             logger.info("not given back", extra={"lock": lock.name, "why": error.message})
 
-    async def freed(self, lock: LockState) -> events.Event:
+    async def release(self, lock: LockState) -> events.Event:
         """Free a lock whose release is on record; return the outcome."""
-        settling, held = self._settling.get(lock.lock_id), self._held.pop(lock.lock_id, None)
-        if settling is not None:
-            settling.cancel()
+        recovering, held = self._recovering.get(lock.lock_id), self._held.pop(lock.lock_id, None)
+        if recovering is not None:
+            recovering.cancel()
         if held is not None:
             held.scope.cancel()
         try:
-            freed = await self._in_time(lambda: self._free(lock, held), f"release of {lock.name}")
+            release = partial(self._free, lock, held.lease if held is not None else None)
+            freed = await self._retry(release, f"release of {lock.name}")
             failpoints.reach("lock.given_back")
         except SandkeepError as error:
             return _loss(error)
         return events.LockReleased() if freed else _loss(lost(self._place(lock), "taken"))
 
-    def _free(self, lock: LockState, held: Held | None) -> bool:
-        if held is not None:
-            return held.lease.release()
+    def _free(self, lock: LockState, lease: Lease | None) -> bool:
+        if lease is not None:
+            return lease.release()
         return self.locks(lock.where).give_up(lock.name, lock.owner_id or "")
 
-    async def _in_time(self, work: Callable[[], T], what: str) -> T:
-        """Retry a request to a store. Raises `lock_lost` after the length of a lease, by when the lease has expired;
-        and the store's refusals.
-        """
+    async def _retry(self, work: Callable[[], T], what: str) -> T:
+        """Retry a request to a store. Raises its refusals, and `lock_lost` once the lease has expired."""
         with trio.move_on_after(rules.LEASE_S):
-            return await retry_until_done(partial(self.ask, work), what, passing=(StateError, DataError))
+            return await retry_until_done(partial(self.in_thread, work), what, passing=(StateError, DataError))
         raise lost(what, "expired")
 
     def _place(self, lock: LockState) -> str:
@@ -197,18 +185,20 @@ class Leases:
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
-    def keep(self, lock: LockState, lease: Lease, on_record: trio.Event) -> None:
+    def start_renewal(self, lock: LockState, lease: Lease, on_record: trio.Event) -> None:
         """Renew a lease from now on. Its loss is recorded after its acquisition is `on_record`."""
         assert self._nursery is not None
         held = self._held[lock.lock_id] = Held(lease, lock, trio.CancelScope())
-        self._nursery.start_soon(self._core.guarded, partial(self._keep, lock, held, on_record), f"keeping {lock.name}")
+        self._nursery.start_soon(
+            self._core.guarded, partial(self._renew_until_recorded, lock, held, on_record), f"keeping {lock.name}"
+        )
 
-    async def _keep(self, lock: LockState, held: Held, on_record: trio.Event) -> None:
+    async def _renew_until_recorded(self, lock: LockState, held: Held, on_record: trio.Event) -> None:
         with held.scope:
             await self._renew_until_lost(held.lease)
             await on_record.wait()
             self._held.pop(lock.lock_id, None)
-            await self._tell(lock, held.lease)
+            await self._handle_loss(lock, held.lease)
 
     async def _renew_until_lost(self, lease: Lease) -> None:
         pause = rules.RENEW_AFTER_S
@@ -228,27 +218,32 @@ class Leases:
             return RETRY_S
         return rules.RENEW_AFTER_S
 
-    async def _tell(self, lock: LockState, lease: Lease) -> None:
+    async def _handle_loss(self, lock: LockState, lease: Lease) -> None:
         """Record that a lock was lost, unless its release was ordered meanwhile; and let others have it at once."""
         reason = lease.lost or "expired"
         error = lost(self._place(lock), reason)
         logger.warning("lost a lock", extra={"lock": lock.name, "why": error.message})
         await self._record_loss(lock, error)
         if reason == "expired":
-            await self.drop(lease)
+            await self.release_unwanted(lock, lease)
+
+    async def _record(
+        self, lock: LockState, event: events.Event, revision: int | None = None, *, essential: bool = False
+    ) -> None:
+        new = NewEvent(lock.lock_id, event, self._core.state.file_of(lock), revision)
+        await self._core.record([new], None, essential=essential)
 
     async def _record_loss(self, lock: LockState, error: SandkeepError) -> None:
-        told = NewEvent(lock.lock_id, _loss(error), self._core.state.filing_id(lock), lock.revision)
         if lock.status == "held":
             try:
-                await self._core.record([told], None)
+                await self._record(lock, _loss(error), lock.revision)
             except StateError:
                 logger.info("not told as lost, as it is being released", extra={"lock": lock.name})
 
     # -- after an earlier daemon's end --------------------------------------------------------------------------------
 
-    async def _settle(self, lock: LockState) -> None:
-        scope = self._settling[lock.lock_id]
+    async def _recover(self, lock: LockState) -> None:
+        scope = self._recovering[lock.lock_id]
         try:
             with scope:
                 match lock.status:
@@ -257,18 +252,20 @@ class Leases:
                     case "acquiring":
                         await self._undo(lock)
                     case "releasing":
-                        await self._finish_release(lock)
+                        del self._recovering[lock.lock_id]  # `release` is not to cancel this
+                        await self._record(lock, await self.release(lock), essential=True)
                     case "stealing":
-                        await self._leave_stealing(lock)
+                        code, message = "not_ready", STEAL_INTERRUPTED
+                        await self._record(lock, events.LockStealFailed(code=code, message=message, interrupted=True))
         finally:
-            self._settling.pop(lock.lock_id, None)
+            self._recovering.pop(lock.lock_id, None)
 
     async def _adopt(self, lock: LockState) -> None:
         """Go on with a lock that is held; or tell that it is lost."""
         assert lock.owner_id is not None
         adopt = partial(self.locks(lock.where).adopt, lock.name, lock.owner_id, lock.fence or 0)
         try:
-            lease = await self._in_time(adopt, f"adoption of {lock.name}")
+            lease = await self._retry(adopt, f"adoption of {lock.name}")
         except SandkeepError as error:
             logger.warning("lost a lock", extra={"lock": lock.name, "why": error.message})
             await self._record_loss(lock, error)
@@ -276,31 +273,17 @@ class Leases:
         logger.info("adopted", extra={"lock": lock.name})
         on_record = trio.Event()
         on_record.set()
-        self.keep(lock, lease, on_record)
-        self.on_adopted(self._core.state.filing_id(lock))
+        self.start_renewal(lock, lease, on_record)
+        self.on_adopted(self._core.state.file_of(lock))
 
     async def _undo(self, lock: LockState) -> None:
         """Free a lock that was being taken, if it was taken."""
         try:
-            await self._in_time(lambda: self._free(lock, None), f"undoing {lock.lock_id}")
+            await self._retry(partial(self._free, lock, None), f"undoing {lock.lock_id}")
         except SandkeepError as error:
             logger.info("nothing to undo", extra={"lock": lock.name, "why": error.message})
         failed = events.LockAcquireFailed(code="not_ready", message=INTERRUPTED, interrupted=True)
-        await self._core.record([NewEvent(lock.lock_id, failed, self._core.state.filing_id(lock))], None)
-
-    async def _finish_release(self, lock: LockState) -> None:
-        del self._settling[lock.lock_id]
-        outcome = NewEvent(lock.lock_id, await self.freed(lock), self._core.state.filing_id(lock))
-        await self._core.record([outcome], None, essential=True)
-
-    async def _leave_stealing(self, lock: LockState) -> None:
-        message = "the daemon stopped while the lock was being freed: free it again"
-        failed = events.LockStealFailed(code="not_ready", message=message, interrupted=True)
-        await self._core.record([NewEvent(lock.lock_id, failed, self._core.state.filing_id(lock))], None)
-
-
-async def _nothing(name: str) -> None:
-    """Nothing is to be done."""
+        await self._record(lock, failed)
 
 
 def _loss(error: SandkeepError) -> events.Event:

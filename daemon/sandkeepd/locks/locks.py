@@ -23,8 +23,8 @@ from sandkeep_store.locks.open import where
 from sandkeep_store.locks.places import part_of
 from sandkeep_store.views.locks import LockState
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, Tries
-from sandkeepd.core.operation import Command, Operation, Order
+from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.operation import Command, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.locks.leases import GIVEN_UP, Leases
 
@@ -45,67 +45,56 @@ class LockOperation(Operation[LockState]):
         """See `Operation.owns`."""
         return False
 
-    def about(self, lock: LockState, event: events.Event, revision: int | None = None) -> NewEvent:
+    def about(self, lock: LockState, event: events.Event) -> NewEvent:
         """An event of a lock, filed under the sandbox that it guards."""
-        return NewEvent(lock.lock_id, event, self.core.state.filing_id(lock), revision)
-
-    def is_through(self, lock: LockState) -> bool:
-        """Tell if the order is carried out, and nothing else is to come of the lock."""
-        return lock.ended
+        return NewEvent(lock.lock_id, event, self.core.state.file_of(lock))
 
     async def answer(self, request: Request[Any], stream: str) -> Lock:
         """See `Operation.answer`."""
-        lock = self.subjects[stream]
-        await self.core.settled(stream, lambda: self.is_through(lock))
-        return await self.answered(request, lock)
+        return await self.answered(request, await self.settled(stream))
 
     async def answered(self, request: Request[Any], subject: LockState) -> Lock:  # noqa: ARG002
-        """See `Operation.answered`."""
-        if subject.status == "failed" and subject.error is not None:
-            raise error_from(*subject.error, {"lock_id": subject.lock_id, "name": subject.name})
-        return subject.view()
+        """See `Operation.answered`. Raises why it was not taken, or not freed by force."""
+        if subject.error is None or subject.acquired_us is not None:
+            return subject.view()
+        data = {"held_by": subject.held_by, "expires_at": subject.expires_at, "waiting": subject.waiting}
+        details = data if subject.status == "contended" else {}
+        raise error_from(*subject.error, {"lock_id": subject.lock_id, "name": subject.name, **details})
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`."""
-        lock = self.subjects.get(first.stream)
-        if lock is None:
+        if first.stream not in self.subjects:
             raise _not_found(request.params.name, ", as what is known of it was archived")
-        await self.core.settled(lock.lock_id, lambda: self.is_through(lock))
+        lock = await self.settled(first.stream)
         return ANEW if lock.interrupted else await self.answered(request, lock)
 
 
 class LockAcquisition(LockOperation):
-    """``lock.acquire``. `given` is set when the caller goes: then the lock is released, as its caller would not know of
-    it.
-    """
+    """``lock.acquire``. `given` is set when the caller has gone: then the lock is released again."""
 
     method = "lock.acquire"
     under_way = "acquiring"
 
-    def is_through(self, lock: LockState) -> bool:
-        """See `LockOperation.is_through`. It is held from then on."""
-        return lock.status != "acquiring"
-
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`. The order's context is an event to set once the acquisition is on record."""
         lock, given_up = order.subject, order.given
-        lease = await self.leases.take(lock, given_up)
+        lease = await self.leases.acquire(lock, given_up)
         failpoints.reach("lock.taken")
         if lease is not None and not given_up.is_set():
             order.context = trio.Event()
-            self.leases.keep(lock, lease, order.context)
+            self.leases.start_renewal(lock, lease, order.context)
             return [self.about(lock, events.LockAcquired(fence=lease.fence.number))]
         if lease is not None:
-            await self.leases.drop(lease)
+            await self.leases.release_unwanted(lock, lease)
         else:
-            order.resources.push_async_callback(self.leases.drop_unknown, lock)
+            order.resources.push_async_callback(self.leases.release_unwanted, lock)
         return [self.about(lock, events.LockAcquireFailed(code="timeout", message=GIVEN_UP, interrupted=True))]
 
     async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
         refused = _refusal(error)
         if refused.type == "lock.acquire_failed":
-            order.resources.push_async_callback(self.leases.drop_unknown, order.subject)
+            order.resources.push_async_callback(self.leases.release_unwanted, order.subject)
         return [self.about(order.subject, refused)]
 
     async def recorded(self, order: Order[LockState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
@@ -113,38 +102,26 @@ class LockAcquisition(LockOperation):
         if order.context is not None:
             order.context.set()
 
-    async def answered(self, request: Request[Any], subject: LockState) -> Lock:  # noqa: ARG002
-        """See `Operation.answered`. Raises why it was not taken."""
-        if subject.error is None or subject.acquired_us is not None:
-            return subject.view()
-        data = {"held_by": subject.held_by, "expires_at": subject.expires_at, "waiting": subject.waiting}
-        told = data if subject.status == "contended" else {}
-        raise error_from(*subject.error, {"lock_id": subject.lock_id, "name": subject.name, **told})
 
-
-class LockReturn(LockOperation):
+class LockReturn(LockOperation, Removal[LockState]):
     """``lock.release`` of a lock that is held here."""
 
     method = "lock.release"
     under_way = "releasing"
-    essential = True
 
-    async def order(self, lock: LockState, request: Request[LockRelease]) -> None:
-        """Give the order, unless it was given, or the lock was lost. It is on record when this returns."""
-        tries = Tries()
-        while lock.status == "held":
-            try:
-                await self.begin(self.about(lock, events.LockReleaseRequested(), lock.revision), request.meta, request)
-            except StateError as conflict:
-                await tries.again(conflict)  # it was lost in that moment, or another caller ordered the same
+    def may(self, subject: LockState) -> bool:
+        """See `Removal.may`."""
+        return subject.status == "held"
+
+    async def settled(self, stream: str) -> LockState:
+        """See `Operation.settled`. A repeated command may also be one of `LockSteal`."""
+        lock = self.subjects[stream]
+        await self.core.settled(stream, lambda: not lock.under_way)
+        return lock
 
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        return [self.about(order.subject, await self.leases.freed(order.subject))]
-
-    async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:  # noqa: ARG002
-        """See `Operation.failed`. Only a defect gets here; the next daemon goes on with it."""
-        raise error
+        return [self.about(order.subject, await self.leases.release(order.subject))]
 
 
 class LockSteal(LockOperation):
@@ -156,7 +133,7 @@ class LockSteal(LockOperation):
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
         lock = order.subject
-        await self.leases.ask(partial(self.leases.locks(lock.where).replace, lock.name))
+        await self.leases.in_thread(partial(self.leases.locks(lock.where).replace, lock.name))
         return [self.about(lock, events.LockStolen())]
 
     async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:
@@ -192,10 +169,10 @@ class LockService:
         )
         given_up = trio.Event()
         try:
-            taken: Lock = await self._acquisition.run(self._new(event), request, given_up)
+            acquired: Lock = await self._acquisition.run(self._new(event), request, given_up)
         finally:
             given_up.set()
-        return taken
+        return acquired
 
     def _new(self, event: events.LockAcquireRequested | events.LockStealRequested) -> NewEvent:
         """The first event of a stream, filed under the sandbox that the lock guards."""
@@ -205,23 +182,16 @@ class LockService:
         )
 
     def _where(self, request: Request[Any], name: str) -> str:
-        """Return the place of the caller's lock of a name, by the settings; for a visible sandbox, that of its owner.
-        Raises `not_configured`, and `not_supported` where an SDK is missing.
-        """
+        """Return where the caller's lock lies; for a sandbox, its owner's. Raises `not_configured`, `not_supported`."""
         root = self._storage.lock_root()
         require_sdk(root)
         shared, sandbox = where(root), self._core.state.sandboxes.get(name)
         of_sandbox = sandbox is not None and request.sees(sandbox.owner)
         owner = sandbox.owner if sandbox is not None and of_sandbox else request.owner
-        if any(self._is_old(lock, name, owner, shared) for lock in self._core.state.locks.values()):
-            return shared
+        held = (lock for lock in self._core.state.locks.values() if lock.under_way)
+        if any((lock.name, lock.owner, lock.where) == (name, owner, shared) for lock in held):
+            return shared  # an older daemon took it, in the place that was then shared by all owners
         return part_of(shared, owner)
-
-    def _is_old(self, lock: LockState, name: str, owner: str, shared: str) -> bool:
-        """Return True if it is an owner's and held in the place that older daemons used for all locks: there it still
-        has to be seen.
-        """
-        return not lock.ended and (lock.name, lock.owner, lock.where) == (name, owner, shared)
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
@@ -239,11 +209,12 @@ class LockService:
         if lock is None:
             raise _not_found(name, self._core.state.log.hint)
         if lock.status == "acquiring":
-            words = f"the lock {lock.name} is still being waited for: end that call instead"
-            raise StateError("not_ready", words, name=lock.name, status=lock.status)
-        if lock.status == "held":
-            await self._leases.before_release(self._core.state.filing_id(lock))
-        await self._return.order(lock, request)
+            message = f"`lock.acquire` still waits for the lock {lock.name}: cancel that call instead"
+            raise StateError("not_ready", message, name=lock.name, status=lock.status)
+        file = self._core.state.file_of(lock)
+        if lock.status == "held" and self._leases.before_release is not None:
+            await self._leases.before_release(file)
+        await self._return.order(lock.lock_id, events.LockReleaseRequested(), file, request.meta)
         return await self._return.answer(request, lock.lock_id)
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -292,5 +263,5 @@ def _refusal(error: SandkeepError) -> events.Event:
     """Return the event of a failed acquisition."""
     if error.code not in ("lock_contended", "lock_timeout"):
         return events.LockAcquireFailed(code=error.code, message=error.message)
-    told = {key: error.data.get(key) for key in ("held_by", "expires_at", "waiting")}
-    return events.LockContended(code=error.code, message=error.message, **told)
+    details = {key: error.data.get(key) for key in ("held_by", "expires_at", "waiting")}
+    return events.LockContended(code=error.code, message=error.message, **details)

@@ -33,7 +33,7 @@ RETRY_S: Final = 5.0
 LAST_S: Final = 10.0
 """Seconds that a release waits for the last document."""
 
-ENDS_IT: Final = ("lock_lost", "lock_damaged")
+FINAL_CODES: Final = ("lock_lost", "lock_damaged")
 
 
 class Publisher:
@@ -93,7 +93,7 @@ class Publisher:
         except Exception as unforeseen:  # noqa: BLE001  # the document is still outdated
             error = as_sandkeep_error(unforeseen)
             logger.warning("metadata is not published", extra={"sandbox": sandbox_id, "why": error.message})
-            if error.code not in ENDS_IT:
+            if error.code not in FINAL_CODES:
                 self.mark(sandbox_id)
 
     async def _write(self, sandbox_id: str) -> None:
@@ -105,7 +105,7 @@ class Publisher:
             return
         content = document(sandbox, self._core.log.log_id, fence.number)
         if content is not None:
-            await self._leases.ask(partial(_write_to, root, _path(sandbox, fence), content, fence))
+            await self._leases.in_thread(partial(_write_to, root, _path(sandbox, fence), content, fence))
 
     def _root(self) -> Root | None:
         """Return the root that other daemons read; None when none is set."""

@@ -19,10 +19,7 @@ def only_error(error: Exception) -> Exception:
 
 
 def report(error: Exception, method: str, params: Params | None) -> DaemonError:
-    """Log a defect with its traceback, and make the error that the caller gets; both carry the same number.
-
-    Parameters are not logged, and where the words of the exception repeat one that may be secret, they are blotted out.
-    """
+    """Log a defect without secrets, and return the caller's error; both carry the same incident number."""
     incident = os.urandom(4).hex()
     text = "".join(traceback.format_exception(error))
     for secret in _secrets(params):

@@ -23,80 +23,75 @@ class Account:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.loose = 0
-        self.kept = 0
+        self.transient = 0
+        self.reserved = 0
         self.shares: dict[Share, None] = {}
 
     @property
     def is_over(self) -> bool:
         """True if the limit is exceeded."""
-        return self.loose + self.kept > self._limit
+        return self.transient + self.reserved > self._limit
 
     def relieve(self) -> None:
         """Drop connections until the rest is within the limit, or none is left."""
         while self.is_over and self.shares:
-            average = self.loose / len(self.shares)
-            next(share for share in self.shares if share.held >= average).part()
+            average = self.transient / len(self.shares)
+            next(share for share in self.shares if share.held >= average).drop()
 
 
 class Share:
-    """The memory held for one connection. `give_up` is called, once, when it is dropped; from then on only memory that
-    it has to keep counts.
-    """
+    """The memory held for a connection. `give_up` is called once, when it is dropped; then only kept bytes count."""
 
     def __init__(self, account: Account, give_up: Callable[[], None]) -> None:
         self._account = account
         self._give_up = give_up
-        self._parted = False
+        self._dropped = False
         self.held = 0
 
-    def hold(self, size: int) -> None:
+    def add(self, size: int) -> None:
         """So many bytes more."""
-        if not self._parted:
+        if not self._dropped:
             self.held += size
-            self._account.loose += size
-            self.moved()
-            if self._account.is_over:
-                self._account.relieve()
+            self._account.transient += size
+            self.touch()
+            self._account.relieve()
 
-    def let_go(self, size: int) -> None:
+    def subtract(self, size: int) -> None:
         """So many bytes less."""
-        if not self._parted:
+        if not self._dropped:
             self.held -= size
-            self._account.loose -= size
-            self.moved()
+            self._account.transient -= size
+            self.touch()
 
-    def moved(self) -> None:
+    def touch(self) -> None:
         """The client took or gave something."""
         shares = self._account.shares
         shares.pop(self, None)
-        if self.held and not self._parted:
+        if self.held and not self._dropped:
             shares[self] = None
 
-    def keep(self, size: int) -> bool:
-        """So many bytes more that stay until `release`, also when the connection has gone. False when there is no room
-        for them.
-        """
-        self._account.kept += size
+    def reserve(self, size: int) -> bool:
+        """Add bytes that stay until `release`, beyond the connection's end. False when there is no room."""
+        self._account.reserved += size
         self._account.relieve()
-        if self._account.is_over or self._parted:
-            self._account.kept -= size
+        if self._account.is_over or self._dropped:
+            self._account.reserved -= size
             return False
         return True
 
     def release(self, size: int) -> None:
         """So many bytes less that were kept."""
-        self._account.kept -= size
+        self._account.reserved -= size
 
-    def part(self) -> None:
+    def drop(self) -> None:
         """Drop the connection."""
         self.close()
         self._give_up()
 
     def close(self) -> None:
         """Hold nothing any more."""
-        self.let_go(self.held)
-        self._parted = True
+        self.subtract(self.held)
+        self._dropped = True
 
 
 class Holdings:
@@ -116,4 +111,4 @@ class Holdings:
     def of(self, uid: int) -> int:
         """Return the bytes held for a user."""
         account = self._accounts.get(uid)
-        return account.loose + account.kept if account is not None else 0
+        return account.transient + account.reserved if account is not None else 0

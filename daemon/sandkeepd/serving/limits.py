@@ -12,16 +12,14 @@ MAX_DESCRIPTORS_OF_USER: Final = 256
 
 
 class CallLimits:
-    """Bounds the calls of a connection that are under way, and the bytes that they hold. One task takes, any give
-    back.
-    """
+    """Limits a connection's calls in flight and the bytes that they hold. One task takes, any gives back."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.bytes = 0
         self._changed = trio.Event()
 
-    def try_take(self, calls: int, weight: int) -> bool:
+    def try_acquire(self, calls: int, weight: int) -> bool:
         """Take room if there is enough. A request larger than any room is admitted alone."""
         if self.calls and (self.calls + calls > MAX_CALLS or self.bytes + weight > MAX_BYTES):
             return False
@@ -29,9 +27,9 @@ class CallLimits:
         self.bytes += weight
         return True
 
-    async def take(self, calls: int, weight: int) -> None:
+    async def acquire(self, calls: int, weight: int) -> None:
         """Wait until there is room, and take it."""
-        while not self.try_take(calls, weight):
+        while not self.try_acquire(calls, weight):
             await self._changed.wait()
 
     async def wait_empty(self) -> None:
@@ -39,7 +37,7 @@ class CallLimits:
         while self.calls:
             await self._changed.wait()
 
-    def give_back(self, calls: int, weight: int) -> None:
+    def release(self, calls: int, weight: int) -> None:
         """Let go of room that was taken."""
         self.calls -= calls
         self.bytes -= weight

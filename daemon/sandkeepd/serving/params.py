@@ -34,53 +34,48 @@ def decoder(params: type[Params]) -> Callable[[Raw], Params]:
     return decode_or_refuse
 
 
-def refusal(params: type[Params], said: str) -> CallerError:
-    """The error for parameters that msgspec refused with the words `said`."""
-    if unknown := _UNKNOWN.match(said):
+def refusal(params: type[Params], message: str) -> CallerError:
+    """The error for parameters that msgspec refused with the problem `message`."""
+    if unknown := _UNKNOWN.match(message):
         return _invalid(unknown[1][:64], "there is no such parameter")
-    if missing := _MISSING.match(said):
+    if missing := _MISSING.match(message):
         return _invalid(missing[1], "is missing")
-    place = _PLACE.search(said)
+    place = _PLACE.search(message)
     if place is None or not place[1]:
         return _invalid("params", "give an object that holds the parameters by name")
     return _invalid(
-        place[1], _words(said[: place.start()], typing.get_type_hints(params, include_extras=True).get(place[1]))
+        place[1], _rephrase(message[: place.start()], typing.get_type_hints(params, include_extras=True).get(place[1]))
     )
 
 
-def _invalid(field: str, words: str) -> CallerError:
-    return CallerError("invalid", f"{field}: {words}", field=field)
+def _invalid(field: str, problem: str) -> CallerError:
+    return CallerError("invalid", f"{field}: {problem}", field=field)
 
 
-def _words(said: str, annotation: Any) -> str:
+def _rephrase(message: str, annotation: Any) -> str:
     """Rephrase msgspec's message about a field with this annotation, in the terms of JSON and without the value."""
-    if said.startswith("Invalid enum value"):
-        return "must be one of " + ", ".join(f"`{choice}`" for choice in _choices(annotation))
-    if "matching regex" in said:
-        return _pattern_words(said, annotation)
-    said = re.sub(
+    if message.startswith("Invalid enum value"):
+        literals = [part for part in _walk(annotation) if typing.get_origin(part) is Literal]
+        return "must be one of " + ", ".join(f"`{choice}`" for part in literals for choice in typing.get_args(part))
+    if "matching regex" in message:
+        return _describe_pattern(message, annotation)
+    message = re.sub(
         r"`(\w+(?: \| \w+)*)`",
         lambda found: " or ".join(_TYPES.get(name, name) for name in found[1].split(" | ")),
-        said,
+        message,
     )
     return re.sub(
         r"^Expected (.*?)(?:, got (\w+))?$",
         lambda found: f"must be {found[1]}" + (f", not {found[2]}" if found[2] else ""),
-        said,
+        message,
     )
 
 
-def _pattern_words(said: str, annotation: Any) -> str:
+def _describe_pattern(message: str, annotation: Any) -> str:
     for meta in _walk(annotation):
-        if isinstance(meta, Meta) and meta.description and repr(meta.pattern) in said:
+        if isinstance(meta, Meta) and meta.description and repr(meta.pattern) in message:
             return f"must be {meta.description[0].lower()}{meta.description[1:].rstrip('.')}"
     return "holds characters that are not allowed"
-
-
-def _choices(annotation: Any) -> Iterator[str]:
-    for part in _walk(annotation):
-        if typing.get_origin(part) is Literal:
-            yield from map(str, typing.get_args(part))
 
 
 def _walk(annotation: Any) -> Iterator[Any]:

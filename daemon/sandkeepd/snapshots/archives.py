@@ -28,7 +28,7 @@ from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.caller import Progress
-from sandkeepd.host.threads import Meter, watched
+from sandkeepd.host.threads import Meter, run_in_thread
 from sandkeepd.host.unnamed_file import open_unnamed
 from sandkeepd.snapshots.archive_limits import limits_of
 from sandkeepd.snapshots.archive_paths import path_in, place_of, root_of
@@ -141,7 +141,7 @@ class SnapshotArchives:
                 local, here.path, target, place.path, sha256=sha256, metadata=metadata, fence=fence, progress=moved
             )
 
-        return await watched(work, _untold, f"sending it to {place.uri}", limiter=self.limiter)
+        return await run_in_thread(work, _untold, f"sending it to {place.uri}", limiter=self.limiter)
 
     async def release(self, here: model.Place, place: model.Place, sent: Stored) -> None:
         """Remove the archive on this machine, if the copy `sent` exists.
@@ -196,7 +196,7 @@ class SnapshotArchives:
             had: list[int] = []
             work = partial(_had, snapshot, place, had, is_last=place == places[-1])
             try:
-                await watched(work, progress, f"reading {place}", limiter=self.limiter)
+                await run_in_thread(work, progress, f"reading {place}", limiter=self.limiter)
                 return had.pop()
             except SandkeepError as error:
                 logger.warning("an archive is not to be had", extra={"place": str(place), "why": error.message})
@@ -263,7 +263,7 @@ class Making:
     async def _try_to_send(self, place: model.Place, sha256: str, size_bytes: int, progress: Progress) -> None:
         work = partial(self._send, place, sha256, size_bytes, self._fence())
         try:
-            await watched(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
+            await run_in_thread(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
         except SandkeepError as error:
             if error.code not in PASSING:
                 raise

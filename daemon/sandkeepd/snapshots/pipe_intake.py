@@ -14,7 +14,7 @@ import trio
 
 from sandkeep.errors import DaemonError, DataError
 from sandkeepd.contract.caller import Progress
-from sandkeepd.host.threads import TOLD_EVERY_S
+from sandkeepd.host.threads import PROGRESS_PERIOD_S
 from sandkeepd.snapshots.archives import write_all
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -39,7 +39,7 @@ class Intake:
         told = trio.current_time()
         await progress("taking the archive")
         while not await trio.to_thread.run_sync(self._take):
-            if trio.current_time() - told > TOLD_EVERY_S:
+            if trio.current_time() - told > PROGRESS_PERIOD_S:
                 told = trio.current_time()
                 await progress(f"taking the archive: {self._size / 1e6:.0f} MB")
             await trio.lowlevel.wait_readable(self._source)

@@ -31,7 +31,7 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import ANEW, Core
 from sandkeepd.core.operation import Operation, Order
 from sandkeepd.host.hostile_files import read_only
-from sandkeepd.host.threads import Meter, watched
+from sandkeepd.host.threads import Meter, run_in_thread
 from sandkeepd.host.unnamed_file import open_unnamed
 from sandkeepd.sandboxes.images import ImageCreation, ImageHolds, Images
 from sandkeepd.sandboxes.runtimes import Runtimes
@@ -71,7 +71,7 @@ class SnapshotIntake(SnapshotCreation):
             if request.params.digest not in (None, f"sha256:{sha256}"):
                 raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
             looking = partial(_looked_through, making.descriptor, limits_of_import(asked.root))
-            found = await watched(looking, order.progress, "looking through the archive")
+            found = await run_in_thread(looking, order.progress, "looking through the archive")
             failpoints.reach("snapshot.received")
             await making.keep(found.sha256, found.size_bytes, order.progress)
         stored = events.SnapshotStored(
@@ -164,7 +164,7 @@ class Transfers:
         stored = snapshot.stored
         assert stored is not None
         async with self._archives.opened(snapshot, request.progress) as archive:
-            await watched(partial(check, snapshot, archive), request.progress, "looking through the archive")
+            await run_in_thread(partial(check, snapshot, archive), request.progress, "looking through the archive")
             given = read_only(archive)
             try:
                 await request.give([given])
@@ -182,7 +182,7 @@ class Transfers:
             archives = []
             for each in reversed(list(chain(core.state, snapshot))):
                 archives.append(await opened.enter_async_context(self._archives.opened(each, progress)))
-                await watched(partial(check, each, archives[-1]), progress, "looking through the archive")
+                await run_in_thread(partial(check, each, archives[-1]), progress, "looking through the archive")
             base = None
             provider = core.provider_of(snapshot)
             if beneath is not None:
@@ -192,7 +192,7 @@ class Transfers:
             opened.callback(os.close, output)
             owner = snapshotting(provider).owner_in_archives(core.state.sandboxes[snapshot.sandbox_id or ""].spec)
             work = partial(_flattened, archives, base, output, snapshot.format, owner)
-            packed = await watched(work, progress, "putting it together", limiter=self._archives.limiter)
+            packed = await run_in_thread(work, progress, "putting it together", limiter=self._archives.limiter)
             given = read_only(output)
             opened.callback(os.close, given)
             await request.give([given])

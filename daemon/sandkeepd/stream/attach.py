@@ -1,11 +1,9 @@
-"""``/v1/attach``: a process, both ways. One with a terminal is seen through it; of another its journal is followed and
-its input written.
-"""
+"""``/v1/attach``: a process's terminal; or, without one, its journal to follow and its input to write."""
 
 import fcntl
 import struct
 import termios
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -18,55 +16,44 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.stream.logs import JournalReader, exit_of
-from sandkeepd.stream.session import Session, Talk, Visitor, checked
+from sandkeepd.stream.session import Client, Handler, Session, validated
 
 PIECE_BYTES: Final = 64 * 1024
 ENDING_S: Final = 1.0
 """Seconds from the hangup of a terminal or an input until the process's end must be on record."""
 
 
-class Attach:
-    """The endpoint."""
-
-    def __init__(self, core: Core, processes: Processes) -> None:
-        self._core = core
-        self._processes = processes
-
-    async def __call__(self, visitor: Visitor) -> Talk:
-        """Find the process, and see which kind it is."""
-        _, _, sandbox_id, name = visitor.target.parts
-        query = visitor.query(AttachQuery)
-        wanted = checked(ProcessAttach, sandbox_id=sandbox_id, name=name)
-        request = visitor.request(self._core, "process.attach", wanted)
-        process = await self._processes.lookup.find(request.params.sandbox_id, name)
-        attached = Attached(self._core, self._processes, process, visitor, query)
-        return attached.terminal if process.requested.tty else attached.journal
+async def attach(core: Core, processes: Processes, client: Client) -> Handler:
+    """The endpoint: find the process, and see which kind it is."""
+    _, _, sandbox_id, name = client.target.parts
+    query = client.query(AttachQuery)
+    request = client.request(core, "process.attach", validated(ProcessAttach, sandbox_id=sandbox_id, name=name))
+    process = await processes.lookup.find(request.params.sandbox_id, name)
+    attached = Attached(core, processes, process, client, query)
+    return attached.terminal if process.requested.tty else attached.journal
 
 
-class Attached:
+class Attached(NamedTuple):
     """One client's view of a process."""
 
-    def __init__(
-        self, core: Core, processes: Processes, process: ProcessState, visitor: Visitor, query: AttachQuery
-    ) -> None:
-        self._core = core
-        self._processes = processes
-        self._process = process
-        self._visitor = visitor
-        self._query = query
+    core: Core
+    processes: Processes
+    process: ProcessState
+    client: Client
+    query: AttachQuery
 
     # -- a process with a terminal ------------------------------------------------------------------------------------
 
     async def terminal(self, session: Session) -> None:
         """Show the terminal and type into it, until either side lets go."""
-        if not self._process.ended:
+        if not self.process.ended:
             await self._view(session)
-        await session.send(exit_of(self._process) if await self._ends() else Detached())
+        await session.send(exit_of(self.process) if await self._ends() else Detached())
 
     async def _view(self, session: Session) -> None:
-        query = self._query
-        fd = await self._processes.open_terminal(
-            self._process, query.rows, query.cols, query.term, read_only=query.read_only
+        query = self.query
+        fd = await self.processes.open_terminal(
+            self.process, query.rows, query.cols, query.term, read_only=query.read_only
         )
         async with trio.lowlevel.FdStream(fd) as pty, trio.open_nursery() as nursery:
             nursery.start_soon(self._type, session, pty)
@@ -77,7 +64,7 @@ class Attached:
         while True:
             message = await session.receive()
             if isinstance(message, bytes):
-                await _type_into(pty, b"" if self._query.read_only else message)
+                await _type_into(pty, b"" if self.query.read_only else message)
             elif isinstance(message, Resize):
                 size = struct.pack("HHHH", message.rows, message.cols, 0, 0)
                 fcntl.ioctl(pty.fileno(), termios.TIOCSWINSZ, size)
@@ -88,10 +75,10 @@ class Attached:
 
     async def journal(self, session: Session) -> None:
         """Send the process's output, from the requested offsets or from now, and write its input."""
-        query, read = self._query, self._processes.outputs.read_journal
-        stdout = read(self._process, "stdout", 0, 0).size if query.stdout is None else query.stdout
-        stderr = read(self._process, "stderr", 0, 0).size if query.stderr is None else query.stderr
-        reader = JournalReader(self._processes, self._process, stdout, stderr)
+        query, read = self.query, self.processes.outputs.read_journal
+        stdout = read(self.process, "stdout", 0, 0).size if query.stdout is None else query.stdout
+        stderr = read(self.process, "stderr", 0, 0).size if query.stderr is None else query.stderr
+        reader = JournalReader(self.processes, self.process, stdout, stderr)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write, session)
             await reader.send(session, follow=True)
@@ -108,26 +95,26 @@ class Attached:
 
     async def _act(self, message: bytes | FromClient) -> None:
         """Carry out a client's message as an ordinary call: with the same checks and records."""
-        where = {"sandbox_id": self._process.sandbox_id, "name": self._process.process_id}
-        if self._query.read_only:
+        where = {"sandbox_id": self.process.sandbox_id, "name": self.process.process_id}
+        if self.query.read_only:
             raise CallerError(
                 "permission_denied", "this view is read-only: attach without read_only", field="read_only"
             )
         if isinstance(message, bytes | Eof):
             data = message if isinstance(message, bytes) else b""
-            written = checked(ProcessWriteStdin, **where, data=data, eof=isinstance(message, Eof))
-            await self._processes.write_stdin(self._visitor.request(self._core, "process.write_stdin", written))
+            written = validated(ProcessWriteStdin, **where, data=data, eof=isinstance(message, Eof))
+            await self.processes.write_stdin(self.client.request(self.core, "process.write_stdin", written))
         elif isinstance(message, SendSignal):
-            signalled = checked(ProcessSignal, **where, signal=message.signal)
-            await self._processes.signal(self._visitor.request(self._core, "process.signal", signalled))
+            signalled = validated(ProcessSignal, **where, signal=message.signal)
+            await self.processes.signal(self.client.request(self.core, "process.signal", signalled))
         elif not isinstance(message, Resize):
-            raise CallerError("invalid", "send bytes, or a resize, eof or signal")
+            raise CallerError("invalid", "unexpected message: send bytes, or a resize, eof or signal")
 
     async def _ends(self) -> bool:
         """Return True if the process has ended, or ends within `ENDING_S`."""
         with trio.move_on_after(ENDING_S):
-            await self._core.settled(self._process.process_id, lambda: self._process.ended)
-        return self._process.ended
+            await self.core.settled(self.process.process_id, lambda: self.process.ended)
+        return self.process.ended
 
 
 async def _show(session: Session, pty: trio.lowlevel.FdStream) -> None:

@@ -7,10 +7,11 @@ from msgspec import Struct
 
 from sandkeep.protocol.frames import CaughtUp, EventsQuery
 from sandkeep.protocol.methods import EventQuery
+from sandkeep_store.eventlog.log import EventLog
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.eventlog.history import History, RawEvent
-from sandkeepd.stream.session import Session, Talk, Visitor, checked
+from sandkeepd.stream.session import Client, Handler, Session, validated
 
 PAGE_EVENTS: Final = 256
 PAGE_BYTES: Final = 256 * 1024
@@ -28,42 +29,33 @@ class Batch(Struct, frozen=True, tag_field="kind", tag="events"):
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class Events:
-    """The endpoint."""
+async def events(core: Core, client: Client) -> Handler:
+    """The endpoint: check access to the events, and the token to start from."""
+    query, history = client.query(EventsQuery), History(core)
+    wanted = validated(EventQuery, after=query.after, sandbox_id=query.sandbox, type=query.type, limit=PAGE_EVENTS)
+    request = client.request(core, "event.list", wanted)
+    after = history.start(query.after)
+    return lambda session: session.run_send_only(lambda: _send(session, core.log, history, request, after))
 
-    def __init__(self, core: Core, history: History) -> None:
-        self._core = core
-        self._history = history
 
-    async def __call__(self, visitor: Visitor) -> Talk:
-        """Check access to the events, and the token to start from."""
-        query = visitor.query(EventsQuery)
-        wanted = checked(EventQuery, after=query.after, sandbox_id=query.sandbox, type=query.type, limit=PAGE_EVENTS)
-        request = visitor.request(self._core, "event.list", wanted)
-        after = self._history.start(query.after)
+async def _send(session: Session, log: EventLog, history: History, request: Request[EventQuery], after: int) -> None:
+    announced = -1
+    while True:
+        sent, reached, caught_up = await _send_page(session, history, request, after)
+        after = log.parse_token(reached)
+        if caught_up:
+            if sent or announced < 0 or after - announced >= STRIDE:
+                await session.send(CaughtUp(token=reached))
+                announced = after
+            await log.wait(after)
 
-        async def talk(session: Session) -> None:
-            await session.while_it_listens(lambda: self._send(session, request, after))
 
-        return talk
-
-    async def _send(self, session: Session, request: Request[EventQuery], after: int) -> None:
-        log, told = self._core.log, -1
-        while True:
-            sent, reached, caught_up = await self._send_page(session, request, after)
-            after = log.parse_token(reached)
-            if caught_up:
-                if sent or told < 0 or after - told >= STRIDE:
-                    await session.send(CaughtUp(token=reached))
-                    told = after
-                await log.wait(after)
-
-    async def _send_page(self, session: Session, request: Request[EventQuery], after: int) -> tuple[bool, str, bool]:
-        """Send the next events, if there are any to send; answer whether there were, the token behind them, and whether
-        they are the last. They are read when there is room for them.
-        """
-        await session.room()
-        page = await self._history.page(request, after, max_bytes=PAGE_BYTES)
-        if page.events:
-            await session.send_text(_encode(Batch(page.events, page.next)).decode())
-        return bool(page.events), page.next, page.caught_up
+async def _send_page(
+    session: Session, history: History, request: Request[EventQuery], after: int
+) -> tuple[bool, str, bool]:
+    """Send the next events once there is room; return if there were any, the token behind them, and if all are sent."""
+    await session.room()
+    page = await history.page(request, after, max_bytes=PAGE_BYTES)
+    if page.events:
+        await session.send_text(_encode(Batch(page.events, page.next)).decode())
+    return bool(page.events), page.next, page.caught_up

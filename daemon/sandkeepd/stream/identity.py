@@ -34,18 +34,18 @@ class Identity(Struct, frozen=True):
         pem = private_file.read(path, "the stream server's key")
         if pem is not None:
             try:
-                return cls._loaded(pem)
+                return cls._parse(pem)
             except (ssl.SSLError, ValueError):
                 logger.warning("the stream server's key is damaged: made anew", extra={"path": path})
-        pem = _made()
+        pem = _generate()
         try:
             private_file.write(path, pem)
         except DaemonError as error:  # a full disk is no reason not to start
             logger.warning("the stream server's pin holds only until the daemon stops", extra={"why": error.message})
-        return cls._loaded(pem)
+        return cls._parse(pem)
 
     @classmethod
-    def _loaded(cls, pem: bytes) -> "Identity":
+    def _parse(cls, pem: bytes) -> "Identity":
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0  # nobody resumes
@@ -54,26 +54,20 @@ class Identity(Struct, frozen=True):
         with open(memory, "wb", buffering=0) as file:
             file.write(pem)
             context.load_cert_chain(f"/proc/self/fd/{memory}")
-        return cls(context, pin_of(ssl.PEM_cert_to_DER_cert(_certificate_in(pem))))
+        text = pem.decode("ascii")
+        return cls(context, pin_of(ssl.PEM_cert_to_DER_cert(text[text.index(ssl.PEM_HEADER) :])))
 
 
-def _certificate_in(pem: bytes) -> str:
-    text = pem.decode("ascii")
-    return text[text.index(ssl.PEM_HEADER) :]
-
-
-def _made() -> bytes:
-    """Return a new key with a self-signed certificate, in PEM. Names and key usage let a browser accept it, if it is
-    told to.
-    """
+def _generate() -> bytes:
+    """Return a new key and self-signed certificate, in PEM, that a browser accepts if it is told to."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
     except ImportError:
-        words = f"tls:// in {STREAM.name} needs the library cryptography: pip install 'sandkeep[daemon]'"
-        raise SetupError("not_configured", words, setting=STREAM.name) from None
+        message = f"tls:// in {STREAM.name} needs the library cryptography: pip install 'sandkeep[daemon]'"
+        raise SetupError("not_configured", message, setting=STREAM.name) from None
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sandkeep")])
     addresses = [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::1")]

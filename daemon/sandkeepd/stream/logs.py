@@ -13,7 +13,7 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.output_reader import is_gone
 from sandkeepd.sandboxes.processes import Processes
-from sandkeepd.stream.session import Session, Talk, Visitor, checked
+from sandkeepd.stream.session import Client, Handler, Session, validated
 
 PIECE_BYTES: Final = 128 * 1024
 """Bytes per frame: a size that a Unix socket with room takes at once, so that nothing is held for a slow reader."""
@@ -21,25 +21,14 @@ PIECE_BYTES: Final = 128 * 1024
 _STREAMS: Final = (("stdout", frames.STDOUT), ("stderr", frames.STDERR))
 
 
-class Logs:
-    """The endpoint."""
-
-    def __init__(self, core: Core, processes: Processes) -> None:
-        self._core = core
-        self._processes = processes
-
-    async def __call__(self, visitor: Visitor) -> Talk:
-        """Find the process."""
-        _, _, sandbox_id, name = visitor.target.parts
-        query = visitor.query(LogsQuery)
-        request = visitor.request(self._core, "process.read", checked(ProcessRead, sandbox_id=sandbox_id, name=name))
-        process = await self._processes.lookup.find(request.params.sandbox_id, request.params.name)
-        reader = JournalReader(self._processes, process, query.stdout, query.stderr)
-
-        async def talk(session: Session) -> None:
-            await session.while_it_listens(lambda: reader.send(session, follow=query.follow))
-
-        return talk
+async def logs(core: Core, processes: Processes, client: Client) -> Handler:
+    """The endpoint: find the process."""
+    _, _, sandbox_id, name = client.target.parts
+    query = client.query(LogsQuery)
+    request = client.request(core, "process.read", validated(ProcessRead, sandbox_id=sandbox_id, name=name))
+    process = await processes.lookup.find(request.params.sandbox_id, request.params.name)
+    reader = JournalReader(processes, process, query.stdout, query.stderr)
+    return lambda session: session.run_send_only(lambda: reader.send(session, follow=query.follow))
 
 
 class JournalReader:
@@ -49,15 +38,15 @@ class JournalReader:
         self._processes = processes
         self._process = process
         self._offsets = {"stdout": stdout, "stderr": stderr}
-        self._told: set[str] = set()
+        self._sent_notes: set[str] = set()
 
     async def send(self, session: Session, *, follow: bool) -> None:
         """Send present output, and with `follow` later output, until the process has ended."""
         caught_up = False
         while True:
             ended = self._process.ended  # read before the journal: a read after the end is complete
-            if await self._send_pieces(session):  # there is more already
-                continue
+            if any([await self._send_piece(session, name, number) for name, number in _STREAMS]):
+                continue  # there is more already
             if ended:
                 return await session.send(exit_of(self._process))
             if not caught_up:
@@ -67,33 +56,25 @@ class JournalReader:
                 return None
             await self._processes.outputs.wait_for_more(self._process, self._offsets["stdout"], self._offsets["stderr"])
 
-    async def _send_pieces(self, session: Session) -> bool:
-        """Send the next piece of each stream; whether one of them may have another."""
-        full = [await self._send_piece(session, name, number) for name, number in _STREAMS]
-        return any(full)
-
     async def _send_piece(self, session: Session, name: str, number: int) -> bool:
-        """Send the next piece of a stream; whether it was a full one, so that there may be another.
-
-        It is read when there is room for it, and held by nobody while there is none.
-        """
+        """Send the next piece, read once there is room for it; return True if it was full, so that more may follow."""
         await session.room()
         chunk = self._processes.outputs.read_journal(self._process, name, self._offsets[name], PIECE_BYTES)
         if chunk.offset > self._offsets[name]:
             await session.send(Note(stream=name, message=chunk.note or "", first=chunk.offset))  # type: ignore[arg-type]
         else:
-            await self._tell(session, name, chunk.note)
+            await self._send_note(session, name, chunk.note)
         if is_gone(self._process, chunk):
-            await self._tell(session, name, f"the output in {name} is not kept any more")
+            await self._send_note(session, name, f"the output in {name} is not kept any more")
         if chunk.data:
             await session.send_bytes(frames.pack_output(number, chunk.offset, chunk.data))
         self._offsets[name] = chunk.offset + len(chunk.data)
         return len(chunk.data) == PIECE_BYTES
 
-    async def _tell(self, session: Session, name: str, note: str | None) -> None:
+    async def _send_note(self, session: Session, name: str, note: str | None) -> None:
         """Tell of something odd, once: the code inside can make it come and go for as long as it likes."""
-        if note is not None and note not in self._told:
-            self._told.add(note)
+        if note is not None and note not in self._sent_notes:
+            self._sent_notes.add(note)
             await session.send(Note(stream=name, message=note))  # type: ignore[arg-type]  # it is one of the two
 
 

@@ -30,9 +30,9 @@ from sandkeepd.core.peer import Peer, peer_of
 from sandkeepd.serving import defects
 from sandkeepd.serving.accept import accept_clients
 from sandkeepd.serving.holdings import Holdings
-from sandkeepd.stream import door
-from sandkeepd.stream.door import RefusedError
-from sandkeepd.stream.session import Endpoint, Session, Talk, Visitor
+from sandkeepd.stream import authentication
+from sandkeepd.stream.authentication import RefusedError
+from sandkeepd.stream.session import Client, Endpoint, Handler, Session
 from sandkeepd.stream.tokens import Tokens
 
 log: Final = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ HANDSHAKE_S: Final = 10.0
 HANDSHAKE_BYTES: Final = 32 * 1024
 """Maximum duration of an opening handshake, and size of its request."""
 
-MAX_STRANGERS: Final = 64
+MAX_HANDSHAKES: Final = 64
 """Maximum handshakes at once, of one user or over TCP. One more drops the oldest."""
 
 MAX_CONNECTIONS: Final = 512
@@ -49,9 +49,7 @@ MAX_CONNECTIONS: Final = 512
 
 CLOSE_S: Final = 5.0
 STOP_S: Final = 1.0
-"""Seconds a client has to answer the closing of its websocket, and to process its last messages once it has gone; less
-when the daemon stops.
-"""
+"""Seconds for the closing handshake, and for a client's last messages once it has gone; less on a stop."""
 
 TCP_SEND_BYTES: Final = 256 * 1024
 """Maximum bytes in the kernel for a stalled reader on TCP; the default would be megabytes."""
@@ -75,16 +73,13 @@ class Limits(Struct, frozen=True, kw_only=True):
     """The limits of the server."""
 
     handshake_s: float = HANDSHAKE_S
-    strangers: int = MAX_STRANGERS
+    handshakes: int = MAX_HANDSHAKES
     connections: int = MAX_CONNECTIONS
     close_s: float = CLOSE_S
 
 
 class StreamServer:
-    """Serves the endpoints to all clients, on any number of listeners, each by a `serve` of its own.
-
-    `endpoints` are by the first part of the path after ``/v1/``. Without `tokens` TCP clients are refused.
-    """
+    """Serves `endpoints`, by the first part of the path after ``/v1/``, on any number of listeners."""
 
     def __init__(
         self,
@@ -100,7 +95,7 @@ class StreamServer:
         self._limits = limits or Limits()
         self._holdings = holdings or Holdings()
         self._of_uid: Counter[int] = Counter()
-        self._strangers: dict[int | None, dict[trio.CancelScope, None]] = {}
+        self._handshakes: dict[int | None, dict[trio.CancelScope, None]] = {}
 
     @property
     def connections(self) -> int:
@@ -131,7 +126,7 @@ class StreamServer:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(connection.read)
                 try:
-                    await self._meet(connection, peer)
+                    await self._handle(connection, peer)
                 finally:
                     connection.stop_reading()
         except* ConnectionClosed:  # it went, at the moment at which we stop
@@ -142,22 +137,23 @@ class StreamServer:
             with trio.CancelScope(shield=True):
                 await connection.wire.aclose()
 
-    async def _meet(self, connection: Connection, peer: Peer | None) -> None:
+    async def _handle(self, connection: Connection, peer: Peer | None) -> None:
         """Let a client in and serve it, or refuse it."""
-        with self._among_strangers(peer) as scope:
+        with self._in_handshake(peer) as scope:
             request = await connection.proposed()
             try:
                 if request is None:
                     return
-                visitor = self._recognised(request, connection.host, peer)
-                entitled = contextlib.nullcontext() if peer else self._tokens.while_valid(visitor.peer.uid)
-                with entitled, self._counted(visitor.peer), self._on_account(connection, visitor.peer):
-                    talk = await self._let_in(visitor)
+                client = self._authenticate(request, connection.host, peer)
+                entitled = contextlib.nullcontext() if peer else self._tokens.while_valid(client.peer.uid)
+                with entitled, self._count_connection(client.peer), self._account_memory(connection, client.peer):
+                    with _refusing():
+                        handler = await self._endpoint(client.target)(client)
                     connection.wire.trust()  # beforehand, as the client may send at once
-                    await request.accept(subprotocol=door.subprotocol(request))
+                    await request.accept(subprotocol=authentication.subprotocol(request))
                     scope.deadline = float("inf")
-                    self._forget_stranger(peer, scope)
-                    await self._talk(connection, talk)
+                    self._end_handshake(peer, scope)
+                    await self._serve_messages(connection, handler)
             except RefusedError as refused:
                 with contextlib.suppress(ConnectionClosed):
                     await _refuse(request, refused)
@@ -165,31 +161,31 @@ class StreamServer:
                 return
 
     @contextlib.contextmanager
-    def _among_strangers(self, peer: Peer | None) -> Iterator[trio.CancelScope]:
+    def _in_handshake(self, peer: Peer | None) -> Iterator[trio.CancelScope]:
         """Count a client among those in the handshake, which ends when its time is up or its place is needed."""
-        strangers = self._strangers.setdefault(_uid(peer), {})
-        if len(strangers) >= self._limits.strangers:
-            oldest = next(iter(strangers))
-            del strangers[oldest]
+        handshakes = self._handshakes.setdefault(_uid(peer), {})
+        if len(handshakes) >= self._limits.handshakes:
+            oldest = next(iter(handshakes))
+            del handshakes[oldest]
             oldest.cancel()
         with trio.move_on_after(self._limits.handshake_s) as scope:
-            strangers[scope] = None
+            handshakes[scope] = None
             try:
                 yield scope
             finally:
-                self._forget_stranger(peer, scope)
+                self._end_handshake(peer, scope)
 
-    def _forget_stranger(self, peer: Peer | None, scope: trio.CancelScope) -> None:
-        strangers = self._strangers.get(_uid(peer), {})
-        strangers.pop(scope, None)
-        if not strangers:
-            self._strangers.pop(_uid(peer), None)
+    def _end_handshake(self, peer: Peer | None, scope: trio.CancelScope) -> None:
+        handshakes = self._handshakes.get(_uid(peer), {})
+        handshakes.pop(scope, None)
+        if not handshakes:
+            self._handshakes.pop(_uid(peer), None)
 
     @contextlib.contextmanager
-    def _counted(self, peer: Peer) -> Iterator[None]:
+    def _count_connection(self, peer: Peer) -> Iterator[None]:
         if peer.uid != 0 and self._of_uid[peer.uid] >= self._limits.connections:
-            words = f"you have {self._limits.connections} websockets open: close some"
-            raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, StateError("not_ready", words))
+            message = f"you have {self._limits.connections} websockets open: close some"
+            raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, StateError("not_ready", message))
         self._of_uid[peer.uid] += 1
         try:
             yield
@@ -197,47 +193,42 @@ class StreamServer:
             self._of_uid -= Counter({peer.uid: 1})
 
     @contextlib.contextmanager
-    def _on_account(self, connection: Connection, peer: Peer) -> Iterator[None]:
+    def _account_memory(self, connection: Connection, peer: Peer) -> Iterator[None]:
         """Charge a client's unprocessed data to its user."""
 
-        def part() -> None:
+        def drop() -> None:
             log.warning("dropped a websocket of %s: its user's clients hold too much", peer.owner)
             connection.wire.cut()
 
-        share = self._holdings.share(peer.uid, part)
-        connection.weigh = share.hold
+        share = self._holdings.share(peer.uid, drop)
+        connection.weigh = share.add
         try:
             yield
         finally:
             share.close()
 
-    def _recognised(self, request: WebSocketRequest, host: str, peer: Peer | None) -> Visitor:
+    def _authenticate(self, request: WebSocketRequest, host: str, peer: Peer | None) -> Client:
         """Identify the peer and its target. Raises `RefusedError`."""
         with _refusing():
-            door.check_origin(request, self._origins)
+            authentication.check_origin(request, self._origins)
             target = frames.parse_target(request.path)
-            visitor = Visitor(peer or door.peer_by_token(request, host, self._tokens), target)
-            door.subprotocol(request)
-            return visitor
-
-    async def _let_in(self, visitor: Visitor) -> Talk:
-        """Check access at the endpoint. Raises `RefusedError`."""
-        with _refusing():
-            return await self._endpoint(visitor.target)(visitor)
+            client = Client(peer or authentication.peer_by_token(request, host, self._tokens), target)
+            authentication.subprotocol(request)
+            return client
 
     def _endpoint(self, target: frames.Target) -> Endpoint:
         version, name = (*target.parts, "", "")[:2]
         found = self._endpoints.get(name) if version == "v1" else None
         if found is None or len(target.parts) != _LENGTHS[name]:
-            raise CallerError("not_found", f"there is no such path here; there are {', '.join(frames.PATHS)}")
+            raise CallerError("not_found", f"no such path: use one of {', '.join(frames.PATHS)}")
         return found
 
-    async def _talk(self, connection: Connection, talk: Talk) -> None:
+    async def _serve_messages(self, connection: Connection, handler: Handler) -> None:
         session = Session(connection)
         code = _GOING_AWAY
         try:
             try:
-                await self._hold(connection, lambda: talk(session))
+                await self._run_handler(connection, lambda: handler(session))
                 code = _NORMAL
             except Exception as error:  # noqa: BLE001  # it is told, and reported
                 failure = _failure(error)
@@ -248,19 +239,17 @@ class StreamServer:
                 scope.shield = code == _GOING_AWAY
                 await connection.aclose(code)
 
-    async def _hold(self, connection: Connection, talk: Callable[[], Awaitable[None]]) -> None:
-        """Run a talk, and end it soon after the client has gone: its last messages may be for a process that never
-        reads them.
-        """
+    async def _run_handler(self, connection: Connection, handler: Callable[[], Awaitable[None]]) -> None:
+        """Run a talk; cancel it soon after the client has gone, as its last messages may never be read."""
         async with trio.open_nursery() as nursery:
 
-            async def let_go() -> None:
+            async def cancel_later() -> None:
                 await connection.wire.gone.wait()
                 await trio.sleep(self._limits.close_s)
                 raise ConnectionClosed(None)
 
-            nursery.start_soon(let_go)
-            await talk()
+            nursery.start_soon(cancel_later)
+            await handler()
             nursery.cancel_scope.cancel()
 
 
@@ -278,9 +267,7 @@ def _connection(wire: Wire, tls: ssl.SSLContext | None) -> Connection:
 
 
 def _prepare(sock: socket.socket) -> Peer | None:
-    """Return the peer of a Unix socket, by the kernel. For TCP, return None, and set keepalive, as a peer may die
-    unnoticed.
-    """
+    """Return the peer of a Unix socket. On TCP return None and set keepalive: a peer may die unnoticed."""
     if sock.family == socket.AF_UNIX:
         return peer_of(sock)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, TCP_SEND_BYTES)
@@ -306,8 +293,10 @@ def _refusing() -> Iterator[None]:
 
 def _plain_answer() -> bytes:
     """Return the answer to a client that speaks HTTP to the TLS port."""
-    words = "this port speaks TLS 1.3 only: connect to tls://, with the token and the pin that `stream.access` answers"
-    body = frames.encode(Refusal(error=frames.wire_error(CallerError("invalid", words))))
+    message = (
+        "this port speaks TLS 1.3 only: connect to tls://, with the token and the pin that `stream.access` answers"
+    )
+    body = frames.encode(Refusal(error=frames.wire_error(CallerError("invalid", message))))
     lines = ["HTTP/1.1 400 Bad Request", "Content-Type: application/json", f"Content-Length: {len(body)}"]
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body
 
@@ -324,9 +313,7 @@ async def _refuse(request: WebSocketRequest, refused: RefusedError) -> None:
 
 
 def _failure(error: Exception) -> SandkeepError:
-    """Return the error that ended a talk, unwrapped from nurseries' groups. Raises ConnectionClosed when the client
-    went.
-    """
+    """Return the error that ended a handler, without nurseries' groups. Raises ConnectionClosed if the client went."""
     leaves = list(_leaves(error))
     for kind in (ConnectionClosed, SandkeepError):
         for leaf in leaves:

@@ -1,7 +1,7 @@
 """The interface of an open websocket for endpoints."""
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 import trio
@@ -31,15 +31,12 @@ class Session:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.send_bytes: Callable[[bytes], Awaitable[None]] = connection.send_message
+        self.send_text: Callable[[str], Awaitable[None]] = connection.send_message
         self.room: Callable[[], Awaitable[None]] = connection.room
 
     async def send(self, message: Message) -> None:
         """Send a text message."""
         await self._connection.send_message(frames.encode(message).decode())
-
-    async def send_text(self, text: str) -> None:
-        """Send a text message that was encoded already."""
-        await self._connection.send_message(text)
 
     async def receive(self) -> bytes | FromClient:
         """Return the client's next message: bytes, or a `FromClient`. Raises `invalid` for anything else."""
@@ -49,23 +46,23 @@ class Session:
         try:
             message: FromClient = frames.decode_from_client(got)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise CallerError("invalid", f"this message makes no sense here: {str(error)[:200]}") from None
+            raise CallerError("invalid", f"unexpected message: {str(error)[:200]}") from None
         return message
 
-    async def while_it_listens(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def run_send_only(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work` until it is done or the client has gone; refuse any message of the client."""
         async with trio.open_nursery() as nursery:
 
             async def expect_nothing() -> None:
                 await self.receive()
-                raise CallerError("invalid", "nothing is to be sent here: only read")
+                raise CallerError("invalid", "unexpected message: this endpoint only sends")
 
             nursery.start_soon(expect_nothing)
             await work()
             nursery.cancel_scope.cancel()
 
 
-class Visitor(Struct, frozen=True):
+class Client(Struct, frozen=True):
     """The peer and target of a websocket request."""
 
     peer: Peer
@@ -79,22 +76,18 @@ class Visitor(Struct, frozen=True):
             raise params.refusal(wanted, str(error)) from None
 
     def request(self, core: Core, method: str, wanted: P) -> Request[P]:
-        """The same as if the visitor had called that method: let through, or refused as there."""
+        """The same as if the client had called that method: let through, or refused as there."""
         return admit(core.state, Call(METHODS[method], wanted, self.peer, client="stream"))  # type: ignore[return-value]
 
 
-Talk = Callable[[Session], Awaitable[None]]
+Handler = Callable[[Session], Awaitable[None]]
 
 
-class Endpoint(Protocol):
-    """One path. A `SandkeepError` refuses the request before there is a websocket."""
-
-    async def __call__(self, visitor: Visitor) -> Talk:
-        """See that the request is right, and answer how it is served."""
-        ...
+Endpoint = Callable[[Client], Awaitable[Handler]]
+"""One path: checks a request, and returns what serves it. A `SandkeepError` refuses it before there is a websocket."""
 
 
-def checked(wanted: type[P], **values: object) -> P:
+def validated(wanted: type[P], **values: object) -> P:
     """Parameters of a method from text of a target, held to the same rules. Raises `invalid`."""
     try:
         return msgspec.convert(values, wanted)

@@ -40,25 +40,22 @@ class Tokens:
 
     def __init__(self, state_dir: str) -> None:
         self._path = f"{state_dir}/{FILE_NAME}"
-        self._turn = trio.Lock()
+        self._renewal_lock = trio.Lock()
         self._in_use: dict[int, set[trio.CancelScope]] = {}
-        self._kept = self._load() or self._begin()
+        self._stored = self._load() or self._create()
 
     def token(self, uid: int) -> str:
         """The token that stands for a user until it is renewed."""
         return f"skt_{uid}_{self._code(uid)}"
 
     async def renew(self, uid: int) -> str:
-        """Invalidate the user's earlier token, and return the new one. Connections with the earlier one are closed.
-
-        Raises `storage_unavailable`.
-        """
-        async with self._turn:
-            count = self._kept.generations.get(str(uid), 0) + 1
-            kept = msgspec.structs.replace(self._kept, generations={**self._kept.generations, str(uid): count})
+        """Replace a user's token, and close connections with the old one. Raises `storage_unavailable`."""
+        async with self._renewal_lock:
+            count = self._stored.generations.get(str(uid), 0) + 1
+            stored = msgspec.structs.replace(self._stored, generations={**self._stored.generations, str(uid): count})
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._write, kept)
-            self._kept = kept
+                await trio.to_thread.run_sync(self._write, stored)
+            self._stored = stored
             for scope in self._in_use.pop(uid, ()):
                 scope.cancel()
         return self.token(uid)
@@ -85,8 +82,8 @@ class Tokens:
         return uid if hmac.compare_digest(found[2], self._code(uid)) else None
 
     def _code(self, uid: int) -> str:
-        said = f"sandkeep.stream\0uid:{uid}\0{self._kept.generations.get(str(uid), 0)}".encode()
-        digest = hmac.new(self._kept.key, said, hashlib.sha256).digest()
+        message = f"sandkeep.stream\0uid:{uid}\0{self._stored.generations.get(str(uid), 0)}".encode()
+        digest = hmac.new(self._stored.key, message, hashlib.sha256).digest()
         return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
     def _load(self) -> StoredToken | None:
@@ -94,19 +91,19 @@ class Tokens:
         if content is None:
             return None
         try:
-            kept = msgspec.json.decode(content, type=StoredToken)
+            stored = msgspec.json.decode(content, type=StoredToken)
         except msgspec.DecodeError:
             logger.warning("the stream server's tokens are damaged: all are worthless now", extra={"path": self._path})
             return None
-        return kept if len(kept.key) == _KEY_BYTES else None
+        return stored if len(stored.key) == _KEY_BYTES else None
 
-    def _begin(self) -> StoredToken:
-        kept = StoredToken(key=secrets.token_bytes(_KEY_BYTES))
+    def _create(self) -> StoredToken:
+        stored = StoredToken(key=secrets.token_bytes(_KEY_BYTES))
         try:
-            self._write(kept)
+            self._write(stored)
         except DaemonError as error:  # a full disk is no reason not to start
             logger.warning("tokens hold only until the daemon stops", extra={"why": error.message})
-        return kept
+        return stored
 
-    def _write(self, kept: StoredToken) -> None:
-        private_file.write(self._path, msgspec.json.encode(kept))
+    def _write(self, stored: StoredToken) -> None:
+        private_file.write(self._path, msgspec.json.encode(stored))

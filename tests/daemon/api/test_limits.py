@@ -55,33 +55,33 @@ class Clients:
 def test_of_the_large_ones_the_one_that_stood_still_longest_goes() -> None:
     clients = Clients("small", "stalled", "moving", "new")
     for name, size in (("small", 1), ("stalled", 40), ("moving", 45)):
-        clients[name].hold(size)
-    clients["stalled"].let_go(1)
-    clients["moving"].moved()
-    clients["new"].hold(40)
+        clients[name].add(size)
+    clients["stalled"].subtract(1)
+    clients["moving"].touch()
+    clients["new"].add(40)
     assert clients.gone == ["stalled"]
     assert clients.holdings.of(1000) == 1 + 45 + 40
 
 
 def test_one_that_is_too_large_alone_goes_itself() -> None:
     clients = Clients("large", "small")
-    clients["small"].hold(5)
-    clients["large"].hold(101)
+    clients["small"].add(5)
+    clients["large"].add(101)
     assert clients.gone == ["large"]
     assert clients.holdings.of(1000) == 5
 
 
 def test_who_has_gone_counts_for_nothing_but_what_it_keeps() -> None:
     clients = Clients("gone", "other")
-    assert clients["gone"].keep(30)
-    clients["gone"].hold(80)
+    assert clients["gone"].reserve(30)
+    clients["gone"].add(80)
     assert clients.gone == ["gone"]
-    clients["gone"].hold(1000)
-    clients["gone"].let_go(80)
-    assert not clients["gone"].keep(1)
+    clients["gone"].add(1000)
+    clients["gone"].subtract(80)
+    assert not clients["gone"].reserve(1)
     assert clients.holdings.of(1000) == 30
-    assert not clients["other"].keep(71)
-    assert clients["other"].keep(70)
+    assert not clients["other"].reserve(71)
+    assert clients["other"].reserve(70)
     clients["gone"].release(30)
     clients["other"].release(70)
     assert clients.holdings.of(1000) == 0
@@ -91,7 +91,7 @@ def test_users_have_accounts_of_their_own() -> None:
     holdings, gone = Holdings(100), []
     shares = [holdings.share(uid, lambda uid=uid: gone.append(uid)) for uid in (1, 2)]  # type: ignore[misc]
     for share in shares:
-        share.hold(90)
+        share.add(90)
     assert gone == []
     assert (holdings.of(1), holdings.of(2), holdings.of(3)) == (90, 90, 0)
 

@@ -30,7 +30,7 @@ def _cache(state_dir: str) -> None:
 
 async def test_a_small_log_is_folded_whole(state_dir: str) -> None:
     async with inside(state_dir) as daemon:
-        caching.save_last(daemon.core.state, daemon.core.log, state_dir)
+        caching.save_final(daemon.core.state, daemon.core.log, state_dir)
     assert not Path(state_dir, state_cache.FILE_NAME).exists()
 
 
@@ -44,7 +44,7 @@ async def test_a_large_one_is_cached_after_a_fold_and_at_the_end(
     first = Path(state_dir, state_cache.FILE_NAME).read_bytes()
     again, problems = app.fold(log, state_dir)
     assert (problems, again.cached_upto) == ([], log.head)
-    caching.save_last(again, log, state_dir)
+    caching.save_final(again, log, state_dir)
     assert Path(state_dir, state_cache.FILE_NAME).read_bytes() == first
     log.close()
 

@@ -42,14 +42,14 @@ class Group:
 
     def state(self) -> tuple[bool, bool, bool | None]:
         """Whether it stands still, whether it is marked, and whether it is suspended."""
-        return freezer.stand_still(self.groups), os.path.exists(self.mark), self.freezer.is_suspended()
+        return freezer.are_frozen(self.groups), os.path.exists(self.mark), self.freezer.is_suspended()
 
     def outside(self, *, thaw: bool) -> None:
         """Somebody else writes to the kernel's file, and waits until it is so."""
         switch = freezer.switch_of(self.groups)
         assert switch is not None
         placement.write(switch.file, switch.thaw if thaw else switch.freeze)
-        until(lambda: freezer.stand_still(self.groups) != thaw)
+        until(lambda: freezer.are_frozen(self.groups) != thaw)
 
     def clear(self) -> None:
         freezer.thaw(self.groups)
@@ -145,7 +145,7 @@ def test_what_stands_still_with_all_around_it_cannot_be_resumed(group: Group, mo
     try:
         group.freezer.suspend()
         until(lambda: inner.state() == SUSPENDED)
-        with pytest.raises(ProviderError, match="above the sandbox's is frozen"):
+        with pytest.raises(ProviderError, match="parent of the sandbox's control group is frozen"):
             inner.freezer.resume()
         group.freezer.resume()
         until(lambda: inner.state() == GOES_ON)
@@ -156,9 +156,9 @@ def test_what_stands_still_with_all_around_it_cannot_be_resumed(group: Group, mo
 def test_one_that_does_not_stand_still_in_time_goes_on(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(freezer, "DEADLINE_S", 0.05)
     monkeypatch.setattr(freezer, "_is_frozen", lambda _: False)
-    with pytest.raises(ProviderError, match="does not stand still"):
+    with pytest.raises(ProviderError, match="does not freeze"):
         group.freezer.suspend()
-    with pytest.raises(ProviderError, match="does not stand still"), reading(group):
+    with pytest.raises(ProviderError, match="does not freeze"), reading(group):
         pass
     monkeypatch.undo()
     until(lambda: group.state() == GOES_ON)
@@ -201,7 +201,7 @@ def test_a_daemon_dies_while_it_reads(group: Group, suspended: bool, guard_too: 
 def test_where_there_is_no_group_nothing_is_done(tmp_path: Path) -> None:
     gone = {"freezer": str(tmp_path / "gone")}
     assert freezer_of(gone, str(tmp_path / "read")) is None
-    assert not freezer.stand_still(gone)
+    assert not freezer.are_frozen(gone)
     with suppress(FileNotFoundError):
         freezer.thaw(gone)
     freezer.recover(gone, str(tmp_path / "read"))

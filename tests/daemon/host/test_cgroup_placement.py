@@ -18,7 +18,7 @@ from tests.support.service import Service
 from sandkeep.errors import ProviderError
 from sandkeepd.host.cgroups import placement
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
-from sandkeepd.host.cgroups.placement import PLACE_UNIT, settle
+from sandkeepd.host.cgroups.placement import SANDBOXES_UNIT, settle
 
 LIMITS = Limits(pids=10, memory_bytes=1 << 20, cpus=0.5)
 UNIT = "/system.slice/sandkeepd.service"
@@ -57,7 +57,7 @@ def test_what_was_not_delegated_is_not_touched(tmp_path: Path) -> None:
 
 def test_with_a_unit_that_holds_the_place(tmp_path: Path) -> None:
     unit = group(tmp_path / UNIT[1:], delegated=True)
-    place = group(unit.parent / PLACE_UNIT, delegated=True)
+    place = group(unit.parent / SANDBOXES_UNIT, delegated=True)
     group(place / "sandboxes")
     settle(str(tmp_path), f"0::{UNIT}\n", OURS)
     assert (unit / "daemon" / "cgroup.procs").read_text() == str(os.getpid())
@@ -69,12 +69,12 @@ def test_with_a_unit_that_holds_the_place(tmp_path: Path) -> None:
 def test_a_place_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     """Its unit was stopped: the group would be systemd's to make."""
     unit = group(tmp_path / UNIT[1:], delegated=True)
-    place = group(unit.parent / PLACE_UNIT, delegated=True)
+    place = group(unit.parent / SANDBOXES_UNIT, delegated=True)
     made = group(place / "sandboxes")
     settle(str(tmp_path), f"0::{UNIT}\n", OURS)
     hierarchies = Hierarchies(str(tmp_path), f"0::{UNIT}/daemon\n")
     shutil.rmtree(place)
-    with pytest.raises(ProviderError, match="restart the daemon"):
+    with pytest.raises(ProviderError, match="Delegate=yes"):
         hierarchies.create({"pids": f"{made}/sbx_1"}, LIMITS)
     assert not place.exists()
 
@@ -224,16 +224,16 @@ def test_why_sandboxes_are_not_below_the_daemons_unit(
     """With the kernel's rules: a unit that hands controllers on cannot be started again, one beside a place can."""
     top, controller = v2_top
     monkeypatch.setattr(placement, "CONTROLLERS", (controller,))
-    unit, place = top / "sandkeepd.service", top / PLACE_UNIT
+    unit, place = top / "sandkeepd.service", top / SANDBOXES_UNIT
     unit.mkdir()
     place.mkdir()
-    placement._open_place(str(place))
-    placement._open_place(str(unit))
+    placement._delegate_controllers(str(place))
+    placement._delegate_controllers(str(unit))
     placement.write(str(unit / "sandboxes" / "cgroup.subtree_control"), f"+{controller}")
     for parent in (unit, place):
         (parent / "sandboxes" / "sbx_1").mkdir()
-    assert placement.sandboxes_of_v2(f"{unit}/daemon")[0] == f"{place}/sandboxes"
-    assert controller in placement.sandboxes_of_v2(f"{unit}/daemon")[1]
+    assert placement.sandboxes_parent_v2(f"{unit}/daemon")[0] == f"{place}/sandboxes"
+    assert controller in placement.sandboxes_parent_v2(f"{unit}/daemon")[1]
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         placement.write(str(unit / "sandboxes" / "sbx_1" / "cgroup.procs"), str(process.pid))
         assert why_not(unit / "cgroup.procs", str(os.getpid())) == errno.EBUSY  # what systemd meets at the restart

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from sandkeep.errors import StateError
-from sandkeepd.host.instance_lock import alone
+from sandkeepd.host.instance_lock import lock_file
 
 TAKEN = StateError("conflict", "another is here")
 
 HOLDER = """
 import os, sys, time
 from sandkeep.errors import StateError
-from sandkeepd.host.instance_lock import alone
+from sandkeepd.host.instance_lock import lock_file
 
-with alone(sys.argv[1], StateError("conflict", "another is here")):
+with lock_file(sys.argv[1], StateError("conflict", "another is here")):
     child = os.fork()
     if not child:
         time.sleep(600)
@@ -29,16 +29,15 @@ with alone(sys.argv[1], StateError("conflict", "another is here")):
 
 def test_one_at_a_time_also_in_one_process(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    with alone(path, TAKEN):
+    with lock_file(path, TAKEN):
         for _ in range(2):  # the first attempt has not let go of what is held
-            with pytest.raises(StateError), alone(path, TAKEN):
+            with pytest.raises(StateError), lock_file(path, TAKEN):
                 pass
-        other = (
-            "import sys; from sandkeepd.host.instance_lock import alone; alone(sys.argv[1], SystemExit(7)).__enter__()"
-        )
+        call = "lock_file(sys.argv[1], SystemExit(7)).__enter__()"
+        other = f"import sys; from sandkeepd.host.instance_lock import lock_file; {call}"
         assert subprocess.run([sys.executable, "-c", other, path], check=False).returncode == 7
     assert not os.path.exists(path)
-    with alone(path, TAKEN):
+    with lock_file(path, TAKEN):
         pass
 
 
@@ -49,13 +48,13 @@ def test_a_child_of_a_killed_holder_does_not_hold_it(tmp_path: Path) -> None:
         assert holder.stdout is not None
         child = int(holder.stdout.readline())
         try:
-            with pytest.raises(StateError), alone(path, TAKEN):
+            with pytest.raises(StateError), lock_file(path, TAKEN):
                 pass
             holder.kill()
             holder.wait()
             os.kill(child, 0)
             assert os.path.exists(f"/proc/{child}/fd")
-            with alone(path, TAKEN):
+            with lock_file(path, TAKEN):
                 pass
         finally:
             os.kill(child, signal.SIGKILL)

@@ -43,14 +43,14 @@ def seen_as(files: Path, *users: int, again: bool = True) -> list[int]:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_each_sees_files_as_its_own(files: Path, again: bool) -> None:
-    users = [1000, 2000, 1000, *range(3000, 3000 + 2 * mounts.MOST_KEPT), 1000]
+    users = [1000, 2000, 1000, *range(3000, 3000 + 2 * mounts.MAX_CACHED_NAMESPACES), 1000]
     assert seen_as(files, *users, again=again) == [user for user in users for _ in range(2)]
 
 
 def test_what_is_kept_for_the_next_is_bounded(files: Path) -> None:
-    seen_as(files, *range(3000, 3000 + mounts.MOST_KEPT))
+    seen_as(files, *range(3000, 3000 + mounts.MAX_CACHED_NAMESPACES))
     before = len(os.listdir("/proc/self/fd"))
-    seen_as(files, *range(4000, 4000 + 2 * mounts.MOST_KEPT))
+    seen_as(files, *range(4000, 4000 + 2 * mounts.MAX_CACHED_NAMESPACES))
     seen_as(files, 5000, 5001, again=False)
     assert len(os.listdir("/proc/self/fd")) == before
 

@@ -47,8 +47,8 @@ async def test_only_ones_own_processes_bear_a_sandboxes_mark() -> None:
         try:
             while Path(f"/proc/{one.pid}/cmdline").read_bytes() != b"sleep\x001000\x00":
                 await trio.lowlevel.checkpoint()
-            assert processes.marked({"M": "x"}, {0, 40_002}) == []
-            assert processes.marked({"M": "x"}, {40_001}) == [one.pid]
+            assert processes.find_by_environment({"M": "x"}, {0, 40_002}) == []
+            assert processes.find_by_environment({"M": "x"}, {40_001}) == [one.pid]
         finally:
             one.kill()
 
@@ -67,7 +67,7 @@ def test_a_tool_that_is_missing_or_does_not_end_is_told_of() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(ProviderError, match="nonesuch is missing: install it"):
         run_tool(["nonesuch"])
-    with pytest.raises(ProviderError, match="sleep did not end"):
+    with pytest.raises(ProviderError, match="sleep did not finish"):
         run_tool(["sleep", "1000"], timeout_s=0.01)
     assert os.listdir("/proc/self/fd") == before
 
@@ -79,16 +79,16 @@ def test_a_program_that_is_not_there_is_an_error_as_of_the_system() -> None:
         spawn(["true", "a\0b"], stdin=0, output=1)
 
 
-@pytest.mark.parametrize("roomy", [False, True])
-def test_what_is_started_has_the_descriptors_that_it_is_given(roomy: bool) -> None:
+@pytest.mark.parametrize("large_fd_table", [False, True])
+def test_what_is_started_has_the_descriptors_that_it_is_given(large_fd_table: bool) -> None:
     """And a table for many more if there is to be room, which those have, too, that it starts."""
     reading, writing = os.pipe()
     script = "exec sh -c 'readlink /proc/self/fd/511 || echo none; grep FDSize /proc/self/status; ls /proc/$$/fd'"
-    pid = spawn(["sh", "-c", script], stdin=reading, output=writing, third=reading, roomy=roomy)
+    pid = spawn(["sh", "-c", script], stdin=reading, output=writing, more=[reading], large_fd_table=large_fd_table)
     os.close(writing)
     with open(reading) as file:
         last, size, *numbers = file.read().splitlines()
     assert os.waitpid(pid, 0)[1] == 0
-    assert last == ("/dev/null" if roomy else "none")
-    assert (int(size.split()[1]) >= 512) == roomy
+    assert last == ("/dev/null" if large_fd_table else "none")
+    assert (int(size.split()[1]) >= 512) == large_fd_table
     assert {"0", "1", "2", "3"} <= set(numbers)

@@ -147,7 +147,7 @@ def test_uids_of_accounts_are_not_given(machine: Machine) -> None:
         passwd.write(f"joe:x:{BASE + 13}:5::/:/bin/sh\n")
     with pytest.raises(ProviderError):
         daemon.claim("box")
-    assert not daemon.hold("box", BASE + 1), "nor is it taken because it is on record"
+    assert not daemon.reclaim("box", BASE + 1), "nor is it taken because it is on record"
 
 
 @pytest.mark.usefixtures("few")
@@ -179,12 +179,12 @@ def test_nothing_is_ended_but_what_is_claimed(machine: Machine, begin: Begin) ->
     mine, theirs = machine.daemon("one"), machine.daemon("two")
     uid = theirs.claim("box")
     child = begin(uid)
-    assert not mine.hold("box", uid)
+    assert not mine.reclaim("box", uid)
     mine.end("box", uid)
     mine.release("box", uid)
     mine.withdraw(uid)
-    mine.settle({uid: "box"})
-    mine.settle({})
+    mine.reconcile({uid: "box"})
+    mine.reconcile({})
     mine.sweep()
     assert child.poll() is None
     assert machine.states() == {"claimed": 1}
@@ -201,7 +201,7 @@ def test_a_daemon_that_died_before_the_record(machine: Machine) -> None:
     kept, lost = before.claim("kept"), before.claim("lost")
     after = machine.daemon()
     planned = after.claim("planned")  # not on record yet, and not to be given back
-    assert after.settle({kept: "kept"}) == []
+    assert after.reconcile({kept: "kept"}) == []
     found = machine.registry.entries()
     assert [found[uid].state for uid in (kept, lost, planned)] == ["claimed", "resting", "claimed"]
     after.withdraw(planned)
@@ -212,8 +212,8 @@ def test_a_sandbox_that_is_made_after_all_has_its_uid_again(machine: Machine) ->
     daemon = machine.daemon()
     uid = daemon.claim("box")
     daemon.release("box", uid)
-    assert not machine.daemon("two").hold("box", uid)
-    assert machine.daemon().hold("box", uid)
+    assert not machine.daemon("two").reclaim("box", uid)
+    assert machine.daemon().reclaim("box", uid)
     assert machine.states() == {"claimed": 1}
 
 
@@ -228,7 +228,7 @@ def test_a_registry_that_is_removed_is_made_anew(machine: Machine, begin: Begin,
     assert mine not in given
     assert theirs not in given, "its sandbox runs"
     again = machine.daemon("away")
-    assert again.hold("theirs", theirs)
+    assert again.reclaim("theirs", theirs)
     shutil.rmtree(machine.path)
     again.release("theirs", theirs)
     assert running.wait(10) == -9
@@ -241,7 +241,7 @@ def test_who_comes_too_late_is_told(machine: Machine, few: None) -> None:
     shutil.rmtree(machine.path)
     assert uid in everything(machine.daemon("second"))
     daemon.renew()
-    assert not daemon.hold("box", uid)
+    assert not daemon.reclaim("box", uid)
     daemon.release("box", uid)
     assert machine.states() == {"claimed": 40}
 
@@ -252,9 +252,9 @@ def test_after_a_boot_nothing_is_claimed(machine: Machine, monkeypatch: pytest.M
     everything(daemon)
     monkeypatch.setattr(registry, "this_boot", lambda: "another-boot")
     assert len(everything(machine.daemon("two"))) == 40
-    assert not machine.daemon().hold("box", uid)
+    assert not machine.daemon().reclaim("box", uid)
     monkeypatch.setattr(registry, "this_boot", lambda: "one-more-boot")
-    assert machine.daemon().settle({uid: "box"}) == []
+    assert machine.daemon().reconcile({uid: "box"}) == []
     found = machine.registry.entries()[uid]
     assert (found.state, found.sandbox_id, found.boot) == ("claimed", "box", "one-more-boot")
 
@@ -289,8 +289,8 @@ def test_a_copy_of_a_state_directory_has_not_its_claims(machine: Machine) -> Non
     original = machine.daemon()
     uid = original.claim("box")
     copy = Claims(machine.registry, base=BASE, log_id="log_" + "one".ljust(26, "0"), home=str(machine.root / "copy"))
-    assert not copy.hold("box", uid)
-    copy.settle({})
+    assert not copy.reclaim("box", uid)
+    copy.reconcile({})
     assert machine.states() == {"claimed": 1}
 
 
@@ -299,13 +299,13 @@ def test_one_that_cannot_be_ended_is_never_given_again(
 ) -> None:
     daemon = machine.daemon()
     uid = daemon.claim("box")
-    monkeypatch.setattr(processes, "end_all", lambda _: False)  # see `test_uid_processes` for one that is so
+    monkeypatch.setattr(processes, "kill_all_of", lambda _: False)  # see `test_uid_processes` for one that is so
     daemon.release("box", uid)
     monkeypatch.undo()
     clock(10 * REST_S)
     assert machine.states() == {"stuck": 1}
     machine.daemon().sweep()
-    [sentence] = machine.daemon().settle({})
+    [sentence] = machine.daemon().reconcile({})
     assert sentence.startswith(f"host uid {uid} of sandbox box: processes of it could not be ended")
     monkeypatch.setattr(allocation, "UID_RANGE", 41)
     assert uid not in everything(machine.daemon("two"))
@@ -332,9 +332,9 @@ def test_what_is_planted_in_the_registry_is_left_and_not_given(machine: Machine)
     given = everything(daemon)
     assert sorted(given) == list(range(BASE + 7, BASE + 41))
     for uid in range(BASE + 1, BASE + 7):
-        assert not daemon.hold("box", uid)
+        assert not daemon.reclaim("box", uid)
         daemon.release("box", uid)
-    daemon.settle({})
+    daemon.reconcile({})
     daemon.sweep()
     daemon.renew()
     assert planted <= set(os.listdir(machine.path))
@@ -372,7 +372,7 @@ def test_a_full_disk(machine: Machine) -> None:
             daemon.release(sandbox_id, uid)  # for which it takes room
         assert machine.states() == {"claimed": 2}
         subprocess.run(["mount", "-o", "remount,nr_inodes=20", str(machine.path)], check=True)
-        machine.daemon().settle({})
+        machine.daemon().reconcile({})
         assert machine.states() == {"resting": 2}
     finally:
         subprocess.run(["umount", str(machine.path)], check=True)

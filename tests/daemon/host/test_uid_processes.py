@@ -55,7 +55,7 @@ def begin() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
         if child.stdout is not None:
             child.stdout.close()
     for uid in (ENEMY, NEIGHBOUR, ALONE):
-        uid_processes.end_all(uid)
+        uid_processes.kill_all_of(uid)
 
 
 READY = "os.write(1, b'.\\n')\n"
@@ -84,14 +84,14 @@ ENEMIES = {
 def test_whatever_they_do(begin: Callable[..., "subprocess.Popen[bytes]"], name: str) -> None:
     neighbour = begin(STAY, NEIGHBOUR)
     enemy = begin(ENEMIES[name])
-    assert uid_processes.any_of(ENEMY)
-    assert uid_processes.end_all(ENEMY)
+    assert uid_processes.has_any(ENEMY)
+    assert uid_processes.kill_all_of(ENEMY)
     assert enemy.stdout is not None
     open_end = select.poll()  # all of them have the other end of the pipe, also those that nobody would see in /proc
     open_end.register(enemy.stdout, 0)
     assert [what for _, what in open_end.poll(10_000)] == [select.POLLHUP]
     assert neighbour.poll() is None
-    assert uid_processes.living(NEIGHBOUR) == [neighbour.pid]
+    assert uid_processes.pids_of(NEIGHBOUR) == [neighbour.pid]
 
 
 def test_one_whose_first_thread_has_ended_is_a_process(begin: Callable[..., "subprocess.Popen[bytes]"]) -> None:
@@ -100,8 +100,8 @@ def test_one_whose_first_thread_has_ended_is_a_process(begin: Callable[..., "sub
     stat = Path(f"/proc/{child.pid}/stat")
     until(lambda: stat.read_bytes().rpartition(b") ")[2][:1] == b"Z")  # it looks like what is left of a process
     assert processes.identify(child.pid) is not None
-    assert uid_processes.living(ENEMY) == [child.pid]
-    assert uid_processes.end_all(ENEMY)
+    assert uid_processes.pids_of(ENEMY) == [child.pid]
+    assert uid_processes.kill_all_of(ENEMY)
     assert processes.identify(child.pid) is None
 
 
@@ -113,17 +113,17 @@ def test_what_is_left_of_one_until_its_parent_asks_does_not_count(
     os.kill(child.pid, signal.SIGKILL)
     assert processes.has_ended(pidfd, 10)
     os.close(pidfd)
-    assert uid_processes.any_of(ALONE), "nobody has asked after it"
-    assert uid_processes.living(ALONE) == []
-    assert uid_processes.end_all(ALONE)
+    assert uid_processes.has_any(ALONE), "nobody has asked after it"
+    assert uid_processes.pids_of(ALONE) == []
+    assert uid_processes.kill_all_of(ALONE)
     child.wait()
-    assert not uid_processes.any_of(ALONE)
+    assert not uid_processes.has_any(ALONE)
 
 
 def test_each_of_the_four_uids_counts(begin: Callable[..., "subprocess.Popen[bytes]"]) -> None:
     for ids in ((ENEMY, 0, 0), (0, ENEMY, 0), (0, 0, ENEMY)):
         child = begin(f"os.setresuid{ids}\n{STAY}", uid=0)
-        assert uid_processes.living(ENEMY) == [child.pid], ids
+        assert uid_processes.pids_of(ENEMY) == [child.pid], ids
         child.kill()
         child.wait()
 
@@ -143,18 +143,18 @@ def test_what_cannot_be_ended_is_not_taken_for_ended(begin: Callable[..., "subpr
         switch = freezer.switch_of(groups)
         assert switch is not None
         placement.write(switch.file, switch.freeze)
-        freezer.wait_until(lambda: freezer.stand_still(groups))
-        assert not uid_processes.end_all(ENEMY, 0.2)
-        assert uid_processes.living(ENEMY) == [child.pid]
+        freezer.wait_until(lambda: freezer.are_frozen(groups))
+        assert not uid_processes.kill_all_of(ENEMY, 0.2)
+        assert uid_processes.pids_of(ENEMY) == [child.pid]
     finally:
         freezer.thaw(groups)
         child.kill()
         child.wait()
         cgroups.remove(groups)
-    assert uid_processes.end_all(ENEMY)
+    assert uid_processes.kill_all_of(ENEMY)
 
 
 def test_root_and_nobody_in_particular_are_refused() -> None:
     for uid in (0, -1):
         with pytest.raises(ValueError, match="no sandbox"):
-            uid_processes.end_all(uid)
+            uid_processes.kill_all_of(uid)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from sandkeep.errors import DaemonError
-from sandkeepd.host.unnamed_file import open_unnamed, unnamed
+from sandkeepd.host.unnamed_file import open_unnamed, unnamed_file
 
 
 def test_it_is_written_and_read_and_has_no_name(tmp_path: Path) -> None:
-    with unnamed(str(tmp_path)) as descriptor:
+    with unnamed_file(str(tmp_path)) as descriptor:
         os.write(descriptor, b"content")
         assert os.pread(descriptor, 10, 0) == b"content"
         assert os.listdir(tmp_path) == []

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -114,9 +114,9 @@ async def test_a_keeper_that_does_not_listen(tmp_path: Path, monkeypatch: pytest
     import signal
 
     from sandkeep.errors import ProviderError
-    from sandkeepd.keeper import talk
+    from sandkeepd.keeper import channel
 
-    monkeypatch.setattr(talk, "REQUEST_DEADLINE_S", 0.05)
+    monkeypatch.setattr(channel, "REQUEST_DEADLINE_S", 0.05)
     (tmp_path / "source").mkdir()
     async with fake.open_fake(str(tmp_path / "state")) as provider:
         await provider.images.make(
@@ -129,7 +129,7 @@ async def test_a_keeper_that_does_not_listen(tmp_path: Path, monkeypatch: pytest
             with pytest.raises(ProviderError, match="provider_unavailable"):
                 await instance.launch(Launch(process_id="p1", command=["true"], secrets={"S": "x" * 65_000}))
             os.kill(instance.handle["first"]["pid"], signal.SIGCONT)
-            monkeypatch.setattr(talk, "REQUEST_DEADLINE_S", 30)
+            monkeypatch.setattr(channel, "REQUEST_DEADLINE_S", 30)
             await instance.launch(Launch(process_id="p2", command=["true"]))
             assert (await instance.wait("p2")).exit_code == 0
         finally:
@@ -151,7 +151,7 @@ def test_request_lines_fit_and_stay_lines() -> None:
 
 
 def test_a_script_that_no_kernel_would_start() -> None:
-    with pytest.raises(CallerError, match="too long"):
+    with pytest.raises(CallerError, match="exceed 2 MiB"):
         requests.record(["x" * 1_100_000, "y" * 1_100_000], {}, None)
     with pytest.raises(CallerError, match="UTF-8"):
         requests.record(["\ud800"], {}, None)
@@ -288,7 +288,7 @@ class Bare:
         os.mkfifo(root / "requests")
         self._requests = os.open(root / "requests", os.O_RDWR)
         program.install(str(self.inside))
-        command = [*before, *program.command(str(self.inside), str(self.out), shares=shares)]
+        command = [*before, *program.keeper_argv(str(self.inside), str(self.out), shares=shares)]
         self.process = subprocess.Popen(command, stdin=self._requests, stdout=subprocess.PIPE, start_new_session=True)
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n"
@@ -315,7 +315,7 @@ class Bare:
 
     def run(self, name: str, script: str, *, mode: str = "none", quick_ms: int = 0) -> None:
         """Ask for a process."""
-        line = requests.run_by(requests.record(["sh", "-c", script], {}, None), name, mode, quick_ms)
+        line = requests.run_record(requests.record(["sh", "-c", script], {}, None), name, mode, quick_ms)
         assert line is not None
         self.send(line)
 
@@ -427,7 +427,7 @@ def test_one_that_ends_soon_is_told_of_once(bare: Bare) -> None:
 
 
 def test_requests_in_pieces_and_garbage_between_them(bare: Bare) -> None:
-    line = requests.run_by(requests.record(["printf", "%s", "a\n\\ b\\n"], {"V": "\n"}, "/"), "p1", "none", 0)
+    line = requests.run_record(requests.record(["printf", "%s", "a\n\\ b\\n"], {"V": "\n"}, "/"), "p1", "none", 0)
     assert line is not None
     garbage = [b"\n", b"run\n", b"run  \n", b"run ../x none 0 \n", b"run p2\n", b"run p3 none 0 /\0\n", b"kill\n"]
     garbage += [
@@ -525,7 +525,7 @@ def test_a_terminal_whose_script_goes_without_a_word(bare: Bare) -> None:
 
 def test_it_ends_when_nobody_can_ask_it_any_more(tmp_path: Path) -> None:
     keeper = Bare(tmp_path)
-    command = program.command(str(keeper.inside), str(keeper.out))
+    command = program.keeper_argv(str(keeper.inside), str(keeper.out))
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
     assert (done.returncode, done.stdout) == (0, b"ready\n")
     keeper.close()
@@ -576,7 +576,7 @@ def test_a_keeper_that_shares_its_memory_has_it_for_itself_again(bare: Bare) -> 
 
 @pytest.mark.parametrize("words", [["/nowhere/program"], ["nowhere"], [""]])
 def test_what_cannot_be_started_ends_and_nothing_else(bare: Bare, words: list[str]) -> None:
-    line = requests.run_by(requests.record(words, {}, None), "p1", "none", 0)
+    line = requests.run_record(requests.record(words, {}, None), "p1", "none", 0)
     assert line is not None
     bare.send(line)
     bare.tell("run p2 none 0")
@@ -595,14 +595,16 @@ def test_many_start_at_once(bare: Bare) -> None:
 # -- what moves when a command of the host has ended well -------------------------------------------------------------
 
 
-def moving(tmp_path: Path, *command: str, third: int | None = None) -> int:
-    """Run something, after which `before` is called `after`; its pid. `third` becomes its descriptor 3."""
+def moving(tmp_path: Path, *command: str, more: Sequence[int] = ()) -> int:
+    """Run something, after which `before` is called `after`; its pid. `more` become its descriptors from 3 on."""
     program.install(str(tmp_path))
     (tmp_path / "before").mkdir()
-    words = program.moving_after(str(tmp_path / program.NAME), 0o077, str(tmp_path / "before"), str(tmp_path / "after"))
+    words = program.rename_after_argv(
+        str(tmp_path / program.NAME), 0o077, str(tmp_path / "before"), str(tmp_path / "after")
+    )
     null = os.open(os.devnull, os.O_RDWR)
     try:
-        return spawn([*words, *command], stdin=null, output=null, third=third)
+        return spawn([*words, *command], stdin=null, output=null, more=more)
     finally:
         os.close(null)
 
@@ -640,7 +642,7 @@ def test_a_lock_is_held_until_it_is_moved_and_not_by_what_goes_on(tmp_path: Path
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     script = f"cd {tmp_path}; mkfifo go; sleep 1000 & echo $! >left; echo >ready; read line <go"
-    pid = moving(tmp_path, "sh", "-c", script, third=lock)
+    pid = moving(tmp_path, "sh", "-c", script, more=[lock])
     os.close(lock)
     until((tmp_path / "ready").exists)
     another = os.open(tmp_path / "lock", os.O_RDWR)
@@ -674,7 +676,7 @@ class Kernel:
         program.install(str(self._place))
         (self._place / "saving").mkdir()
         saving = [str(self._place / name) for name in ("saving/image", "saving", "saved")]
-        words = program.saving(str(self._place / program.NAME), self.name, os.getpid(), *saving)
+        words = program.save_argv(str(self._place / program.NAME), self.name, os.getpid(), *saving)
         with self._listening, subprocess.Popen(words, stderr=subprocess.PIPE) as process:
             kernel = self._listening.accept()[0]
             with kernel:
@@ -724,7 +726,7 @@ def test_a_kernel_that_is_not_there_is_not_asked(tmp_path: Path) -> None:
         another.bind(f"\0runsc-sandbox.{tmp_path.name}\0")
         another.listen()
         for name in ("nowhere", "x" * 200, tmp_path.name):
-            words = program.saving(
+            words = program.save_argv(
                 str(tmp_path / program.NAME), name, 1, f"{tmp_path}/image", "/nowhere/saving", "/saved"
             )
             assert subprocess.run(words, check=False, capture_output=True).returncode == program.NOT_ASKED

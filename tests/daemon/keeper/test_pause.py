@@ -8,7 +8,7 @@ from sandkeepd.keeper.pause import Pause
 
 
 async def test_time_runs_out(autojump_clock: Any) -> None:
-    with Pause().patience(5) as scope:
+    with Pause().timeout(5) as scope:
         await trio.sleep_forever()
     assert scope.cancelled_caught
     assert trio.current_time() == 5
@@ -28,7 +28,7 @@ async def test_but_not_while_it_stands_still(autojump_clock: Any) -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pauses)
-        with pause.patience(50) as longer, pause.patience(5) as shorter:
+        with pause.timeout(50) as longer, pause.timeout(5) as shorter:
             await trio.sleep_forever()
         assert (longer.cancelled_caught, shorter.cancelled_caught) == (False, True)
     assert trio.current_time() == 306
@@ -44,7 +44,7 @@ async def test_who_begins_to_wait_while_it_stands_still_has_all_of_it(autojump_c
             await trio.sleep(100)
             pause.set(False)
 
-        with pause.patience(5):
+        with pause.timeout(5):
             await trio.sleep_forever()
         assert trio.current_time() == 105
 

@@ -63,7 +63,7 @@ class Grown:
 
 @pytest.fixture
 def again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "AGAIN_S", 0.02)
+    monkeypatch.setattr(module, "RETRY_S", 0.02)
 
 
 @pytest.mark.usefixtures("again")
@@ -112,14 +112,14 @@ def test_an_idle_file_is_looked_at_less_often(tmp_path: Path) -> None:
     async def work(watcher: Watcher) -> None:
         file = Grown(tmp_path / "file", watcher)
         polled = watcher._polled[file.watch]
-        while polled.period_s < module.LATEST_S:
+        while polled.period_s < module.MAX_PERIOD_S:
             await trio.sleep(0.01)
-        watcher.hasten(file.watch)
-        assert polled.period_s == module.SOONEST_S
-        while polled.period_s < module.LATEST_S:
+        watcher.poll_soon(file.watch)
+        assert polled.period_s == module.MIN_PERIOD_S
+        while polled.period_s < module.MAX_PERIOD_S:
             await trio.sleep(0.01)
         await file.grows()
-        assert polled.period_s == module.SOONEST_S
+        assert polled.period_s == module.MIN_PERIOD_S
 
     confined(work, max_inotify_instances=0)
 

@@ -328,7 +328,7 @@ async def test_what_was_under_way_goes_on_afterwards(house: House, monkeypatch: 
     """A start and a kill that the keeper has not heard of are waited for longer than it takes at most, awake."""
     if isinstance(house, DockerHouse):
         pytest.skip("of what its engine does it hears at once")
-    monkeypatch.setattr("sandkeepd.keeper.talk.REQUEST_DEADLINE_S", 0.2)
+    monkeypatch.setattr("sandkeepd.keeper.channel.REQUEST_DEADLINE_S", 0.2)
     monkeypatch.setattr("sandkeepd.keeper.client.KILL_DEADLINE_S", 0.2)
     async with house.daemon() as daemon:
         await house.box(daemon)

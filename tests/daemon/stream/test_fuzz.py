@@ -5,6 +5,7 @@ In this process are the real server, its endpoints and a sandbox of the fake pro
 
 import socket
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -19,12 +20,11 @@ from tests.support.soak import times
 from tests.support.streams import message, websocket
 from wsproto.frame_protocol import Opcode
 
-from sandkeepd.eventlog.history import History
 from sandkeepd.sandboxes.files import Files
-from sandkeepd.stream.attach import Attach
-from sandkeepd.stream.events import Events
-from sandkeepd.stream.files import FileStreams
-from sandkeepd.stream.logs import Logs
+from sandkeepd.stream.attach import attach
+from sandkeepd.stream.events import events
+from sandkeepd.stream.files import files
+from sandkeepd.stream.logs import logs
 from sandkeepd.stream.server import Limits, StreamServer
 from sandkeepd.stream.tokens import Tokens
 
@@ -98,9 +98,9 @@ class Target:
     def __init__(self, daemon: Inside, directory: Path, nursery: trio.Nursery) -> None:
         core = daemon.core
         endpoints: dict[str, Any] = {
-            "logs": Logs(core, daemon.processes), "events": Events(core, History(core)),
-            "attach": Attach(core, daemon.processes),
-            "files": FileStreams(core, Files(core, daemon.sandboxes.runtimes)),
+            "logs": partial(logs, core, daemon.processes), "events": partial(events, core),
+            "attach": partial(attach, core, daemon.processes),
+            "files": partial(files, core, Files(core, daemon.sandboxes.runtimes)),
         }  # fmt: skip
         self.server = StreamServer(endpoints, Tokens(str(directory)), limits=Limits(close_s=0.05))
         self._nursery = nursery

@@ -17,7 +17,7 @@ from sandkeep.protocol import frames
 from sandkeep.protocol.frames import CaughtUp
 from sandkeepd.api.listener import listening
 from sandkeepd.stream.server import Limits, StreamServer
-from sandkeepd.stream.session import Session, Talk, Visitor
+from sandkeepd.stream.session import Client, Handler, Session
 from sandkeepd.stream.tokens import Tokens
 
 READERS = 100
@@ -99,12 +99,12 @@ class Served:
         self.stop: Callable[[], None] = lambda: None
         self.server = StreamServer({"events": self._endpoint}, Tokens(str(directory)), limits=limits)
 
-    async def _endpoint(self, visitor: Visitor) -> Talk:
-        async def talk(session: Session) -> None:
+    async def _endpoint(self, client: Client) -> Handler:
+        async def handler(session: Session) -> None:
             await session.send(CaughtUp())
-            await session.while_it_listens(trio.sleep_forever)
+            await session.run_send_only(trio.sleep_forever)
 
-        return talk
+        return handler
 
     def plain(self) -> Any:
         import socket
@@ -142,7 +142,7 @@ async def test_a_user_has_only_so_many_websockets(tmp_path: Path, monkeypatch: p
 
 
 async def test_for_one_more_in_the_handshake_the_oldest_has_to_go(tmp_path: Path) -> None:
-    async with served(tmp_path, strangers=3) as made:
+    async with served(tmp_path, handshakes=3) as made:
         held = []
         for _ in range(4):  # of those that come in the same moment any may be the oldest
             held.append(made.plain())

@@ -88,7 +88,7 @@ def thief(places: str, port: int, kind: str) -> Iterator[Any]:
     with tempfile.TemporaryDirectory(dir=places) as directory:
         os.chmod(directory, 0o755)
         pem = Path(directory, "own.pem")
-        pem.write_bytes(identity._made())
+        pem.write_bytes(identity._generate())
         pem.chmod(0o644)
         argv = command_as(NOBODY, [sys.executable, "-c", THIEF, str(port), kind, str(pem)])
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
@@ -290,7 +290,7 @@ def test_a_key_that_is_not_sound_is_made_anew_and_that_is_said(
     elif spoil == "owner":
         pytest.skip("root only")
     else:
-        other = identity._made()
+        other = identity._generate()
         end = content.index(b"-----BEGIN CERT")
         path.write_bytes(
             {"cut": content[:-100], "key": other[: other.index(b"-----BEGIN CERT")] + content[end:]}.get(spoil, b"")

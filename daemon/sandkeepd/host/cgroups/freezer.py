@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from sandkeep.errors import DaemonError, ProviderError
-from sandkeepd.host.cgroups import placement
+from sandkeepd.host.cgroups.placement import read, write
 
 DEADLINE_S: Final = 10.0
 """Seconds a process may take to freeze: it may wait in the kernel for a disk."""
 
-STUCK: Final = "a process in the sandbox does not stand still: its disk may be stuck; try again later"
+STUCK: Final = "a process in the sandbox does not freeze: it may be waiting for a disk; try again later"
 _LOOK_EVERY_S: Final = 0.0002
 
 
@@ -50,41 +50,41 @@ def thaw(groups: Mapping[str, str]) -> None:
     switch = switch_of(groups)
     if switch is not None:
         with suppress(OSError):
-            placement.write(switch.file, switch.thaw)
+            write(switch.file, switch.thaw)
 
 
-def stand_still(groups: Mapping[str, str]) -> bool:
+def are_frozen(groups: Mapping[str, str]) -> bool:
     """Return True if the groups are frozen, for any reason."""
     switch = switch_of(groups)
     return switch is not None and _is_frozen(switch)
 
 
-class Turn:
+class FreezerState:
     """The shared state of all users of one group's freezer. A reader holds the `lock` for the time of its read."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.deciding = threading.Lock()
+        self.changing = threading.Lock()
         """Held while it is frozen or thawed, or while that changes hands."""
-        self.is_read = False
-        self.is_ours = False
+        self.is_being_read = False
+        self.is_frozen_for_read = False
         """True while it is frozen only for a read."""
 
 
-_turns: Final[WeakValueDictionary[str, Turn]] = WeakValueDictionary()
-_turns_lock: Final = threading.Lock()
+_states: Final[WeakValueDictionary[str, FreezerState]] = WeakValueDictionary()
+_states_lock: Final = threading.Lock()
 
 
-def turn(what: str) -> Turn:
+def freezer_state(what: str) -> FreezerState:
     """The one turn of that name."""
-    with _turns_lock:
-        return _turns.setdefault(what, Turn())
+    with _states_lock:
+        return _states.setdefault(what, FreezerState())
 
 
-def turn_of(groups: Mapping[str, str]) -> Turn | None:
+def freezer_state_of(groups: Mapping[str, str]) -> FreezerState | None:
     """Return the shared freezer state of a sandbox's groups; None without a freezer."""
     switch = switch_of(groups)
-    return turn(switch.file) if switch is not None else None
+    return freezer_state(switch.file) if switch is not None else None
 
 
 class Freezer:
@@ -93,24 +93,24 @@ class Freezer:
     def __init__(self, switch: Switch, mark: str) -> None:
         self._switch = switch
         self._mark = mark
-        self.turn = turn(switch.file)
+        self.state = freezer_state(switch.file)
 
     # For those who read
 
     def begin_reading(self) -> None:
         """Freeze for a read, unless frozen already. Raises `provider_unavailable` and `storage_unavailable`."""
-        with self.turn.deciding:
+        with self.state.changing:
             if not _is_frozen(self._switch):
-                self._put_mark()
+                self._write_mark()
                 self._freeze()
-            self.turn.is_read = True
+            self.state.is_being_read = True
 
     def end_reading(self) -> bool:
         """Thaw after a read, unless suspended. Return True if it was frozen all the time."""
-        with self.turn.deciding:
-            self.turn.is_read = False
-            stood = self.turn.is_ours or _is_frozen(self._switch)
-            if self.turn.is_ours:
+        with self.state.changing:
+            self.state.is_being_read = False
+            stood = self.state.is_frozen_for_read or _is_frozen(self._switch)
+            if self.state.is_frozen_for_read:
                 self._thaw()
         return stood
 
@@ -118,59 +118,59 @@ class Freezer:
 
     def suspend(self) -> None:
         """Freeze until resumed, also during a read. Raises `provider_unavailable`."""
-        with self.turn.deciding:
-            self._drop_mark()
+        with self.state.changing:
+            self._remove_mark()
             self._freeze()
 
     def resume(self) -> None:
         """Thaw, or let the present read thaw at its end. Raises `provider_unavailable`, and `storage_unavailable`."""
-        with self.turn.deciding:
-            if self.turn.is_read and _is_frozen(self._switch):
-                self._put_mark()
+        with self.state.changing:
+            if self.state.is_being_read and _is_frozen(self._switch):
+                self._write_mark()
                 return
             self._thaw()
             wait_until(
-                lambda: not _is_frozen(self._switch), "a control group above the sandbox's is frozen: thaw that one"
+                lambda: not _is_frozen(self._switch), "a parent of the sandbox's control group is frozen: thaw it"
             )
 
     def is_suspended(self) -> bool | None:
         """Return True if it is frozen other than for a read; None while that is changing. Does not wait."""
-        if not self.turn.deciding.acquire(blocking=False):
+        if not self.state.changing.acquire(blocking=False):
             return None
         try:
-            return not self.turn.is_ours and _is_frozen(self._switch)
+            return not self.state.is_frozen_for_read and _is_frozen(self._switch)
         finally:
-            self.turn.deciding.release()
+            self.state.changing.release()
 
     # The group and its mark
 
     def _freeze(self) -> None:
         try:
-            placement.write(self._switch.file, self._switch.freeze)
+            write(self._switch.file, self._switch.freeze)
             wait_until(lambda: _is_frozen(self._switch))
         except OSError as error:
             self._thaw()
-            words = f"the sandbox's control group cannot be frozen: {error.strerror}; look whether the sandbox runs"
-            raise ProviderError("provider_unavailable", words) from None
+            message = f"the sandbox's control group cannot be frozen: {error.strerror}: check that the sandbox runs"
+            raise ProviderError("provider_unavailable", message) from None
         except BaseException:
             self._thaw()
             raise
 
     def _thaw(self) -> None:
         with suppress(OSError):  # the group of a sandbox that has ended is gone
-            placement.write(self._switch.file, self._switch.thaw)
-        self._drop_mark()
+            write(self._switch.file, self._switch.thaw)
+        self._remove_mark()
 
-    def _put_mark(self) -> None:
+    def _write_mark(self) -> None:
         try:
             os.close(os.open(self._mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         except OSError as error:
-            words = f"the state directory cannot be written: {error.strerror}: {self._mark}: make room there"
-            raise DaemonError("storage_unavailable", words) from None
-        self.turn.is_ours = True
+            message = f"the state directory cannot be written: {error.strerror}: {self._mark}: make room there"
+            raise DaemonError("storage_unavailable", message) from None
+        self.state.is_frozen_for_read = True
 
-    def _drop_mark(self) -> None:
-        self.turn.is_ours = False
+    def _remove_mark(self) -> None:
+        self.state.is_frozen_for_read = False
         with suppress(FileNotFoundError):
             os.unlink(self._mark)
 
@@ -202,12 +202,3 @@ def _is_frozen(switch: Switch) -> bool:
     if switch.file.endswith("freezer.state"):
         return read(switch.file).strip() == "FROZEN"
     return "frozen 1" in read(f"{os.path.dirname(switch.file)}/cgroup.events").splitlines()
-
-
-def read(path: str) -> str:
-    """Return the content of a kernel file; empty if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -17,7 +17,7 @@ from msgspec import Struct
 from sandkeep.errors import ProviderError
 from sandkeep.ids import is_log_id, is_name
 from sandkeepd.host.cgroups import placement, usage
-from sandkeepd.host.cgroups.placement import CONTROLLERS, ROOT
+from sandkeepd.host.cgroups.placement import CONTROLLERS, ROOT, read, write
 
 PERIOD_US: Final = 100_000
 """The kernel's period of cpu bandwidth; a quota of half of it is half a cpu."""
@@ -45,11 +45,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class Hierarchies:
-    """The controllers that this process can use, and their directories.
-
-    `membership` is the text of ``/proc/self/cgroup``; `root` the mount point of the hierarchies; `log_id` the log that
-    owns the sandboxes.
-    """
+    """The controllers that this process can use, and their directories below the mount point `root`."""
 
     def __init__(self, root: str = ROOT, membership: str | None = None, log_id: str = "") -> None:
         self._prefix = f"{log_id}." if log_id else ""
@@ -64,11 +60,11 @@ class Hierarchies:
 
     def _note_v1(self, name: str, own: str) -> None:
         if os.access(own, os.W_OK) and os.path.exists(f"{own}/tasks"):
-            self._base[name] = placement.sandboxes_of(own)
+            self._base[name] = placement.sandboxes_parent_v1(own)
             self._version[name] = 1
 
     def _note_v2(self, own: str) -> None:
-        base, enabled = placement.sandboxes_of_v2(own)
+        base, enabled = placement.sandboxes_parent_v2(own)
         if os.access(os.path.dirname(base), os.W_OK):
             for name in CONTROLLERS:
                 if name in enabled:
@@ -93,34 +89,34 @@ class Hierarchies:
         return [what for what, is_counted in counted.items() if not is_counted]
 
     def plan(self, sandbox_id: str, limits: Limits) -> dict[str, str]:
-        """Return the group of a sandbox in each hierarchy that its limits or counts need: controller -> directory. No
-        effect.
-        """
+        """Choose the directory of a sandbox's group for each controller that its limits or counts need."""
         group, wanted = self._prefix + sandbox_id, COUNTING.union(limits.controllers())
         return {name: f"{base}/{group}" for name, base in self._base.items() if name in wanted}
 
     def found(self) -> list[str]:
         """The directories of all groups that are where those of sandboxes are made, whosever."""
-        bases = sorted(set(self._base.values()))
-        return [entry.path for base in bases for entry in _entries(base) if entry.is_dir(follow_symlinks=False)]
+        directories: list[str] = []
+        for base in set(self._base.values()):
+            with contextlib.suppress(OSError), os.scandir(base) as entries:
+                directories += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return sorted(directories)
 
     def create(self, groups: Mapping[str, str], limits: Limits) -> dict[str, str]:
-        """Make the groups of a plan and set their limits; answer those that were made: all that limit, and mostly
-        those that only count. Raises `provider_unavailable`; nothing is left then.
-        """
+        """Create groups and set limits; return those made. Raises `provider_unavailable` if one with a limit fails."""
         made: dict[str, str] = {}
         needed = limits.controllers()
         for name, directory in groups.items():
             try:
                 self._make(name, directory)
                 if name in needed:
-                    _set(directory, _settings(name, self._version[name], limits))
+                    for file, value in _settings(name, self._version[name], limits):
+                        write(f"{directory}/{file}", value)
                 made[name] = directory
             except OSError as error:
                 if name in needed:
                     remove(groups)
-                    what = f"a control group could not be made: {error.strerror}"
-                    remedy = f"restart the daemon, or look at its rights to {ROOT}"
+                    what = f"cannot create a control group: {error.strerror}"
+                    remedy = f"the daemon must be able to write to {ROOT} (Delegate=yes in its unit): restart it then"
                     raise ProviderError("provider_unavailable", f"{what}: {remedy}") from None
         return made
 
@@ -129,7 +125,7 @@ class Hierarchies:
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent)  # only this level: directories above it are not ours to make
         if self._version[name] == 2:
-            _write(f"{parent}/cgroup.subtree_control", f"+{name}")
+            write(f"{parent}/cgroup.subtree_control", f"+{name}")
         os.makedirs(directory, exist_ok=True)
 
     def join_thread(self, groups: Mapping[str, str]) -> None:
@@ -139,7 +135,7 @@ class Hierarchies:
         """
         for name, directory in groups.items():
             if self._version[name] == 1:
-                _write(f"{directory}/tasks", "0")
+                write(f"{directory}/tasks", "0")
 
     def wrapper(self, groups: Mapping[str, str]) -> list[str]:
         """The words before a command that put it into the groups of version 2, which takes no single threads."""
@@ -163,11 +159,6 @@ def _settings(name: str, version: int, limits: Limits) -> Sequence[tuple[str, st
     return [("cpu.max", f"{quota} {PERIOD_US}")]
 
 
-def _set(directory: str, settings: Sequence[tuple[str, str]]) -> None:
-    for file, value in settings:
-        _write(f"{directory}/{file}", value)
-
-
 def log_and_sandbox(directory: str) -> tuple[str, str] | None:
     """Parse a group's name: the ids of its log and its sandbox."""
     log_id, _, sandbox_id = os.path.basename(directory).partition(".")
@@ -181,23 +172,23 @@ def groups_of_pid(pid: int, root: str = ROOT, member_of: str | None = None) -> d
     For sandboxes in groups of another program, such as a container engine. `member_of` is the text of
     ``/proc/PID/cgroup``.
     """
-    text = _read(f"/proc/{pid}/cgroup") if member_of is None else member_of
+    text = read(f"/proc/{pid}/cgroup") if member_of is None else member_of
     own = placement.parse(placement.membership())
     groups = {name: path for name, path in placement.parse(text).items() if _is_private(path, own.get(name))}
     places = {name: f"{root}/{name}{groups[name]}" for name in map(str, CONTROLLERS) if name in groups}
     found = {name: os.path.realpath(directory) for name, directory in places.items() if os.path.isdir(directory)}
     if "" in groups:
         for top in (root, f"{root}/unified"):
-            for name in _counted_v2(top + groups[""]):
+            for name in placement.controllers(top + groups[""]):
                 found.setdefault(name, top + groups[""])
     return found
 
 
 def is_frozen(pid: int) -> bool:
     """Return True if the group of a process is frozen."""
-    groups = placement.parse(_read(f"/proc/{pid}/cgroup"))
-    first = _read(f"{ROOT}/freezer{groups['freezer']}/freezer.state") if "freezer" in groups else ""
-    second = "".join(_read(f"{top}{groups['']}/cgroup.events") for top in (ROOT, f"{ROOT}/unified") if "" in groups)
+    groups = placement.parse(read(f"/proc/{pid}/cgroup"))
+    first = read(f"{ROOT}/freezer{groups['freezer']}/freezer.state") if "freezer" in groups else ""
+    second = "".join(read(f"{top}{groups['']}/cgroup.events") for top in (ROOT, f"{ROOT}/unified") if "" in groups)
     return first.startswith("FROZEN") or "frozen 1" in second.splitlines()
 
 
@@ -206,25 +197,11 @@ def _is_private(path: str, own: str | None) -> bool:
     return path not in ("", own) and ".." not in path.split("/")
 
 
-def _counted_v2(directory: str) -> list[str]:
-    """Return the controllers of a group of version 2; empty if there is no such directory."""
-    enabled = _read(f"{directory}/cgroup.controllers").split()
-    return [name for name in CONTROLLERS if name in enabled]
-
-
-def _entries(directory: str) -> list["os.DirEntry[str]"]:
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError:
-        return []
-
-
 def members(groups: Mapping[str, str]) -> list[int]:
     """The processes that are in any of the groups."""
     found: set[int] = set()
     for directory in groups.values():
-        found.update(int(pid) for pid in _read(f"{directory}/cgroup.procs").split())
+        found.update(int(pid) for pid in read(f"{directory}/cgroup.procs").split())
     found.discard(os.getpid())
     return sorted(found)
 
@@ -235,38 +212,16 @@ def ran_out_of_memory(groups: Mapping[str, str]) -> bool:
 
 
 def remove(groups: Mapping[str, str]) -> None:
-    """Remove groups whose processes are ending.
-
-    Blocks. Safe to repeat. Raises `provider_unavailable` when one stays in use.
-    """
+    """Remove groups whose processes are ending. Blocks. Safe to repeat. Raises `provider_unavailable` if in use."""
     deadline = time.monotonic() + REMOVE_DEADLINE_S
     for directory in set(groups.values()):
-        while not _removed(directory):
-            if time.monotonic() > deadline:
-                raise ProviderError(
-                    "provider_unavailable", f"the control group {directory} stays in use: try again later"
-                )
-            time.sleep(0.005)
-
-
-def _removed(directory: str) -> bool:
-    try:
-        os.rmdir(directory)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+        while True:
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    message = f"the control group {directory} is still in use: try again later"
+                    raise ProviderError("provider_unavailable", message) from None
+                time.sleep(0.005)

@@ -21,7 +21,8 @@ from msgspec import Struct
 
 from sandkeep.errors import StateError
 from sandkeepd.host.cgroups import groups as cgroups
-from sandkeepd.host.cgroups.freezer import Freezer, Switch, read, switch_of, turn, wait_until
+from sandkeepd.host.cgroups.freezer import Freezer, Switch, freezer_state, switch_of, wait_until
+from sandkeepd.host.cgroups.placement import read
 from sandkeepd.host.processes import pids_where, reap, spawn
 
 # The guard of a control group: $1 thaws it when it is written to $2, if its mark $3 is there.
@@ -55,16 +56,16 @@ def frozen(groups: Mapping[str, str], first_pid: int | None, mark: str) -> Itera
     switch = switch_of(groups)
     pause = Pause()
     if switch is not None and cgroups.members(groups):
-        taken, stand_still = turn(switch.file), _group_frozen(switch, mark)
+        state, freezing = freezer_state(switch.file), _group_frozen(switch, mark)
     elif switch is None and first_pid is not None:
-        taken, stand_still = turn(f"pid {first_pid}"), _all_stopped(first_pid)
+        state, freezing = freezer_state(f"pid {first_pid}"), _all_stopped(first_pid)
     else:
         yield pause
         return
-    with taken.lock:
+    with state.lock:
         began = time.monotonic()
         try:
-            with stand_still:
+            with freezing:
                 yield pause
         finally:
             pause.ms = (time.monotonic() - began) * 1e3
@@ -96,18 +97,18 @@ def _all_stopped(first_pid: int) -> Iterator[None]:
     namespace = os.readlink(f"/proc/{first_pid}/ns/pid")
     before = [pid for pid in _inside(namespace) if _is_still(pid)]
     with _guard(_CONTINUE, namespace, *map(str, before)):
-        told: list[int] = []
+        stopped: list[int] = []
         try:
-            wait_until(lambda: _stop(namespace, before, told))
+            wait_until(lambda: _stop(namespace, before, stopped))
             yield
         finally:
-            _signal(reversed(told), signal.SIGCONT)  # children before those who wait for them
+            _signal(reversed(stopped), signal.SIGCONT)  # children before those who wait for them
 
 
-def _stop(namespace: str, before: Collection[int], told: list[int]) -> bool:
+def _stop(namespace: str, before: Collection[int], stopped: list[int]) -> bool:
     """Stop running processes; return True if there was none."""
     running = [pid for pid in _inside(namespace) if pid not in before and not _is_still(pid)]
-    told.extend(pid for pid in running if pid not in told)
+    stopped.extend(pid for pid in running if pid not in stopped)
     _signal(running, signal.SIGSTOP)
     return not running
 
@@ -127,12 +128,12 @@ def _signal(pids: Iterable[int], number: int) -> None:
 
 
 @contextmanager
-def _guard(script: str, *words: str) -> Iterator[None]:
+def _guard(script: str, *arguments: str) -> Iterator[None]:
     """Start a program that runs `script` at the end of the block, or of this process."""
     waiting, ours = os.pipe()
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        argv: Sequence[str] = ["sh", "-c", script, "sh", *words]
+        argv: Sequence[str] = ["sh", "-c", script, "sh", *arguments]
         child = spawn(argv, stdin=waiting, output=nothing)
     except BaseException:
         os.close(ours)

@@ -19,10 +19,9 @@ controllers on, unless systemd promises to start it in a leaf:
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeVarTuple
-
-Ts = TypeVarTuple("Ts")
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Final
 
 ROOT: Final = "/sys/fs/cgroup"
 CONTROLLERS: Final = ("pids", "memory", "cpu", "cpuacct", "blkio", "io", "freezer")
@@ -32,7 +31,7 @@ freezes every group without a controller.
 
 LEAF: Final = "daemon"
 SANDBOXES: Final = "sandboxes"
-PLACE_UNIT: Final = "sandkeep-sandboxes.service"
+SANDBOXES_UNIT: Final = "sandkeep-sandboxes.service"
 """The unit whose group is the sandboxes' when it is there beside the daemon's unit."""
 
 _MARKS: Final = ("trusted.delegate", "user.delegate")
@@ -58,31 +57,39 @@ def settle(root: str = ROOT, member_of: str | None = None, environ: Mapping[str,
         return
     groups = parse(membership() if member_of is None else member_of)
     unit, in_leaf = _unit_of(groups.get("name=systemd") or groups.get("", ""))
-    if not _is_delegated(f"{top}{unit}" for top in (root, f"{root}/unified", f"{root}/systemd")):
+    if not any(_is_delegated(f"{top}{unit}") for top in (root, f"{root}/unified", f"{root}/systemd")):
         return
     for name in CONTROLLERS:
         if groups.get(name) in (unit, f"{unit}/{LEAF}"):
-            _try(_take_leaf, f"{root}/{name}{unit}")
+            with _logged_failure():
+                _enter_leaf(f"{root}/{name}{unit}")
     if os.path.exists(f"{root}{unit}/cgroup.controllers"):
-        _try(_settle_v2, f"{root}{unit}", in_leaf)
+        with _logged_failure():
+            _settle_v2(f"{root}{unit}", in_leaf)
 
 
-def sandboxes_of(own: str) -> str:
+def sandboxes_parent_v1(own: str) -> str:
     """The directory in which groups of sandboxes are made by a process in the group `own`, by version 1's rules."""
     unit, in_leaf = _unit_of(own)
     made = f"{unit}/{SANDBOXES}"
     return made if in_leaf and os.path.isdir(made) else f"{own}/sandkeep"
 
 
-def sandboxes_of_v2(own: str) -> tuple[str, list[str]]:
+def sandboxes_parent_v2(own: str) -> tuple[str, list[str]]:
     """The same by version 2's rules, and the controllers that can be had there."""
     unit, in_leaf = _unit_of(own)
     if in_leaf:
         for place in (_beside(unit), unit):
             made = f"{place}/{SANDBOXES}"
             if os.path.isdir(made):
-                return made, _words(f"{made}/cgroup.controllers")
-    return f"{own}/sandkeep", _words(f"{own}/cgroup.subtree_control")
+                return made, read(f"{made}/cgroup.controllers").split()
+    return f"{own}/sandkeep", read(f"{own}/cgroup.subtree_control").split()
+
+
+def controllers(group: str) -> list[str]:
+    """Return our controllers that a group of version 2 has; none if there is no such directory."""
+    enabled = read(f"{group}/cgroup.controllers").split()
+    return [name for name in CONTROLLERS if name in enabled]
 
 
 def parse(member_of: str) -> dict[str, str]:
@@ -101,28 +108,26 @@ def _unit_of(group: str) -> tuple[str, bool]:
 
 
 def _beside(unit: str) -> str:
-    return f"{os.path.dirname(unit)}/{PLACE_UNIT}"
+    return f"{os.path.dirname(unit)}/{SANDBOXES_UNIT}"
 
 
-def _is_delegated(places: Iterable[str]) -> bool:
-    return any(_has_mark(place, mark) for place in places for mark in _MARKS)
+def _is_delegated(group: str) -> bool:
+    for mark in _MARKS:
+        with suppress(OSError):
+            if os.getxattr(group, mark) == b"1":
+                return True
+    return False
 
 
-def _has_mark(place: str, mark: str) -> bool:
+@contextmanager
+def _logged_failure() -> Iterator[None]:
     try:
-        return os.getxattr(place, mark) == b"1"
-    except OSError:
-        return False
-
-
-def _try(step: Callable[[*Ts], None], *arguments: *Ts) -> None:
-    try:
-        step(*arguments)
+        yield
     except OSError as error:
         logger.warning("the daemon's place among control groups could not be taken", extra={"why": str(error)})
 
 
-def _take_leaf(unit: str) -> None:
+def _enter_leaf(unit: str) -> None:
     """Put this process into the leaf, and make the place beside it."""
     for name in (LEAF, SANDBOXES):
         os.makedirs(f"{unit}/{name}", exist_ok=True)
@@ -133,31 +138,31 @@ def _settle_v2(unit: str, in_leaf: bool) -> None:
     os.makedirs(f"{unit}/{LEAF}", exist_ok=True)
     write(f"{unit}/{LEAF}/cgroup.procs", str(os.getpid()))
     place = _beside(unit)
-    if _is_delegated([place]):
-        _open_place(place)
+    if _is_delegated(place):
+        _delegate_controllers(place)
     elif in_leaf:
-        _open_place(unit)
+        _delegate_controllers(unit)
     else:
         logger.warning(
             "sandboxes get no control groups, as the unit could not be restarted under them",
-            extra={"unit": os.path.basename(unit), "remedy": f"start {PLACE_UNIT}, or set DelegateSubgroup={LEAF}"},
+            extra={"unit": os.path.basename(unit), "remedy": f"start {SANDBOXES_UNIT}, or set DelegateSubgroup={LEAF}"},
         )
 
 
-def _open_place(unit: str) -> None:
+def _delegate_controllers(unit: str) -> None:
     """Delegate a unit's controllers to the sandboxes' parent group."""
     os.makedirs(f"{unit}/{SANDBOXES}", exist_ok=True)
-    for name in CONTROLLERS:
-        if name in _words(f"{unit}/cgroup.controllers"):
-            write(f"{unit}/cgroup.subtree_control", f"+{name}")
+    for name in controllers(unit):
+        write(f"{unit}/cgroup.subtree_control", f"+{name}")
 
 
-def _words(path: str) -> list[str]:
+def read(path: str) -> str:
+    """Return the content of one of the kernel's files; empty if it cannot be read."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read().split()
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
     except OSError:
-        return []
+        return ""
 
 
 def write(path: str, text: str) -> None:

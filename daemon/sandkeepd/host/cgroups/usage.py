@@ -54,17 +54,17 @@ def measure(groups: Mapping[str, str]) -> Usage | None:
     if groups and not any(map(os.path.isdir, set(groups.values()))):
         return None
     found: dict[str, int | float] = {}
-    for tell, directory in _tellers(groups):
-        found |= _known(tell(directory))
+    for read, directory in _readers(groups):
+        found |= _known(read(directory))
     if "io_read_bytes" not in found and "pids" in groups:
         found |= _known(_io_of_processes(groups["pids"]))
     return Usage(**found)  # type: ignore[arg-type]  # the readers return values of these fields' types
 
 
-def _tellers(groups: Mapping[str, str]) -> list[tuple["Teller", str]]:
+def _readers(groups: Mapping[str, str]) -> list[tuple["Reader", str]]:
     """Return the readers for the groups, each with its directory."""
-    version_2 = {directory for directory in groups.values() if is_version_2(directory)}
-    asked = [(tell, directory) for directory in sorted(version_2) for tell in VERSION_2]
+    version_2 = {directory for directory in groups.values() if os.path.exists(f"{directory}/cgroup.controllers")}
+    asked = [(reader, directory) for directory in sorted(version_2) for reader in VERSION_2]
     for controller, directory in groups.items():
         if directory not in version_2 and controller in VERSION_1:
             asked.append((VERSION_1[controller], directory))
@@ -81,11 +81,6 @@ def oom_kills(groups: Mapping[str, str]) -> int | None:
         if count is not None:
             return count
     return None
-
-
-def is_version_2(directory: str) -> bool:
-    """Return True if a group is one of version 2."""
-    return os.path.exists(f"{directory}/cgroup.controllers")
 
 
 # -- version 1 --------------------------------------------------------------------------------------------------------
@@ -105,13 +100,8 @@ def _cpu_v1(directory: str) -> dict[str, float | None]:
 
 
 def _memory_v1(directory: str) -> dict[str, int | None]:
-    cached = _table(f"{directory}/memory.stat").get("total_inactive_file")
-    return {
-        "memory_bytes": _without(_number(_read(f"{directory}/memory.usage_in_bytes")), _number(cached)),
-        "memory_peak_bytes": _number(_read(f"{directory}/memory.max_usage_in_bytes")),
-        "memory_limit_bytes": _limit(_read(f"{directory}/memory.limit_in_bytes")),
-        "oom_kills": oom_kills({"memory": directory}),
-    }
+    files = ("memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.limit_in_bytes")
+    return _memory(directory, "total_inactive_file", files)
 
 
 def _blkio_v1(directory: str) -> dict[str, int | None]:
@@ -120,7 +110,7 @@ def _blkio_v1(directory: str) -> dict[str, int | None]:
         text = _read(f"{directory}/{file}")
         if text is not None:
             lines = [line.split() for line in text.splitlines()]
-            pairs = [(words[1], words[2]) for words in lines if len(words) == 3]
+            pairs = [(fields[1], fields[2]) for fields in lines if len(fields) == 3]
             counted = [pair for pair in pairs if pair[0] in ("Read", "Write")]
             return _io(counted) if counted else {}
     return {}
@@ -141,13 +131,7 @@ def _cpu_v2(directory: str) -> dict[str, float | None]:
 
 
 def _memory_v2(directory: str) -> dict[str, int | None]:
-    cached = _table(f"{directory}/memory.stat").get("inactive_file")
-    return {
-        "memory_bytes": _without(_number(_read(f"{directory}/memory.current")), _number(cached)),
-        "memory_peak_bytes": _number(_read(f"{directory}/memory.peak")),
-        "memory_limit_bytes": _limit(_read(f"{directory}/memory.max")),
-        "oom_kills": oom_kills({"memory": directory}),
-    }
+    return _memory(directory, "inactive_file", ("memory.current", "memory.peak", "memory.max"))
 
 
 def _io_v2(directory: str) -> dict[str, int | None]:
@@ -162,6 +146,18 @@ def _io_v2(directory: str) -> dict[str, int | None]:
 # -- both -------------------------------------------------------------------------------------------------------------
 
 
+def _memory(directory: str, cache: str, files: tuple[str, str, str]) -> dict[str, int | None]:
+    """The usage without the cache, the peak and the limit. Usage and cache are not read in the same instant."""
+    cached = _number(_table(f"{directory}/memory.stat").get(cache)) or 0
+    used, peak, limit = (_number(_read(f"{directory}/{file}")) for file in files)
+    return {
+        "memory_bytes": None if used is None else max(0, used - cached),
+        "memory_peak_bytes": peak,
+        "memory_limit_bytes": limit if limit is not None and limit < UNLIMITED else None,
+        "oom_kills": oom_kills({"memory": directory}),
+    }
+
+
 def _pids(directory: str) -> dict[str, int | None]:
     return {
         "pids": _number(_read(f"{directory}/pids.current")),
@@ -169,9 +165,9 @@ def _pids(directory: str) -> dict[str, int | None]:
     }
 
 
-Teller = Callable[[str], Mapping[str, int | float | None]]
+Reader = Callable[[str], Mapping[str, int | float | None]]
 
-VERSION_1: Final[dict[str, Teller]] = {
+VERSION_1: Final[dict[str, Reader]] = {
     "cpuacct": _cpuacct_v1,
     "cpu": _cpu_v1,
     "memory": _memory_v1,
@@ -180,7 +176,7 @@ VERSION_1: Final[dict[str, Teller]] = {
 }
 """The reader of each controller."""
 
-VERSION_2: Final[tuple[Teller, ...]] = (_cpu_v2, _memory_v2, _io_v2, _pids)
+VERSION_2: Final[tuple[Reader, ...]] = (_cpu_v2, _memory_v2, _io_v2, _pids)
 """The readers of a group, for its available controllers. CPU time needs no controller."""
 
 
@@ -203,8 +199,8 @@ def _io_of_processes(group: str) -> dict[str, int | None]:
         text = _read(f"/proc/{pid}/io")
         if text is None and os.path.exists(f"/proc/{pid}"):
             return {}  # there is something that we may not see
-        words = dict(line.split(": ", 1) for line in (text or "").splitlines() if ": " in line)
-        pairs += [(name, words[file]) for file, name in _OF_A_PROCESS.items() if file in words]
+        fields = dict(line.split(": ", 1) for line in (text or "").splitlines() if ": " in line)
+        pairs += [(name, fields[file]) for file, name in _OF_A_PROCESS.items() if file in fields]
     return _io(pairs) if pairs else {}
 
 
@@ -212,23 +208,13 @@ def _pids_in(path: str) -> list[str]:
     return [pid for pid in (_read(path) or "").split() if pid.isdigit()]
 
 
-def _known(told: Mapping[str, int | float | None]) -> dict[str, int | float]:
-    return {name: value for name, value in told.items() if value is not None}
+def _known(usage: Mapping[str, int | float | None]) -> dict[str, int | float]:
+    return {name: value for name, value in usage.items() if value is not None}
 
 
 def _sum(counts: list[int | None]) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
-
-
-def _without(used: int | None, cached: int | None) -> int | None:
-    """Return the memory in use without the cache. The two were not read in the same instant."""
-    return None if used is None else max(0, used - (cached or 0))
-
-
-def _limit(text: str | None) -> int | None:
-    limit = _number(text)
-    return limit if limit is not None and limit < UNLIMITED else None
 
 
 def _share(quota: str | None, period: str | None) -> float | None:
@@ -253,7 +239,7 @@ def _number(text: str | None) -> int | None:
 def _table(path: str) -> dict[str, str]:
     """A file of lines with a name and a value each."""
     lines = (line.split() for line in (_read(path) or "").splitlines())
-    return {words[0]: words[1] for words in lines if len(words) == 2}
+    return {fields[0]: fields[1] for fields in lines if len(fields) == 2}
 
 
 def _read(path: str) -> str | None:

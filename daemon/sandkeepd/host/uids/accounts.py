@@ -5,7 +5,7 @@ uids that it does not use.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 _FILES: Final = ("passwd", "group", "subuid", "subgid")
@@ -37,7 +37,7 @@ class Accounts:
         return found.st_mtime_ns, found.st_ino, found.st_size
 
     def _read(self, name: str) -> Iterator[tuple[int, int, str]]:
-        parse: Callable[[list[str]], tuple[int, int]] = _single if name in ("passwd", "group") else _range
+        is_account = name in ("passwd", "group")
         path = f"{self._directory}/{name}"
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -47,15 +47,7 @@ class Accounts:
         for line in lines:
             fields = line.split(":")
             try:
-                first, count = parse(fields)
+                first, count = (int(fields[2]), 1) if is_account else (int(fields[1]), int(fields[2]))
             except (ValueError, IndexError):  # a comment, or another program's syntax
                 continue
             yield first, count, f"{fields[0][:80]} in {path}"
-
-
-def _single(fields: list[str]) -> tuple[int, int]:
-    return int(fields[2]), 1
-
-
-def _range(fields: list[str]) -> tuple[int, int]:
-    return int(fields[1]), int(fields[2])

@@ -1,7 +1,7 @@
 """The host uids that one root daemon has claimed for its sandboxes, in the registry that all daemons share.
 
 A uid is claimed before the intent to make its sandbox goes on record, so that every recorded uid is claimed. A claim
-that did not get on record is released: at once, or by `settle` after a death in between. A uid is released when no
+that did not get on record is released: at once, or by `reconcile` after a death in between. A uid is released when no
 process has it any more, and then rests for `REST_S` before it is reused. If processes of it cannot be ended it is not
 reused until the next boot.
 
@@ -12,7 +12,6 @@ gets a uid that has a process.
 import logging
 import os
 import secrets
-import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Final
@@ -39,9 +38,7 @@ _TRIES: Final = 100
 
 
 class Claims:
-    """Those of the log `log_id`, whose state directory is `home`: of the `UID_RANGE` uids that follow `base`, which
-    itself owns the images of every daemon that has the same.
-    """
+    """The claims of log `log_id`, in `home`, on `UID_RANGE` uids from `base`, which itself owns shared images."""
 
     def __init__(
         self, registry: Registry, *, base: int, log_id: str, home: str, accounts: Accounts | None = None
@@ -51,32 +48,28 @@ class Claims:
         self._log_id = log_id
         self._home = home
         self._accounts = accounts or Accounts()
-        self._held: dict[int, str] = {}
+        self._claimed: dict[int, str] = {}  # of several threads, so each access is one step of the dict's own
         self._base_is_claimed = False
-        self._lock = threading.Lock()
 
     # Claiming
 
     def claim(self, sandbox_id: str, avoid: Collection[int | None] = ()) -> int:
-        """Claim a uid for a sandbox that is about to go on record: any one that is nobody's, and not one to `avoid`.
-
-        Raises `provider_unavailable`.
-        """
+        """Claim a free uid, not one to `avoid`, for a sandbox to go on record. Raises `provider_unavailable`."""
         self._claim_base()
         for _ in range(_TRIES):
             uid = self._base + 1 + secrets.randbelow(UID_RANGE - 1)
-            if uid not in avoid and self._take(uid, sandbox_id):
+            if uid not in avoid and self._try_claim(uid, sandbox_id):
                 return uid
-        return self._claim_of_few(sandbox_id, avoid)
+        return self._claim_among_all(sandbox_id, avoid)
 
-    def _claim_of_few(self, sandbox_id: str, avoid: Collection[int | None]) -> int:
+    def _claim_among_all(self, sandbox_id: str, avoid: Collection[int | None]) -> int:
         """The same where hardly one is free: look at all."""
         self.sweep()
         known = self._registry.entries()
         free = [uid for uid in range(self._base + 1, self._base + UID_RANGE) if uid not in known and uid not in avoid]
         secrets.SystemRandom().shuffle(free)
         for uid in free:
-            if self._take(uid, sandbox_id):
+            if self._try_claim(uid, sandbox_id):
                 return uid
         raise ProviderError(
             "provider_unavailable",
@@ -84,25 +77,24 @@ class Claims:
             f"until uids have rested, or have {UID_BASE.name} name a range that no account, subuid or subgid is in",
         )
 
-    def _take(self, uid: int, sandbox_id: str) -> bool:
-        if self._accounts.owner(uid) is not None or processes.any_of(uid):
+    def _try_claim(self, uid: int, sandbox_id: str) -> bool:
+        if self._accounts.owner(uid) is not None or processes.has_any(uid):
             return False
-        if not self._registry.take(uid, self._entry(sandbox_id)):
+        if not self._registry.add(uid, self._entry(sandbox_id)):
             return False
-        with self._lock:
-            self._held[uid] = sandbox_id
+        self._claimed[uid] = sandbox_id
         failpoints.reach("uid.claimed")
         return True
 
     def _claim_base(self) -> None:
         """Keep the owner of our images from being given to a sandbox of a daemon whose range begins elsewhere."""
-        if self._base_is_claimed or self._registry.take(self._base, Entry("images")):
+        if self._base_is_claimed or self._registry.add(self._base, Entry("images")):
             self._base_is_claimed = True
             return
         found = self._registry.read(self._base)
-        if found is not None and found.is_void:
+        if found is not None and found.is_stale:
             with self._registry.locked():
-                self._registry.put(self._base, Entry("images"))
+                self._registry.replace(self._base, Entry("images"))
         elif found is not None and found.state != "images":
             raise SetupError(
                 "not_configured",
@@ -111,38 +103,31 @@ class Claims:
             )
         self._base_is_claimed = True
 
-    def hold(self, sandbox_id: str, uid: int) -> bool:
-        """Claim the very uid that a sandbox on record has. False when it is another's by now, or cannot be claimed.
-
-        One that rests since this sandbox is taken up again.
-        """
+    def reclaim(self, sandbox_id: str, uid: int) -> bool:
+        """Claim the uid of a sandbox on record, even if it rests since that. False if it is another's, or cannot be."""
         for _ in range(2):
             found = self._registry.read(uid)
             if found is None:
                 if self._accounts.owner(uid) is not None:
                     return False
-                if self._registry.take(uid, self._entry(sandbox_id)):
-                    return self._hold(uid, sandbox_id)
-            elif found.is_void or (found.state == "resting" and self._is_ours(found, sandbox_id)):
-                if self._put_back(uid, sandbox_id, found):
-                    return self._hold(uid, sandbox_id)
-            elif found.state == "claimed" and self._is_ours(found, sandbox_id):
-                return self._hold(uid, sandbox_id)
+                done = self._registry.add(uid, self._entry(sandbox_id))
+            elif found.is_stale or (found.state == "resting" and self._is_ours(found, sandbox_id)):
+                done = self._replace_entry(uid, sandbox_id, found)
             else:
-                return False
+                done = found.state == "claimed" and self._is_ours(found, sandbox_id)
+                if not done:
+                    return False
+            if done:
+                self._claimed[uid] = sandbox_id
+                return True
         return False
 
-    def _hold(self, uid: int, sandbox_id: str) -> bool:
-        with self._lock:
-            self._held[uid] = sandbox_id
-        return True
-
-    def _put_back(self, uid: int, sandbox_id: str, seen: Entry) -> bool:
+    def _replace_entry(self, uid: int, sandbox_id: str, seen: Entry) -> bool:
         """Replace an entry by a claim, if it is unchanged since `seen`."""
         with self._registry.locked():
             if self._registry.read(uid) != seen:
                 return False
-            self._registry.put(uid, self._entry(sandbox_id))
+            self._registry.replace(uid, self._entry(sandbox_id))
         return True
 
     def _entry(self, sandbox_id: str) -> Entry:
@@ -150,7 +135,7 @@ class Claims:
 
     def _is_ours(self, entry: Entry, sandbox_id: str | None = None) -> bool:
         """Tell if it is an entry of our log. The state directory may have been moved since, but not copied."""
-        if entry.log_id != self._log_id or entry.is_void or sandbox_id not in (None, entry.sandbox_id):
+        if entry.log_id != self._log_id or entry.is_stale or sandbox_id not in (None, entry.sandbox_id):
             return False
         return entry.home == self._home or not os.path.lexists(entry.home)
 
@@ -158,18 +143,15 @@ class Claims:
 
     def withdraw(self, uid: int) -> None:
         """Give back a uid whose sandbox did not get on record, so that nothing ever ran with it."""
-        sandbox_id = self._let_go(uid)
+        sandbox_id = self._claimed.pop(uid, None)
         found = self._registry.read(uid)
         if found is not None and found.state == "claimed" and self._is_ours(found, sandbox_id):
             self._registry.remove(uid)
 
     def end(self, sandbox_id: str, uid: int) -> None:
-        """Kill every process of the uid of a recorded sandbox, if the uid is claimed for it.
-
-        Does nothing to a uid that rests, or belongs to another sandbox. Blocks.
-        """
-        if self._own(sandbox_id, uid):
-            processes.end_all(uid)
+        """Kill all processes of a recorded sandbox's uid, if it is claimed for that sandbox. Blocks."""
+        if self._is_claimed(sandbox_id, uid):
+            processes.kill_all_of(uid)
 
     def release(self, sandbox_id: str, uid: int) -> None:
         """The same, and give the uid back once no process has it. Safe to repeat. Blocks.
@@ -177,31 +159,25 @@ class Claims:
         Never raises for a registry that cannot be used: the uid then stays claimed until a daemon of this log starts.
         """
         try:
-            if self._own(sandbox_id, uid):
-                ended = processes.end_all(uid)
+            if self._is_claimed(sandbox_id, uid):
+                ended = processes.kill_all_of(uid)
                 failpoints.reach("uid.emptied")
-                self._let_go(uid)
-                self._registry.put(uid, self._entry(sandbox_id)._replace(state="resting" if ended else "stuck"))
+                self._claimed.pop(uid, None)
+                self._registry.replace(uid, self._entry(sandbox_id)._replace(state="resting" if ended else "stuck"))
                 failpoints.reach("uid.released")
                 if not ended:
-                    logger.warning("uid not given out again", extra={"uid": uid, "why": _why_stuck(uid)})
+                    logger.warning("uid not given out again", extra={"uid": uid, "why": _stuck_message(uid)})
         except SandkeepError as error:
             logger.warning("uid not given back", extra={"uid": uid, "sandbox_id": sandbox_id, "why": error.message})
         finally:
-            self._let_go(uid)
+            self._claimed.pop(uid, None)
 
-    def _own(self, sandbox_id: str, uid: int) -> bool:
-        """Return True if the uid is claimed for a sandbox of ours. It is claimed now if the registry was removed, or an
-        earlier version had none.
-        """
+    def _is_claimed(self, sandbox_id: str, uid: int) -> bool:
+        """Return True if the sandbox of ours has the uid; claim it if the registry has no entry."""
         found = self._registry.read(uid)
-        if found is None or found.is_void:
-            return self.hold(sandbox_id, uid)
+        if found is None or found.is_stale:
+            return self.reclaim(sandbox_id, uid)
         return found.state == "claimed" and self._is_ours(found, sandbox_id)
-
-    def _let_go(self, uid: int) -> str | None:
-        with self._lock:
-            return self._held.pop(uid, None)
 
     def uid_of(self, sandbox_id: str) -> int | None:
         """The uid that is claimed for a sandbox of ours that is not on record."""
@@ -213,52 +189,44 @@ class Claims:
 
     # Bringing the registry and the record together
 
-    def settle(self, on_record: Mapping[int, str]) -> list[str]:
-        """At the start: claim uids on record, and release other claims of ours; return messages for the administrator.
-
-        `on_record` maps uids to sandboxes. Blocks.
-        """
+    def reconcile(self, on_record: Mapping[int, str]) -> list[str]:
+        """Claim uids on record (uid -> sandbox), release our other claims; return warnings. Blocks."""
         for uid, sandbox_id in on_record.items():
-            found = self._registry.read(uid)
-            if found is None or found.is_void:
-                self.hold(sandbox_id, uid)
-        told = list[str]()
+            self._is_claimed(sandbox_id, uid)
+        messages = list[str]()
         for uid, entry in sorted(self._registry.entries().items()):
             if not self._is_ours(entry):
                 continue
-            if entry.state == "claimed" and uid not in on_record and uid not in self._held:
+            if entry.state == "claimed" and uid not in on_record and uid not in self._claimed:
                 self.release(entry.sandbox_id, uid)
             elif entry.state == "stuck":
-                told.append(f"host uid {uid} of sandbox {entry.sandbox_id}: {_why_stuck(uid)}")
-        return told
+                messages.append(f"host uid {uid} of sandbox {entry.sandbox_id}: {_stuck_message(uid)}")
+        return messages
 
     def renew(self) -> None:
         """Restore missing claims of ours. Blocks."""
         if self._base_is_claimed:
-            self._registry.take(self._base, Entry("images"))
-        for uid, sandbox_id in list(self._held.items()):
+            self._registry.add(self._base, Entry("images"))
+        for uid, sandbox_id in list(self._claimed.items()):
             found = self._registry.read(uid)
             if found is not None and found.state == "claimed" and self._is_ours(found, sandbox_id):
                 continue
-            if self._held.get(uid) == sandbox_id and not self.hold(sandbox_id, uid):
-                self._let_go(uid)
+            if self._claimed.get(uid) == sandbox_id and not self.reclaim(sandbox_id, uid):
+                self._claimed.pop(uid, None)
                 logger.warning("uid claimed by another", extra={"uid": uid, "sandbox_id": sandbox_id})
 
     def sweep(self) -> None:
-        """Remove the entries of uids that have rested, of an earlier boot, and, after a rest, of logs that are gone.
-
-        Blocks.
-        """
+        """Remove entries of rested uids and of earlier boots, and let uids of vanished logs rest. Blocks."""
         with self._registry.locked():
             for uid, entry in self._registry.entries().items():
-                if entry.is_void or (entry.state == "resting" and now() - entry.since >= REST_S):
+                if entry.is_stale or (entry.state == "resting" and now() - entry.since >= REST_S):
                     self._registry.remove(uid)
                 elif entry.state == "claimed" and self._is_orphan(uid, entry):
-                    self._registry.put(uid, entry._replace(state="resting", boot="", since=0))
+                    self._registry.replace(uid, entry._replace(state="resting", boot="", since=0))
 
     def _is_orphan(self, uid: int, entry: Entry) -> bool:
         """Tell if nobody will ever give that back. A daemon that we are wrong about takes it up again; see `renew`."""
-        if now() - entry.since < REST_S or uid in self._held or processes.any_of(uid):
+        if now() - entry.since < REST_S or uid in self._claimed or processes.has_any(uid):
             return False
         return os.path.isabs(entry.home) and not os.path.lexists(entry.home)
 
@@ -278,7 +246,7 @@ class Claims:
                 await trio.to_thread.run_sync(self.sweep)
 
 
-def _why_stuck(uid: int) -> str:
-    pids = processes.living(uid)
+def _stuck_message(uid: int) -> str:
+    pids = processes.pids_of(uid)
     numbers = ", ".join(map(str, pids[:5])) or "that ended too late"
     return f"processes of it could not be ended ({numbers}), so nobody gets it before the machine is booted"

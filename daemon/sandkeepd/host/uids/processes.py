@@ -14,6 +14,7 @@ from typing import Final
 
 from sandkeep.system.backoff import pauses
 from sandkeepd.host import spawn
+from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.processes import TOOL_ENV, has_ended, ordinary_priority, owned_by, pids_where
 
 DEADLINE_S: Final = 10.0
@@ -39,12 +40,8 @@ except ProcessLookupError:
 """
 
 
-def any_of(uid: int) -> bool:
-    """Return True if the kernel has a process with this real uid, even a zombie. Takes a microsecond.
-
-    Checking all four uids of a process would take a file of /proc for each. Code in sandboxes has the same in all four:
-    it was started so, and has no privileges to change them.
-    """
+def has_any(uid: int) -> bool:
+    """Return True if any process has this real uid, zombies too; code in sandboxes cannot change it. Takes 1 µs."""
     try:
         os.getpriority(os.PRIO_USER, uid)
     except ProcessLookupError:
@@ -52,12 +49,12 @@ def any_of(uid: int) -> bool:
     return True
 
 
-def living(uid: int) -> list[int]:
+def pids_of(uid: int) -> list[int]:
     """The processes that have the uid as their real, effective, saved or file system's, and can still do something."""
     return pids_where(owned_by(uid))
 
 
-def end_all(uid: int, deadline_s: float = DEADLINE_S) -> bool:
+def kill_all_of(uid: int, deadline_s: float = DEADLINE_S) -> bool:
     """Kill every process of a uid that belongs to a sandbox of ours; return True if certainly none is left.
 
     A scan of /proc is conclusive only after a kill that hit all of them at once: with processes that fork and exit all
@@ -66,13 +63,13 @@ def end_all(uid: int, deadline_s: float = DEADLINE_S) -> bool:
     """
     if uid <= 0:
         raise ValueError(f"uid {uid} belongs to no sandbox")
-    if not any_of(uid):
+    if not has_any(uid):
         return True
     deadline = time.monotonic() + deadline_s
     hit = False
     for pause_s in pauses(0.002, _MOST_PAUSE_S):
         hit = hit or _kill_as(uid)
-        if hit and not living(uid):
+        if hit and not pids_of(uid):
             return True
         if time.monotonic() > deadline:
             return False
@@ -91,12 +88,9 @@ def _kill_as(uid: int) -> bool:
         return False
     finally:
         os.close(null)
-    pidfd = os.pidfd_open(child)  # not reaped before, so it is that very process
-    try:
+    with closing_fd(os.pidfd_open(child)) as pidfd:  # not reaped before, so it is that very process
         deadline = time.monotonic() + _HELPER_S
         while not has_ended(pidfd, _CONTINUE_EVERY_S):  # the code inside may have stopped it
             late = time.monotonic() > deadline
             signal.pidfd_send_signal(pidfd, signal.SIGKILL if late else signal.SIGCONT)
-    finally:
-        os.close(pidfd)
     return os.waitpid(child, 0)[1] == 0

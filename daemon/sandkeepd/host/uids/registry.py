@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     since: int = 0
 
     @property
-    def is_void(self) -> bool:
+    def is_stale(self) -> bool:
         """Tell if it was made before the machine was booted: no process of then can be left."""
         return self.state != "unreadable" and self.boot != this_boot()
 
@@ -53,7 +53,7 @@ class Registry:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def take(self, uid: int, entry: Entry) -> bool:
+    def add(self, uid: int, entry: Entry) -> bool:
         """Make the entry of a uid; False when it has one."""
         with self._opened() as directory:
             try:
@@ -67,7 +67,7 @@ class Registry:
         with self._opened() as directory:
             return _read(str(uid), directory)
 
-    def put(self, uid: int, entry: Entry) -> None:
+    def replace(self, uid: int, entry: Entry) -> None:
         """Replace the entry of a uid, atomically. Only for its owner, or under the lock."""
         with self._opened() as directory:
             beside = f".{uid}.{os.getpid()}"
@@ -89,16 +89,13 @@ class Registry:
 
     @contextlib.contextmanager
     def locked(self, wait_s: float = LOCK_DEADLINE_S) -> Iterator[None]:
-        """Hold the lock needed to remove or replace others' entries. Claims need no lock.
-
-        Raises `provider_unavailable` when another process holds it for longer than `wait_s`.
-        """
+        """Lock the entries of others, to remove or replace them. Raises `provider_unavailable` after `wait_s`."""
         deadline = time.monotonic() + wait_s
         with self._opened() as directory:
             while not _has_locked(directory):
                 if time.monotonic() >= deadline:
-                    words = f"the uid registry {self.path} is locked by another process: see `fuser {self.path}`"
-                    raise ProviderError("provider_unavailable", words)
+                    problem = f"the uid registry {self.path} is locked by another process: see `fuser {self.path}`"
+                    raise ProviderError("provider_unavailable", problem)
                 time.sleep(0.01)
             yield  # the lock goes with the descriptor
 
@@ -111,9 +108,9 @@ class Registry:
             self._check(os.fstat(directory))
             yield directory
         except OSError as error:
-            words = f"the uid registry {self.path} cannot be used: {error.strerror or error}"
+            problem = f"the uid registry {self.path} cannot be used: {error.strerror or error}"
             remedy = f"root's daemon must be able to write there, or set {UID_REGISTRY.name}"
-            raise ProviderError("provider_unavailable", f"{words}: {remedy}") from None
+            raise ProviderError("provider_unavailable", f"{problem}: {remedy}") from None
         finally:
             if directory >= 0:
                 os.close(directory)
@@ -147,13 +144,10 @@ def now() -> int:
 
 
 def _has_locked(directory: int) -> bool:
-    try:
+    with contextlib.suppress(BlockingIOError):
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise
-    return True
+        return True
+    return False
 
 
 def _written(entry: Entry) -> str:
@@ -163,18 +157,18 @@ def _written(entry: Entry) -> str:
 
 def _read(name: str, directory: int) -> Entry | None:
     try:
-        words = os.readlink(name, dir_fd=directory).split(" ", 5)
+        fields = os.readlink(name, dir_fd=directory).split(" ", 5)
     except FileNotFoundError:
         return None
     except OSError as error:
         if error.errno == errno.EINVAL:  # it is no link
             return Entry("unreadable")
         raise
-    if len(words) != 6 or words[0] not in get_args(State) or not (words[2].isascii() and words[2].isdigit()):
+    if len(fields) != 6 or fields[0] not in get_args(State) or not (fields[2].isascii() and fields[2].isdigit()):
         return Entry("unreadable")
-    log_id, sandbox_id, home = ("" if word == _NOBODY else word for word in words[3:])
-    state: State = words[0]  # type: ignore[assignment]  # it is one of them
-    return Entry(state, log_id, sandbox_id, home, words[1], int(words[2][:18]))
+    log_id, sandbox_id, home = ("" if word == _NOBODY else word for word in fields[3:])
+    state: State = fields[0]  # type: ignore[assignment]  # it is one of them
+    return Entry(state, log_id, sandbox_id, home, fields[1], int(fields[2][:18]))
 
 
 def _is_uid(name: str) -> bool:

@@ -19,7 +19,7 @@ from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.layers import Frozen, KeptArchive
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.host.caller_paths import digest_tree
-from sandkeepd.host.threads import watched
+from sandkeepd.host.threads import run_in_thread
 from sandkeepd.providers.common.directory_images import DirectoryImages
 from sandkeepd.providers.common.layers import Layer, Layers
 from sandkeepd.providers.common.layout import Layout
@@ -83,7 +83,7 @@ class DirectoryLayers(ABC):
     async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
         """See `Layering.fill`."""
         try:
-            await watched(functools.partial(self._store.fill, name, archive), progress, "unpacking the files")
+            await run_in_thread(functools.partial(self._store.fill, name, archive), progress, "unpacking the files")
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.discard_layers([name])

@@ -55,8 +55,8 @@ def copy_tree(source: int, target: str, *, enter: Sequence[str] = (), reflink: s
 
 
 def _start(argv: Sequence[str], source: int, saying: int, target: int) -> int:
-    privileges.keep_only(_CAPABILITIES)
-    return spawn(argv, stdin=source, output=saying, third=target)
+    privileges.limit_capabilities(_CAPABILITIES)
+    return spawn(argv, stdin=source, output=saying, more=[target])
 
 
 def _follow(said: int, child: int) -> str:

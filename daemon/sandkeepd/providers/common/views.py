@@ -76,7 +76,7 @@ def writable(path: str) -> Iterator[int]:
 def _mounted(roots: Sequence[str]) -> int:
     """Mount the merged view. The mount ends with this thread, except for open descriptors of it."""
     place = mounts.enter_private_namespace()
-    opened = [mounts.open_place(root) for root in roots]
+    opened = [mounts.open_path(root) for root in roots]
     try:
         mounts.mount_scratch(place)
         seen = []

@@ -128,7 +128,7 @@ def _volume(volume: Volume, marks: Mapping[str, str]) -> dict[str, Any]:
 def keeper(disk_bytes: int, *, counted: bool) -> list[str]:
     """Return the argv of the keeper: the container's only program of ours."""
     blocks = str(-(-disk_bytes // 512))
-    return program.command(f"{INSIDE}/in", f"{INSIDE}/out", [blocks], by_name=True, counted=counted)
+    return program.keeper_argv(f"{INSIDE}/in", f"{INSIDE}/out", [blocks], by_name=True, counted=counted)
 
 
 def host_name(name: str) -> str:

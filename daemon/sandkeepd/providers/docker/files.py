@@ -238,7 +238,7 @@ def _replace(directory: int, name: bytes, data: bytes, mode: int | None) -> None
     """Write beside the file and rename, so that readers never see half of it. An existing file keeps its mode."""
     kept = _mode_of(directory, name)
     mode = next(each for each in (mode, kept, _MODE) if each is not None)
-    new = os.fsencode(files.PASSING + new_id(HELPER))
+    new = os.fsencode(files.PARTIAL_PREFIX + new_id(HELPER))
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
     try:
         with open(fd, "wb", buffering=0) as file:

@@ -40,7 +40,7 @@ def begin(first: Identity, directory: str) -> bool:
     if _listener(first) != _TELLS:
         logger.warning("the kernel, or the seccomp profile, lets no container have inotify watches of its own")
         return False
-    done = run_tool(program.counting(program.on_host(directory), first.pid, ceilings()))
+    done = run_tool(program.inotify_argv(program.on_host(directory), first.pid, ceilings()))
     if done.returncode:
         logger.warning("the inotify watches of a container cannot be counted: %d", done.returncode)
     return done.returncode == 0

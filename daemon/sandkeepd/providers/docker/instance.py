@@ -50,8 +50,8 @@ class DockerInstance(HeldInstance):
 
     def is_suspended(self) -> bool:
         """Return True if it is frozen from outside or by the daemon, for more than to read its files."""
-        turn = freezer.turn_of(self.cgroups)
-        return cgroups.is_frozen(self.handle["first"]["pid"]) and not (turn is not None and turn.is_ours)
+        turn = freezer.freezer_state_of(self.cgroups)
+        return cgroups.is_frozen(self.handle["first"]["pid"]) and not (turn is not None and turn.is_frozen_for_read)
 
     @property
     def disk_bytes(self) -> int:
@@ -90,7 +90,7 @@ class ContainerPauses(Pauses):
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
         """For the length of a block, keep others from freezing it to read its files."""
-        turn = freezer.turn_of(self._instance.cgroups)
+        turn = freezer.freezer_state_of(self._instance.cgroups)
         while turn is not None and not turn.lock.acquire(blocking=False):  # noqa: ASYNC110 - threads hold it
             await trio.sleep(LOOK_AGAIN_S)
         try:

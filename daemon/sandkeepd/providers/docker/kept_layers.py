@@ -19,8 +19,8 @@ from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.layers import Frozen, KeptArchive
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.contract.snapshots import Source
-from sandkeepd.host.threads import watched
-from sandkeepd.host.unnamed_file import unnamed
+from sandkeepd.host.threads import run_in_thread
+from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.providers.common.views import open_shown
 from sandkeepd.providers.docker import layers as docker_layers
 from sandkeepd.providers.docker.engine import Engine
@@ -69,7 +69,7 @@ class DockerLayers:
         files = await self._files.of(source)
         beneath = await self._engine.call(partial(docker_layers.of_image, image=files.image))
         container = self._instances.get(source.sandbox_id)
-        with unnamed(self._state_dir) as output:
+        with unnamed_file(self._state_dir) as output:
             with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
                 changes = await self._in_thread(self._packer.changes, files, container, output, "layer.frozen")
             failpoints.reach("layer.copied")
@@ -115,8 +115,8 @@ class DockerLayers:
             assert archive.beneath is not None or archive.image_id is not None
             image = docker_layers.tag(archive.beneath) if archive.beneath else self._images.tag(archive.image_id or "")
             beneath = await self._engine.call(partial(docker_layers.of_image, image=image))
-        with unnamed(self._state_dir) as descriptor:
-            layer = await watched(partial(as_layer, archive, descriptor), progress, "unpacking the files")
+        with unnamed_file(self._state_dir) as descriptor:
+            layer = await run_in_thread(partial(as_layer, archive, descriptor), progress, "unpacking the files")
             await progress("giving the files to the Docker engine")
             await self._give(name, beneath, layer)
 

@@ -21,7 +21,7 @@ from sandkeepd.contract.snapshots import PackedFiles, PackRequest
 from sandkeepd.host.cgroups.pause import Pause, frozen
 from sandkeepd.host.processes import Identity, identify
 from sandkeepd.host.threads import Meter
-from sandkeepd.host.unnamed_file import unnamed
+from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.providers.common.packing import CODECS, told
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.docker import trees
@@ -51,7 +51,7 @@ class Packer:
         """Pack the files as they are at one moment. `image` are the directories of the container's image."""
         if request.include or request.exclude:
             return self._pack_some(files, container, request, moved)
-        with unnamed(self._state_dir) as output:
+        with unnamed_file(self._state_dir) as output:
             changes = self.changes(files, container, output, "snapshot.frozen")
             failpoints.reach("snapshot.copied")
             packed = self._put_together(output, image, request, moved)

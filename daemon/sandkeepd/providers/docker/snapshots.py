@@ -12,7 +12,7 @@ from typing import Any
 from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
-from sandkeepd.host.threads import watched
+from sandkeepd.host.threads import run_in_thread
 from sandkeepd.providers.docker import trees
 from sandkeepd.providers.docker.found_files import FoundFiles
 from sandkeepd.providers.docker.instance import DockerInstance
@@ -45,7 +45,7 @@ class DockerSnapshots:
         beneath = await self._files.of_image(files.image)
         container = self._instances.get(source.sandbox_id)
         packing = partial(self._packer.pack, files, beneath, container, request)
-        return await watched(packing, progress, "packing the files")
+        return await run_in_thread(packing, progress, "packing the files")
 
 
 def files_features(found: Mapping[str, Any], *, root: bool) -> dict[str, Capability]:

@@ -94,7 +94,7 @@ def _configuration(bundle: Bundle) -> dict[str, Any]:
         "process": {
             "terminal": False,
             "user": {"uid": bundle.plan.uid, "gid": bundle.plan.gid},
-            "args": program.command(f"{INSIDE}/in", f"{INSIDE}/out", [blocks], shares=True),
+            "args": program.keeper_argv(f"{INSIDE}/in", f"{INSIDE}/out", [blocks], shares=True),
             "env": [f"{name}={value}" for name, value in environment_of(bundle).items()],
             "cwd": "/",
             "capabilities": {kind: [] for kind in _CAPABILITIES},
@@ -154,7 +154,7 @@ def mount_root(place: str, lowers: Sequence[Lower], bundle: Bundle) -> str:
     """Mount the root directory together below `place`, in a mount namespace of this thread; return its path. Raises
     OSError.
     """
-    opened = [mounts.open_place(lower.root) for lower in lowers]
+    opened = [mounts.open_path(lower.root) for lower in lowers]
     try:
         mounts.mount_scratch(place)
         seen = [f"{place}/{number}" for number in range(len(lowers))]

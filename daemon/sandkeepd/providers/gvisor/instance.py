@@ -13,7 +13,7 @@ from sandkeepd.contract.instance import Ending
 from sandkeepd.keeper import pipes, requests
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES
 from sandkeepd.keeper.pause import Pause
-from sandkeepd.keeper.place import CONTROL
+from sandkeepd.keeper.shared_directory import CONTROL
 from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.providers.common.keeper_provider import HeldInstance
 from sandkeepd.providers.gvisor.plan import Plan
@@ -35,7 +35,7 @@ class GvisorInstance(HeldInstance):
     look_after: float = 0.0
 
     def _make_viewers(self) -> Viewers:
-        self._shown = GvisorViewers(self, self._talk, self._place, self.handle)
+        self._shown = GvisorViewers(self, self._channel, self._shared, self.handle)
         return self._shown
 
     def prepare(self, image_id: str, plan: Plan, spec: SandboxSpec) -> None:
@@ -66,7 +66,7 @@ class GvisorInstance(HeldInstance):
         """Suspend requests to it, in a FIFO that is held open, and the timeouts of its processes."""
         self.pause.set(True)
         if self._held_control is None:
-            self._held_control = self._place.open_fifo(CONTROL)
+            self._held_control = self._shared.open_fifo(CONTROL)
 
     def go(self) -> None:
         """It runs again."""
@@ -79,7 +79,7 @@ class GvisorInstance(HeldInstance):
         """Listen anew to the directories shared with the daemon, after another's files there were replaced by its own.
         Raises OSError, `NotAFileError`.
         """
-        self._talk.listen_anew()
+        self._channel.reopen_answers()
 
     # Being held
 
@@ -97,7 +97,7 @@ class GvisorInstance(HeldInstance):
         if self.pidfd < 0:
             self.scope.cancel()
             if not self.is_closed:
-                self._talk.close()
+                self._channel.close()
                 await trio.lowlevel.checkpoint()
             return
         await super().aclose()
@@ -158,19 +158,19 @@ class GvisorInstance(HeldInstance):
 
     def ask(self, line: bytes) -> None:
         """Send a request to the keeper, if there is room for it. Does not wait."""
-        fd = self._place.open_fifo(CONTROL)
+        fd = self._shared.open_fifo(CONTROL)
         if fd is not None:
             with suppress(OSError):
                 os.write(fd, line)
             os.close(fd)
 
-    # Known facts of processes
+    # KnownProcess facts of processes
 
     async def rename(self, process_id: str, new: str) -> None:
         """Give a process another id, inside too. Its input is linked under both names: inside it cannot be renamed."""
         with (
             suppress(FileNotFoundError, FileExistsError),
-            self._place.files.directory("in", writable=True) as directory,
+            self._shared.files.directory("in", writable=True) as directory,
         ):
             os.link(f"{process_id}.stdin", f"{new}.stdin", src_dir_fd=directory, dst_dir_fd=directory)
-        await self._talk.send(requests.name(process_id, new))
+        await self._channel.send(requests.rename(process_id, new))

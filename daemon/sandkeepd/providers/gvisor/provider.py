@@ -28,7 +28,15 @@ from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
-from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_and_wait, kill_known, open_process, reap
+from sandkeepd.host.processes import (
+    Identity,
+    in_fresh_thread,
+    kill_all,
+    kill_and_wait,
+    kill_process,
+    open_process,
+    reap,
+)
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
@@ -279,7 +287,7 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         if self._whose(sandbox_id) in (None, self.log_id):
             found = runsc.running(self.bundle(sandbox_id))
             if found is not None:
-                kill_known(found[1])
+                kill_process(found[1])
             runsc.end(self.runsc_root(sandbox_id))
         everything = Limits(memory_bytes=1, cpus=1, pids=1)
         groups = plan["cgroups"] if plan else self._hierarchies.plan(sandbox_id, everything)

@@ -16,8 +16,8 @@ from sandkeep_store.archives.trees.read import Remarks
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
 from sandkeepd.host.cgroups.pause import Pause
-from sandkeepd.host.threads import Meter, watched
-from sandkeepd.host.unnamed_file import unnamed
+from sandkeepd.host.threads import Meter, run_in_thread
+from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.keeper.copies import copying
 from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.packing import CODECS, told
@@ -76,9 +76,9 @@ class GvisorSnapshots:
         if source.handle.get("whole") or request.include or request.exclude:
             words = "of a gVisor sandbox all of a workspace is kept, or all of it as a checkpoint"
             raise SetupError("not_supported", words)
-        with unnamed(self._state_dir) as received:
+        with unnamed_file(self._state_dir) as received:
             async with copying(instance, WORKSPACE, incoming=False, form="contents") as copy:
                 await trio.to_thread.run_sync(_receive, copy.take_data(), received, abandon_on_cancel=True)
                 await copy.done()
             failpoints.reach("snapshot.copied")
-            return await watched(functools.partial(_pack, received, request), progress, "packing the files")
+            return await run_in_thread(functools.partial(_pack, received, request), progress, "packing the files")

@@ -35,7 +35,7 @@ from sandkeep.system.durable import sync
 from sandkeepd.host import mounts
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
-from sandkeepd.host.processes import Identity, has_ended, listen, reap, spawn
+from sandkeepd.host.processes import Identity, has_ended, read_until_ready, reap, spawn
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.errors import translate
 from sandkeepd.providers.common.layout import SANDBOX_MARK, log_of, write_mark
@@ -212,11 +212,11 @@ def _begin(job: Job, argv: Sequence[str], container: str, control: int) -> tuple
     talk, talk_end = os.pipe()
     try:
         words = ["run", "--detach", "--bundle", job.bundle, "--pid-file", f"{job.bundle}/{container}.pid", container]
-        child = spawn([*argv, *words], stdin=control, output=talk_end, roomy=True)
+        child = spawn([*argv, *words], stdin=control, output=talk_end, large_fd_table=True)
         failpoints.reach("gvisor.spawned")
         os.close(talk_end)
         talk_end = -1
-        said = listen(talk, START_DEADLINE_S)
+        said = read_until_ready(talk, START_DEADLINE_S)
     finally:
         for fd in (talk, talk_end):
             if fd >= 0:
@@ -256,8 +256,8 @@ def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) 
 
 
 def _then_move(job: Job, umask: int, source: str, target: str) -> list[str]:
-    """Return the argv before a command, see `program.moving_after`."""
-    return program.moving_after(program.on_host(job.bundle), umask, source, target)
+    """Return the argv before a command, see `program.rename_after_argv`."""
+    return program.rename_after_argv(program.on_host(job.bundle), umask, source, target)
 
 
 def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, bytes]:
@@ -265,7 +265,7 @@ def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, 
     open.
     """
     with open(log, "w+b") as file:
-        child = spawn(argv, stdin=stdin, output=file.fileno(), third=lock, roomy=True)
+        child = spawn(argv, stdin=stdin, output=file.fileno(), more=[lock], large_fd_table=True)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         file.seek(0)
         return code, file.read(_MOST_SAID)
@@ -320,7 +320,7 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
     found = runsc.running(job.bundle)
     if found is not None and found[0] == container and runsc.version() in runsc.KNOWN_KERNELS:
         runner, image = program.on_host(job.bundle), f"{saving}/{IMAGE}"
-        argv = program.saving(runner, container, found[1].pid, image, saving, job.saved)
+        argv = program.save_argv(runner, container, found[1].pid, image, saving, job.saved)
         code, said = _run_watched(argv, log, lock, meanwhile)
         if code != program.NOT_ASKED:
             return code, said
@@ -331,7 +331,7 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
 def _run_watched(argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
     """Run a command that holds a lock to its end, and call `meanwhile` repeatedly; after True, at once again."""
     with open(log, "w+b") as file, open(os.devnull, "rb") as null:
-        child = spawn(argv, stdin=null.fileno(), output=file.fileno(), third=lock)
+        child = spawn(argv, stdin=null.fileno(), output=file.fileno(), more=[lock])
         pidfd, more = -1, False
         try:
             pidfd = os.pidfd_open(child)

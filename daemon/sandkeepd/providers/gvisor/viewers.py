@@ -84,30 +84,30 @@ class GvisorViewers(Viewers):
     async def attach(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool) -> int:
         """See `Instance.open_terminal`."""
         async with self._instance.helping():  # it is not saved meanwhile
-            if self._talk.known(process_id).exit:
+            if self._channel.get_process(process_id).exit:
                 raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)
             if self._instance.pidfd < 0:
                 words = f"sandbox {self._instance.sandbox_id} is suspended: resume it"
                 raise StateError("not_ready", words, sandbox_id=self._instance.sandbox_id)
             viewer = new_id(terminal.VIEWER)
             try:
-                await self._place.write(viewer, self._script(viewer, process_id, term, read_only=read_only))
+                await self._shared.write(viewer, self._script(viewer, process_id, term, read_only=read_only))
                 return await self._show(viewer, rows, cols)
             finally:
-                self._place.remove_helper(viewer)
+                self._shared.remove_helper(viewer)
 
     def _script(self, viewer: str, process_id: str, term: str, *, read_only: bool) -> bytes:
         """Return the script of a viewer: it is a file, as `runsc exec` drops all arguments that contain "detach".
         Errors go to stderr, away from the terminal.
         """
-        words = terminal.viewer(self._place.sockets, process_id, None, term, read_only=read_only)
+        words = terminal.viewer_argv(self._shared.sockets, process_id, None, term, read_only=read_only)
         command = b" ".join(requests.quote(os.fsencode(word)) for word in words)
-        opening = f"ulimit -f {self._instance.runsc.file_blocks}\ncd {self._place.journals} && exec 2>{viewer}.stderr"
+        opening = f"ulimit -f {self._instance.runsc.file_blocks}\ncd {self._shared.journals} && exec 2>{viewer}.stderr"
         return opening.encode() + b" || exit\nexec " + command + b"\n"
 
     async def _show(self, viewer: str, rows: int, cols: int) -> int:
         """Start a viewer, and wait until it shows the terminal."""
-        script, runsc = f"{self._place.inside}/in/{viewer}", self._instance.runsc
+        script, runsc = f"{self._shared.inside}/in/{viewer}", self._instance.runsc
         work = functools.partial(open_viewer, runsc, self._instance.container, viewer, script, rows, cols)
         with trio.CancelScope(shield=True):
             fd, pidfd = await trio.to_thread.run_sync(work)
@@ -134,7 +134,7 @@ class GvisorViewers(Viewers):
         runsc = self._instance.runsc
         if await trio.to_thread.run_sync(_viewers, runsc.bundle):
             with trio.move_on_after(DETACH_S), suppress(SandkeepError):
-                await run(["sh", "-c", _ASK_TO_GO, self._place.sockets, SAVED])
+                await run(["sh", "-c", _ASK_TO_GO, self._shared.sockets, SAVED])
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(see_gone, runsc, self._instance.container)
         if await trio.to_thread.run_sync(is_held, runsc.bundle):
@@ -153,7 +153,7 @@ async def _shown(fd: int, pidfd: int) -> bool:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(await_end)
         try:
-            shown = await terminal.shown(fd, ended)
+            shown = await terminal.wait_shown(fd, ended)
         except SandkeepError as error:
             failure = error
         nursery.cancel_scope.cancel()
@@ -193,7 +193,7 @@ def open_viewer(runsc: Runsc, container: str, viewer: str, script: str, rows: in
 def _start(argv: Sequence[str], bundle: int, listener: socket.socket, size: tuple[int, int]) -> tuple[int, bytes]:
     """Run `runsc exec` to its end. Returns the terminal that it handed over, or -1, and its output."""
     with tempfile.TemporaryFile() as log, open(os.devnull, "rb") as null:
-        pid = spawn(argv, stdin=null.fileno(), output=log.fileno(), third=bundle)
+        pid = spawn(argv, stdin=null.fileno(), output=log.fileno(), more=[bundle])
         child, fd, code = os.pidfd_open(pid), -1, -1
         try:
             fd = _receive(listener, child, size)

@@ -28,7 +28,7 @@ class UidClaims:
     def claim_again(self, sandbox_id: str, plan: dict[str, Any]) -> dict[str, Any]:
         """See `Claiming.claim_again`."""
         uid = msgspec.convert(plan, Plan).own_uid
-        if uid is None or self._uids.hold(sandbox_id, uid):
+        if uid is None or self._uids.reclaim(sandbox_id, uid):
             return plan
         uid = self._uids.claim(sandbox_id)
         return {**plan, "uid": uid, "gid": uid}
@@ -42,7 +42,7 @@ class UidClaims:
 
     def require(self, sandbox_id: str, plan: Plan) -> None:
         """Raise `provider_unavailable` when the uid of a plan no longer belongs to the sandbox."""
-        if plan.own_uid is None or self._uids.hold(sandbox_id, plan.own_uid):
+        if plan.own_uid is None or self._uids.reclaim(sandbox_id, plan.own_uid):
             return
         words = f"the host uid {plan.own_uid} of sandbox {sandbox_id} belongs to somebody else by now"
         raise ProviderError("provider_unavailable", f"{words}: make another of its files, by a fork or a snapshot")

@@ -11,7 +11,7 @@ import msgspec
 
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
-from sandkeepd.host.processes import kill_all, kill_known, marked
+from sandkeepd.host.processes import find_by_environment, kill_all, kill_process
 from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.providers.common.inside import marks
 from sandkeepd.providers.common.layout import Layout
@@ -42,10 +42,10 @@ class Cleanup:
         """Kill its processes: the first process of the namespace takes all the others with it."""
         _doom(plan.cgroups)
         if handle:
-            kill_known(msgspec.convert(handle, Handle).first)
+            kill_process(msgspec.convert(handle, Handle).first)
         if not handle or plan.mechanism == "none":
             users = {os.geteuid()} if plan.mechanism == "bubblewrap" or plan.uid is None else {os.geteuid(), plan.uid}
-            kill_all(lambda: marked(marks(sandbox_id, self._log_id), users))
+            kill_all(lambda: find_by_environment(marks(sandbox_id, self._log_id), users))
         if plan.cgroups:
             if handle and plan.mechanism == "bubblewrap":
                 _let_parent_end(plan.cgroups)
@@ -96,7 +96,7 @@ def _let_parent_end(groups: Mapping[str, str]) -> None:
 
 def _doom(groups: Mapping[str, str]) -> None:
     """Kill frozen processes before they are thawed: they end only when thawed, and must not run on before."""
-    if freezer.stand_still(groups):
+    if freezer.are_frozen(groups):
         for pid in cgroups.members(groups):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -106,7 +106,7 @@ def _root_overlay(place: str, image_uid: int) -> Capability:
             os.mkdir(f"{place}/mount/{name}")
         mounts.bind_mapped([(f"{place}/lower", f"{place}/mount/image", image_uid)], image_uid + 1)
         with ExitStack() as opened:  # an open descriptor would keep this namespace
-            places = [mounts.open_place(f"{place}/{name}") for name in ("mount/image", "upper", "work")]
+            places = [mounts.open_path(f"{place}/{name}") for name in ("mount/image", "upper", "work")]
             for fd in places:
                 opened.callback(os.close, fd)
             lower, upper, work = map(mounts.at, places)

@@ -373,7 +373,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         if self.host_uids is not None:
             uids = {msgspec.convert(plan, Plan).own_uid: name for name, plan in ledger.plans().items()}
             on_record = {uid: name for uid, name in uids.items() if uid is not None}
-            strays.foreign += await self.in_thread(self.host_uids.settle, on_record)
+            strays.foreign += await self.in_thread(self.host_uids.reconcile, on_record)
         if failures:
             raise failures[0]
         return Swept(removed=removed, foreign=strays.foreign)

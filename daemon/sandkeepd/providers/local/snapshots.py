@@ -7,7 +7,7 @@ from typing import Any, Final
 from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
-from sandkeepd.host.threads import watched
+from sandkeepd.host.threads import run_in_thread
 from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.local.files import HeldFiles
@@ -51,7 +51,7 @@ class LocalSnapshots:
         held, found = await self._files_of(source), await self._abilities()
         paths([*request.include, *request.exclude])
         packer = Packer(self._store, self._state_dir, shares_blocks=found.reflink.works)
-        return await watched(functools.partial(packer.pack, held, request), progress, "packing the files")
+        return await run_in_thread(functools.partial(packer.pack, held, request), progress, "packing the files")
 
 
 _WITHOUT_FREEZER: Final = f"{NO_FREEZER}: processes are stopped one by one meanwhile"

@@ -20,7 +20,7 @@ from sandkeep.errors import ProviderError
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.pools import ceilings
-from sandkeepd.host.processes import TOOL_ENV, Identity, identify, listen, reap, run_tool, spawn
+from sandkeepd.host.processes import TOOL_ENV, Identity, identify, read_until_ready, reap, run_tool, spawn
 from sandkeepd.keeper import program, pty
 from sandkeepd.providers.common.errors import translate
 from sandkeepd.providers.common.inside import INSIDE, marks, write_etc
@@ -184,8 +184,8 @@ def _as_root(job: Job) -> tuple[Argv, str]:
     Returns the argv and the workspace in it.
     """
     place = mounts.enter_private_namespace()
-    opened = {name: mounts.open_place(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
-    lowers = [mounts.open_place(lower.root) for lower in job.lowers]
+    opened = {name: mounts.open_path(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
+    lowers = [mounts.open_path(lower.root) for lower in job.lowers]
     try:
         mounts.mount_scratch(place)
         for name in ("workspace", "in", "out"):
@@ -264,8 +264,8 @@ def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
 def _program(job: Job, view: View) -> Argv:
     """Return the argv of the keeper, in bubblewrap or bare, with the limits that every process has of its own."""
     if job.plan.mechanism == "none":
-        return Argv(program.command(view.in_dir, view.out_dir, _limits(job.plan)))
-    keeper = program.command(f"{INSIDE}/in", f"{INSIDE}/out", _limits(job.plan))
+        return Argv(program.keeper_argv(view.in_dir, view.out_dir, _limits(job.plan)))
+    keeper = program.keeper_argv(f"{INSIDE}/in", f"{INSIDE}/out", _limits(job.plan))
     return Argv(["bwrap", "--args", str(_ARGUMENTS_FD), "--", *keeper], arguments(view, _INFO_FD))
 
 
@@ -314,7 +314,7 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
 
     Ends the child when there is none.
     """
-    said = listen(talk, START_DEADLINE_S)
+    said = read_until_ready(talk, START_DEADLINE_S)
     failpoints.reach("create.answered")
     ready, newline, _ = said.partition(b"ready\n")
     first = None
@@ -333,7 +333,7 @@ def _first(job: Job, child: int, talk: int, info: int) -> Identity:
 
 def _limit_terminals(child: int, first: Identity) -> None:
     """Do as `pty.limit_terminals` where only the user namespace of `child` may do that."""
-    options = f"remount,nosuid,noexec,ptmxmode=0666,mode=0620,max={pty.MOST}"
+    options = f"remount,nosuid,noexec,ptmxmode=0666,mode=0620,max={pty.MAX_TERMINALS}"
     enter = [f"--user=/proc/{child}/ns/user", f"--mount=/proc/{first.pid}/ns/mnt", "--preserve-credentials", "--"]
     mount = ["mount", "--no-canonicalize", "-i", "-n", "-t", "devpts", "-o", options, "devpts", "/dev/pts"]
     done = run_tool(["nsenter", *enter, *mount])

@@ -14,7 +14,7 @@ from sandkeepd.host import mounts
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, log_and_sandbox
-from sandkeepd.host.processes import bearing, is_inside, kill_all
+from sandkeepd.host.processes import find_by_variables, is_in_child_namespace, kill_all
 from sandkeepd.providers.common.inside import LOG_MARK, MARK
 from sandkeepd.providers.common.layout import Layout
 
@@ -78,9 +78,9 @@ class Strays:
     def _processes(self) -> list[tuple[int, str, str]]:
         """Return the first processes of sandboxes, and those that run unisolated: pid, sandbox and log."""
         found = []
-        for pid, values in bearing([MARK, LOG_MARK], self._uids):
+        for pid, values in find_by_variables([MARK, LOG_MARK], self._uids):
             try:
-                inside = is_inside(pid)  # code inside can set any variables
+                inside = is_in_child_namespace(pid)  # code inside can set any variables
             except OSError:
                 continue
             if not inside and is_name(values[MARK]) and is_log_id(values[LOG_MARK]):

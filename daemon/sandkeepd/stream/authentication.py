@@ -29,10 +29,7 @@ class RefusedError(Exception):
 
 
 def peer_by_token(request: WebSocketRequest, host: str, tokens: Tokens) -> Peer:
-    """Return the peer of a request over TCP. Raises `RefusedError`.
-
-    A token stands for its user alone: rights of groups are for Unix sockets, where the kernel vouches for them.
-    """
+    """Return the peer of a TCP request. A token gives its user's rights, not groups'. Raises `RefusedError`."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     if name.lower() not in _LOOPBACK:
         raise _refused(
@@ -41,8 +38,8 @@ def peer_by_token(request: WebSocketRequest, host: str, tokens: Tokens) -> Peer:
     given = [*_bearers(request), *_proposed_tokens(request)]
     uid = tokens.uid_of(given[0]) if len(given) == 1 else None
     if uid is None:
-        what = "a token that is worth something" if given else "a token"
-        raise _refused(401, f"give {what}: `stream.access` on the daemon's socket tells yours")
+        what = "a valid token" if given else "a token"
+        raise _refused(401, f"give {what}: `stream.access` on the daemon's socket returns yours")
     return Peer(uid=uid, gid=_NO_GROUP)
 
 
@@ -51,7 +48,8 @@ def check_origin(request: WebSocketRequest, allowed: Sequence[str]) -> None:
     for origin in _values(request, b"origin"):
         if origin not in allowed:
             raise _refused(
-                403, "pages of this origin may not connect: its administrator can set SANDKEEP_STREAM_ORIGINS"
+                403,
+                "web pages of this origin are refused: the administrator can allow it in SANDKEEP_STREAM_ORIGINS",
             )
 
 
@@ -81,5 +79,5 @@ def _values(request: WebSocketRequest, name: bytes) -> list[str]:
     return [value.decode("latin-1") for header, value in request.headers if header == name]
 
 
-def _refused(status: int, words: str) -> RefusedError:
-    return RefusedError(status, CallerError("permission_denied", words))
+def _refused(status: int, message: str) -> RefusedError:
+    return RefusedError(status, CallerError("permission_denied", message))

@@ -15,14 +15,13 @@ from typing import Final
 
 import trio
 
-from sandkeep.errors import DaemonError, SandkeepError
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import pipes
 
 CONTROL: Final = ".control"
 """The FIFO of requests."""
 
-_ENDS: Final = ("", ".stdin", ".program", ".pane", ".told")
+_START_SUFFIXES: Final = ("", ".stdin", ".program", ".pane", ".told")
 """Suffixes of the names of a process's files in `in`."""
 
 _WRITTEN_INSIDE: Final = (".stdout", ".stderr", ".data")
@@ -32,10 +31,8 @@ _CLOSED_INPUT: Final = 0o444
 """The mode of a growing file that is a process's input, and that of one that is complete."""
 
 
-class Place:
-    """The directories of one sandbox. `files` holds `in` and `out`; `inside` is its path inside; `input_owner` is the
-    uid and gid that must be able to open a process's input.
-    """
+class SharedDirectory:
+    """The directories of a sandbox, at `inside` in it; `input_owner` (uid, gid) must be able to open inputs."""
 
     def __init__(
         self, files: HostileTree, inside: str, input_owner: tuple[int, int] | None, *, fed: bool = False
@@ -48,9 +45,7 @@ class Place:
         self.journals = f"{self.inside}/out/p"
         """The directory of the journals, as the code inside sees it."""
         self.hidden = "tty" if fed else "in"
-        """Name, inside, of the directory beside `out` for the messages of terminals: with `fed` one that only the
-        inside sees.
-        """
+        """Name of the directory beside `out` for messages of terminals; with `fed` only the inside sees it."""
         self.sockets = f"{self.inside}/{self.hidden}" if fed else self.journals
         """The directory of the sockets of tmux, as the code inside sees it."""
         self.input_owner = input_owner
@@ -71,10 +66,7 @@ class Place:
         return self.out.exists(f"p/{process_id}.stdout")
 
     async def write(self, name: str, data: bytes) -> None:
-        """Make a file in `in`. Even a small one may have to wait until the file system has flushed other writes.
-
-        Raises OSError.
-        """
+        """Make a file in `in`, in a thread, as it may wait for the disk. Raises OSError."""
         await trio.to_thread.run_sync(_write_new, self.files, f"in/{name}", data)
 
     async def make_input(self, process_id: str) -> None:
@@ -104,9 +96,7 @@ class Place:
         await trio.to_thread.run_sync(self.files.make_fifo, f"in/{name}", self.input_owner)
 
     def remove_input(self, process_id: str) -> None:
-        """Remove the input of a process, which has been told that it is at its end. One that it is fed from stays until
-        the process has ended.
-        """
+        """Remove an input that is at its end; mark a growing file as complete, which stays until the process ends."""
         path = f"in/{process_id}.stdin"
         if self.fed:
             with suppress(OSError, NotAFileError):
@@ -116,7 +106,7 @@ class Place:
 
     def remove_start(self, process_id: str) -> None:
         """Remove the files that started a process."""
-        for end in _ENDS:
+        for end in _START_SUFFIXES:
             self._unlink(f"in/{process_id}{end}")
 
     def remove_ended(self, process_id: str) -> None:
@@ -126,7 +116,7 @@ class Place:
 
     def remove_helper(self, process_id: str) -> None:
         """Remove every file of a helper command."""
-        for end in ("", ".stdin", *pipes.ENDS):
+        for end in ("", ".stdin", *pipes.SUFFIXES):
             self._unlink(f"in/{process_id}{end}")
         for end in _WRITTEN_INSIDE:
             self._unlink(f"out/p/{process_id}{end}")
@@ -134,11 +124,6 @@ class Place:
     def _unlink(self, path: str) -> None:
         with suppress(OSError):
             self.files.unlink(path)
-
-
-def no_room(error: OSError) -> SandkeepError:
-    """The error for a file that could not be made."""
-    return DaemonError("storage_unavailable", f"the state directory cannot be written: {error.strerror}")
 
 
 def _write_new(files: HostileTree, path: str, data: bytes) -> None:
