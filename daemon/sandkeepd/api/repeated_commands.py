@@ -4,7 +4,7 @@ A command is known by its first event in the log; one that makes no event, by a 
 running command waits for it.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -23,9 +23,7 @@ from sandkeepd.api.fingerprint import fingerprint
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import Call
 from sandkeepd.core.core import ANEW, Core
-from sandkeepd.core.operation import Again
-
-Handle = Callable[[Request[Any]], Awaitable[Any]]
+from sandkeepd.core.operation import Again, Handle
 
 _EVEN_UNREMEMBERED: Final = frozenset({"daemon.shutdown", "sandbox.terminate"})
 """Methods that a disk that fails must not prevent: to do them again does no harm."""
@@ -37,16 +35,11 @@ _KEY_LOST: Final = (
 
 
 class RepeatedCommands:
-    """Carries out commands once.
+    """Carries out commands once. `again` answers repeated commands, by method: see `Command.again`."""
 
-    `again` names, for each method that has an intent, how its answer is found once the intent is on record; `done`, for
-    each other one that changes something, the answer to a command that was carried out.
-    """
-
-    def __init__(self, core: Core, again: Mapping[str, Again], done: Mapping[str, Handle]) -> None:
+    def __init__(self, core: Core, again: Mapping[str, Again]) -> None:
         self._core = core
         self._again = again
-        self._done = done
         self._running: dict[tuple[str, str], trio.Event] = {}
 
     async def once(self, call: Call, request: Request[Any], handle: Handle) -> Any:
@@ -81,7 +74,7 @@ class RepeatedCommands:
         if past is None:
             return await handle(request)
         if past.done:
-            return await self._done[request.method.name](request)
+            return await self._again[request.method.name](request, None)
         answer = await handle(replace(request, past=past))
         past.finish()
         return answer

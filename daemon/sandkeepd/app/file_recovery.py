@@ -5,7 +5,9 @@ ones: it still runs, if none of its processes were ended, or can be resumed.
 """
 
 import logging
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import trio
 
@@ -16,6 +18,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Operation
 from sandkeepd.sandboxes.last_words import exits_left, last_words
 from sandkeepd.sandboxes.oom import KILLED
 
@@ -30,11 +33,12 @@ class FileRecovery:
     def __init__(self, core: Core, kept: SnapshotServices) -> None:
         self._core = core
         self._kept = kept
+        self._operations: Sequence[Operation[Any]] = (*kept.operations, kept.collection.removal)
         self._abandoned: list[str] = []
 
     def announce(self) -> None:
         """Note the work that is on record as begun: `run` must not undo work of clients from now on."""
-        for operation in self._kept.operations:
+        for operation in self._operations:
             operation.announce()
         self._abandoned = self._kept.checkpoints.files.abandoned()
 
@@ -43,13 +47,12 @@ class FileRecovery:
         guarded, kept = self._core.guarded, self._kept
         async with trio.open_nursery() as nursery:
             nursery.start_soon(guarded, kept.snapshots.removal.sending.settle, "sending archives")
-            for operation in kept.operations:
+            for operation in self._operations:
                 nursery.start_soon(guarded, operation.recover, f"recovery of {type(operation).__name__}")
             sweep = partial(kept.checkpoints.sweep, self._abandoned)
             nursery.start_soon(guarded, sweep, "removing copies of checkpoints")
             nursery.start_soon(guarded, kept.snapshots.removal.drop_kept, "removing archives that were kept")
             nursery.start_soon(guarded, kept.archives.sweep, "removing what was being written")
-            nursery.start_soon(guarded, kept.collection.settle, "settling removals of archives")
 
     async def put_back(self, sandbox: SandboxState, provider: Provider) -> bool:
         """Return a sandbox whose restore was interrupted to its old files; return True if it was ended."""

@@ -8,12 +8,11 @@ from sandkeep.errors import CallerError
 from sandkeep.model import Empty, Sandbox
 from sandkeep.protocol.methods import SandboxRestore
 from sandkeepd.api.dispatch import Dispatch, HandleNow
-from sandkeepd.api.repeated_commands import Handle
 from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.app.status import Software
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
-from sandkeepd.core.operation import Command
+from sandkeepd.core.operation import Command, Handle, eventless
 from sandkeepd.eventlog.history import History
 from sandkeepd.eventlog.retention import Retention
 from sandkeepd.eventlog.verify import Verification
@@ -120,12 +119,10 @@ def dispatch(
     }
     commands: Sequence[Command] = (
         *kept.operations, *processes.commands, *files.commands, *locking.commands, choosing, kept.restores,
-        kept.going_back,
+        kept.going_back, eventless("snapshot.gc", kept.collection.answer_again),
+        eventless("stream.access", access.answer_again), eventless("daemon.shutdown", _nothing),
     )  # fmt: skip
-    again = {command.method: command.again for command in commands}
-    return Dispatch(
-        core, handlers, at_once, again, {**_done(processes, access), "snapshot.gc": kept.collection.collected_before}
-    )
+    return Dispatch(core, handlers, at_once, commands)
 
 
 async def _restore_own(kept: SnapshotServices, request: Request[SandboxRestore]) -> Sandbox:
@@ -138,16 +135,5 @@ async def _restore_own(kept: SnapshotServices, request: Request[SandboxRestore])
     return await kept.own_restores.restore(request)
 
 
-def _done(processes: Processes, access: Access) -> dict[str, Handle]:
-    """The answer to a command without an event that was carried out before."""
-
-    return {
-        "process.write_stdin": processes.wrote_before,
-        "process.resize": processes.get,
-        "stream.access": access.given_before,
-        "daemon.shutdown": _nothing,
-    }
-
-
-async def _nothing(request: Request[Any]) -> Empty:
+async def _nothing(_: Request[Any]) -> Empty:
     return Empty()

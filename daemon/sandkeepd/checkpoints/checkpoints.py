@@ -9,7 +9,7 @@ A sandbox that is suspended with its checkpoint has a copy of its own, from whic
 does not need the checkpoint any more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from sandkeepd.checkpoints.restoration import CheckpointRestoration, CheckpointR
 from sandkeepd.contract.caller import Progress
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import Core, as_sandkeep_error
+from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Creation, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.sandboxes.processes import Processes
@@ -47,6 +47,9 @@ class CheckpointCreation(Creation[CheckpointState]):
     """``checkpoint.create``: a provider saves a sandbox, which goes on or is suspended with that."""
 
     method = "checkpoint.create"
+    view = "checkpoints"
+    named = "checkpoint_id"
+    failure = events.CheckpointFailed
     interrupted = "the daemon stopped while it was being made: make it again"
 
     def __init__(self, core: Core, runtimes: Runtimes, files: CheckpointFiles, removal: "CheckpointRemoval") -> None:
@@ -54,11 +57,6 @@ class CheckpointCreation(Creation[CheckpointState]):
         self._runtimes = runtimes
         self._files = files
         self._removal = removal
-
-    @property
-    def subjects(self) -> Mapping[str, CheckpointState]:
-        """See `Operation.subjects`."""
-        return self.core.state.checkpoints
 
     async def act(self, order: Order[CheckpointState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
@@ -96,10 +94,9 @@ class CheckpointCreation(Creation[CheckpointState]):
 
     async def failed(self, order: Order[CheckpointState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`. The sandbox keeps its old status, unless it has ended, which another task records."""
-        outcome = [*self.failure(order.subject, error, interrupted=False)]
+        outcome = [*await super().failed(order, error)]
         sandbox = self.core.state.sandboxes[order.subject.sandbox_id]
         if sandbox.status == "suspending":
-            await self._go_on(sandbox)
             runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
             pauses = runtime.instance.pauses if runtime is not None else None
             if pauses is not None and pauses.is_paused() and rules.may(sandbox, "sandbox.suspended"):
@@ -109,49 +106,29 @@ class CheckpointCreation(Creation[CheckpointState]):
                 outcome.append(NewEvent(sandbox.sandbox_id, kept, sandbox.sandbox_id))
         return outcome
 
-    async def _go_on(self, sandbox: SandboxState) -> None:
-        """Resume a sandbox that was suspended for a checkpoint that failed."""
+    async def roll_back(self, order: Order[CheckpointState]) -> None:
+        """See `Operation.roll_back`. Resumes a sandbox that was suspended for the checkpoint; it may stay suspended."""
+        sandbox = self.core.state.sandboxes[order.subject.sandbox_id]
         runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
-        pauses = runtime.instance.pauses if runtime is not None else None
-        if pauses is not None:
-            try:
-                await pauses.resume()
-            except Exception as unforeseen:  # noqa: BLE001  # it stays suspended then, which is seen
-                as_sandkeep_error(unforeseen)
-
-    def failure(self, subject: CheckpointState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """See `Creation.failure`."""
-        failed = events.CheckpointFailed(code=error.code, message=error.message, interrupted=interrupted)
-        return [NewEvent(subject.checkpoint_id, failed, subject.sandbox_id)]
-
-    def told(self, subject: CheckpointState) -> dict[str, Any]:
-        """See `Creation.told`."""
-        return {"checkpoint_id": subject.checkpoint_id}
+        if sandbox.status == "suspending" and runtime is not None and runtime.instance.pauses is not None:
+            await runtime.instance.pauses.resume()
 
     async def undo(self, order: Order[CheckpointState]) -> None:
         """See `Creation.undo`."""
         await self._removal.clear(order.subject)
-
-    async def answered(self, request: Request[Any], subject: CheckpointState) -> Checkpoint:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
 
 
 class CheckpointRemoval(Removal[CheckpointState]):
     """``checkpoint.delete``: with it go the kept files that only it needed."""
 
     method = "checkpoint.delete"
+    view = "checkpoints"
     under_way = "deleting"
 
     def __init__(self, core: Core, layers: LayerReferences, files: CheckpointFiles) -> None:
         super().__init__(core)
         self._layers = layers
         self._files = files
-
-    @property
-    def subjects(self) -> Mapping[str, CheckpointState]:
-        """See `Operation.subjects`."""
-        return self.core.state.checkpoints
 
     async def act(self, order: Order[CheckpointState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
@@ -169,10 +146,6 @@ class CheckpointRemoval(Removal[CheckpointState]):
         files = checkpoint.stored.files if checkpoint.stored is not None else []
         then = f"the end of checkpoint {checkpoint_id} is ordered, and will be carried out when that answers"
         await self.insist(checkpoint_id, partial(self._files.remove, checkpoint.requested.place, files), then)
-
-    async def answered(self, request: Request[Any], subject: CheckpointState) -> Checkpoint:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
 
 
 class Checkpoints:

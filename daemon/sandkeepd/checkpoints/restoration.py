@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import trio
@@ -24,10 +24,10 @@ from sandkeepd.contract.instance import Ending, Instance
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import Core, as_sandkeep_error
+from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
 from sandkeepd.sandboxes.batch import SandboxBatch
-from sandkeepd.sandboxes.changes import Failure, SandboxChange
+from sandkeepd.sandboxes.changes import SandboxChange
 from sandkeepd.sandboxes.creation import Maker
 from sandkeepd.sandboxes.last_words import last_words
 from sandkeepd.sandboxes.oom import KILLED
@@ -49,6 +49,8 @@ class CheckpointRestoration(SandboxBatch):
     """``checkpoint.restore``: sandboxes of a checkpoint, whose processes go on running."""
 
     method = "checkpoint.restore"
+    named = "checkpoint_id"
+    failure = events.CheckpointRestoreFailed
     interrupted = "the daemon stopped while the checkpoint was being restored: restore it again"
 
     def __init__(self, core: Core, sandboxes: Sandboxes, processes: Processes, files: CheckpointFiles) -> None:
@@ -80,44 +82,20 @@ class CheckpointRestoration(SandboxBatch):
         """Return the intent to make one of them; from here on its plan is known to those that follow."""
         asked = checkpoint.requested
         provider = self.core.provider(asked.provider)
-        spec = rules.like(asked.spec, request.params.labels)
-        planned = self._sandboxes.reservations.plan(
-            provider, sandbox_id, asked.image_id, spec, request.caller, checkpoint.owner
-        )
-        plan = checkpointing(provider).plan_like(asked.plan, planned)
-        name = self._sandboxes.reservations.keep(sandbox_id, provider.name, plan)
-        event = events.SandboxCreateRequested(
-            owner=checkpoint.owner,
-            image_id=asked.image_id,
-            provider=provider.name,
-            spec=spec,
-            secrets=asked.secrets,
-            plan=plan,
-            forked_from=checkpoint.sandbox_id,
-            restored_from=checkpoint.checkpoint_id,
-            needs_image=asked.needs_image,
-            name=name,
-        )
-        return NewEvent(sandbox_id, event, sandbox_id, 0)
+        return self._sandboxes.reservations.intent(
+            sandbox_id, provider, asked.image_id, rules.like(asked.spec, request.params.labels), request.caller,
+            asked.secrets, lambda plan: checkpointing(provider).plan_like(asked.plan, plan),
+            forked_from=checkpoint.sandbox_id, restored_from=checkpoint.checkpoint_id, needs_image=asked.needs_image,
+        )  # fmt: skip
 
-    async def recorded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
-        """See `Operation.recorded`."""
-        if order.subject.error is None:
-            for intent in facts[1:]:
-                self._sandboxes.creation.start(intent, given=self._maker(order.context))
-            await _checked(order.context, order.progress)
+    async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
+        """See `Creation.succeeded`."""
+        for intent in facts[1:]:
+            self._sandboxes.creation.start(intent, given=self._maker(order.context))
+        await _checked(order.context, order.progress)
 
     def _maker(self, at_hand: AtHand) -> Maker:
         return _FromCheckpoint(self._processes, self.core, at_hand)
-
-    def failure(self, subject: ForkState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """See `Creation.failure`."""
-        failed = events.CheckpointRestoreFailed(code=error.code, message=error.message, interrupted=interrupted)
-        return [NewEvent(subject.fork_id, failed, subject.sandbox_id)]
-
-    def told(self, subject: ForkState) -> dict[str, Any]:
-        """See `Creation.told`."""
-        return {"checkpoint_id": subject.checkpoint_id}
 
     async def answered(self, request: Request[Any], subject: ForkState) -> CheckpointRestoreResult:  # noqa: ARG002
         """See `Operation.answered`. Raises the error of the first sandbox that failed."""
@@ -136,8 +114,8 @@ class CheckpointRestoration(SandboxBatch):
 
 class Return(msgspec.Struct):
     """The progress of a sandbox's return to a checkpoint: its plans before and after, its old runtime, the ends of its
-    old processes, the new instance, and the processes of that to supervise; after a failure True if the new instance
-    `made_way`, and True if it is `gone`: no process of the sandbox runs any more.
+    old processes, the new instance, and the processes of that to supervise; after a failure True if it is `gone`: no
+    process of the sandbox runs any more.
     """
 
     plans: list[dict[str, Any]]
@@ -145,7 +123,6 @@ class Return(msgspec.Struct):
     ended: list[NewEvent] = msgspec.field(default_factory=list)
     instance: Instance | None = None
     process_ids: Sequence[str] = ()
-    made_way: bool = False
     gone: bool = False
 
 
@@ -154,7 +131,7 @@ class CheckpointReturn(SandboxChange):
 
     method = "sandbox.restore"
     under_way = "restoring"
-    failure: ClassVar[Failure] = events.SandboxRestoreFailed
+    failure = events.SandboxRestoreFailed
 
     def __init__(
         self, core: Core, sandboxes: Sandboxes, processes: Processes, layers: LayerReferences, files: CheckpointFiles
@@ -185,17 +162,8 @@ class CheckpointReturn(SandboxChange):
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        order.context = Return(order.subject.plans)
-        try:
-            return await self._bring_back(order)
-        except Exception:
-            await self._make_way(order)  # here, since the sandbox's end interrupts it and waits for it
-            raise
-
-    async def _bring_back(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
-        """Restore it; return the events to record."""
         checkpoint, sandbox, sandbox_id = order.given, order.subject, order.stream
-        under_way: Return = order.context
+        order.context = under_way = Return(sandbox.plans)
         asked, progress = sandbox.requested, order.progress
         provider = checkpointing(self.core.provider(asked.provider))
         async with self._files.had(checkpoint.requested.place, checkpoint.stored.files, progress) as had:
@@ -220,38 +188,37 @@ class CheckpointReturn(SandboxChange):
     async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
         under_way: Return = order.context
-        if not under_way.made_way:
-            await self._make_way(order)
         under_way.process_ids = list(order.subject.active)
         failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=under_way.gone)
         return [*(under_way.ended if under_way.gone else []), NewEvent(order.stream, failed, order.stream)]
 
-    async def _make_way(self, order: Order[SandboxState]) -> None:
-        """Return to the old runtime: it goes on, or records its end soon, unless a new instance was made."""
+    async def roll_back(self, order: Order[SandboxState]) -> None:
+        """See `Operation.roll_back`. Return to the old runtime: it goes on, or records its end soon, unless a new
+        instance was made.
+        """
         under_way: Return = order.context
-        if under_way.instance is not None:
-            under_way.instance = await self._undo(order.subject, under_way.instance)
+        restored, under_way.instance = under_way.instance, None
+        if restored is not None:
+            under_way.gone = True  # unless the old instance runs again
+            under_way.instance = await self._put_back(order.subject, restored)
             under_way.gone = under_way.instance is None
         elif under_way.runtime is not None:
             under_way.instance = under_way.runtime.instance
-        under_way.made_way = True
 
-    async def _undo(self, sandbox: SandboxState, instance: Instance) -> Instance | None:
-        """Replace a restored instance that does not answer by the old one; return None if nothing runs any more."""
+    async def _put_back(self, sandbox: SandboxState, instance: Instance) -> Instance | None:
+        """Replace a restored instance that does not answer by the old one; return None if nothing runs any more. After
+        an error the old files stay aside.
+        """
         asked = sandbox.requested
         provider = self.core.provider(asked.provider)
         assert provider.replacement is not None
         assert sandbox.isolation is not None
-        try:
-            await instance.aclose()
-            if await provider.replacement.put_back(sandbox.sandbox_id, asked.plan, sandbox.handle):
-                return None
-            spec, isolation, handle = asked.spec, sandbox.isolation, sandbox.handle
-            found = await provider.adopt(sandbox.sandbox_id, spec, asked.plan, isolation, handle)
-            return None if isinstance(found, Ending) else found
-        except Exception as unforeseen:  # noqa: BLE001  # the old files stay aside
-            as_sandkeep_error(unforeseen)
+        await instance.aclose()
+        if await provider.replacement.put_back(sandbox.sandbox_id, asked.plan, sandbox.handle):
             return None
+        spec, isolation, handle = asked.spec, sandbox.isolation, sandbox.handle
+        found = await provider.adopt(sandbox.sandbox_id, spec, asked.plan, isolation, handle)
+        return None if isinstance(found, Ending) else found
 
     async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:
         """See `Operation.recorded`."""

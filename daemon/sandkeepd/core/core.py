@@ -84,9 +84,10 @@ class Core:
             self.state.apply(fact.event, fact)
             if fact.sandbox_id is not None:
                 self.files.mark(fact.sandbox_id)
-            self._wake(fact.stream)
+            self.wake(fact.stream)
 
-    def _wake(self, stream: str) -> None:
+    def wake(self, stream: str) -> None:
+        """Have those that wait for a stream look again."""
         waiting = self._waiting.pop(stream, None)
         if waiting is not None:
             waiting.set()
@@ -105,14 +106,17 @@ class Core:
         """
         return self.provider(snapshot.requested.provider or "local")
 
+    def require_sound(self) -> None:
+        """Raise `storage_unavailable` for a log that could not be folded to its end: the state would not follow."""
+        if self.problems:
+            raise DaemonError("storage_unavailable", self.problems[0])
+
     async def intend(self, new: NewEvent, meta: Meta, *, essential: bool = False) -> Recorded:
         """Append an intent. It is durable, and in the state, when this returns.
 
-        Raises `conflict` and `storage_unavailable`. A log that could not be folded to its end takes nothing more, since
-        the state would not follow.
+        Raises `conflict` and `storage_unavailable`.
         """
-        if self.problems:
-            raise DaemonError("storage_unavailable", self.problems[0])
+        self.require_sound()
         recorded = await self.log.append([new], meta, essential=essential)
         self._stalled.pop(new.stream, None)  # earlier outcomes no longer wait for the disk
         return recorded[0]
@@ -149,7 +153,7 @@ class Core:
     def _stall(self, streams: Sequence[str], error: SandkeepError) -> None:
         for stream in streams:
             self._stalled[stream] = error
-            self._wake(stream)
+            self.wake(stream)
 
     @contextmanager
     def stalling(self, streams: Sequence[str], then: str) -> Iterator[Callable[[SandkeepError], None]]:

@@ -6,7 +6,7 @@ so that they are in its history.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -32,18 +32,12 @@ from sandkeepd.locks.leases import GIVEN_UP, Leases
 class LockOperation(Operation[LockState]):
     """An order about a lock. Those of an earlier daemon `Leases` brings to an end."""
 
+    view = "locks"
+    recovers = False
+
     def __init__(self, core: Core, leases: Leases) -> None:
         super().__init__(core)
         self.leases = leases
-
-    @property
-    def subjects(self) -> Mapping[str, LockState]:
-        """See `Operation.subjects`."""
-        return self.core.state.locks
-
-    def owns(self, subject: LockState) -> bool:  # noqa: ARG002
-        """See `Operation.owns`."""
-        return False
 
     def about(self, lock: LockState, event: events.Event, revision: int | None = None) -> NewEvent:
         """An event of a lock, filed under the sandbox that it guards."""

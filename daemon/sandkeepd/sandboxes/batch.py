@@ -1,7 +1,7 @@
 """Operations that make several sandboxes at once, which begin with the same: forks, and restores of a checkpoint."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sandkeep_store.eventlog.log import NewEvent, Recorded
@@ -17,14 +17,11 @@ class SandboxBatch(Creation[ForkState]):
     of which is then carried out as every other; from there on nothing of the source matters to them.
     """
 
+    view = "forks"
+
     def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
         super().__init__(core)
         self._sandboxes = sandboxes
-
-    @property
-    def subjects(self) -> Mapping[str, ForkState]:
-        """See `Operation.subjects`."""
-        return self.core.state.forks
 
     async def run_batch(
         self, owner: str, names: Sequence[str], count: int, intent: Callable[[list[str]], NewEvent],

@@ -3,11 +3,10 @@
 Unlike an end, a change that fails is not retried: the sandbox keeps its status, and the caller gets the error at once.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from sandkeep import events
-from sandkeep.errors import SandkeepError, StateError, error_from
+from sandkeep.errors import StateError, error_from
 from sandkeep.model import Sandbox
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
@@ -18,8 +17,6 @@ from sandkeepd.core.operation import Operation, Order
 from sandkeepd.sandboxes.runtimes import Runtimes
 
 CHANGING: Final = ("suspending", "resuming", "restoring")
-
-Failure = type[events.SandboxSuspendFailed] | type[events.SandboxResumeFailed] | type[events.SandboxRestoreFailed]
 
 _DONE: Final = (events.SandboxSuspended, events.SandboxResumed, events.SandboxRestored)
 _UNDONE: Final = (events.SandboxSuspendFailed, events.SandboxResumeFailed, events.SandboxRestoreFailed)
@@ -32,22 +29,13 @@ class SandboxChange(Operation[SandboxState]):
     to recover here.
     """
 
+    view = "sandboxes"
+    recovers = False
     interruptible = True
-    failure: ClassVar[Failure]
-    """The event of a failure."""
 
     def __init__(self, core: Core, runtimes: Runtimes) -> None:
         super().__init__(core)
         self.runtimes = runtimes
-
-    @property
-    def subjects(self) -> Mapping[str, SandboxState]:
-        """See `Operation.subjects`."""
-        return self.core.state.sandboxes
-
-    def owns(self, subject: SandboxState) -> bool:  # noqa: ARG002
-        """See `Operation.owns`."""
-        return False
 
     def stands(self, order: Order[SandboxState]) -> bool:
         """See `Operation.stands`."""
@@ -69,12 +57,7 @@ class SandboxChange(Operation[SandboxState]):
             return False
         return True
 
-    async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`."""
-        failed = self.failure(code=error.code, message=error.message)
-        return [NewEvent(order.stream, failed, order.stream, order.subject.revision)]
-
-    async def answer(self, request: Request[Any], stream: str) -> Sandbox:
+    async def answer(self, request: Request[Any], stream: str) -> Sandbox:  # noqa: ARG002
         """See `Operation.answer`. Answers for the last change, and raises its error."""
         sandbox = self.subjects[stream]
         change = sandbox.change
@@ -85,11 +68,7 @@ class SandboxChange(Operation[SandboxState]):
             raise error_from(*change.error, {"sandbox_id": stream})
         if not change.done:
             raise rules.not_ready(sandbox)
-        return await self.answered(request, sandbox)
-
-    async def answered(self, request: Request[Any], subject: SandboxState) -> Sandbox:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
+        return sandbox.view()
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandkeep import events
-from sandkeep.errors import CallerError, SandkeepError, StateError, error_from
+from sandkeep.errors import CallerError, StateError
 from sandkeep.model import Sandbox
 from sandkeep.protocol.methods import SandboxCreate
 from sandkeep.settings.daemon import DISK_LIMIT
@@ -53,7 +53,9 @@ class SandboxCreation(Creation[SandboxState]):
     """``sandbox.create``, and its handler."""
 
     method = "sandbox.create"
-    under_way = "creating"
+    view = "sandboxes"
+    named = "sandbox_id"
+    failure = events.SandboxCreateFailed
     interruptible = True
     interrupted = "the daemon stopped while it was being made: create it again"
 
@@ -66,11 +68,6 @@ class SandboxCreation(Creation[SandboxState]):
         self._runtimes = runtimes
         self._termination = termination
 
-    @property
-    def subjects(self) -> Mapping[str, SandboxState]:
-        """See `Operation.subjects`."""
-        return self.core.state.sandboxes
-
     async def create(self, request: Request[SandboxCreate]) -> Sandbox:
         """Make a sandbox and start it."""
         core, command = self.core, request.params
@@ -78,21 +75,9 @@ class SandboxCreation(Creation[SandboxState]):
         image, spec = rules.create_sandbox(core.state, command, DISK_LIMIT(), network=provider.default_network())
         _check_volumes(request)
         with self._reservations.one(request.owner, command.name) as sandbox_id:
-            plan = self._reservations.plan(provider, sandbox_id, image.image_id, spec, request.caller, request.owner)
-            self._reservations.keep(sandbox_id, provider.name, plan)
-            event = events.SandboxCreateRequested(
-                owner=request.owner,
-                image_id=image.image_id,
-                provider=provider.name,
-                spec=spec,
-                secrets=sorted(command.secrets),
-                plan=plan,
-                name=command.name,
-            )
+            new = self._reservations.intent(sandbox_id, provider, image.image_id, spec, request.caller, command.secrets)
             with self._images.holds.held(image.image_id):
-                await self.begin(
-                    NewEvent(sandbox_id, event, sandbox_id, 0), request.meta, request, Maker(command.secrets)
-                )
+                await self.begin(new, request.meta, request, Maker(command.secrets))
         return await self.made(sandbox_id)
 
     def start(self, intent: Recorded, request: Request[Any] | None = None, given: Any = None) -> Order[SandboxState]:
@@ -109,17 +94,9 @@ class SandboxCreation(Creation[SandboxState]):
         created = events.SandboxCreated(isolation=made.isolation, handle=made.handle)
         return [NewEvent(order.stream, created, order.stream, intent.revision), *maker.found()]
 
-    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
-        if order.subject.error is None:
-            order.given.begun(self._runtimes.keep(order.context))
-        else:
-            await self.undone(order)
-
-    def failure(self, subject: SandboxState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """See `Creation.failure`."""
-        failed = events.SandboxCreateFailed(code=error.code, message=error.message, interrupted=interrupted)
-        return [NewEvent(subject.sandbox_id, failed, subject.sandbox_id, subject.revision)]
+    async def succeeded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Creation.succeeded`."""
+        order.given.begun(self._runtimes.keep(order.context))
 
     async def undo(self, order: Order[SandboxState]) -> None:
         """See `Creation.undo`."""
@@ -135,10 +112,6 @@ class SandboxCreation(Creation[SandboxState]):
         """See `Creation.undone`."""
         await self._termination.told_ended(order.subject)
 
-    def told(self, subject: SandboxState) -> dict[str, Any]:
-        """See `Creation.told`."""
-        return {"sandbox_id": subject.sandbox_id}
-
     # -- answering ----------------------------------------------------------------------------------------------------
 
     async def made(self, sandbox_id: str) -> Sandbox:
@@ -147,17 +120,13 @@ class SandboxCreation(Creation[SandboxState]):
         if sandbox.made:
             return sandbox.view()
         if sandbox.error is not None:
-            raise error_from(*sandbox.error, self.told(sandbox))
+            raise self.error_of(sandbox)
         words = f"sandbox {sandbox_id} was terminated while it was being made"
         raise StateError("conflict", words, sandbox_id=sandbox_id)
 
     async def answer(self, request: Request[Any], stream: str) -> Sandbox:  # noqa: ARG002
         """See `Operation.answer`."""
         return await self.made(stream)
-
-    async def answered(self, request: Request[Any], subject: SandboxState) -> Sandbox:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`."""

@@ -18,7 +18,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 import trio
 
 from sandkeep import events, failpoints
-from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, StateError
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
 from sandkeep.events import Meta
 from sandkeep.model import Copied, DirectoryList, FileContent, FileWritten
 from sandkeep.protocol.methods import CopyCommit, CopyIn, CopyOut, DirectoryQuery, FileRead, FileWrite
@@ -167,7 +167,7 @@ class Files:
         command = request.params
         path = path_of(command)
         runtime = await self._reach(command.sandbox_id)
-        self._require_record()
+        self._core.require_sound()  # before any effect
         writing = runtime.instance.write_whole(path, command.data, mode=command.mode, parents=command.parents)
         await self._explained(runtime, writing)
         failpoints.reach("file.written")
@@ -246,7 +246,7 @@ class Files:
     async def receive(self, sandbox_id: str, path: str, *, form: Form) -> AsyncIterator[Incoming]:
         """Copy a file or tree into a sandbox, for the length of a block. See `Incoming`, and `send` for `path`."""
         runtime = await self._reach(sandbox_id)
-        self._require_record()
+        self._core.require_sound()  # before any effect
         incoming = Incoming()
         work = partial(incoming.run, partial(self._carry, runtime, path, form))
         if not start_in(runtime, work, self._core, f"copy into {sandbox_id}"):
@@ -274,11 +274,6 @@ class Files:
 
     async def _reach(self, sandbox_id: str) -> Runtime:
         return await self._runtimes.running(rules.sandbox(self._core.state, sandbox_id))
-
-    def _require_record(self) -> None:
-        """Raise, before any effect, if the log cannot be written."""
-        if self._core.problems:
-            raise DaemonError("storage_unavailable", self._core.problems[0])
 
     async def _record(self, sandbox_id: str, event: events.SandboxFileWritten, meta: Meta) -> None:
         await self._core.intend(NewEvent(f"{sandbox_id}/{STREAM}", event, sandbox_id), meta)

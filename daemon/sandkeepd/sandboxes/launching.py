@@ -4,7 +4,7 @@ The process is started in its sandbox's own nursery, where it is then followed t
 records the outcome of a launch that the daemon's death interrupted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -37,6 +37,9 @@ class ProcessLaunching(Operation[ProcessState]):
     """``process.launch``, and its handler."""
 
     method = "process.launch"
+    failure = events.ProcessLaunchFailed
+    view = "processes"
+    recovers = False
     under_way = "starting"
     awaits_end: ClassVar[bool] = False
     """True if the start waits a moment for the end, so that both go on record in one append."""
@@ -46,15 +49,6 @@ class ProcessLaunching(Operation[ProcessState]):
         self._runtimes = runtimes
         self._supervisor = supervisor
         self._lookup = lookup
-
-    @property
-    def subjects(self) -> Mapping[str, ProcessState]:
-        """See `Operation.subjects`."""
-        return self.core.state.processes
-
-    def owns(self, subject: ProcessState) -> bool:  # noqa: ARG002
-        """See `Operation.owns`."""
-        return False
 
     async def launch(self, request: Request[ProcessLaunch]) -> Process:
         """Start a command in the background."""
@@ -116,8 +110,7 @@ class ProcessLaunching(Operation[ProcessState]):
     async def failed(self, order: Order[ProcessState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
         order.given.runtime.kills.forget(order.stream)
-        failed = events.ProcessLaunchFailed(code=error.code, message=error.message)
-        return [NewEvent(order.stream, failed, order.subject.sandbox_id)]
+        return await super().failed(order, error)
 
     async def recorded(self, order: Order[ProcessState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Operation.recorded`."""
@@ -126,10 +119,6 @@ class ProcessLaunching(Operation[ProcessState]):
             runtime.instance.forget(order.stream)
         elif not process.ended:
             await self._supervisor.follow(runtime, process, order.intent)
-
-    async def answer(self, request: Request[Any], stream: str) -> Any:
-        """See `Operation.answer`."""
-        return await self.answered(request, self.subjects[stream])
 
     async def answered(self, request: Request[Any], subject: ProcessState) -> Any:  # noqa: ARG002
         """Wait until the process runs, and answer it."""

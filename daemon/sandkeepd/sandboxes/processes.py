@@ -29,7 +29,7 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
-from sandkeepd.core.operation import Command, Deed
+from sandkeepd.core.operation import Command, Deed, eventless
 from sandkeepd.core.paging import page
 from sandkeepd.sandboxes.launching import Execution, ProcessLaunching, require_terminals
 from sandkeepd.sandboxes.output_reader import OutputReader
@@ -50,7 +50,8 @@ class Processes:
         self.launching = ProcessLaunching(core, runtimes, self.supervisor, self.lookup)
         self.execution = Execution(core, runtimes, self.supervisor, self.lookup, self.outputs)
         self.commands: Sequence[Command] = (
-            self.launching, self.execution, Deed("process.signal", self._signal_again)
+            self.launching, self.execution, Deed("process.signal", self._signal_again),
+            eventless("process.write_stdin", self._written), eventless("process.resize", self.get),
         )  # fmt: skip
 
     # -- acting on ----------------------------------------------------------------------------------------------------
@@ -110,8 +111,7 @@ class Processes:
         await write(process.process_id, command.data, eof=command.eof, done=done, note=past.note)
         failpoints.reach("stdin.written")
 
-    async def wrote_before(self, request: Request[ProcessWriteStdin]) -> Written:
-        """The answer to a command that was carried out before."""
+    async def _written(self, request: Request[ProcessWriteStdin]) -> Written:
         await self.lookup.find(request.params.sandbox_id, request.params.name)
         return Written(written_bytes=len(request.params.data))
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import trio
 
 from sandkeep import events
-from sandkeep.errors import ProviderError, SetupError
+from sandkeep.errors import ProviderError, SetupError, StateError
 from sandkeep.model import Sandbox
 from sandkeep.protocol.methods import SandboxResume, SandboxSuspend
 from sandkeep_store.eventlog.log import NewEvent, Recorded
@@ -19,7 +19,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Tries
 from sandkeepd.core.operation import Order
-from sandkeepd.sandboxes.changes import Failure, SandboxChange
+from sandkeepd.sandboxes.changes import SandboxChange
 from sandkeepd.sandboxes.termination import END_DEADLINE_S
 
 ANSWER_DEADLINE_S: Final = 30.0
@@ -68,7 +68,7 @@ class Suspension(PauseChange):
     under_way = "suspending"
     target = "suspended"
     opposite = "resuming"
-    failure: ClassVar[Failure] = events.SandboxSuspendFailed
+    failure = events.SandboxSuspendFailed
 
     async def suspend(self, request: Request[SandboxSuspend]) -> Sandbox:
         """Freeze a sandbox. A suspended one is answered as it is."""
@@ -98,10 +98,11 @@ class Resumption(PauseChange):
     """``sandbox.resume``, and its handler. `given` is the `Pausing` instance, or a `Revival`."""
 
     method = "sandbox.resume"
+    recovers = True
     under_way = "resuming"
     target = "running"
     opposite = "suspending"
-    failure: ClassVar[Failure] = events.SandboxResumeFailed
+    failure = events.SandboxResumeFailed
 
     async def resume(self, request: Request[SandboxResume]) -> Sandbox:
         """Thaw a suspended sandbox, or restart one that was lost or failed. A running one is answered as it is."""
@@ -154,8 +155,8 @@ class Resumption(PauseChange):
 
         then = "it can be resumed again when that answers"
         await self.insist(order.stream, halt, then, provider=asked.provider, deadline_s=END_DEADLINE_S)
-        failed = events.SandboxResumeFailed(code="not_ready", message=RESUME_INTERRUPTED, interrupted=True)
-        await self._record(order, [NewEvent(order.stream, failed, order.stream, sandbox.revision)])
+        why = StateError("not_ready", RESUME_INTERRUPTED)
+        await self._record(order, [self.failure_of(order, why, interrupted=True)])
 
 
 def is_reviving(sandbox: SandboxState) -> bool:

@@ -1,10 +1,10 @@
 """Ends of sandboxes: ordered, or by themselves."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from sandkeep import events, failpoints
 from sandkeep.errors import DaemonError, StateError
@@ -32,6 +32,7 @@ class Termination(Removal[SandboxState]):
     """
 
     method = "sandbox.terminate"
+    view = "sandboxes"
     under_way = "stopping"
 
     def __init__(self, core: Core, runtimes: Runtimes) -> None:
@@ -41,11 +42,6 @@ class Termination(Removal[SandboxState]):
         self.on_ended: list[Callable[[SandboxState], Awaitable[None]]] = []
         """Called with each sandbox that has ended."""
         self.unrecorded: set[str] = set()  # those that ended while the log could not be written
-
-    @property
-    def subjects(self) -> Mapping[str, SandboxState]:
-        """See `Operation.subjects`."""
-        return self.core.state.sandboxes
 
     def may(self, subject: SandboxState) -> bool:
         """See `Removal.may`."""
@@ -90,10 +86,6 @@ class Termination(Removal[SandboxState]):
             self._runtimes.by_id.pop(order.stream, None)
             await order.context.instance.aclose()
         await self.told_ended(order.subject)
-
-    async def answered(self, request: Request[Any], subject: SandboxState) -> Sandbox:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
 
     async def told_ended(self, sandbox: SandboxState) -> None:
         """Call the `on_ended` callbacks of a sandbox."""

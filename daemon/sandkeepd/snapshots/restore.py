@@ -6,7 +6,7 @@ before a byte is unpacked, even if its digest is right.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -28,7 +28,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
-from sandkeepd.sandboxes.changes import Failure, SandboxChange
+from sandkeepd.sandboxes.changes import SandboxChange
 from sandkeepd.sandboxes.creation import Maker
 from sandkeepd.sandboxes.last_words import words_of_killed
 from sandkeepd.sandboxes.runtimes import Runtime
@@ -104,10 +104,10 @@ class Restores:
             rules.require_secrets(source, command.secrets)
         spec = self._spec(source, snapshot, command)
         with self._reservations.one(request.owner, command.name) as sandbox_id:
-            event = await self._planned(request, snapshot, sandbox_id, spec)
+            new = await self._planned(request, snapshot, sandbox_id, spec)
             maker = _FromSnapshot(command.secrets, self._unpacking, snapshot, request.progress)
             with self._layers.held(*names_of(core, snapshot)):
-                await self._creation.begin(NewEvent(sandbox_id, event, sandbox_id, 0), request.meta, request, maker)
+                await self._creation.begin(new, request.meta, request, maker)
         return await self._creation.made(sandbox_id)
 
     def _spec(self, source: SandboxState | None, snapshot: SnapshotState, command: SnapshotRestore) -> SandboxSpec:
@@ -120,25 +120,16 @@ class Restores:
 
     async def _planned(
         self, request: Request[SnapshotRestore], snapshot: SnapshotState, sandbox_id: str, spec: SandboxSpec
-    ) -> events.SandboxCreateRequested:
-        core, asked = self._core, snapshot.requested
-        provider = core.provider_of(snapshot)
-        files = await layering(provider).filled(names_of(core, snapshot), image_beneath(core, snapshot))
-        image_id = asked.image_id or snapshot.snapshot_id
-        plan = self._reservations.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)
-        plan = layering(provider).layered(plan, files)
-        name = self._reservations.keep(sandbox_id, provider.name, plan)
-        return events.SandboxCreateRequested(
-            owner=request.owner,
-            image_id=image_id,
-            provider=provider.name,
-            spec=spec,
-            secrets=sorted(request.params.secrets),
-            plan=plan,
-            restored_from=snapshot.snapshot_id,
-            needs_image=layering(provider).needs_image(files),
-            name=name,
-        )
+    ) -> NewEvent:
+        core, provider = self._core, self._core.provider_of(snapshot)
+        layers = layering(provider)
+        files = await layers.filled(names_of(core, snapshot), image_beneath(core, snapshot))
+        image_id = snapshot.requested.image_id or snapshot.snapshot_id
+        return self._reservations.intent(
+            sandbox_id, provider, image_id, spec, request.caller, request.params.secrets,
+            lambda plan: layers.layered(plan, files),
+            restored_from=snapshot.snapshot_id, needs_image=layers.needs_image(files),
+        )  # fmt: skip
 
 
 class Replacement(msgspec.Struct):
@@ -157,7 +148,7 @@ class OwnRestore(SandboxChange):
 
     method = "sandbox.restore"
     under_way = "restoring"
-    failure: ClassVar[Failure] = events.SandboxRestoreFailed
+    failure = events.SandboxRestoreFailed
 
     def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences, unpacking: Unpacking) -> None:
         super().__init__(core, sandboxes.runtimes)

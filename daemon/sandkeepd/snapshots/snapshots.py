@@ -8,14 +8,14 @@ The life of one::
 An archive that others build on stays when its snapshot is deleted, and goes with the last of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
 import trio
 
 from sandkeep import events, failpoints, ids, model
-from sandkeep.errors import SandkeepError, SetupError, StateError
+from sandkeep.errors import SetupError, StateError
 from sandkeep.model import Snapshot, SnapshotList
 from sandkeep.protocol.methods import SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
 from sandkeep_store.eventlog.log import NewEvent, Recorded
@@ -47,6 +47,9 @@ class SnapshotCreation(Creation[SnapshotState]):
     """``snapshot.create``: a provider packs the files of a sandbox, and the archive goes where it is to lie."""
 
     method = "snapshot.create"
+    view = "snapshots"
+    named = "snapshot_id"
+    failure = events.SnapshotFailed
     interrupted = "the daemon stopped while it was being made: make it again"
 
     def __init__(
@@ -58,11 +61,6 @@ class SnapshotCreation(Creation[SnapshotState]):
         self._archives = archives
         self._layers = layers
         self._removal = removal
-
-    @property
-    def subjects(self) -> Mapping[str, SnapshotState]:
-        """See `Operation.subjects`."""
-        return self.core.state.snapshots
 
     def owns(self, subject: SnapshotState) -> bool:
         """See `Operation.owns`. Archives from elsewhere are of no sandbox, and come by an import."""
@@ -108,26 +106,9 @@ class SnapshotCreation(Creation[SnapshotState]):
             await making.keep(packed.sha256, packed.size_bytes, progress)
         return stored_of(packed, asked.format, making)
 
-    async def failed(self, order: Order[SnapshotState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`. An import that its caller left begins anew when he gives it again."""
-        return self.failure(order.subject, error, interrupted=order.abandoned.cancelled_caught)
-
-    def failure(self, subject: SnapshotState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """See `Creation.failure`."""
-        failed = events.SnapshotFailed(code=error.code, message=error.message, interrupted=interrupted)
-        return [NewEvent(subject.snapshot_id, failed, subject.sandbox_id)]
-
-    def told(self, subject: SnapshotState) -> dict[str, Any]:
-        """See `Creation.told`."""
-        return {"snapshot_id": subject.snapshot_id}
-
-    async def recorded(self, order: Order[SnapshotState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
-        if order.subject.error is None:
-            self._removal.sending.begin(order.stream)
-        else:
-            await trio.to_thread.run_sync(self._archives.drop_catalogue, order.stream)
-            await self._removal.drop_kept()
+    async def succeeded(self, order: Order[SnapshotState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Creation.succeeded`."""
+        self._removal.sending.begin(order.stream)
 
     async def undo(self, order: Order[SnapshotState]) -> None:
         """See `Creation.undo`."""
@@ -135,7 +116,9 @@ class SnapshotCreation(Creation[SnapshotState]):
         await self._removal.clear(order.stream, [*places, self._archives.here(places)])
 
     async def undone(self, order: Order[SnapshotState]) -> None:
-        """See `Creation.undone`. Removes the provider's copy of the files."""
+        """See `Creation.undone`. Removes the provider's copy of the files, and archives kept for this one alone."""
+        await trio.to_thread.run_sync(self._archives.drop_catalogue, order.stream)
+        await self._removal.drop_kept()
         provider = order.subject.requested.provider
         if provider is not None:
             await self._layers.drop(provider, [order.stream])
@@ -151,6 +134,7 @@ class SnapshotRemoval(Removal[SnapshotState]):
     """``snapshot.delete``, and retention: with a snapshot go the archives that were only kept for it."""
 
     method = "snapshot.delete"
+    view = "snapshots"
     under_way = "deleting"
 
     def __init__(self, core: Core, archives: SnapshotArchives) -> None:
@@ -160,11 +144,6 @@ class SnapshotRemoval(Removal[SnapshotState]):
         self._builders = Holds()
         self.held = self._builders.held
         self._dropping: set[str] = set()
-
-    @property
-    def subjects(self) -> Mapping[str, SnapshotState]:
-        """See `Operation.subjects`."""
-        return self.core.state.snapshots
 
     async def order_end(self, snapshot: SnapshotState, reason: str, meta: events.Meta) -> None:
         """Order the end of a snapshot, if that is not ordered already. It is on record when this returns."""
@@ -181,10 +160,6 @@ class SnapshotRemoval(Removal[SnapshotState]):
     async def recorded(self, order: Order[SnapshotState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Operation.recorded`."""
         await self.drop_kept()
-
-    async def answered(self, request: Request[Any], subject: SnapshotState) -> Snapshot:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
 
     async def clear(self, snapshot_id: str, places: Sequence[model.Place]) -> None:
         """Remove all that there is of a snapshot besides its record, however often that takes."""
