@@ -164,11 +164,13 @@ class Reconciler:
                 if tried is not None:
                     tried.set()
 
-        def told(error: SandkeepError) -> None:
+        def on_error(error: SandkeepError) -> None:
             if adoption is not None:
                 adoption.why = error.message
 
-        return await retry_until_done(attempt, what, core.providers.get(name), deadline_s=ANSWER_DEADLINE_S, told=told)
+        return await retry_until_done(
+            attempt, what, core.providers.get(name), deadline_s=ANSWER_DEADLINE_S, on_error=on_error
+        )
 
     # -- adopting -----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from typing import Final
 
 from msgspec import Struct, field
@@ -60,13 +60,6 @@ def take_passed(environ: MutableMapping[str, str] = os.environ) -> PassedSockets
             raise _useless(f"descriptor {rpc[1].fileno()}", "is a second socket for the API, of which there is one")
         undo.pop_all()
     return PassedSockets(rpc=rpc[0] if rpc else None, stream=stream)
-
-
-@contextlib.contextmanager
-def held(listener: socket.socket) -> Iterator[socket.socket]:
-    """A passed socket for the length of a block; it is closed afterwards, and its file left alone."""
-    with listener:
-        yield listener
 
 
 def address_of(listener: socket.socket, scheme: str = "tls") -> str:

@@ -1,10 +1,5 @@
 """Checkpoints: sandboxes saved with all their processes; made, listed, deleted, and restored.
 
-Its lifecycle is that of a snapshot::
-
-    create_requested -> stored -> delete_requested -> deleted
-                     -> failed
-
 A sandbox that is suspended with its checkpoint has a copy of its own, from which ``sandbox.resume`` restores it: it
 does not need the checkpoint any more.
 """
@@ -41,6 +36,7 @@ from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.runtimes import Runtimes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.layers import LayerReferences
+from sandkeepd.snapshots.snapshots import matches
 
 
 class CheckpointCreation(Creation[CheckpointState]):
@@ -78,7 +74,7 @@ class CheckpointCreation(Creation[CheckpointState]):
     ) -> events.CheckpointStored:
         core, sandbox_id = self.core, sandbox.sandbox_id
         provider = checkpointing(core.provider(asked.provider))
-        fence = partial(self._files.fence, sandbox_id, asked.owner)
+        fence = partial(self._files.archives.fence, sandbox_id, asked.owner)
         fence()  # a lock that was lost is told before anything is saved
         async with self._files.making(asked.place) as directory:
             await progress("saving the sandbox")
@@ -193,7 +189,7 @@ class Checkpoints:
         """Delete a checkpoint. One that is deleted is answered as it is."""
         checkpoint = rules.checkpoint(self._core.state, request.params.checkpoint_id)
         if checkpoint.status == "creating":
-            raise rules.checkpoint_not_ready(checkpoint)
+            rules.require_ready(checkpoint, "checkpoint", checkpoint.checkpoint_id)
         event = events.CheckpointDeleteRequested()
         await self._removal.order(checkpoint.checkpoint_id, event, checkpoint.sandbox_id, request.meta)
         deleted: Checkpoint = await self._removal.answer(request, checkpoint.checkpoint_id)
@@ -231,16 +227,6 @@ class Checkpoints:
     def list_now(self, request: Request[CheckpointQuery]) -> CheckpointList:
         """List the caller's checkpoints; an administrator sees all."""
         query = request.params
-        mine = (c for c in self._core.state.checkpoints.values() if request.sees(c.owner) and _matches(c, query))
+        mine = (c for c in self._core.state.checkpoints.values() if request.sees(c.owner) and matches(c, query))
         found, following = page(mine, lambda checkpoint: checkpoint.checkpoint_id, query.after, query.limit)
         return CheckpointList(checkpoints=[checkpoint.view() for checkpoint in found], next=following)
-
-
-def _matches(checkpoint: CheckpointState, query: CheckpointQuery) -> bool:
-    asked = checkpoint.requested
-    return (
-        (query.all or not checkpoint.ended)
-        and query.sandbox_id in (None, asked.sandbox_id)
-        and query.name in (None, asked.name)
-        and query.labels.items() <= asked.labels.items()
-    )

@@ -6,14 +6,13 @@ from the state once that has settled, by the call or by a later call that repeat
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
 import trio
 
-from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, StateError, error_from
+from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import Meta
 from sandkeep.system.backoff import pauses
 from sandkeep_store.eventlog.log import EventLog, NewEvent, Recorded
@@ -144,33 +143,21 @@ class Core:
                     if error.code != "storage_unavailable":
                         raise
                     if awaited:
-                        self._stall([event.stream for event in new], error)
+                        self.stall([event.stream for event in new], error)
                     await trio.sleep(RETRY_S)
         finally:  # also when it is given up, as its sandbox is to end
-            for event in new if awaited else ():
-                self._stalled.pop(event.stream, None)
+            self.clear_stall([event.stream for event in new] if awaited else ())
 
-    def _stall(self, streams: Sequence[str], error: SandkeepError) -> None:
+    def stall(self, streams: Sequence[str], error: SandkeepError) -> None:
+        """Fail callers that wait for these streams with an error, until it is cleared or an event follows."""
         for stream in streams:
             self._stalled[stream] = error
             self.wake(stream)
 
-    @contextmanager
-    def stalling(self, streams: Sequence[str], then: str) -> Iterator[Callable[[SandkeepError], None]]:
-        """For the length of a block that retries a recorded order: yield a callback for its errors. When one says that
-        an `engine` is down, callers that wait for these streams get `provider_unavailable`, with the consequence
-        `then`.
-        """
-
-        def told(error: SandkeepError) -> None:
-            if error.code == "provider_unavailable" and "engine" in error.data:
-                self._stall(streams, ProviderError(error.code, f"{error.message}; {then}", **error.data))
-
-        try:
-            yield told
-        finally:
-            for stream in streams:
-                self._stalled.pop(stream, None)
+    def clear_stall(self, streams: Iterable[str]) -> None:
+        """End what `stall` began."""
+        for stream in streams:
+            self._stalled.pop(stream, None)
 
     def stalled(self, stream: str) -> str | None:
         """Return the reason why the stream's next event is delayed, if known."""

@@ -6,14 +6,14 @@ Nothing here waits, reads or writes. The tables of `sandkeep.lifecycle` say in w
 import json
 import posixpath
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, ClassVar, Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
 from sandkeep import events, ids
 from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
-from sandkeep.lifecycle import SANDBOX, Lifecycle
+from sandkeep.lifecycle import SANDBOX
 from sandkeep.model import Network, Place, SandboxSpec
 from sandkeep.protocol.clock import rfc3339
 from sandkeep.protocol.methods import (
@@ -63,71 +63,62 @@ WHY_NOT_READY: Final[dict[str, str]] = {
 }
 
 
+def not_found(state: State, kind: str, name: str, field: str) -> CallerError:
+    """Return the error for a missing object and for another owner's: it does not tell which."""
+    return CallerError("not_found", f"there is no {kind} {name!r}{state.log.hint}", **{field: name})
+
+
 def image(state: State, image_id: str) -> ImageState:
     """The image of that id, or of the older one that stands for it. Raises `not_found`."""
     found = state.images.get(image_id)
     while found is not None and found.reused is not None:
         found = state.images.get(found.reused)
     if found is None:
-        raise CallerError("not_found", f"there is no image {image_id!r}{state.log.hint}", image_id=image_id)
+        raise not_found(state, "image", image_id, "image_id")
     return found
 
 
 def sandbox(state: State, sandbox_id: str) -> SandboxState:
     """The sandbox of that id. Raises `not_found`."""
-    found = state.sandboxes.get(sandbox_id)
-    if found is None:
-        message = f"there is no sandbox {sandbox_id!r}{state.log.hint}"
-        raise CallerError("not_found", message, sandbox_id=sandbox_id)
-    return found
+    if sandbox_id not in state.sandboxes:
+        raise not_found(state, "sandbox", sandbox_id, "sandbox_id")
+    return state.sandboxes[sandbox_id]
 
 
 def snapshot(state: State, snapshot_id: str) -> SnapshotState:
     """The snapshot of that id. Raises `not_found`."""
-    found = state.snapshots.get(snapshot_id)
-    if found is None:
-        message = f"there is no snapshot {snapshot_id!r}{state.log.hint}"
-        raise CallerError("not_found", message, snapshot_id=snapshot_id)
-    return found
-
-
-def snapshot_not_ready(snapshot: SnapshotState) -> StateError:
-    """The error of a snapshot that is not there yet, or not any more."""
-    why = {"creating": "is still being made: wait until it is ready", "failed": "failed: make another"}
-    words = f"snapshot {snapshot.snapshot_id} {why.get(snapshot.status, 'was deleted: choose another')}"
-    return StateError("snapshot_not_ready", words, snapshot_id=snapshot.snapshot_id, status=snapshot.status)
-
-
-def ready_snapshot(state: State, snapshot_id: str) -> SnapshotState:
-    """The same, of one that can be restored. Raises `snapshot_not_ready`."""
-    found = snapshot(state, snapshot_id)
-    if found.status != "ready":
-        raise snapshot_not_ready(found)
-    return found
+    if snapshot_id not in state.snapshots:
+        raise not_found(state, "snapshot", snapshot_id, "snapshot_id")
+    return state.snapshots[snapshot_id]
 
 
 def checkpoint(state: State, checkpoint_id: str) -> CheckpointState:
     """The checkpoint of that id. Raises `not_found`."""
-    found = state.checkpoints.get(checkpoint_id)
-    if found is None:
-        message = f"there is no checkpoint {checkpoint_id!r}{state.log.hint}"
-        raise CallerError("not_found", message, checkpoint_id=checkpoint_id)
+    if checkpoint_id not in state.checkpoints:
+        raise not_found(state, "checkpoint", checkpoint_id, "checkpoint_id")
+    return state.checkpoints[checkpoint_id]
+
+
+def ready_snapshot(state: State, snapshot_id: str) -> SnapshotState:
+    """The snapshot of that id, which can be restored. Raises `not_found` and `snapshot_not_ready`."""
+    found = snapshot(state, snapshot_id)
+    require_ready(found, "snapshot", snapshot_id)
     return found
 
 
 def ready_checkpoint(state: State, checkpoint_id: str) -> CheckpointState:
-    """The same, of one that can be restored. Raises `snapshot_not_ready`."""
+    """The checkpoint of that id, which can be restored. Raises `not_found` and `snapshot_not_ready`."""
     found = checkpoint(state, checkpoint_id)
-    if found.status != "ready":
-        raise checkpoint_not_ready(found)
+    require_ready(found, "checkpoint", checkpoint_id)
     return found
 
 
-def checkpoint_not_ready(checkpoint: CheckpointState) -> StateError:
-    """The error of a checkpoint that is not there yet, or not any more."""
-    why = {"creating": "is still being made: wait until it is ready", "failed": "failed: make another"}
-    words = f"checkpoint {checkpoint.checkpoint_id} {why.get(checkpoint.status, 'was deleted: choose another')}"
-    return StateError("snapshot_not_ready", words, checkpoint_id=checkpoint.checkpoint_id, status=checkpoint.status)
+def require_ready(found: SnapshotState | CheckpointState, kind: str, name: str) -> None:
+    """Raise `snapshot_not_ready` unless a snapshot or checkpoint can be used."""
+    if found.status != "ready":
+        why = {"creating": "is still being made: wait until it is ready", "failed": "failed: make another"}
+        message = f"{kind} {name} {why.get(found.status, 'was deleted: choose another')}"
+        raise StateError("snapshot_not_ready", message, status=found.status, **{f"{kind}_id": name})
 
 
 def create_checkpoint(
@@ -136,8 +127,7 @@ def create_checkpoint(
     """The intent to keep a sandbox with all that runs in it. Raises `not_ready`, `invalid`."""
     if not may(sandbox, "checkpoint.create_requested"):
         raise not_ready(sandbox)
-    if _size(command.labels) > MAX_SPEC_BYTES:
-        raise _too_large("labels", "they are")
+    _require_small(command.labels)
     asked = sandbox.requested
     return events.CheckpointCreateRequested(
         owner=sandbox.owner,
@@ -185,8 +175,7 @@ def create_snapshot(
     sandbox: SandboxState, command: SnapshotCreate, places: list[Place], *, parent_id: str | None, root: str
 ) -> events.SnapshotCreateRequested:
     """The intent to keep the files of a sandbox."""
-    if _size(command.labels) > MAX_SPEC_BYTES:
-        raise _too_large("labels", "they are")
+    _require_small(command.labels)
     for field, paths in (("include", command.include), ("exclude", command.exclude)):
         if sum(map(len, paths)) > MAX_PATHS_BYTES:
             words = f"{field}: the paths are longer than {MAX_PATHS_BYTES} bytes together: name directories above them"
@@ -214,8 +203,7 @@ def import_snapshot(
     command: SnapshotImport, owner: str, places: list[Place], image: ImageState | None, root: str
 ) -> events.SnapshotCreateRequested:
     """The intent to keep an archive from elsewhere, whose names begin at `root`, to be run as `image` is."""
-    if _size(command.labels) > MAX_SPEC_BYTES:
-        raise _too_large("labels", "they are")
+    _require_small(command.labels)
     if image is not None and image.status != "ready":
         raise StateError("not_ready", f"image {image.image_id} is {image.status}", image_id=image.image_id)
     return events.SnapshotCreateRequested(
@@ -235,25 +223,13 @@ def promote(
     snapshot: SnapshotState, owner: str, provider: str, labels: Mapping[str, str]
 ) -> events.ImageCreateRequested:
     """The intent to make an image of a snapshot."""
-    if _size(labels) > MAX_SPEC_BYTES:
-        raise _too_large("labels", "they are")
+    _require_small(labels)
     return events.ImageCreateRequested(
         owner=owner, provider=provider, kind="snapshot", source=snapshot.snapshot_id, labels=dict(labels)
     )
 
 
-class Subject(Protocol):
-    """An object of a view, and the table of its kind."""
-
-    lifecycle: ClassVar[Lifecycle[Any]]
-
-    @property
-    def status(self) -> str:
-        """The state in its lifecycle."""
-        ...
-
-
-def may(subject: Subject, event_type: str) -> bool:
+def may(subject: SandboxState | ImageState, event_type: str) -> bool:
     """Tell if an event of that type may follow in the present state of an object."""
     return subject.status in subject.lifecycle.sources[event_type]
 
@@ -309,8 +285,7 @@ def create_image(
     """Return the intent to make an image of a source. `default_base` is the provider's base image for plain
     directories.
     """
-    if _size(command.labels) > MAX_SPEC_BYTES:
-        raise _too_large("labels", "they are")
+    _require_small(command.labels)
     return events.ImageCreateRequested(
         owner=owner,
         provider=provider,
@@ -365,13 +340,6 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
     return events.ImageRemoveRequested()
 
 
-def interrupted_sandbox(state: State, sandbox_id: str, owner: str) -> SandboxState | None:
-    """The owner's sandbox of that id, if only the daemon's end kept it from being made."""
-    found = state.sandboxes.get(sandbox_id)
-    free = found is not None and found.interrupted and found.status == "failed" and found.owner == owner
-    return found if free else None
-
-
 def create_sandbox(
     state: State, command: SandboxCreate, disk_bytes: int, *, network: Network = "none"
 ) -> tuple[ImageState, SandboxSpec]:
@@ -419,6 +387,11 @@ def like(spec: SandboxSpec, labels: Mapping[str, str], env: Mapping[str, str] | 
     if _size(made.env) + _size(made.labels) > MAX_SPEC_BYTES:
         raise _too_large("labels" if labels else "env", "variables and labels together are")
     return made
+
+
+def _require_small(labels: Mapping[str, str]) -> None:
+    if _size(labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels", "they are")
 
 
 def _too_large(field: str, what: str) -> CallerError:

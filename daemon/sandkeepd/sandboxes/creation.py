@@ -145,7 +145,8 @@ class SandboxCreation(Creation[SandboxState]):
             return None
         for sandbox_id in batch.sandbox_ids if batch.done else ():
             await self.settled(sandbox_id)
-        unmade = [one for one in batch.sandbox_ids if rules.interrupted_sandbox(self.core.state, one, batch.owner)]
+        known = [self.subjects[one] for one in batch.sandbox_ids if one in self.subjects]
+        unmade = [s.sandbox_id for s in known if s.interrupted and s.status == "failed" and s.owner == batch.owner]
         return None if batch.done and unmade == batch.sandbox_ids else unmade
 
     async def begin_again(self, sandbox_id: str, maker: Maker) -> None:

@@ -1,11 +1,4 @@
-"""Images: made, listed, removed.
-
-The life of one::
-
-    create_requested -> created -> remove_requested -> removed
-                     -> create_failed
-                     -> reused    (an older one of the same content stands for it)
-"""
+"""Images: made, listed, removed."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

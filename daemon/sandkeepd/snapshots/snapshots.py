@@ -1,10 +1,5 @@
 """Snapshots: the files of a sandbox, kept as an archive; made, listed, deleted.
 
-The life of one::
-
-    create_requested -> stored -> delete_requested -> deleted
-                     -> failed
-
 An archive that others build on stays when its snapshot is deleted, and goes with the last of them.
 """
 
@@ -17,9 +12,10 @@ import trio
 from sandkeep import events, failpoints, ids, model
 from sandkeep.errors import SetupError, StateError
 from sandkeep.model import Snapshot, SnapshotList
-from sandkeep.protocol.methods import SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
+from sandkeep.protocol.methods import CheckpointQuery, SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain, children
+from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.caller import Progress
@@ -277,7 +273,7 @@ class Snapshots:
         """Delete a snapshot. One that is deleted is answered as it is."""
         snapshot = rules.snapshot(self._core.state, request.params.snapshot_id)
         if snapshot.status == "creating":
-            raise rules.snapshot_not_ready(snapshot)
+            rules.require_ready(snapshot, "snapshot", snapshot.snapshot_id)
         await self.removal.order_end(snapshot, "requested", request.meta)
         deleted: Snapshot = await self.removal.answer(request, snapshot.snapshot_id)
         return deleted
@@ -289,15 +285,16 @@ class Snapshots:
     def list_now(self, request: Request[SnapshotQuery]) -> SnapshotList:
         """List the caller's snapshots; an administrator sees all."""
         query = request.params
-        mine = (s for s in self._core.state.snapshots.values() if request.sees(s.owner) and _matches(s, query))
+        mine = (s for s in self._core.state.snapshots.values() if request.sees(s.owner) and matches(s, query))
         found, following = page(mine, lambda snapshot: snapshot.snapshot_id, query.after, query.limit)
         return SnapshotList(snapshots=[snapshot.view() for snapshot in found], next=following)
 
 
-def _matches(snapshot: SnapshotState, query: SnapshotQuery) -> bool:
-    asked = snapshot.requested
+def matches(kept: SnapshotState | CheckpointState, query: SnapshotQuery | CheckpointQuery) -> bool:
+    """Tell if a snapshot or checkpoint is one that a caller lists."""
+    asked = kept.requested
     return (
-        (query.all or not snapshot.ended)
+        (query.all or not kept.ended)
         and query.sandbox_id in (None, asked.sandbox_id)
         and query.name in (None, asked.name)
         and query.labels.items() <= asked.labels.items()
