@@ -21,11 +21,9 @@ from sandkeepd.locks.locks import LockService
 from sandkeepd.sandboxes.default_provider import ProviderChooser
 from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.images import Images
-from sandkeepd.sandboxes.open_journals import Journals
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.sandboxes.stats import Stats
-from sandkeepd.sandboxes.terminals import Terminals
 from sandkeepd.stream.access import Access
 
 __all__ = ["Dispatch", "dispatch"]
@@ -43,10 +41,9 @@ def dispatch(
     leases: Leases,
 ) -> Dispatch:
     """The daemon's handler of calls."""
-    history, upkeep, terminals, files = (
+    history, upkeep, files = (
         History(core),
         Verification(core, software.state_dir),
-        Terminals(processes),
         Files(core, sandboxes.runtimes),
     )
     choosing, locking = ProviderChooser(core), LockService(core, leases)
@@ -82,9 +79,9 @@ def dispatch(
         "process.signal": processes.signal,
         "process.write_stdin": processes.write_stdin,
         "process.read": processes.read,
-        "process.attach": terminals.attach,
-        "process.resize": terminals.resize,
-        "process.open_output": Journals(core, processes).open_output,
+        "process.attach": processes.attach,
+        "process.resize": processes.resize,
+        "process.open_output": processes.open_output,
         "snapshot.create": kept.snapshots.create,
         "snapshot.delete": kept.snapshots.delete,
         "snapshot.restore": kept.restores.restore,

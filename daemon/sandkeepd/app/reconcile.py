@@ -11,7 +11,7 @@ its end can be requested, and is carried out when the provider answers.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -22,15 +22,16 @@ from sandkeep import events, failpoints
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.app.file_recovery import FileRecovery
 from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.contract.instance import Ending, Instance
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core
 from sandkeepd.core.interruption import Interruptible
+from sandkeepd.core.operation import Operation
 from sandkeepd.core.retry import retry_until_done
 from sandkeepd.sandboxes.last_words import exits_left, last_words
+from sandkeepd.sandboxes.oom import KILLED
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.runtimes import Runtimes, start_in
 from sandkeepd.sandboxes.suspend import came_of, is_reviving
@@ -39,6 +40,8 @@ from sandkeepd.snapshots.layers import LayerReferences
 T = TypeVar("T")
 
 logger = logging.getLogger("sandkeepd")
+
+RESTORE_INTERRUPTED: Final = "the daemon stopped while the sandbox was being restored, and it has the files that it had"
 
 ANSWER_DEADLINE_S: Final = 20.0
 """Seconds a provider may take for one answer before the request is repeated."""
@@ -94,7 +97,8 @@ class Reconciler:
     def __init__(self, core: Core, runtimes: Runtimes, processes: Processes, kept: SnapshotServices) -> None:
         self._core = core
         self._kept = kept
-        self._settling = FileRecovery(core, kept)
+        self._operations: Sequence[Operation[Any]] = (*kept.operations, kept.collection.removal)
+        self._abandoned: list[str] = []
         self._runtimes = runtimes
         self._processes = processes
         self._half_made: list[SandboxState] = []
@@ -103,7 +107,9 @@ class Reconciler:
         """Before the first request: note the sandboxes to be adopted or undone, so that requests to them wait. Later
         work is never undone.
         """
-        self._settling.announce()
+        for operation in self._operations:
+            operation.announce()
+        self._abandoned = self._kept.checkpoints.files.abandoned()
         self._half_made = [sandbox for sandbox in self._core.state.sandboxes.values() if _is_half_made(sandbox)]
         for sandbox_id, sandbox in self._core.state.sandboxes.items():
             if _is_to_be_adopted(sandbox) and sandbox_id not in self._runtimes.adopting:
@@ -118,9 +124,21 @@ class Reconciler:
         asked = [image.requested.provider for image in core.state.images.values() if not image.ended]
         asked += [s.requested.provider for s in core.state.sandboxes.values() if not s.hidden]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(core.guarded, self._settling.run, "recovery of operations")
+            nursery.start_soon(core.guarded, self._recover, "recovery of operations")
             for name in sorted({*core.providers, *asked}):
                 nursery.start_soon(core.guarded, partial(self._settle_provider, name), f"reconciling {name}")
+
+    async def _recover(self) -> None:
+        """Recover operations, and what they left, each by itself: one whose store does not answer delays no other."""
+        guarded, kept = self._core.guarded, self._kept
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(guarded, kept.snapshots.removal.sending.settle, "sending archives")
+            for operation in self._operations:
+                nursery.start_soon(guarded, operation.recover, f"recovery of {type(operation).__name__}")
+            sweep = partial(kept.checkpoints.sweep, self._abandoned)
+            nursery.start_soon(guarded, sweep, "removing copies of checkpoints")
+            nursery.start_soon(guarded, kept.snapshots.removal.drop_kept, "removing archives that were kept")
+            nursery.start_soon(guarded, kept.archives.sweep, "removing what was being written")
 
     async def _settle_provider(self, name: str) -> None:
         core = self._core
@@ -209,11 +227,27 @@ class Reconciler:
             await self._adopt_processes(sandbox, instance)
 
     async def _undo_restore(self, sandbox: SandboxState, tried: trio.Event, adoption: Interruptible) -> bool:
-        """Give it the files that it had; answer whether it was ended for the restore."""
-        put_back = partial(self._settling.put_back, sandbox)
-        what = f"undoing the restore of {sandbox.sandbox_id}"
-        ended = await self._retry(sandbox.requested.provider, put_back, what, adoption, tried)
-        await self._settling.record_undone(sandbox, ended=ended)
+        """Give a sandbox whose restore was interrupted the files that it had; return True if it was ended for that.
+        Otherwise it still runs.
+        """
+        core, sandbox_id, asked = self._core, sandbox.sandbox_id, sandbox.requested
+
+        async def put_back(provider: Provider) -> bool:
+            assert provider.replacement is not None
+            return await provider.replacement.put_back(sandbox_id, asked.plan, sandbox.handle)
+
+        ended = await self._retry(asked.provider, put_back, f"undoing the restore of {sandbox_id}", adoption, tried)
+        revision, plans = sandbox.revision, sandbox.plans
+        told = last_words(core, sandbox, await exits_left(core, sandbox), KILLED) if ended else []
+        failed = events.SandboxRestoreFailed(
+            code="not_ready", message=RESTORE_INTERRUPTED, ended=ended, interrupted=True
+        )
+        try:
+            await core.record([*told, NewEvent(sandbox_id, failed, sandbox_id, revision)], None)
+        except StateError:
+            logger.info("not undone, as it is being ended", extra={"sandbox_id": sandbox_id})
+        else:
+            await self._kept.layers.drop_plans(asked.provider, plans)
         return ended
 
     async def _drop_replaced(self, sandbox: SandboxState) -> None:

@@ -32,8 +32,8 @@ async def retry_until_done(
 ) -> T:
     """Retry some work until it succeeds. An attempt is cancelled after `deadline_s`, and repeated.
 
-    `on_error` is called with each failure. Errors in `passing` are raised at once. A wait ends early when the engine of the
-    `provider` answers again.
+    `on_error` is called with each failure. Errors in `passing` are raised at once. A wait ends early when the engine of
+    the `provider` answers again.
     """
     backoff = pauses(RETRY_S, MOST_RETRY_S)
     while True:
