@@ -41,4 +41,4 @@ class SnapshotServices:
             *images.operations, *sandboxes.operations, self.forks, self.own_restores, *self.snapshots.operations,
             *self.moves.operations, *self.checkpoints.operations,
         )  # fmt: skip
-        sandboxes.termination.on_ended.append(self.layers.release)
+        sandboxes.termination.on_ended = self.layers.release

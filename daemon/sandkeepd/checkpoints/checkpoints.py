@@ -134,7 +134,7 @@ class CheckpointRemoval(Removal[CheckpointState]):
 
     async def recorded(self, order: Order[CheckpointState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Operation.recorded`."""
-        await self._layers.release_checkpoint(order.subject)
+        await self._layers.drop_plans(order.subject.requested.provider, [order.subject.requested.plan])
 
     async def clear(self, checkpoint: CheckpointState) -> None:
         """Remove all that there is of it besides its record, however often that takes."""

@@ -27,7 +27,6 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
 from sandkeepd.sandboxes.batch import SandboxBatch
-from sandkeepd.sandboxes.changes import SandboxChange
 from sandkeepd.sandboxes.creation import Maker
 from sandkeepd.sandboxes.last_words import last_words
 from sandkeepd.sandboxes.oom import KILLED
@@ -35,6 +34,7 @@ from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.runtimes import Runtime, start_in
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.layers import LayerReferences
+from sandkeepd.snapshots.restore import FileReplacement, Replacement
 
 
 class AtHand(NamedTuple):
@@ -112,33 +112,23 @@ class CheckpointRestoration(SandboxBatch):
             await _checked(at_hand, request.progress)
 
 
-class Return(msgspec.Struct):
-    """The progress of a sandbox's return to a checkpoint: its plans before and after, its old runtime, the ends of its
-    old processes, the new instance, and the processes of that to supervise; after a failure True if it is `gone`: no
-    process of the sandbox runs any more.
+class Return(Replacement):
+    """The progress of a sandbox's return to a checkpoint: also the ends of its old processes, and the processes of the
+    instance that runs now.
     """
 
-    plans: list[dict[str, Any]]
-    runtime: Runtime | None = None
     ended: list[NewEvent] = msgspec.field(default_factory=list)
-    instance: Instance | None = None
     process_ids: Sequence[str] = ()
-    gone: bool = False
 
 
-class CheckpointReturn(SandboxChange):
+class CheckpointReturn(FileReplacement):
     """``sandbox.restore`` of a checkpoint, into the sandbox that it is of. `given` is the checkpoint."""
-
-    method = "sandbox.restore"
-    under_way = "restoring"
-    failure = events.SandboxRestoreFailed
 
     def __init__(
         self, core: Core, sandboxes: Sandboxes, processes: Processes, layers: LayerReferences, files: CheckpointFiles
     ) -> None:
-        super().__init__(core, sandboxes.runtimes)
+        super().__init__(core, sandboxes.runtimes, layers)
         self._processes = processes
-        self._layers = layers
         self._files = files
 
     async def return_to(self, request: Request[SandboxRestore]) -> Sandbox:
@@ -220,18 +210,11 @@ class CheckpointReturn(SandboxChange):
         found = await provider.adopt(sandbox.sandbox_id, spec, asked.plan, isolation, handle)
         return None if isinstance(found, Ending) else found
 
-    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:
-        """See `Operation.recorded`."""
-        under_way: Return = order.context
-        if under_way.instance is not None:
-            runtime = self.runtimes.keep(under_way.instance)
-            look_after(self.core, self._processes, runtime, under_way.process_ids)
-            failpoints.reach("replace.recorded")
-        provider = self.core.provider(order.subject.requested.provider)
-        replaced = any(isinstance(fact.event, events.SandboxRestored) for fact in facts)
-        if replaced and provider.replacement is not None:
-            await provider.replacement.drop_replaced(order.stream)
-        await self._layers.drop_plans(provider.name, under_way.plans)
+    def supervise(self, progress: Return) -> Runtime:
+        """See `FileReplacement.supervise`."""
+        runtime = super().supervise(progress)
+        look_after(self.core, self._processes, runtime, progress.process_ids)
+        return runtime
 
 
 async def require_here(core: Core, checkpoint: CheckpointState) -> Checkpointing:

@@ -182,11 +182,11 @@ class Core:
         await waiting.wait()
         await yield_to_loop()
 
-    def carry(self, carrier: Callable[[], Awaitable[None]], what: str) -> None:
+    def carry(self, carrier: Callable[[], Awaitable[object]], what: str) -> None:
         """Start a carrier. One that fails in a way that nobody foresaw is logged, and ends alone."""
         self.nursery.start_soon(self.guarded, carrier, what)
 
-    async def guarded(self, carrier: Callable[[], Awaitable[None]], what: str) -> None:
+    async def guarded(self, carrier: Callable[[], Awaitable[object]], what: str) -> None:
         """Run a carrier to its end."""
         try:
             await yield_to_loop()

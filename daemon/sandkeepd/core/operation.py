@@ -240,10 +240,6 @@ class Operation(ABC, Generic[S]):
         """Start the task that carries out an order: one of the daemon's own, which ends with the daemon."""
         self.core.carry(partial(self._carry, order), what)
 
-    async def refuse(self, order: Order[S], error: SandkeepError) -> None:
-        """Fail an order that cannot be carried out."""
-        await self._fail(order, error)
-
     async def _carry(self, order: Order[S]) -> None:
         async with order.resources:
             self._reach("begun")
@@ -252,7 +248,7 @@ class Operation(ABC, Generic[S]):
                 self._reach("acted")
                 facts = await self._record(order, outcome)
             except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded in any case
-                facts = await self._fail(order, as_sandkeep_error(unforeseen))
+                facts = await self.fail(order, as_sandkeep_error(unforeseen))
             self._reach("recorded")
             if facts:
                 await self.recorded(order, facts)
@@ -298,7 +294,8 @@ class Operation(ABC, Generic[S]):
                 raise
             return ()
 
-    async def _fail(self, order: Order[S], error: SandkeepError) -> Sequence[Recorded]:
+    async def fail(self, order: Order[S], error: SandkeepError) -> Sequence[Recorded]:
+        """Record the failure of an order, and return the events; none if another order got ahead."""
         try:
             await order.resources.aclose()  # a caller that gets the failure may want them for another order
         except Exception as unforeseen:  # noqa: BLE001  # a failure to release a resource is none of the order's

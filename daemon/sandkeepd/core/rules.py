@@ -405,12 +405,12 @@ def words(command: Sequence[str] | str) -> list[str]:
 
 
 def launch(
-    sandbox: SandboxState, command: ProcessLaunch | SandboxExec, name: str | None, taken: Container[tuple[str, str]]
+    sandbox: SandboxState, command: ProcessLaunch | SandboxExec, name: str | None, *, taken: bool = False
 ) -> events.ProcessLaunchRequested:
-    """The intent to start a process. `taken` are names about to be used, by sandbox and name."""
+    """The intent to start a process. `taken`: another one is about to use its name."""
     require_running(sandbox)
     holder = sandbox.named.get(name) if name is not None else None
-    if (holder is not None and not holder.interrupted) or (sandbox.sandbox_id, name) in taken:
+    if (holder is not None and not holder.interrupted) or taken:
         raise StateError(
             "conflict",
             f"sandbox {sandbox.sandbox_id} has a process called {name!r} on record: choose another name",

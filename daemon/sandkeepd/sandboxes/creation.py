@@ -110,7 +110,7 @@ class SandboxCreation(Creation[SandboxState]):
 
     async def undone(self, order: Order[SandboxState]) -> None:
         """See `Creation.undone`."""
-        await self._termination.told_ended(order.subject)
+        await self._termination.on_ended(order.subject)
 
     # -- answering ----------------------------------------------------------------------------------------------------
 

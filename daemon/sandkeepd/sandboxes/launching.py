@@ -69,7 +69,8 @@ class ProcessLaunching(Operation[ProcessState]):
         core = self.core
         sandbox = rules.sandbox(core.state, command.sandbox_id)
         runtime = await self._runtimes.running(sandbox)
-        event = rules.launch(sandbox, command, name, self._lookup.naming)
+        key = f"{sandbox.sandbox_id}/{name or ''}"
+        event = rules.launch(sandbox, command, name, taken=name is not None and self._lookup.naming.count(key) > 0)
         if event.tty:
             require_terminals(runtime.instance)
         process_id = ids.new_id(ids.PROCESS)
@@ -84,7 +85,7 @@ class ProcessLaunching(Operation[ProcessState]):
             quick=self.awaits_end,
         )
         new = NewEvent(process_id, event, sandbox.sandbox_id, 0)
-        with self._lookup.about_to_be(sandbox.sandbox_id, name or process_id):
+        with self._lookup.naming.held(key):
             order = await self.begin(new, request.meta, request, Launched(runtime, launch))
         return order.subject
 
@@ -92,7 +93,7 @@ class ProcessLaunching(Operation[ProcessState]):
         """See `Operation.spawn`."""
         if not start_in(order.given.runtime, partial(self._carry, order), self.core, what):
             ending = StateError("not_ready", f"sandbox {order.subject.sandbox_id} is being ended")
-            self.core.carry(partial(self.refuse, order, ending), what)
+            self.core.carry(partial(self.fail, order, ending), what)
 
     async def act(self, order: Order[ProcessState]) -> Sequence[NewEvent]:
         """See `Operation.act`. Left is whether it has ended already."""

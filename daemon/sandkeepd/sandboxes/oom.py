@@ -38,7 +38,7 @@ class OomWatcher:
         """Mark the present count, as a process is about to be started, or was found running: earlier kills were not of
         it.
         """
-        killed = self._count()
+        killed = oom_kills(self._cgroups)
         if killed is not None:
             self._marks[process_id] = Mark(killed, self._told)
 
@@ -47,7 +47,7 @@ class OomWatcher:
         mark = self._marks.pop(process.process_id, None)
         if mark is None or exit_code != KILLED or process.timed_out or process.last_signal == "KILL":
             return False
-        killed = self._count()
+        killed = oom_kills(self._cgroups)
         if killed is None or killed - mark.killed <= self._told - mark.told:
             return False
         self._told += 1
@@ -56,6 +56,3 @@ class OomWatcher:
     def forget(self, process_id: str) -> None:
         """The process was not started after all."""
         self._marks.pop(process_id, None)
-
-    def _count(self) -> int | None:
-        return oom_kills(self._cgroups)

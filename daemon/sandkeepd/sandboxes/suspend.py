@@ -62,17 +62,13 @@ class PauseChange(SandboxChange):
 
 
 class Suspension(PauseChange):
-    """``sandbox.suspend``, and its handler. `given` is the `Pausing` instance."""
+    """``sandbox.suspend``: a sandbox is frozen. `given` is the `Pausing` instance."""
 
     method = "sandbox.suspend"
     under_way = "suspending"
     target = "suspended"
     opposite = "resuming"
     failure = events.SandboxSuspendFailed
-
-    async def suspend(self, request: Request[SandboxSuspend]) -> Sandbox:
-        """Freeze a sandbox. A suspended one is answered as it is."""
-        return await self.ensure(request)
 
     async def try_to_order(self, sandbox: SandboxState, request: Request[Any], tries: Tries) -> bool:
         """See `PauseChange.try_to_order`."""
@@ -95,7 +91,9 @@ class Revival(NamedTuple):
 
 
 class Resumption(PauseChange):
-    """``sandbox.resume``, and its handler. `given` is the `Pausing` instance, or a `Revival`."""
+    """``sandbox.resume``: a suspended sandbox is thawed, one that was lost or failed is restarted. `given` is the
+    `Pausing` instance, or a `Revival`.
+    """
 
     method = "sandbox.resume"
     recovers = True
@@ -103,10 +101,6 @@ class Resumption(PauseChange):
     target = "running"
     opposite = "suspending"
     failure = events.SandboxResumeFailed
-
-    async def resume(self, request: Request[SandboxResume]) -> Sandbox:
-        """Thaw a suspended sandbox, or restart one that was lost or failed. A running one is answered as it is."""
-        return await self.ensure(request)
 
     async def try_to_order(self, sandbox: SandboxState, request: Request[Any], tries: Tries) -> bool:
         """See `PauseChange.try_to_order`."""

@@ -39,8 +39,8 @@ class Termination(Removal[SandboxState]):
         super().__init__(core)
         self._runtimes = runtimes
         runtimes.on_end = self._ended_by_itself
-        self.on_ended: list[Callable[[SandboxState], Awaitable[None]]] = []
-        """Called with each sandbox that has ended."""
+        self.on_ended: Callable[[SandboxState], Awaitable[None]]
+        """Called with each sandbox that has ended; `SnapshotServices` sets it."""
         self.unrecorded: set[str] = set()  # those that ended while the log could not be written
 
     def may(self, subject: SandboxState) -> bool:
@@ -85,12 +85,7 @@ class Termination(Removal[SandboxState]):
         if order.context is not None:
             self._runtimes.by_id.pop(order.stream, None)
             await order.context.instance.aclose()
-        await self.told_ended(order.subject)
-
-    async def told_ended(self, sandbox: SandboxState) -> None:
-        """Call the `on_ended` callbacks of a sandbox."""
-        for on_ended in self.on_ended:
-            await on_ended(sandbox)
+        await self.on_ended(order.subject)
 
     async def _terminate(self, sandbox: SandboxState) -> None:
         asked = sandbox.requested
@@ -153,7 +148,10 @@ class Termination(Removal[SandboxState]):
             logger.warning("sandbox ended by itself", extra=told)
             unseen = f"its sandbox was lost: {why.message}" if why.kind == "lost" else UNSEEN
             words = last_words(self.core, sandbox, runtime.instance.exit_of, None, why=unseen, runtime=runtime)
-            ended = NewEvent(sandbox_id, _told_of(why, sandbox), sandbox_id, sandbox.revision)
+            event: events.Event = events.SandboxFailed(message=why.message)
+            if why.kind == "lost":
+                event = events.SandboxLost(last_status=sandbox.status, message=why.message)
+            ended = NewEvent(sandbox_id, event, sandbox_id, sandbox.revision)
             try:
                 await self.core.record([*words, ended], None)
             except StateError as conflict:
@@ -162,9 +160,3 @@ class Termination(Removal[SandboxState]):
             self._runtimes.by_id.pop(sandbox_id, None)
             await runtime.instance.aclose()
             return
-
-
-def _told_of(why: Ending, sandbox: SandboxState) -> events.Event:
-    if why.kind == "lost":
-        return events.SandboxLost(last_status=sandbox.status, message=why.message)
-    return events.SandboxFailed(message=why.message)

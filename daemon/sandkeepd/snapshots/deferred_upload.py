@@ -45,10 +45,6 @@ class DeferredUploads:
             self._core.under_way.note(snapshot_id, sending)
             self._core.carry(partial(self._carry, snapshot, sending), f"sending {snapshot_id}")
 
-    async def stop(self, snapshot_id: str) -> None:
-        """Send an archive no more: when this returns, nothing of it appears anywhere any more."""
-        await self._core.under_way.interrupt(snapshot_id)
-
     async def settle(self) -> None:
         """Go on where an earlier daemon ended."""
         for snapshot_id in list(self._core.state.snapshots):

@@ -120,7 +120,7 @@ class ArchiveRemoval(Upkeep):
 
     async def _recover(self, order: Order[Any]) -> None:
         """See `Operation._recover`."""
-        await self.refuse(order, StateError("not_ready", INTERRUPTED))
+        await self.fail(order, StateError("not_ready", INTERRUPTED))
 
 
 class GarbageCollector:

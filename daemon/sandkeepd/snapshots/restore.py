@@ -31,7 +31,7 @@ from sandkeepd.core.operation import Order
 from sandkeepd.sandboxes.changes import SandboxChange
 from sandkeepd.sandboxes.creation import Maker
 from sandkeepd.sandboxes.last_words import words_of_killed
-from sandkeepd.sandboxes.runtimes import Runtime
+from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.archive_limits import archive_of
 from sandkeepd.snapshots.archives import SnapshotArchives
@@ -134,25 +134,46 @@ class Restores:
 
 class Replacement(msgspec.Struct):
     """The progress of a replacement of a sandbox's files: the `plans` for the old files and the new, its old runtime,
-    once that is `ended`, and the new instance.
+    and the instance that runs now; `gone`, while no process of the sandbox runs.
     """
 
     plans: list[dict[str, Any]]
-    ended: bool = False
+    gone: bool = False
     runtime: Runtime | None = None
     instance: Instance | None = None
 
 
-class OwnRestore(SandboxChange):
-    """``sandbox.restore`` of a snapshot, over the sandbox's own files. `given` is the snapshot, and secrets."""
+class FileReplacement(SandboxChange):
+    """``sandbox.restore``: the files of a sandbox are replaced. The context of an order is its `Replacement`."""
 
     method = "sandbox.restore"
     under_way = "restoring"
     failure = events.SandboxRestoreFailed
 
+    def __init__(self, core: Core, runtimes: Runtimes, layers: LayerReferences) -> None:
+        super().__init__(core, runtimes)
+        self.layers = layers
+
+    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:
+        """See `Operation.recorded`."""
+        progress, provider = order.context, self.core.provider(order.subject.requested.provider)
+        if progress.instance is not None:
+            self.supervise(progress)
+            failpoints.reach("replace.recorded")
+        if any(isinstance(fact.event, events.SandboxRestored) for fact in facts):
+            await replacing(provider).drop_replaced(order.stream)
+        await self.layers.drop_plans(provider.name, progress.plans)
+
+    def supervise(self, progress: Any) -> Runtime:
+        """Supervise the instance that runs now."""
+        return self.runtimes.keep(progress.instance)
+
+
+class OwnRestore(FileReplacement):
+    """``sandbox.restore`` of a snapshot, over the sandbox's own files. `given` is the snapshot, and secrets."""
+
     def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences, unpacking: Unpacking) -> None:
-        super().__init__(core, sandboxes.runtimes)
-        self._layers = layers
+        super().__init__(core, sandboxes.runtimes, layers)
         self._unpacking = unpacking
 
     async def restore(self, request: Request[SandboxRestore]) -> Sandbox:
@@ -174,7 +195,7 @@ class OwnRestore(SandboxChange):
             plan=replacement.replaced(sandbox.requested.plan, files),
             needs_image=layering(provider).needs_image(files),
         )
-        with self._layers.held(*names_of(core, snapshot)):
+        with self.layers.held(*names_of(core, snapshot)):
             new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
             await self.begin(new, request.meta, request, (snapshot, dict(command.secrets)))
         restored: Sandbox = await self.answer(request, sandbox.sandbox_id)
@@ -189,7 +210,7 @@ class OwnRestore(SandboxChange):
         provider = replacing(self.core.provider(asked.provider))
         await self._unpacking.unpack(snapshot, asked.provider, order.progress)
         failpoints.reach("restore.unpacked")
-        under_way.runtime, under_way.ended = await self.runtimes.drop(sandbox_id), True
+        under_way.runtime, under_way.gone = await self.runtimes.drop(sandbox_id), True
         old, new = under_way.plans
         under_way.instance = made = await provider.replace_files(
             sandbox_id, asked.image_id, sandbox.spec, secrets, (old, new), sandbox.handle
@@ -202,8 +223,8 @@ class OwnRestore(SandboxChange):
     async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
         under_way: Replacement = order.context
-        failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=under_way.ended)
-        words = await self._words(order) if under_way.ended else []
+        failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=under_way.gone)
+        words = await self._words(order) if under_way.gone else []
         return [*words, NewEvent(order.stream, failed, order.stream)]
 
     async def _words(self, order: Order[SandboxState]) -> list[NewEvent]:
@@ -212,15 +233,6 @@ class OwnRestore(SandboxChange):
         if runtime is not None:
             await runtime.instance.aclose()
         return words
-
-    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
-        under_way, provider = order.context, order.subject.requested.provider
-        if under_way.instance is not None:
-            self.runtimes.keep(under_way.instance)
-            failpoints.reach("replace.recorded")
-            await replacing(self.core.provider(provider)).drop_replaced(order.stream)
-        await self._layers.drop_plans(provider, under_way.plans)
 
 
 def names_of(core: Core, snapshot: SnapshotState) -> list[str]:

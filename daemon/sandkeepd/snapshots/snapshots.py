@@ -159,7 +159,7 @@ class SnapshotRemoval(Removal[SnapshotState]):
 
     async def clear(self, snapshot_id: str, places: Sequence[model.Place]) -> None:
         """Remove all that there is of a snapshot besides its record, however often that takes."""
-        await self.sending.stop(snapshot_id)
+        await self.core.under_way.interrupt(snapshot_id)  # nothing of it is sent from then on
         then = f"the end of snapshot {snapshot_id} is ordered, and will be carried out when that answers"
         await self.insist(snapshot_id, partial(self._archives.remove, places), then)
         await trio.to_thread.run_sync(self._archives.drop_catalogue, snapshot_id)
