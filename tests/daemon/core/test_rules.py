@@ -146,15 +146,15 @@ def test_names_of_processes_are_unique_in_a_sandbox() -> None:
     command = ProcessLaunch(sandbox_id="sbx_0", command=["true"], name="web")
     event = rules.launch(sandbox, command, "web")
     assert event.command == ["true"]
-    refused("conflict", rules.launch, sandbox, command, "web", {("sbx_0", "web"): None})
-    refused("invalid", rules.launch, sandbox, command, "prc_web", {})
+    refused("conflict", rules.launch, sandbox, command, "web", taken=True)
+    refused("invalid", rules.launch, sandbox, command, "prc_web")
 
 
 @pytest.mark.parametrize("status", sorted(rules.WHY_NOT_READY))
 def test_nothing_starts_in_a_sandbox_that_does_not_run(status: Any) -> None:
     sandbox = world().sandboxes["sbx_0"]
     sandbox.status = status
-    error = refused("not_ready", rules.launch, sandbox, SandboxExec(sandbox_id="sbx_0", command="true"), None, {})
+    error = refused("not_ready", rules.launch, sandbox, SandboxExec(sandbox_id="sbx_0", command="true"), None)
     assert error.data["status"] == status
 
 
