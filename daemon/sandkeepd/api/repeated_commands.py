@@ -22,7 +22,7 @@ from sandkeep_store.eventlog.log import Recorded
 from sandkeepd.api.fingerprint import fingerprint
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import Call
-from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Again, Handle
 
 _EVEN_UNREMEMBERED: Final = frozenset({"daemon.shutdown", "sandbox.terminate"})
@@ -69,7 +69,7 @@ class RepeatedCommands:
             self._check_same(request, _command_of(first), f"{first.type} {first.sandbox_id}")
             request = _of_the_same(request, first)
             answer = await self._again[request.method.name](request, first)
-            return await handle(request) if answer is ANEW else answer
+            return await handle(request) if answer is RUN_AGAIN else answer
         past = self._remembered(request, owner, command_id)
         if past is None:
             return await handle(request)

@@ -12,7 +12,7 @@ from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.app.status import Software
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
-from sandkeepd.core.operation import Command, Handle, eventless
+from sandkeepd.core.operation import Command, Handle, eventless_command
 from sandkeepd.eventlog.history import History
 from sandkeepd.eventlog.retention import Retention
 from sandkeepd.eventlog.verify import Verification
@@ -116,8 +116,8 @@ def dispatch(
     }
     commands: Sequence[Command] = (
         *kept.operations, *processes.commands, *files.commands, *locking.commands, choosing, kept.restores,
-        kept.going_back, eventless("snapshot.gc", kept.collection.answer_again),
-        eventless("stream.access", access.answer_again), eventless("daemon.shutdown", _nothing),
+        kept.going_back, eventless_command("snapshot.gc", kept.collection.answer_again),
+        eventless_command("stream.access", access.answer_again), eventless_command("daemon.shutdown", _nothing),
     )  # fmt: skip
     return Dispatch(core, handlers, at_once, commands)
 

@@ -114,7 +114,7 @@ class Reconciler:
         for sandbox_id, sandbox in self._core.state.sandboxes.items():
             if _is_to_be_adopted(sandbox) and sandbox_id not in self._runtimes.adopting:
                 self._runtimes.adopting[sandbox_id] = adoption = Interruptible()
-                self._core.under_way.note(sandbox_id, adoption)
+                self._core.under_way.register(sandbox_id, adoption)
 
     async def run(self, begin: trio.Event | None = None) -> None:
         """Bring the log and the providers together, once `begin` is set."""
@@ -124,21 +124,21 @@ class Reconciler:
         asked = [image.requested.provider for image in core.state.images.values() if not image.ended]
         asked += [s.requested.provider for s in core.state.sandboxes.values() if not s.hidden]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(core.guarded, self._recover, "recovery of operations")
+            nursery.start_soon(core.run_logged, self._recover, "recovery of operations")
             for name in sorted({*core.providers, *asked}):
-                nursery.start_soon(core.guarded, partial(self._settle_provider, name), f"reconciling {name}")
+                nursery.start_soon(core.run_logged, partial(self._settle_provider, name), f"reconciling {name}")
 
     async def _recover(self) -> None:
         """Recover operations, and what they left, each by itself: one whose store does not answer delays no other."""
-        guarded, kept = self._core.guarded, self._kept
+        run_logged, kept = self._core.run_logged, self._kept
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(guarded, kept.snapshots.removal.sending.settle, "sending archives")
+            nursery.start_soon(run_logged, kept.snapshots.removal.sending.settle, "sending archives")
             for operation in self._operations:
-                nursery.start_soon(guarded, operation.recover, f"recovery of {type(operation).__name__}")
+                nursery.start_soon(run_logged, operation.recover, f"recovery of {type(operation).__name__}")
             sweep = partial(kept.checkpoints.sweep, self._abandoned)
-            nursery.start_soon(guarded, sweep, "removing copies of checkpoints")
-            nursery.start_soon(guarded, kept.snapshots.removal.drop_kept, "removing archives that were kept")
-            nursery.start_soon(guarded, kept.archives.sweep, "removing what was being written")
+            nursery.start_soon(run_logged, sweep, "removing copies of checkpoints")
+            nursery.start_soon(run_logged, kept.snapshots.removal.drop_kept, "removing archives that were kept")
+            nursery.start_soon(run_logged, kept.archives.sweep, "removing what was being written")
 
     async def _settle_provider(self, name: str) -> None:
         core = self._core
@@ -149,7 +149,7 @@ class Reconciler:
                 if sandbox.requested.provider == name:
                     tried.append(trio.Event())
                     adopt = partial(self._adopt_noted, sandbox, tried[-1], adoption)
-                    nursery.start_soon(core.guarded, adopt, f"adopting {sandbox_id}")
+                    nursery.start_soon(core.run_logged, adopt, f"adopting {sandbox_id}")
             for event in tried:  # those that do not answer yet are not waited for
                 await event.wait()
             with trio.move_on_after(ANSWER_DEADLINE_S):
@@ -268,8 +268,8 @@ class Reconciler:
         await runtime.opened()
         for process_id, found in active.items():
             process = self._core.state.processes[process_id]
-            carrier = partial(self._processes.supervisor.adopt, runtime, process, found)
-            if not start_in(runtime, carrier, self._core, f"process {process_id}"):
+            task = partial(self._processes.supervisor.adopt, runtime, process, found)
+            if not start_in(runtime, task, self._core, f"process {process_id}"):
                 return
         pauses = instance.pauses
         if pauses is None or not pauses.is_paused():  # one that stands still knows nothing new

@@ -91,7 +91,7 @@ class CheckpointRestoration(SandboxBatch):
     async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
         """See `Creation.succeeded`."""
         for intent in facts[1:]:
-            self._sandboxes.creation.start(intent, given=self._maker(order.context))
+            self._sandboxes.creation.start(intent, payload=self._maker(order.context))
         await _checked(order.context, order.progress)
 
     def _maker(self, at_hand: AtHand) -> Maker:
@@ -122,7 +122,7 @@ class Return(Replacement):
 
 
 class CheckpointReturn(FileReplacement):
-    """``sandbox.restore`` of a checkpoint, into the sandbox that it is of. `given` is the checkpoint."""
+    """``sandbox.restore`` of a checkpoint, into the sandbox that it is of. `payload` is the checkpoint."""
 
     def __init__(
         self, core: Core, sandboxes: Sandboxes, processes: Processes, layers: LayerReferences, files: CheckpointFiles
@@ -152,7 +152,7 @@ class CheckpointReturn(FileReplacement):
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        checkpoint, sandbox, sandbox_id = order.given, order.subject, order.stream
+        checkpoint, sandbox, sandbox_id = order.payload, order.subject, order.stream
         order.context = under_way = Return(sandbox.plans)
         asked, progress = sandbox.requested, order.progress
         provider = checkpointing(self.core.provider(asked.provider))
@@ -286,10 +286,10 @@ def look_after(core: Core, processes: Processes, runtime: Runtime, process_ids: 
         for process_id in process_ids:
             process = core.state.processes.get(process_id)
             if process is not None:
-                carrier = partial(processes.supervisor.adopt, runtime, process, trio.Event())
-                start_in(runtime, carrier, core, f"process {process_id}")
+                task = partial(processes.supervisor.adopt, runtime, process, trio.Event())
+                start_in(runtime, task, core, f"process {process_id}")
 
-    core.carry(begin, f"processes of {runtime.instance.sandbox_id}")
+    core.start_task(begin, f"processes of {runtime.instance.sandbox_id}")
 
 
 async def _found(

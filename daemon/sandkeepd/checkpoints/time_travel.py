@@ -14,7 +14,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.checkpoints.checkpoints import Checkpoints
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.sandboxes.creation import SandboxCreation
 from sandkeepd.snapshots.restore import Restores
 
@@ -51,10 +51,10 @@ class TimeTravel:
         made: Any
         if first.stream in self._core.state.forks:
             made = await self._checkpoints.restoration.again(request, first)
-            made = made if made is ANEW else made.sandboxes[0]
+            made = made if made is RUN_AGAIN else made.sandboxes[0]
         else:
             made = await self._creation.again(request, first)
-        if made is ANEW:
+        if made is RUN_AGAIN:
             return made
         asked = await self._asked(request.params)
         source = rules.sandbox(self._core.state, request.params.sandbox_id)

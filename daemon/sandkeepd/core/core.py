@@ -1,7 +1,7 @@
 """The common parts of the daemon: the log, the state folded from it, the providers, and the recording of facts.
 
 A mutation has three steps, always the same. Its *intent* is appended, by the call, with the caller's `command_id`. A
-*carrier*, a task of the daemon's own, acts and records the outcome, even if the caller has gone. The *answer* is read
+*task* of the daemon's own, acts and records the outcome, even if the caller has gone. The *answer* is read
 from the state once that has settled, by the call or by a later call that repeats the command.
 """
 
@@ -25,11 +25,11 @@ from sandkeepd.host.fairness import yield_to_loop
 
 logger = logging.getLogger("sandkeepd")
 
-ANEW: Final = object()
+RUN_AGAIN: Final = object()
 """The answer to a repeated command that failed only because the daemon died: carry it out after all."""
 
 RETRY_S = 1.0
-"""Seconds before a carrier retries to record an outcome after a failure of the disk."""
+"""Seconds before a task retries to record an outcome after a failure of the disk."""
 
 
 TRY_AGAIN_S: Final = (0.0, *islice(pauses(0.002, 1.0), 9))
@@ -57,7 +57,7 @@ class Tries:
 
 
 class Core:
-    """The log, the state and the carriers. One a daemon; `app` builds it."""
+    """The log, the state and the tasks. One a daemon; `app` builds it."""
 
     def __init__(
         self, log: EventLog, state: State, files: MetadataFiles, providers: dict[str, Provider], nursery: trio.Nursery
@@ -182,17 +182,17 @@ class Core:
         await waiting.wait()
         await yield_to_loop()
 
-    def carry(self, carrier: Callable[[], Awaitable[object]], what: str) -> None:
-        """Start a carrier. One that fails in a way that nobody foresaw is logged, and ends alone."""
-        self.nursery.start_soon(self.guarded, carrier, what)
+    def start_task(self, task: Callable[[], Awaitable[object]], what: str) -> None:
+        """Start a task of the daemon's own. One that fails in a way that nobody foresaw is logged, and ends alone."""
+        self.nursery.start_soon(self.run_logged, task, what)
 
-    async def guarded(self, carrier: Callable[[], Awaitable[object]], what: str) -> None:
-        """Run a carrier to its end."""
+    async def run_logged(self, task: Callable[[], Awaitable[object]], what: str) -> None:
+        """Run a task to its end; log a defect."""
         try:
             await yield_to_loop()
-            await carrier()
+            await task()
         except Exception:
-            logger.exception("carrier failed", extra={"what": what})
+            logger.exception("task failed", extra={"what": what})
 
 
 def as_sandkeep_error(error: BaseException) -> SandkeepError:

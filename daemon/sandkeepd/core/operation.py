@@ -33,7 +33,7 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import no_progress
-from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.core.core import RUN_AGAIN, Core, Tries, as_sandkeep_error
 from sandkeepd.core.interruption import Interruptible
 from sandkeepd.core.retry import insist
 
@@ -73,7 +73,7 @@ class Order(Interruptible, Generic[S]):
     """One order, while it is carried out. One begun by an earlier daemon has neither `intent` nor `request`.
 
     `resources` are released when it has failed, or its outcome is on record. `abandoned` is cancelled when the caller
-    has gone, for work that is useless without the caller. `given` is unrecorded input of `act`, such as secrets.
+    has gone, for work that is useless without the caller. `payload` is unrecorded input of `act`, such as secrets.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Order(Interruptible, Generic[S]):
         subject: S,
         intent: Recorded | None = None,
         request: Request[Any] | None = None,
-        given: Any = None,
+        payload: Any = None,
     ) -> None:
         super().__init__()
         self.stream = stream
         self.subject = subject
         self.intent = intent
         self.request = request
-        self.given = given
+        self.payload = payload
         self.resources = AsyncExitStack()
         self.context: Any = None
         """Left by `act` for `failed` and `recorded`."""
@@ -125,21 +125,21 @@ class Command(Protocol):
     @property
     def again(self) -> Again:
         """Answer a repeated command, whose first event is given, or None for one without events that was carried out.
-        Return ANEW if the first call had no effect.
+        Return RUN_AGAIN if the first call had no effect.
         """
         ...
 
 
-class Deed(NamedTuple):
+class DirectCommand(NamedTuple):
     """A command that is done within the call, and on record by one event alone, or by a line beside the log."""
 
     method: str
     again: Again
 
 
-def eventless(method: str, answer: Handle) -> Deed:
+def eventless_command(method: str, answer: Handle) -> DirectCommand:
     """Return a command that makes no event; `answer` answers it once it was carried out, and changes nothing."""
-    return Deed(method, lambda request, _: answer(request))
+    return DirectCommand(method, lambda request, _: answer(request))
 
 
 class Operation(ABC, Generic[S]):
@@ -179,7 +179,7 @@ class Operation(ABC, Generic[S]):
         """Tell if a subject that is under way is this operation's, where several have the same view and status."""
         return True
 
-    def stands(self, order: Order[S]) -> bool:
+    def is_current(self, order: Order[S]) -> bool:
         """Tell if the subject still waits for the order's outcome, and no other order has got ahead."""
         return order.subject.status == self.under_way
 
@@ -213,34 +213,34 @@ class Operation(ABC, Generic[S]):
 
     # Carrying out
 
-    async def run(self, new: NewEvent, request: Request[Any], given: Any = None) -> Any:
+    async def run(self, new: NewEvent, request: Request[Any], payload: Any = None) -> Any:
         """Begin the order, wait until it is carried out, and answer it. Raises the error of a failure."""
-        order = await self.begin(new, request.meta, request, given)
+        order = await self.begin(new, request.meta, request, payload)
         try:
             return await self.answer(request, order.stream)
         finally:
             order.abandoned.cancel()
 
     async def begin(
-        self, new: NewEvent, meta: Meta, request: Request[Any] | None = None, given: Any = None
+        self, new: NewEvent, meta: Meta, request: Request[Any] | None = None, payload: Any = None
     ) -> Order[S]:
         """Give the order. It is on record when this returns. Raises as `Core.intend` does."""
         intent = await self.core.intend(new, meta, essential=self.essential)
-        return self.start(intent, request, given)
+        return self.start(intent, request, payload)
 
-    def start(self, intent: Recorded, request: Request[Any] | None = None, given: Any = None) -> Order[S]:
+    def start(self, intent: Recorded, request: Request[Any] | None = None, payload: Any = None) -> Order[S]:
         """Start carrying out a recorded order."""
-        order = Order(intent.stream, self.subjects[intent.stream], intent, request, given)
+        order = Order(intent.stream, self.subjects[intent.stream], intent, request, payload)
         if self.interruptible:
-            self.core.under_way.note(order.stream, order)
+            self.core.under_way.register(order.stream, order)
         self.spawn(order, f"{intent.type} of {order.stream}")
         return order
 
     def spawn(self, order: Order[S], what: str) -> None:
         """Start the task that carries out an order: one of the daemon's own, which ends with the daemon."""
-        self.core.carry(partial(self._carry, order), what)
+        self.core.start_task(partial(self._execute, order), what)
 
-    async def _carry(self, order: Order[S]) -> None:
+    async def _execute(self, order: Order[S]) -> None:
         async with order.resources:
             self._reach("begun")
             try:
@@ -263,7 +263,7 @@ class Operation(ABC, Generic[S]):
         """Act; return the outcome, or nothing if it was interrupted."""
         outcome: Sequence[NewEvent] = ()
         with self._interruptible(order):
-            if self.stands(order):
+            if self.is_current(order):
                 try:
                     outcome = await self.act(order)
                 except Exception:
@@ -285,12 +285,12 @@ class Operation(ABC, Generic[S]):
 
     async def _record(self, order: Order[S], outcome: Sequence[NewEvent]) -> Sequence[Recorded]:
         """Record an outcome; return nothing if another order got ahead, even while the append was in flight."""
-        if not outcome or not self.stands(order):
+        if not outcome or not self.is_current(order):
             return ()
         try:
             return await self.core.record(outcome, order.intent, essential=self.essential)
         except StateError:
-            if self.stands(order):
+            if self.is_current(order):
                 raise
             return ()
 
@@ -300,7 +300,7 @@ class Operation(ABC, Generic[S]):
             await order.resources.aclose()  # a caller that gets the failure may want them for another order
         except Exception as unforeseen:  # noqa: BLE001  # a failure to release a resource is none of the order's
             as_sandkeep_error(unforeseen)
-        if not self.stands(order):
+        if not self.is_current(order):
             return ()
         await self._roll_back(order)
         return await self._record(order, await self.failed(order, error))
@@ -347,11 +347,11 @@ class Operation(ABC, Generic[S]):
     def announce(self) -> None:
         """Note the orders that are on record as begun: orders of clients from now on are not for `recover`."""
         for order in self.begun() if self.recovers else ():
-            key = (order.stream, order.given)
+            key = (order.stream, order.payload)
             if key not in self._due:
                 self._due[key] = order
                 if self.interruptible:
-                    self.core.under_way.note(order.stream, order)
+                    self.core.under_way.register(order.stream, order)
 
     async def recover(self) -> None:
         """Finish the noted orders, each in its own task, so that an engine that is down delays no other."""
@@ -359,11 +359,11 @@ class Operation(ABC, Generic[S]):
         async with trio.open_nursery() as nursery:
             for order in due.values():
                 what = f"{type(self).__name__} of {order.stream}, begun by an earlier daemon"
-                nursery.start_soon(self.core.guarded, partial(self._recover_due, order), what)
+                nursery.start_soon(self.core.run_logged, partial(self._recover_due, order), what)
 
     async def _recover_due(self, order: Order[S]) -> None:
         with self._interruptible(order):
-            if self.stands(order):
+            if self.is_current(order):
                 await self._recover(order)
 
     async def _recover(self, order: Order[S]) -> None:
@@ -409,7 +409,7 @@ class Creation(Operation[S]):
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`."""
         subject = await self.settled(first.stream)
-        return ANEW if subject.interrupted else await self.answer(request, first.stream)
+        return RUN_AGAIN if subject.interrupted else await self.answer(request, first.stream)
 
     async def _recover(self, order: Order[S]) -> None:
         await self.undo(order)
@@ -441,7 +441,7 @@ class Removal(Operation[R]):
                 await tries.again(conflict)  # another event got ahead: look again
 
     async def _recover(self, order: Order[R]) -> None:
-        await self._carry(order)
+        await self._execute(order)
 
 
 class Upkeep(Operation[Any]):
@@ -449,7 +449,7 @@ class Upkeep(Operation[Any]):
     out one after the other.
 
     One that fails is on record as failed, or still as begun: then `recover` goes on with it, later or in the next
-    daemon. `given` is the input of `act`; for an order that is recovered, its entry in `pending`.
+    daemon. `payload` is the input of `act`; for an order that is recovered, its entry in `pending`.
     """
 
     stream: ClassVar[str]
@@ -472,13 +472,13 @@ class Upkeep(Operation[Any]):
         """See `Operation.subjects`."""
         return {self.stream: self.core.state.log}
 
-    def stands(self, order: Order[Any]) -> bool:
-        """See `Operation.stands`."""
-        return order.intent is not None or order.given in self.pending()
+    def is_current(self, order: Order[Any]) -> bool:
+        """See `Operation.is_current`."""
+        return order.intent is not None or order.payload in self.pending()
 
     def begun(self) -> Iterator[Order[Any]]:
         """See `Operation.begun`."""
-        return (Order(self.stream, self.core.state.log, given=entry) for entry in self.pending())
+        return (Order(self.stream, self.core.state.log, payload=entry) for entry in self.pending())
 
     async def failed(self, order: Order[Any], error: SandkeepError) -> Sequence[NewEvent]:  # noqa: ARG002
         """See `Operation.failed`."""
@@ -498,8 +498,8 @@ class Upkeep(Operation[Any]):
         planned = await self.plan(asked)
         if planned is None:
             return None
-        event, given = planned
-        order = await self.begin(NewEvent(self.stream, event), meta, given=given)
+        event, payload = planned
+        order = await self.begin(NewEvent(self.stream, event), meta, payload=payload)
         order.resources.push_async_exit(turn.pop_all())
         await self.core.settled(self.stream, order.finished.is_set)
         if order.error is not None:
@@ -512,9 +512,9 @@ class Upkeep(Operation[Any]):
             async with self._turn:
                 await super().recover()
 
-    async def _carry(self, order: Order[Any]) -> None:
+    async def _execute(self, order: Order[Any]) -> None:
         try:
-            await super()._carry(order)
+            await super()._execute(order)
         except Exception as unforeseen:  # noqa: BLE001  # it is for the caller
             order.error = as_sandkeep_error(unforeseen)
         finally:
@@ -522,7 +522,7 @@ class Upkeep(Operation[Any]):
             self.core.wake(self.stream)
 
     async def _recover(self, order: Order[Any]) -> None:
-        await self._carry(order)
+        await self._execute(order)
         if order.error is not None:
             extra = {"what": type(self).__name__, "why": order.error.message}
             logger.warning("upkeep of an earlier daemon is not done yet", extra=extra)

@@ -32,7 +32,7 @@ LEAST_EVENTS: Final = 1000
 
 
 class LogRedaction(Upkeep):
-    """``store.redact``: a caller's data is removed from an event, everywhere. `given` is the position of the event."""
+    """``store.redact``: a caller's data is removed from an event, everywhere. `payload` is the position of the event."""
 
     method = "store.redact"
     stream = LOG_STREAM
@@ -52,7 +52,7 @@ class LogRedaction(Upkeep):
 
     async def act(self, order: Order[Any]) -> Sequence[NewEvent]:
         """See `Operation.act`. Leaves the event that was redacted, and the report."""
-        outcome, *order.context = await self._redaction.carry_out(order.given)
+        outcome, *order.context = await self._redaction.carry_out(order.payload)
         return [NewEvent(self.stream, outcome)]
 
     async def recorded(self, order: Order[Any], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
@@ -75,7 +75,7 @@ class LogRedaction(Upkeep):
 
 
 class LogCompaction(Upkeep):
-    """``store.compact``, one round of it: events of ended objects go into the archive. `given` is the plan."""
+    """``store.compact``, one round of it: events of ended objects go into the archive. `payload` is the plan."""
 
     method = "store.compact"
     stream = LOG_STREAM
@@ -100,13 +100,13 @@ class LogCompaction(Upkeep):
 
     async def act(self, order: Order[Any]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        outcome, order.context = await self._compaction.archive(order.given)
+        outcome, order.context = await self._compaction.archive(order.payload)
         return [NewEvent(self.stream, outcome)]
 
     async def _recover(self, order: Order[Any]) -> None:
         """See `Operation._recover`. Another round, which goes by the contents, finishes an interrupted one."""
         try:
-            await self.carry_out_in_turn(Wanted(order.given), Meta(), AsyncExitStack())
+            await self.carry_out_in_turn(Wanted(order.payload), Meta(), AsyncExitStack())
         except SandkeepError as error:
             logger.warning("a compaction is not finished yet", extra={"why": error.message})
 

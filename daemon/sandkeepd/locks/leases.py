@@ -124,7 +124,7 @@ class Leases:
             for lock in list(self._core.state.locks.values()):
                 if lock.under_way:
                     self._settling[lock.lock_id] = trio.CancelScope()
-                    nursery.start_soon(self._core.guarded, partial(self._settle, lock), f"settling {lock.lock_id}")
+                    nursery.start_soon(self._core.run_logged, partial(self._settle, lock), f"settling {lock.lock_id}")
             task_status.started()
             await trio.sleep_forever()
 
@@ -201,7 +201,9 @@ class Leases:
         """Renew a lease from now on. Its loss is recorded after its acquisition is `on_record`."""
         assert self._nursery is not None
         held = self._held[lock.lock_id] = Held(lease, lock, trio.CancelScope())
-        self._nursery.start_soon(self._core.guarded, partial(self._keep, lock, held, on_record), f"keeping {lock.name}")
+        self._nursery.start_soon(
+            self._core.run_logged, partial(self._keep, lock, held, on_record), f"keeping {lock.name}"
+        )
 
     async def _keep(self, lock: LockState, held: Held, on_record: trio.Event) -> None:
         with held.scope:

@@ -23,7 +23,7 @@ from sandkeep_store.locks.open import where
 from sandkeep_store.locks.places import part_of
 from sandkeep_store.views.locks import LockState
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, Tries
+from sandkeepd.core.core import RUN_AGAIN, Core, Tries
 from sandkeepd.core.operation import Command, Operation, Order
 from sandkeepd.core.paging import page
 from sandkeepd.locks.leases import GIVEN_UP, Leases
@@ -65,11 +65,11 @@ class LockOperation(Operation[LockState]):
         if lock is None:
             raise _not_found(request.params.name, ", as what is known of it was archived")
         await self.core.settled(lock.lock_id, lambda: self.is_through(lock))
-        return ANEW if lock.interrupted else await self.answered(request, lock)
+        return RUN_AGAIN if lock.interrupted else await self.answered(request, lock)
 
 
 class LockAcquisition(LockOperation):
-    """``lock.acquire``. `given` is set when the caller goes: then the lock is released, as its caller would not know of
+    """``lock.acquire``. `payload` is set when the caller goes: then the lock is released, as its caller would not know of
     it.
     """
 
@@ -82,7 +82,7 @@ class LockAcquisition(LockOperation):
 
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`. The order's context is an event to set once the acquisition is on record."""
-        lock, given_up = order.subject, order.given
+        lock, given_up = order.subject, order.payload
         lease = await self.leases.take(lock, given_up)
         failpoints.reach("lock.taken")
         if lease is not None and not given_up.is_set():

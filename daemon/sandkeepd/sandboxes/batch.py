@@ -7,7 +7,7 @@ from typing import Any
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.snapshots import ForkState
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Creation
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 
@@ -45,7 +45,7 @@ class SandboxBatch(Creation[ForkState]):
         batch = self.subjects[first.stream]
         unmade = await self._sandboxes.creation.unmade(batch)
         if unmade is None:
-            return ANEW
+            return RUN_AGAIN
         if unmade:
             await self.make_again(request, batch, unmade)
         return await self.answer(request, first.stream)

@@ -12,7 +12,7 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, Tries
+from sandkeepd.core.core import RUN_AGAIN, Core, Tries
 from sandkeepd.core.operation import Operation, Order
 from sandkeepd.sandboxes.runtimes import Runtimes
 
@@ -37,21 +37,21 @@ class SandboxChange(Operation[SandboxState]):
         super().__init__(core)
         self.runtimes = runtimes
 
-    def stands(self, order: Order[SandboxState]) -> bool:
-        """See `Operation.stands`."""
+    def is_current(self, order: Order[SandboxState]) -> bool:
+        """See `Operation.is_current`."""
         if order.intent is None:
             return super().stands(order)
         return _is_under_way(order.subject, order.intent.position)
 
     async def try_to_begin(
-        self, sandbox: SandboxState, event: events.Event, request: Request[Any], given: Any, tries: Tries
+        self, sandbox: SandboxState, event: events.Event, request: Request[Any], payload: Any, tries: Tries
     ) -> bool:
         """Give the order; return False when another event of the sandbox got ahead."""
         if not rules.may(sandbox, event.type):
             return False
         new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
         try:
-            await self.begin(new, request.meta, request, given)
+            await self.begin(new, request.meta, request, payload)
         except StateError as conflict:
             await tries.again(conflict)
             return False
@@ -77,14 +77,14 @@ class SandboxChange(Operation[SandboxState]):
         change = sandbox.change
         if change is None or change.position != first.position:
             return await self._answer_earlier(first)
-        return ANEW if change.interrupted else await self.answer(request, first.stream)
+        return RUN_AGAIN if change.interrupted else await self.answer(request, first.stream)
 
     async def _answer_earlier(self, first: Recorded) -> Any:
         """Answer from the log, for a sandbox that has changed again since: the state remembers the last change."""
         outcome = await self._outcome_of(first)
         if isinstance(outcome, _UNDONE):
             if outcome.interrupted:
-                return ANEW
+                return RUN_AGAIN
             raise error_from(outcome.code, outcome.message, {"sandbox_id": first.stream})
         return self.subjects[first.stream].view()
 

@@ -15,7 +15,7 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Creation, Order
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.reservations import Reservations
@@ -80,15 +80,15 @@ class SandboxCreation(Creation[SandboxState]):
                 await self.begin(new, request.meta, request, Maker(command.secrets))
         return await self.made(sandbox_id)
 
-    def start(self, intent: Recorded, request: Request[Any] | None = None, given: Any = None) -> Order[SandboxState]:
-        """Start making a recorded sandbox, by the `Maker` in `given`."""
-        order = super().start(intent, request, given)
-        order.resources.callback(given.done)
+    def start(self, intent: Recorded, request: Request[Any] | None = None, payload: Any = None) -> Order[SandboxState]:
+        """Start making a recorded sandbox, by the `Maker` in `payload`."""
+        order = super().start(intent, request, payload)
+        order.resources.callback(payload.done)
         return order
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        maker, sandbox, intent = order.given, order.subject, order.intent
+        maker, sandbox, intent = order.payload, order.subject, order.intent
         assert intent is not None
         order.context = made = await maker.make(self.core.provider(sandbox.requested.provider), sandbox)
         created = events.SandboxCreated(isolation=made.isolation, handle=made.handle)
@@ -96,7 +96,7 @@ class SandboxCreation(Creation[SandboxState]):
 
     async def succeeded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Creation.succeeded`."""
-        order.given.begun(self._runtimes.keep(order.context))
+        order.payload.begun(self._runtimes.keep(order.context))
 
     async def undo(self, order: Order[SandboxState]) -> None:
         """See `Creation.undo`."""
@@ -132,7 +132,7 @@ class SandboxCreation(Creation[SandboxState]):
         """See `Operation.again`."""
         sandbox = await self.settled(first.stream)
         is_another = sandbox.requested_us != first.time_us  # by which the id was used again
-        return ANEW if sandbox.interrupted or is_another else await self.answer(request, first.stream)
+        return RUN_AGAIN if sandbox.interrupted or is_another else await self.answer(request, first.stream)
 
     # -- several at once ----------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class SandboxCreation(Creation[SandboxState]):
         except BaseException:
             maker.done()
             raise
-        self.start(intent, given=maker)
+        self.start(intent, payload=maker)
 
 
 def _check_volumes(request: Request[SandboxCreate]) -> None:

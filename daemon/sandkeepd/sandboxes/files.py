@@ -27,7 +27,7 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
-from sandkeepd.core.operation import Command, Deed
+from sandkeepd.core.operation import Command, DirectCommand
 from sandkeepd.keeper import copies
 from sandkeepd.keeper.copies import Copy, Extent, Form
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes, start_in
@@ -139,7 +139,7 @@ class Files:
         self._runtimes = runtimes
         self._transfers: dict[tuple[str, str], Incoming] = {}
         self.commands: Sequence[Command] = (
-            Deed("sandbox.write_file", self._write_again), Deed("sandbox.copy_commit", self._commit_again)
+            DirectCommand("sandbox.write_file", self._write_again), DirectCommand("sandbox.copy_commit", self._commit_again)
         )  # fmt: skip
 
     # -- single files -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Launch, Terminal
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Operation, Order
 from sandkeepd.sandboxes.output_reader import OutputReader
 from sandkeepd.sandboxes.process_lookup import ProcessLookup
@@ -91,15 +91,15 @@ class ProcessLaunching(Operation[ProcessState]):
 
     def spawn(self, order: Order[ProcessState], what: str) -> None:
         """See `Operation.spawn`."""
-        if not start_in(order.given.runtime, partial(self._carry, order), self.core, what):
+        if not start_in(order.payload.runtime, partial(self._execute, order), self.core, what):
             ending = StateError("not_ready", f"sandbox {order.subject.sandbox_id} is being ended")
-            self.core.carry(partial(self.fail, order, ending), what)
+            self.core.start_task(partial(self.fail, order, ending), what)
 
     async def act(self, order: Order[ProcessState]) -> Sequence[NewEvent]:
         """See `Operation.act`. Left is whether it has ended already."""
-        runtime, process = order.given.runtime, order.subject
+        runtime, process = order.payload.runtime, order.subject
         runtime.kills.begin(order.stream)
-        pid = await runtime.instance.launch(order.given.launch)
+        pid = await runtime.instance.launch(order.payload.launch)
         failpoints.reach("launch.answered")
         facts: list[events.Event] = [events.ProcessStarted(pid=pid)]
         exited = await self._supervisor.early_end(runtime.instance, process, awaits=self.awaits_end)
@@ -110,12 +110,12 @@ class ProcessLaunching(Operation[ProcessState]):
 
     async def failed(self, order: Order[ProcessState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
-        order.given.runtime.kills.forget(order.stream)
+        order.payload.runtime.kills.forget(order.stream)
         return await super().failed(order, error)
 
     async def recorded(self, order: Order[ProcessState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Operation.recorded`."""
-        runtime, process = order.given.runtime, order.subject
+        runtime, process = order.payload.runtime, order.subject
         if order.context:
             runtime.instance.forget(order.stream)
         elif not process.ended:
@@ -132,7 +132,7 @@ class ProcessLaunching(Operation[ProcessState]):
         """See `Operation.again`."""
         process = await self._lookup.find(request.params.sandbox_id, first.stream)
         await self.core.settled(process.process_id, lambda: process.status != "starting")
-        return ANEW if process.interrupted else await self.answered(request, process)
+        return RUN_AGAIN if process.interrupted else await self.answered(request, process)
 
 
 class Execution(ProcessLaunching):

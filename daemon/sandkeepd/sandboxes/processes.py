@@ -33,7 +33,7 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
-from sandkeepd.core.operation import Command, Deed, eventless
+from sandkeepd.core.operation import Command, DirectCommand, eventless_command
 from sandkeepd.core.paging import page
 from sandkeepd.sandboxes.launching import Execution, ProcessLaunching, require_terminals
 from sandkeepd.sandboxes.output_reader import OutputReader, require_kept
@@ -54,8 +54,8 @@ class Processes:
         self.launching = ProcessLaunching(core, runtimes, self.supervisor, self.lookup)
         self.execution = Execution(core, runtimes, self.supervisor, self.lookup, self.outputs)
         self.commands: Sequence[Command] = (
-            self.launching, self.execution, Deed("process.signal", self._signal_again),
-            eventless("process.write_stdin", self._written), eventless("process.resize", self.get),
+            self.launching, self.execution, DirectCommand("process.signal", self._signal_again),
+            eventless_command("process.write_stdin", self._written), eventless_command("process.resize", self.get),
         )  # fmt: skip
 
     # -- acting on ----------------------------------------------------------------------------------------------------

@@ -43,4 +43,4 @@ async def run(core: Core, termination: Termination) -> None:
             reason = reason_to_end(sandbox, moment)
             if reason is not None and sandbox.sandbox_id not in termination.unrecorded:
                 logger.info("reaping", extra={"sandbox_id": sandbox.sandbox_id, "reason": reason})
-                await core.guarded(partial(termination.end, sandbox.sandbox_id, reason), "reaping")
+                await core.run_logged(partial(termination.end, sandbox.sandbox_id, reason), "reaping")

@@ -39,7 +39,7 @@ class PauseChange(SandboxChange):
     """The status while the other of the two is under way, whose end is awaited first."""
 
     async def ensure(self, request: Request[SandboxSuspend] | Request[SandboxResume]) -> Sandbox:
-        """Give the order, unless the sandbox has the target status or the order was given, and answer it."""
+        """Give the order, unless the sandbox has the target status or the order was payload, and answer it."""
         sandbox, tries = rules.sandbox(self.core.state, request.params.sandbox_id), Tries()
         while sandbox.status != self.target:
             if sandbox.status == self.opposite:
@@ -62,7 +62,7 @@ class PauseChange(SandboxChange):
 
 
 class Suspension(PauseChange):
-    """``sandbox.suspend``: a sandbox is frozen. `given` is the `Pausing` instance."""
+    """``sandbox.suspend``: a sandbox is frozen. `payload` is the `Pausing` instance."""
 
     method = "sandbox.suspend"
     under_way = "suspending"
@@ -79,7 +79,7 @@ class Suspension(PauseChange):
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        await in_time(order.given.suspend)
+        await in_time(order.payload.suspend)
         return [NewEvent(order.stream, events.SandboxSuspended(), order.stream, order.subject.revision)]
 
 
@@ -91,7 +91,7 @@ class Revival(NamedTuple):
 
 
 class Resumption(PauseChange):
-    """``sandbox.resume``: a suspended sandbox is thawed, one that was lost or failed is restarted. `given` is the
+    """``sandbox.resume``: a suspended sandbox is thawed, one that was lost or failed is restarted. `payload` is the
     `Pausing` instance, or a `Revival`.
     """
 
@@ -104,34 +104,34 @@ class Resumption(PauseChange):
 
     async def try_to_order(self, sandbox: SandboxState, request: Request[Any], tries: Tries) -> bool:
         """See `PauseChange.try_to_order`."""
-        given: Pausing | Revival
+        payload: Pausing | Revival
         if sandbox.status == "suspended":
             runtime = await self.runtimes.standing(sandbox)
-            given = pausing(runtime.instance, sandbox.requested.provider)
+            payload = pausing(runtime.instance, sandbox.requested.provider)
         else:
             provider = self.core.provider(sandbox.requested.provider)
             rules.revive(sandbox, request.params.secrets, can_revive=provider.revival is not None)
             assert provider.revival is not None
-            given = Revival(provider.revival, dict(request.params.secrets))
-        event = events.SandboxResumeRequested(anew=isinstance(given, Revival))
-        return await self.try_to_begin(sandbox, event, request, given, tries)
+            payload = Revival(provider.revival, dict(request.params.secrets))
+        event = events.SandboxResumeRequested(anew=isinstance(payload, Revival))
+        return await self.try_to_begin(sandbox, event, request, payload, tries)
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        given: Pausing | Revival = order.given
+        payload: Pausing | Revival = order.payload
         resumed = events.SandboxResumed()
-        if isinstance(given, Revival):
-            order.resources.callback(given.secrets.clear)
-            order.context = instance = await self._revive(order.subject, given)
+        if isinstance(payload, Revival):
+            order.resources.callback(payload.secrets.clear)
+            order.context = instance = await self._revive(order.subject, payload)
             resumed = events.SandboxResumed(isolation=instance.isolation, handle=instance.handle)
         else:
-            await in_time(given.resume)
+            await in_time(payload.resume)
         return [NewEvent(order.stream, resumed, order.stream, order.subject.revision)]
 
-    async def _revive(self, sandbox: SandboxState, given: Revival) -> Instance:
+    async def _revive(self, sandbox: SandboxState, payload: Revival) -> Instance:
         asked = sandbox.requested
-        return await given.provider.revive(
-            sandbox.sandbox_id, asked.image_id, asked.spec, given.secrets, asked.plan, sandbox.handle
+        return await payload.provider.revive(
+            sandbox.sandbox_id, asked.image_id, asked.spec, payload.secrets, asked.plan, sandbox.handle
         )
 
     def owns(self, subject: SandboxState) -> bool:

@@ -118,7 +118,7 @@ class Termination(Removal[SandboxState]):
             outcome = f"what ran in sandbox {order.stream} is ended as far as that can be ({error.message})"
         if not core.problems and order.stream not in self.unrecorded:
             self.unrecorded.add(order.stream)
-            core.carry(partial(self._record_end, order, reason, meta), f"record of the end of {order.stream}")
+            core.start_task(partial(self._record_end, order, reason, meta), f"record of the end of {order.stream}")
         raise DaemonError("storage_unavailable", f"{outcome}: {refused.message}", sandbox_id=order.stream)
 
     async def _record_end(self, order: NewEvent, reason: str, meta: events.Meta) -> None:

@@ -42,8 +42,8 @@ class DeferredUploads:
         snapshot = self._core.state.snapshots[snapshot_id]
         if snapshot.here is not None:
             sending = Interruptible()
-            self._core.under_way.note(snapshot_id, sending)
-            self._core.carry(partial(self._carry, snapshot, sending), f"sending {snapshot_id}")
+            self._core.under_way.register(snapshot_id, sending)
+            self._core.start_task(partial(self._carry, snapshot, sending), f"sending {snapshot_id}")
 
     async def settle(self) -> None:
         """Go on where an earlier daemon ended."""

@@ -91,7 +91,7 @@ class Forks(SandboxBatch):
         """See `Creation.succeeded`."""
         assert order.request is not None
         for fact in facts[1:]:  # at once: the end of one that nobody makes yet would not be seen
-            self._sandboxes.creation.start(fact, given=Maker(order.request.params.secrets))
+            self._sandboxes.creation.start(fact, payload=Maker(order.request.params.secrets))
         await order.progress(f"starting {len(order.subject.sandbox_ids)} sandboxes")
 
     async def undone(self, order: Order[ForkState]) -> None:

@@ -84,7 +84,7 @@ def _due_of(
 
 class ArchiveRemoval(Upkeep):
     """The removal of archives by ``snapshot.gc``. One that a daemon's end interrupts has failed: the next collection
-    finds the archives again. `given` is the intent.
+    finds the archives again. `payload` is the intent.
     """
 
     method = "snapshot.gc"
@@ -106,13 +106,13 @@ class ArchiveRemoval(Upkeep):
     async def act(self, order: Order[Any]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
         assert order.intent is not None
-        await self._archives.remove(order.given.places)
+        await self._archives.remove(order.payload.places)
         return [NewEvent(self.stream, events.ArchiveRemoved(position=order.intent.position))]
 
     async def failed(self, order: Order[Any], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
         order.error = error
-        position = order.intent.position if order.intent is not None else order.given
+        position = order.intent.position if order.intent is not None else order.payload
         failed = events.ArchiveRemoveFailed(
             position=position, code=error.code, message=error.message, interrupted=order.intent is None
         )
@@ -135,7 +135,7 @@ class GarbageCollector:
         """Apply retention now and then, until cancelled."""
         while True:
             await trio.sleep(EVERY_S)
-            await self._core.guarded(self._apply, "retention of snapshots")
+            await self._core.run_logged(self._apply, "retention of snapshots")
 
     async def _apply(self) -> None:
         """Error handling: a disk that takes no record is tried again at the next look."""

@@ -81,7 +81,7 @@ class LayerReferences:
                         engine = self._core.provider(provider_name).engine
                         if "engine" in error.data and engine is not None:
                             again = partial(self._drop_later, engine, provider_name, name)
-                            self._core.carry(again, f"removing the kept files {name}")
+                            self._core.start_task(again, f"removing the kept files {name}")
             if self._turns.get(name) is turn and not turn.locked():  # a waiter has it now
                 del self._turns[name]
 

@@ -170,7 +170,7 @@ class FileReplacement(SandboxChange):
 
 
 class OwnRestore(FileReplacement):
-    """``sandbox.restore`` of a snapshot, over the sandbox's own files. `given` is the snapshot, and secrets."""
+    """``sandbox.restore`` of a snapshot, over the sandbox's own files. `payload` is the snapshot, and secrets."""
 
     def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences, unpacking: Unpacking) -> None:
         super().__init__(core, sandboxes.runtimes, layers)
@@ -203,7 +203,7 @@ class OwnRestore(FileReplacement):
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`. Unpack the snapshot, then end the sandbox and start it with those files."""
-        (snapshot, secrets), sandbox = order.given, order.subject
+        (snapshot, secrets), sandbox = order.payload, order.subject
         order.resources.callback(secrets.clear)
         order.context = under_way = Replacement(sandbox.plans)
         sandbox_id, asked = order.stream, sandbox.requested

@@ -27,7 +27,7 @@ from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Operation, Order
 from sandkeepd.host.hostile_files import read_only
 from sandkeepd.host.threads import Meter, watched
@@ -91,7 +91,7 @@ class SnapshotIntake(SnapshotCreation):
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`. The caller gets a pipe without a reader."""
         answer = await super().again(request, first)
-        if answer is not ANEW:
+        if answer is not RUN_AGAIN:
             reading, writing = os.pipe()
             os.close(reading)
             try:

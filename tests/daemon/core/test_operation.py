@@ -16,7 +16,7 @@ from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.images import ImageState
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import cannot_give, no_progress
-from sandkeepd.core.core import ANEW
+from sandkeepd.core.core import RUN_AGAIN
 from sandkeepd.core.operation import Operation, Order, Upkeep
 from sandkeepd.core.peer import Peer
 from sandkeepd.sandboxes.images import ImageCreation, ImageHolds
@@ -167,7 +167,7 @@ async def test_what_a_dead_daemon_had_begun_is_undone_and_begun_anew(state_dir: 
         assert toy.undone_of == [image_id]
         assert await kinds(daemon, image_id) == ["image.create_requested", "image.create_failed"]
         first = (await daemon.core.log.read(0, 1, stream=image_id))[0]
-        assert await toy.again(request_of(), first) is ANEW
+        assert await toy.again(request_of(), first) is RUN_AGAIN
         assert (await toy.answer(request_of(), later)).status == "ready"
 
 

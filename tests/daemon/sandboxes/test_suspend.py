@@ -435,7 +435,7 @@ async def test_an_order_without_an_outcome_is_what_the_sandbox_says(
         await daemon.core.log.append([NewEvent(daemon.id_of(), order, daemon.id_of())], Meta(owner="uid:0", **by))
         if carried_out:
             await trio.to_thread.run_sync(house.stop if order is SUSPEND else house.go_on)
-        daemon.core.carry = lambda *_: None  # type: ignore[method-assign]  # it dies
+        daemon.core.start_task = lambda *_: None  # type: ignore[method-assign]  # it dies
     async with house.daemon() as daemon:
         assert state(daemon).status == ("suspending" if order is SUSPEND else "resuming")
         await adopted(daemon)
