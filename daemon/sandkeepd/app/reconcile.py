@@ -262,7 +262,7 @@ class Reconciler:
         return await provider.adopt(sandbox.sandbox_id, asked.spec, asked.plan, sandbox.isolation, sandbox.handle)
 
     async def _adopt_processes(self, sandbox: SandboxState, instance: Instance) -> None:
-        """Start the carriers of its processes, and wait until the instance knows each: signals need that."""
+        """Start the tasks of its processes, and wait until the instance knows each: signals need that."""
         active = {process: trio.Event() for process in sandbox.active}
         runtime = self._runtimes.keep(instance)
         await runtime.opened()

@@ -279,7 +279,7 @@ async def _checked(at_hand: AtHand, progress: Progress) -> None:
 
 
 def look_after(core: Core, processes: Processes, runtime: Runtime, process_ids: Sequence[str]) -> None:
-    """Start the carriers of restored processes, once there is a nursery for them."""
+    """Start the tasks of restored processes, once there is a nursery for them."""
 
     async def begin() -> None:
         await runtime.opened()

@@ -32,7 +32,7 @@ LEAST_EVENTS: Final = 1000
 
 
 class LogRedaction(Upkeep):
-    """``store.redact``: a caller's data is removed from an event, everywhere. `payload` is the position of the event."""
+    """``store.redact``: a caller's data is removed from an event, everywhere. `payload` is its position."""
 
     method = "store.redact"
     stream = LOG_STREAM

@@ -69,8 +69,8 @@ class LockOperation(Operation[LockState]):
 
 
 class LockAcquisition(LockOperation):
-    """``lock.acquire``. `payload` is set when the caller goes: then the lock is released, as its caller would not know of
-    it.
+    """``lock.acquire``. `payload` is set when the caller goes: then the lock is released, as its caller would not know
+    of it.
     """
 
     method = "lock.acquire"

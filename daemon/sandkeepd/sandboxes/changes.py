@@ -40,7 +40,7 @@ class SandboxChange(Operation[SandboxState]):
     def is_current(self, order: Order[SandboxState]) -> bool:
         """See `Operation.is_current`."""
         if order.intent is None:
-            return super().stands(order)
+            return super().is_current(order)
         return _is_under_way(order.subject, order.intent.position)
 
     async def try_to_begin(

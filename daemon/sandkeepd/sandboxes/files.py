@@ -3,7 +3,7 @@
 All of it happens inside, as the sandbox's own user (see `keeper.files` and `keeper.copies`). The daemon handles only
 the ends of a copy: it hands the caller a pipe, or serves one itself to a websocket, and commits incoming data.
 
-A copy into a sandbox has a carrier, a task in the nursery of its sandbox, because a commit must go on when the caller
+A copy into a sandbox has a task in the nursery of its sandbox, because a commit must go on when the caller
 has gone. Until then the caller keeps the copy alive.
 """
 
@@ -96,7 +96,7 @@ class Incoming:
             with trio.CancelScope(shield=True):
                 await self._finished.wait()
 
-    async def carry(self, copy: Copy, record: Callable[[Extent, Meta], Awaitable[Copied]]) -> None:
+    async def receive(self, copy: Copy, record: Callable[[Extent, Meta], Awaitable[Copied]]) -> None:
         """Wait for the archive and for the caller's word, and make it effective."""
         self._data = copy.take_data()
         self._opened.set()
@@ -107,11 +107,11 @@ class Incoming:
         failpoints.reach("copy.committed")
         self._outcome = await record(extent, self._meta)
 
-    async def run(self, carry: Callable[["Incoming"], Awaitable[None]]) -> None:
+    async def run(self, work: Callable[["Incoming"], Awaitable[None]]) -> None:
         """Run the copy to its end, success or failure."""
         try:
             with self._scope:
-                await carry(self)
+                await work(self)
         except SandkeepError as error:
             self._outcome = error
         finally:
@@ -139,8 +139,9 @@ class Files:
         self._runtimes = runtimes
         self._transfers: dict[tuple[str, str], Incoming] = {}
         self.commands: Sequence[Command] = (
-            DirectCommand("sandbox.write_file", self._write_again), DirectCommand("sandbox.copy_commit", self._commit_again)
-        )  # fmt: skip
+            DirectCommand("sandbox.write_file", self._write_again),
+            DirectCommand("sandbox.copy_commit", self._commit_again),
+        )
 
     # -- single files -------------------------------------------------------------------------------------------------
 
@@ -248,7 +249,7 @@ class Files:
         runtime = await self._reach(sandbox_id)
         self._core.require_sound()  # before any effect
         incoming = Incoming()
-        work = partial(incoming.run, partial(self._carry, runtime, path, form))
+        work = partial(incoming.run, partial(self._receive, runtime, path, form))
         if not start_in(runtime, work, self._core, f"copy into {sandbox_id}"):
             raise StateError("not_ready", f"sandbox {sandbox_id} is being ended", sandbox_id=sandbox_id)
         async with self._explaining(runtime):
@@ -258,10 +259,10 @@ class Files:
             finally:
                 await incoming.leave()
 
-    async def _carry(self, runtime: Runtime, path: str, form: Form, incoming: Incoming) -> None:
+    async def _receive(self, runtime: Runtime, path: str, form: Form, incoming: Incoming) -> None:
         record = partial(self._record_copy, runtime.instance.sandbox_id)
         async with copies.copying(runtime.instance, path, incoming=True, form=form) as copy:
-            await incoming.carry(copy, record)
+            await incoming.receive(copy, record)
 
     async def _record_copy(self, sandbox_id: str, extent: Extent, meta: Meta) -> Copied:
         event = events.SandboxFileWritten(

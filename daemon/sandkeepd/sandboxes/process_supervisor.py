@@ -25,7 +25,7 @@ GRACE_S = 0.1
 
 
 class ProcessSupervisor:
-    """Carries processes, newly launched ones and those of an earlier daemon."""
+    """Supervises processes, newly launched ones and those of an earlier daemon."""
 
     def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core

@@ -31,7 +31,7 @@ def not_sent(snapshot: SnapshotState) -> ProviderError:
 
 
 class DeferredUploads:
-    """One carrier for each archive that is to be sent still."""
+    """One task for each archive that is to be sent still."""
 
     def __init__(self, core: Core, archives: SnapshotArchives) -> None:
         self._core = core
@@ -43,14 +43,14 @@ class DeferredUploads:
         if snapshot.here is not None:
             sending = Interruptible()
             self._core.under_way.register(snapshot_id, sending)
-            self._core.start_task(partial(self._carry, snapshot, sending), f"sending {snapshot_id}")
+            self._core.start_task(partial(self._run, snapshot, sending), f"sending {snapshot_id}")
 
     async def settle(self) -> None:
         """Go on where an earlier daemon ended."""
         for snapshot_id in list(self._core.state.snapshots):
             self.begin(snapshot_id)
 
-    async def _carry(self, snapshot: SnapshotState, sending: Interruptible) -> None:
+    async def _run(self, snapshot: SnapshotState, sending: Interruptible) -> None:
         with self._core.under_way.running(snapshot.snapshot_id, sending):
             await self._send(snapshot)
 
