@@ -94,6 +94,7 @@ def _tcp_listener(address: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        words = f"{address} cannot be listened on: {error.strerror or error}; set {daemon.STREAM.name} to another port"
-        raise SetupError("not_configured", words, setting=daemon.STREAM.name) from None
+        why = error.strerror or error
+        message = f"{address} cannot be listened on: {why}; set {daemon.STREAM.name} to another port"
+        raise SetupError("not_configured", message, setting=daemon.STREAM.name) from None
     return listener

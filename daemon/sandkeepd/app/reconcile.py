@@ -30,11 +30,11 @@ from sandkeepd.core.core import Core
 from sandkeepd.core.interruption import Interruptible
 from sandkeepd.core.operation import Operation
 from sandkeepd.core.retry import retry_until_done
-from sandkeepd.sandboxes.last_words import exits_left, last_words
 from sandkeepd.sandboxes.oom import KILLED
+from sandkeepd.sandboxes.process_ends import exits_left, process_ends
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.runtimes import Runtimes, start_in
-from sandkeepd.sandboxes.suspend import came_of, is_reviving
+from sandkeepd.sandboxes.suspend import is_reviving, outcome_of_change
 from sandkeepd.snapshots.layers import LayerReferences
 
 T = TypeVar("T")
@@ -217,7 +217,7 @@ class Reconciler:
             if instance is None or isinstance(instance, Ending):
                 await self._lost(sandbox, instance.message if instance else "its provider has it no more", revision)
             else:
-                adopted: list[events.Event] = [*came_of(sandbox, instance), events.SandboxAdopted()]
+                adopted: list[events.Event] = [*outcome_of_change(sandbox, instance), events.SandboxAdopted()]
                 told = [NewEvent(sandbox_id, event, sandbox_id, revision + n) for n, event in enumerate(adopted)]
                 await self._core.record(told, None, awaited=False)
         except StateError:
@@ -238,7 +238,7 @@ class Reconciler:
 
         ended = await self._retry(asked.provider, put_back, f"undoing the restore of {sandbox_id}", adoption, tried)
         revision, plans = sandbox.revision, sandbox.plans
-        told = last_words(core, sandbox, await exits_left(core, sandbox), KILLED) if ended else []
+        told = process_ends(core, sandbox, await exits_left(core, sandbox), KILLED) if ended else []
         failed = events.SandboxRestoreFailed(
             code="not_ready", message=RESTORE_INTERRUPTED, ended=ended, interrupted=True
         )
@@ -272,7 +272,7 @@ class Reconciler:
             if not start_in(runtime, task, self._core, f"process {process_id}"):
                 return
         pauses = instance.pauses
-        if pauses is None or not pauses.is_paused():  # one that stands still knows nothing new
+        if pauses is None or not pauses.is_paused():  # a frozen one reports nothing
             with trio.move_on_after(ANSWER_DEADLINE_S):
                 for found in active.values():
                     await found.wait()
@@ -282,7 +282,7 @@ class Reconciler:
         """Tell that a sandbox is gone, with all that was known of it last: how its processes had ended, if they had."""
         logger.warning("sandbox lost", extra={"sandbox_id": sandbox.sandbox_id, "why": why})
         exits = await exits_left(self._core, sandbox)
-        told = last_words(self._core, sandbox, exits, None, why=f"its sandbox was lost: {why}")
+        told = process_ends(self._core, sandbox, exits, None, why=f"its sandbox was lost: {why}")
         lost = events.SandboxLost(last_status=sandbox.status, message=why)
         told.append(NewEvent(sandbox.sandbox_id, lost, sandbox.sandbox_id, revision))
         await self._core.record(told, None, awaited=False)

@@ -52,7 +52,7 @@ class Manager:
         self.watchdog_s = watchdog_s if address else None
         self.passed = passed if passed is not None else PassedSockets()
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._told = ""
+        self._last_status = ""
         self._is_deaf = False
         self._owes_ready = False
 
@@ -80,13 +80,13 @@ class Manager:
 
     def ready(self, status: str) -> None:
         """Requests are answered from now on, or again."""
-        self._told = status
+        self._last_status = status
         self._owes_ready = not self.tell("READY=1", f"MAINPID={os.getpid()}", f"STATUS={_one_line(status)}")
 
     def status(self, status: str) -> None:
         """Send a one-line status for people, if it has changed."""
-        if status != self._told and self.tell(f"STATUS={_one_line(status)}"):
-            self._told = status
+        if status != self._last_status and self.tell(f"STATUS={_one_line(status)}"):
+            self._last_status = status
 
     def reloading(self) -> None:
         """Settings are being read again; `ready` must follow."""
@@ -94,7 +94,7 @@ class Manager:
 
     def stopping(self, reason: str) -> None:
         """The end begins."""
-        self._told = ""
+        self._last_status = ""
         self.tell("STOPPING=1", f"STATUS=stopping: {_one_line(reason)}; sandboxes go on")
 
     @contextlib.contextmanager

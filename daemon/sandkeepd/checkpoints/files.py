@@ -324,8 +324,8 @@ def _verify(directory: str, files: Sequence[CheckpointFile], moved: Meter) -> No
 
 def _compare(file: CheckpointFile, found: digests.Digest) -> None:
     if file.digest != found.text():
-        words = f"the checkpoint's {file.name} is damaged: its digest is not the one on record: restore another"
-        raise DataError("snapshot_corrupt", words)
+        message = f"the checkpoint's {file.name} is damaged: its digest is not the one on record: restore another"
+        raise DataError("snapshot_corrupt", message)
 
 
 def remove_directory(path: str) -> None:

@@ -28,8 +28,8 @@ from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
 from sandkeepd.sandboxes.batch import SandboxBatch
 from sandkeepd.sandboxes.creation import Maker
-from sandkeepd.sandboxes.last_words import last_words
 from sandkeepd.sandboxes.oom import KILLED
+from sandkeepd.sandboxes.process_ends import process_ends
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.runtimes import Runtime, start_in
 from sandkeepd.sandboxes.sandboxes import Sandboxes
@@ -162,7 +162,7 @@ class CheckpointReturn(FileReplacement):
             under_way.runtime = runtime = await self.runtimes.drop(sandbox_id)
             failpoints.reach("checkpoint.returning")
             exit_of = runtime.instance.exit_of if runtime is not None else lambda _: None
-            under_way.ended = last_words(self.core, sandbox, exit_of, KILLED, runtime=runtime)
+            under_way.ended = process_ends(self.core, sandbox, exit_of, KILLED, runtime=runtime)
             old, new = under_way.plans
             under_way.instance = made = await provider.return_to(
                 sandbox_id, asked.image_id, sandbox.spec, (old, new), sandbox.handle, had.directory
@@ -223,8 +223,8 @@ async def require_here(core: Core, checkpoint: CheckpointState) -> Checkpointing
     provider = checkpointing(core.provider(asked.provider))
     why = await trio.to_thread.run_sync(provider.why_not_here, asked.facts)
     if why is not None:
-        words = f"checkpoint {checkpoint.checkpoint_id} cannot be brought back here: {why}"
-        raise SetupError("not_supported", words, checkpoint_id=checkpoint.checkpoint_id)
+        message = f"checkpoint {checkpoint.checkpoint_id} cannot be restored here: {why}"
+        raise SetupError("not_supported", message, checkpoint_id=checkpoint.checkpoint_id)
     return provider
 
 
@@ -318,5 +318,5 @@ def checkpointing(provider: Provider) -> Checkpointing:
     """Return the provider's checkpoints. Raises `not_supported` if it has none."""
     if provider.checkpoints is not None:
         return provider.checkpoints
-    words = f"the {provider.name} provider cannot keep what runs: make a snapshot, or use the gvisor provider"
-    raise SetupError("not_supported", words)
+    message = f"the {provider.name} provider cannot keep what runs: make a snapshot, or use the gvisor provider"
+    raise SetupError("not_supported", message)

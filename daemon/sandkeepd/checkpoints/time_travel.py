@@ -96,8 +96,8 @@ class TimeTravel:
         """Restore a checkpoint, which has the variables and secrets of its processes."""
         if asked.env or asked.secrets:
             field = "env" if asked.env else "secrets"
-            words = f"{field}: what goes on from checkpoint {moment.source_id} has its variables: leave it out"
-            raise CallerError("invalid", words, field=field)
+            message = f"{field}: what goes on from checkpoint {moment.source_id} has its variables: leave it out"
+            raise CallerError("invalid", message, field=field)
         command = CheckpointRestore(
             command_id=asked.command_id,
             checkpoint_id=moment.source_id,

@@ -58,8 +58,8 @@ WHY_NOT_READY: Final[dict[str, str]] = {
     "restoring": "is being restored: wait until it runs",
     "stopping": "is being ended",
     "stopped": "has ended: create a new one",
-    "failed": "failed: look at its `error`, then resume it, if its provider can start it anew, or terminate it",
-    "lost": "was lost by its provider: resume it, if that can start it anew, or terminate it and create a new one",
+    "failed": "failed: look at its `error`, then resume it, if its provider can restart it, or terminate it",
+    "lost": "was lost by its provider: resume it, if that can restart it, or terminate it and create a new one",
 }
 
 
@@ -151,8 +151,8 @@ def return_to(sandbox: SandboxState, checkpoint: CheckpointState) -> None:
     if not may(sandbox, "sandbox.restore_requested"):
         raise not_ready(sandbox)
     if checkpoint.sandbox_id != sandbox.sandbox_id:
-        words = f"checkpoint_id: {checkpoint.checkpoint_id} is of {checkpoint.sandbox_id}: restore it into a new one"
-        raise CallerError("invalid", words, field="checkpoint_id")
+        message = f"checkpoint_id: {checkpoint.checkpoint_id} is of {checkpoint.sandbox_id}: restore it into a new one"
+        raise CallerError("invalid", message, field="checkpoint_id")
 
 
 def moment(sandbox: SandboxState, found: Sequence[Moment], upto: int, until_us: int | None) -> Moment:
@@ -162,13 +162,13 @@ def moment(sandbox: SandboxState, found: Sequence[Moment], upto: int, until_us: 
         return chosen
     oldest = next((moment for moment in found if moment.status == "ready"), None)
     if oldest is None:
-        words = f"of sandbox {sandbox.sandbox_id} nothing is kept: make a snapshot before you need one"
-        raise DataError("snapshot_missing", words, sandbox_id=sandbox.sandbox_id)
-    words = (
+        message = f"of sandbox {sandbox.sandbox_id} there is no snapshot or checkpoint: make one before you need it"
+        raise DataError("snapshot_missing", message, sandbox_id=sandbox.sandbox_id)
+    message = (
         f"of sandbox {sandbox.sandbox_id} nothing is kept of that moment or before it: "
         f"the oldest is {oldest.kind} {oldest.source_id}, of position {oldest.position}, {rfc3339(oldest.time_us)}"
     )
-    raise DataError("snapshot_missing", words, sandbox_id=sandbox.sandbox_id, oldest=oldest.position)
+    raise DataError("snapshot_missing", message, sandbox_id=sandbox.sandbox_id, oldest=oldest.position)
 
 
 def create_snapshot(
@@ -178,8 +178,9 @@ def create_snapshot(
     _require_small(command.labels)
     for field, paths in (("include", command.include), ("exclude", command.exclude)):
         if sum(map(len, paths)) > MAX_PATHS_BYTES:
-            words = f"{field}: the paths are longer than {MAX_PATHS_BYTES} bytes together: name directories above them"
-            raise CallerError("invalid", words, field=field)
+            most = MAX_PATHS_BYTES
+            message = f"{field}: the paths are longer than {most} bytes together: name directories above them"
+            raise CallerError("invalid", message, field=field)
     if any(posixpath.normpath(path) in (".", root) for path in command.exclude):
         raise CallerError("invalid", "exclude: that leaves out everything: name what lies below it", field="exclude")
     return events.SnapshotCreateRequested(
@@ -256,7 +257,7 @@ def require_files(sandbox: SandboxState) -> None:
     if sandbox.status not in READABLE:
         raise not_ready(sandbox)
     if not sandbox.made:
-        raise not_ready(sandbox, "was never made: create another")
+        raise not_ready(sandbox, "was never created: create another")
 
 
 def require_secrets(sandbox: SandboxState, secrets: Container[str]) -> None:
@@ -268,13 +269,13 @@ def require_secrets(sandbox: SandboxState, secrets: Container[str]) -> None:
 
 
 def revive(sandbox: SandboxState, secrets: Container[str], *, can_revive: bool) -> None:
-    """Raise `not_ready` unless the sandbox can be started anew on its files, `secret_missing` without all it had."""
+    """Raise `not_ready` unless the sandbox can be restarted on its files, `secret_missing` without all it had."""
     if not may(sandbox, "sandbox.resume_requested"):
         raise not_ready(sandbox)
     if not sandbox.made:
-        raise not_ready(sandbox, "was never made: create another")
+        raise not_ready(sandbox, "was never created: create another")
     if not can_revive:
-        cannot = f"the {sandbox.requested.provider} provider cannot start it anew: terminate it and create a new one"
+        cannot = f"the {sandbox.requested.provider} provider cannot restart it: terminate it and create a new one"
         raise not_ready(sandbox, f"{'was lost' if sandbox.status == 'lost' else 'failed'}, and {cannot}")
     require_secrets(sandbox, secrets)
 
@@ -323,12 +324,12 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
         return None
     above = [s.snapshot_id for s in state.snapshots.values() if s.alive and s.needs_image(image_id)]
     if above:
-        words = f"image {image_id} is what the incremental snapshot {_some(above)} is above: delete that, or promote it"
-        raise StateError("in_use", words, image_id=image_id, snapshot_ids=above[:20])
+        message = f"image {image_id} is the base of the incremental snapshot {_some(above)}: delete that, or promote it"
+        raise StateError("in_use", message, image_id=image_id, snapshot_ids=above[:20])
     kept = [c.checkpoint_id for c in state.checkpoints.values() if c.alive and c.needs_image(image_id)]
     if kept:
-        words = f"image {image_id} is what the checkpoint {_some(kept)} is brought back with: delete that first"
-        raise StateError("in_use", words, image_id=image_id, checkpoint_ids=kept[:20])
+        message = f"image {image_id} is needed to restore the checkpoint {_some(kept)}: delete that first"
+        raise StateError("in_use", message, image_id=image_id, checkpoint_ids=kept[:20])
     users = [user.sandbox_id for user in state.image_users(image_id)] or list(pending)
     if users:
         raise StateError(
@@ -395,12 +396,12 @@ def _require_small(labels: Mapping[str, str]) -> None:
 
 
 def _too_large(field: str, what: str) -> CallerError:
-    words = f"{field}: {what} larger than {MAX_SPEC_BYTES} bytes: put what is long in a file"
-    return CallerError("invalid", words, field=field)
+    message = f"{field}: {what} larger than {MAX_SPEC_BYTES} bytes: put what is long in a file"
+    return CallerError("invalid", message, field=field)
 
 
-def words(command: Sequence[str] | str) -> list[str]:
-    """The words to execute: a text is a script for the shell."""
+def argv_of(command: Sequence[str] | str) -> list[str]:
+    """Return the argv of a command: a text is a script for the shell."""
     return ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
 
 
@@ -421,10 +422,10 @@ def launch(
         raise CallerError(
             "invalid", f"name: {name!r} looks like the id of a process: choose another name", field="name"
         )
-    if _bytes(words(command.command), command.env) > MAX_COMMAND_BYTES:
+    if _bytes(argv_of(command.command), command.env) > MAX_COMMAND_BYTES:
         sentence = f"command: with its variables it is larger than {MAX_COMMAND_BYTES} bytes: put parts into files"
         raise CallerError("invalid", sentence, field="command")
-    shown, cut = _cut(words(command.command))
+    shown, cut = _cut(argv_of(command.command))
     return events.ProcessLaunchRequested(
         sandbox_id=sandbox.sandbox_id,
         name=name,
@@ -447,16 +448,17 @@ def restore(sandbox: SandboxState, snapshot: SnapshotState, secrets: Container[s
     if not may(sandbox, "sandbox.restore_requested"):
         raise not_ready(sandbox)
     if not sandbox.made:
-        raise not_ready(sandbox, "was never made: create another")
+        raise not_ready(sandbox, "was never created: create another")
     require_secrets(sandbox, secrets)
     provider = sandbox.requested.provider
     if snapshot.requested.provider not in (None, provider):
-        words = f"snapshot_id: {snapshot.snapshot_id} is of the {snapshot.requested.provider} provider, not {provider}"
-        raise CallerError("invalid", words, field="snapshot_id")
+        made_by = snapshot.requested.provider
+        message = f"snapshot_id: {snapshot.snapshot_id} is of the {made_by} provider, not {provider}"
+        raise CallerError("invalid", message, field="snapshot_id")
     if sandbox.active and not end_processes:
         names = [process.name for process in sandbox.active.values()]
-        words = f"in sandbox {sandbox.sandbox_id} run {_some(names)}: kill them first, or give end_processes"
-        raise StateError("in_use", words, sandbox_id=sandbox.sandbox_id, processes=names[:20])
+        message = f"in sandbox {sandbox.sandbox_id} run {_some(names)}: kill them first, or give end_processes"
+        raise StateError("in_use", message, sandbox_id=sandbox.sandbox_id, processes=names[:20])
 
 
 def failure_of(process: ProcessState) -> SandkeepError:

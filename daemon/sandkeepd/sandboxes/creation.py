@@ -121,8 +121,8 @@ class SandboxCreation(Creation[SandboxState]):
             return sandbox.view()
         if sandbox.error is not None:
             raise self.error_of(sandbox)
-        words = f"sandbox {sandbox_id} was terminated while it was being made"
-        raise StateError("conflict", words, sandbox_id=sandbox_id)
+        message = f"sandbox {sandbox_id} was terminated while it was being made"
+        raise StateError("conflict", message, sandbox_id=sandbox_id)
 
     async def answer(self, request: Request[Any], stream: str) -> Sandbox:  # noqa: ARG002
         """See `Operation.answer`."""
@@ -165,5 +165,5 @@ def _check_volumes(request: Request[SandboxCreate]) -> None:
     """Allow host directories as volumes to administrators only."""
     for volume in request.params.volumes:
         if volume.source.startswith("/") and not request.admin:
-            words = f"volumes: {volume.source!r} is a directory of the host, for administrators: give a name instead"
-            raise CallerError("permission_denied", words, field="volumes")
+            message = f"volumes: {volume.source!r} is a directory of the host, for administrators: give a name instead"
+            raise CallerError("permission_denied", message, field="volumes")

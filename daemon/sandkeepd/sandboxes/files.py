@@ -180,8 +180,8 @@ class Files:
         """The answer to a command that was given before."""
         answer = await _written(request.params.data, event := _event_of(first))
         if event.path != plain(path_of(request.params)) or event.sha256 not in (None, answer.sha256):
-            words = f"command_id {request.command_id!r} was given with another file: use a new one"
-            raise StateError("conflict", words, command_id=request.command_id)
+            message = f"command_id {request.command_id!r} was given with another file: use a new one"
+            raise StateError("conflict", message, command_id=request.command_id)
         return answer
 
     # -- copies -------------------------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ class Files:
         form: Form = "contents" if query.contents else "whole"
         async with self.receive(query.sandbox_id, path_of(query), form=form) as incoming:
             if key in self._transfers:
-                words = f"transfer_id {query.transfer_id!r} is in use: give each copy a new one"
-                raise StateError("conflict", words, transfer_id=query.transfer_id)
+                message = f"transfer_id {query.transfer_id!r} is in use: give each copy a new one"
+                raise StateError("conflict", message, transfer_id=query.transfer_id)
             self._transfers[key] = incoming
             try:
                 await _give(request, incoming.take_data())
@@ -215,10 +215,10 @@ class Files:
         command = request.params
         incoming = self._transfers.get((command.sandbox_id, command.transfer_id))
         if incoming is None:
-            words = (
+            message = (
                 f"there is no copy {command.transfer_id!r} under way: it failed, or its caller went away; begin anew"
             )
-            raise CallerError("not_found", words, transfer_id=command.transfer_id)
+            raise CallerError("not_found", message, transfer_id=command.transfer_id)
         return await incoming.commit(request.meta)
 
     async def _commit_again(self, request: Request[CopyCommit], first: Recorded) -> Copied:  # noqa: ARG002
@@ -297,8 +297,8 @@ class Files:
         with trio.move_on_after(REASON_PATIENCE_S):
             why = await runtime.instance.ended()
             if why.kind == "disk_limit":
-                words = "the sandbox used up its disk and was ended: create another, with a larger --disk"
-                raise ProviderError("disk_limit", words, sandbox_id=runtime.instance.sandbox_id)
+                message = "the sandbox used up its disk and was ended: create another, with a larger --disk"
+                raise ProviderError("disk_limit", message, sandbox_id=runtime.instance.sandbox_id)
 
 
 async def _give(request: Request[CopyIn] | Request[CopyOut], descriptor: int) -> None:

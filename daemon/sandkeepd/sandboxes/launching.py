@@ -76,7 +76,7 @@ class ProcessLaunching(Operation[ProcessState]):
         process_id = ids.new_id(ids.PROCESS)
         launch = Launch(
             process_id=process_id,
-            command=rules.words(command.command),
+            command=rules.argv_of(command.command),
             env=command.env,
             secrets=command.secrets,
             working_dir=command.working_dir,
@@ -98,19 +98,19 @@ class ProcessLaunching(Operation[ProcessState]):
     async def act(self, order: Order[ProcessState]) -> Sequence[NewEvent]:
         """See `Operation.act`. Left is whether it has ended already."""
         runtime, process = order.payload.runtime, order.subject
-        runtime.kills.begin(order.stream)
+        runtime.oom.begin(order.stream)
         pid = await runtime.instance.launch(order.payload.launch)
         failpoints.reach("launch.answered")
         facts: list[events.Event] = [events.ProcessStarted(pid=pid)]
         exited = await self._supervisor.early_end(runtime.instance, process, awaits=self.awaits_end)
         if exited is not None:
-            facts.append(await self._supervisor.told_end(runtime, process, exited))
+            facts.append(await self._supervisor.end_event(runtime, process, exited))
             order.context = True
         return [NewEvent(order.stream, fact, process.sandbox_id) for fact in facts]
 
     async def failed(self, order: Order[ProcessState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
-        order.payload.runtime.kills.forget(order.stream)
+        order.payload.runtime.oom.forget(order.stream)
         return await super().failed(order, error)
 
     async def recorded(self, order: Order[ProcessState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002

@@ -228,11 +228,11 @@ class Processes:
 
 
 def _unknown_input(process: ProcessState, past: Past) -> StateError:
-    words = (
+    message = (
         f"the daemon stopped while it wrote to process {process.name!r}: of the {past.trying} bytes after the first "
         f"{past.taken} nobody knows how many it took; see what it made of them, then write the rest by a new command"
     )
-    return StateError("conflict", words, written_bytes=past.taken, uncertain_bytes=past.trying)
+    return StateError("conflict", message, written_bytes=past.taken, uncertain_bytes=past.trying)
 
 
 def parse_signal(text: str) -> int:

@@ -20,7 +20,7 @@ LOOK_EVERY_S = 1.0
 
 
 def reason_to_end(sandbox: SandboxState, moment_us: int) -> str | None:
-    """``max_lifetime`` or ``idle_timeout`` when one of them has passed for a sandbox that runs or stands still, else
+    """``max_lifetime`` or ``idle_timeout`` when one of them has passed for a sandbox that runs or is suspended, else
     None.
     """
     if sandbox.status not in rules.STANDING:

@@ -50,8 +50,8 @@ class Reservations:
         `conflict`.
         """
         if names and len(names) != count:
-            words = f"names: {len(names)} are given for {count} sandboxes: give one for each"
-            raise CallerError("invalid", words, field="names")
+            message = f"names: {len(names)} are given for {count} sandboxes: give one for each"
+            raise CallerError("invalid", message, field="names")
         chosen = [ids.new_id(ids.SANDBOX) for _ in range(count)]
         self._reserve(owner, dict(zip(chosen, names, strict=True)) if names else dict.fromkeys(chosen), "names")
         return chosen

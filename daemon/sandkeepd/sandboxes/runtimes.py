@@ -35,7 +35,7 @@ class Runtime:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.kills = OomWatcher(instance)
+        self.oom = OomWatcher(instance)
         self.io_seen = (0, 0)
         self.scope = trio.CancelScope()
         self.nursery: trio.Nursery | None = None

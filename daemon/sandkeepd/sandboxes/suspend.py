@@ -159,7 +159,7 @@ def is_reviving(sandbox: SandboxState) -> bool:
     return sandbox.status == "resuming" and change is not None and change.before != "suspended"
 
 
-def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
+def outcome_of_change(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
     """Return the outcome of an order to suspend or resume that an earlier daemon left unfinished, from the state of the
     sandbox.
     """
@@ -176,11 +176,11 @@ def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
 def pausing(instance: Instance, provider: str) -> Pausing:
     """Return the instance's pauses. Raises `not_supported` if it cannot be suspended."""
     if instance.pauses is None:
-        words = f"the {provider} provider cannot suspend yet: terminate the sandbox, or let it run"
-        raise SetupError("not_supported", words)
+        message = f"the {provider} provider cannot suspend yet: terminate the sandbox, or let it run"
+        raise SetupError("not_supported", message)
     if instance.pauses.no_pauses is not None:
-        words = f"the sandbox cannot be suspended: {instance.pauses.no_pauses}, terminate the sandbox, or let it run"
-        raise SetupError("not_supported", words)
+        message = f"the sandbox cannot be suspended: {instance.pauses.no_pauses}, terminate the sandbox, or let it run"
+        raise SetupError("not_supported", message)
     return instance.pauses
 
 

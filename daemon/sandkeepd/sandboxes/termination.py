@@ -17,7 +17,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, Tries, as_sandkeep_error
 from sandkeepd.core.operation import Order, Removal
-from sandkeepd.sandboxes.last_words import UNSEEN, last_words, words_of_killed
+from sandkeepd.sandboxes.process_ends import UNSEEN, ends_of_killed, process_ends
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 
 logger = logging.getLogger("sandkeepd")
@@ -78,7 +78,7 @@ class Termination(Removal[SandboxState]):
         )
         failpoints.reach("end.discarded")
         outcome = events.SandboxTerminated(reason=sandbox.terminated_reason or "requested")
-        return [*await words_of_killed(self.core, sandbox, runtime), NewEvent(sandbox_id, outcome, sandbox_id)]
+        return [*await ends_of_killed(self.core, sandbox, runtime), NewEvent(sandbox_id, outcome, sandbox_id)]
 
     async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Operation.recorded`."""
@@ -147,13 +147,13 @@ class Termination(Removal[SandboxState]):
             told = {"sandbox_id": sandbox_id, "kind": why.kind, "why": why.message}
             logger.warning("sandbox ended by itself", extra=told)
             unseen = f"its sandbox was lost: {why.message}" if why.kind == "lost" else UNSEEN
-            words = last_words(self.core, sandbox, runtime.instance.exit_of, None, why=unseen, runtime=runtime)
+            ends = process_ends(self.core, sandbox, runtime.instance.exit_of, None, why=unseen, runtime=runtime)
             event: events.Event = events.SandboxFailed(message=why.message)
             if why.kind == "lost":
                 event = events.SandboxLost(last_status=sandbox.status, message=why.message)
             ended = NewEvent(sandbox_id, event, sandbox_id, sandbox.revision)
             try:
-                await self.core.record([*words, ended], None)
+                await self.core.record([*ends, ended], None)
             except StateError as conflict:
                 await tries.again(conflict)  # something else happened to it at that instant: look again
                 continue

@@ -30,7 +30,7 @@ from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
 from sandkeepd.sandboxes.changes import SandboxChange
 from sandkeepd.sandboxes.creation import Maker
-from sandkeepd.sandboxes.last_words import words_of_killed
+from sandkeepd.sandboxes.process_ends import ends_of_killed
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.archive_limits import archive_of
@@ -187,8 +187,8 @@ class OwnRestore(FileReplacement):
         rules.restore(sandbox, snapshot, command.secrets, end_processes=command.end_processes)
         beneath = image_beneath(core, snapshot)
         if beneath not in (None, sandbox.requested.image_id):
-            words = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
-            raise CallerError("invalid", words, field="snapshot_id")
+            message = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
+            raise CallerError("invalid", message, field="snapshot_id")
         files = await layering(provider).filled(names_of(core, snapshot), beneath)
         event = events.SandboxRestoreRequested(
             snapshot_id=snapshot.snapshot_id,
@@ -218,21 +218,21 @@ class OwnRestore(FileReplacement):
         restored = events.SandboxRestored(
             snapshot_id=snapshot.snapshot_id, isolation=made.isolation, handle=made.handle
         )
-        return [*await self._words(order), NewEvent(sandbox_id, restored, sandbox_id)]
+        return [*await self._ends(order), NewEvent(sandbox_id, restored, sandbox_id)]
 
     async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
         under_way: Replacement = order.context
         failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=under_way.gone)
-        words = await self._words(order) if under_way.gone else []
-        return [*words, NewEvent(order.stream, failed, order.stream)]
+        ends = await self._ends(order) if under_way.gone else []
+        return [*ends, NewEvent(order.stream, failed, order.stream)]
 
-    async def _words(self, order: Order[SandboxState]) -> list[NewEvent]:
+    async def _ends(self, order: Order[SandboxState]) -> list[NewEvent]:
         runtime = order.context.runtime
-        words = await words_of_killed(self.core, order.subject, runtime)
+        ends = await ends_of_killed(self.core, order.subject, runtime)
         if runtime is not None:
             await runtime.instance.aclose()
-        return words
+        return ends
 
 
 def names_of(core: Core, snapshot: SnapshotState) -> list[str]:

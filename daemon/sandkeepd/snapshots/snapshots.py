@@ -224,8 +224,8 @@ class Snapshots:
             parent = rules.snapshot(self._core.state, command.parent_id)
             why = self._why_no_parent(parent, sandbox, command)
             if why is not None:
-                words = f"snapshot {parent.snapshot_id} {why}: leave out parent_id, or make a full one"
-                raise StateError("conflict", words, snapshot_id=parent.snapshot_id)
+                message = f"snapshot {parent.snapshot_id} {why}: leave out parent_id, or make a full one"
+                raise StateError("conflict", message, snapshot_id=parent.snapshot_id)
             return parent.snapshot_id
         for kept in reversed(sandbox.snapshots):
             parent = self._core.state.snapshots[kept.snapshot_id]
