@@ -9,7 +9,7 @@ The nursery tree, with what ends each task::
         ├── publishing.run            the same for other daemons, of sandboxes whose lock is held
         ├── upkeep.recover            tries a log that failed again, until it can be written
         ├── retention.run             moves what ended long ago into the archive
-        ├── Collection.run            deletes the snapshots that retention lets go
+        ├── GarbageCollector.run      deletes the snapshots that retention lets go
         ├── OutputLimit.run                keeps the output of each sandbox within its bounds
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
@@ -146,8 +146,8 @@ async def _run_parts(
         images = Images(core)
         sandboxes = Sandboxes(core, images)
         processes = Processes(core, sandboxes.runtimes)
-        kept = SnapshotServices(core, images, sandboxes, processes, config.state_dir)
-        reconciler = Reconciler(core, sandboxes.runtimes, processes, kept)
+        services = SnapshotServices(core, images, sandboxes, processes, config.state_dir)
+        reconciler = Reconciler(core, sandboxes.runtimes, processes, services)
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
         tokens = Tokens(config.state_dir)
@@ -158,10 +158,10 @@ async def _run_parts(
         stream_access = Access(software.stream, tokens, identity.pin if identity else None)
         retention = Retention(core, sandboxes.runtimes)
         leases = Leases(core)
-        kept.archives.fence = leases.fence
+        services.archives.fence = leases.fence
         publishing = Publisher(core, leases)
         dispatch = handlers.dispatch(
-            core, images, sandboxes, processes, software, stream_access, retention, kept, leases
+            core, images, sandboxes, processes, software, stream_access, retention, services, leases
         )
         holdings = Holdings(daemon.CLIENT_MEMORY())
         served = endpoints(core, sandboxes.runtimes, processes)
@@ -177,7 +177,7 @@ async def _run_parts(
             tasks.start_soon(reaper.run, core, sandboxes.termination)
             tasks.start_soon(files.run)
             tasks.start_soon(retention.run)
-            tasks.start_soon(kept.collection.run)
+            tasks.start_soon(services.gc.run)
             tasks.start_soon(OutputLimit(core).run)
             tasks.start_soon(caching.run, core)
             tasks.start_soon(caching.check_later, core)

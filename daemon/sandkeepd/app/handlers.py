@@ -37,7 +37,7 @@ def dispatch(
     software: Software,
     access: Access,
     retention: Retention,
-    kept: SnapshotServices,
+    services: SnapshotServices,
     leases: Leases,
 ) -> Dispatch:
     """The daemon's handler of calls."""
@@ -59,12 +59,12 @@ def dispatch(
         "sandbox.terminate": sandboxes.termination.terminate,
         "sandbox.suspend": sandboxes.suspension.ensure,
         "sandbox.resume": sandboxes.resumption.ensure,
-        "sandbox.fork": kept.forks.fork,
-        "sandbox.restore": partial(_restore_own, kept),
-        "checkpoint.create": kept.checkpoints.create,
-        "checkpoint.delete": kept.checkpoints.delete,
-        "checkpoint.restore": kept.checkpoints.restore,
-        "sandbox.restore_at": kept.going_back.restore_at,
+        "sandbox.fork": services.forks.fork,
+        "sandbox.restore": partial(_restore_own, services),
+        "checkpoint.create": services.checkpoints.create,
+        "checkpoint.delete": services.checkpoints.delete,
+        "checkpoint.restore": services.checkpoints.restore,
+        "sandbox.restore_at": services.time_travel.restore_at,
         "sandbox.read_file": files.read_file,
         "sandbox.write_file": files.write_file,
         "sandbox.list_dir": files.list_dir,
@@ -82,13 +82,13 @@ def dispatch(
         "process.attach": processes.attach,
         "process.resize": processes.resize,
         "process.open_output": processes.open_output,
-        "snapshot.create": kept.snapshots.create,
-        "snapshot.delete": kept.snapshots.delete,
-        "snapshot.restore": kept.restores.restore,
-        "snapshot.export": kept.moves.export,
-        "snapshot.import": kept.moves.bring_in,
-        "snapshot.promote": kept.moves.promote,
-        "snapshot.gc": kept.collection.gc,
+        "snapshot.create": services.snapshots.create,
+        "snapshot.delete": services.snapshots.delete,
+        "snapshot.restore": services.restores.restore,
+        "snapshot.export": services.transfers.export,
+        "snapshot.import": services.transfers.import_archive,
+        "snapshot.promote": services.transfers.promote,
+        "snapshot.gc": services.gc.collect,
         "lock.acquire": locking.acquire,
         "lock.release": locking.release,
         "event.list": history.list,
@@ -107,29 +107,29 @@ def dispatch(
         "image.list": images.list_now,
         "sandbox.get": sandboxes.get_now,
         "sandbox.list": sandboxes.list_now,
-        "checkpoint.get": kept.checkpoints.get_now,
-        "checkpoint.list": kept.checkpoints.list_now,
-        "snapshot.get": kept.snapshots.get_now,
-        "snapshot.list": kept.snapshots.list_now,
+        "checkpoint.get": services.checkpoints.get_now,
+        "checkpoint.list": services.checkpoints.list_now,
+        "snapshot.get": services.snapshots.get_now,
+        "snapshot.list": services.snapshots.list_now,
         "lock.get": locking.get_now,
         "lock.list": locking.list_now,
     }
     commands: Sequence[Command] = (
-        *kept.operations, *processes.commands, *files.commands, *locking.commands, choosing, kept.restores,
-        kept.going_back, eventless_command("snapshot.gc", kept.collection.answer_again),
+        *services.operations, *processes.commands, *files.commands, *locking.commands, choosing, services.restores,
+        services.time_travel, eventless_command("snapshot.gc", services.gc.answer_again),
         eventless_command("stream.access", access.answer_again), eventless_command("daemon.shutdown", _nothing),
     )  # fmt: skip
     return Dispatch(core, handlers, at_once, commands)
 
 
-async def _restore_own(kept: SnapshotServices, request: Request[SandboxRestore]) -> Sandbox:
+async def _restore_own(services: SnapshotServices, request: Request[SandboxRestore]) -> Sandbox:
     """Restore a sandbox's own files from a snapshot, or its state from a checkpoint."""
     asked = request.params
     if (asked.snapshot_id is None) == (asked.checkpoint_id is None):
         raise CallerError("invalid", "snapshot_id: give either that or checkpoint_id", field="snapshot_id")
     if asked.checkpoint_id is not None:
-        return await kept.checkpoints.returning.return_to(request)
-    return await kept.own_restores.restore(request)
+        return await services.checkpoints.returning.return_to(request)
+    return await services.file_restores.restore(request)
 
 
 async def _nothing(_: Request[Any]) -> Empty:

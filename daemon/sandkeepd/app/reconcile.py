@@ -94,10 +94,10 @@ class Owned:
 class Reconciler:
     """Does all that once, when a daemon starts."""
 
-    def __init__(self, core: Core, runtimes: Runtimes, processes: Processes, kept: SnapshotServices) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes, processes: Processes, services: SnapshotServices) -> None:
         self._core = core
-        self._kept = kept
-        self._operations: Sequence[Operation[Any]] = (*kept.operations, kept.collection.removal)
+        self._services = services
+        self._operations: Sequence[Operation[Any]] = (*services.operations, services.gc.removal)
         self._abandoned: list[str] = []
         self._runtimes = runtimes
         self._processes = processes
@@ -109,7 +109,7 @@ class Reconciler:
         """
         for operation in self._operations:
             operation.announce()
-        self._abandoned = self._kept.checkpoints.files.abandoned()
+        self._abandoned = self._services.checkpoints.files.abandoned()
         self._half_made = [sandbox for sandbox in self._core.state.sandboxes.values() if _is_half_made(sandbox)]
         for sandbox_id, sandbox in self._core.state.sandboxes.items():
             if _is_to_be_adopted(sandbox) and sandbox_id not in self._runtimes.adopting:
@@ -130,15 +130,15 @@ class Reconciler:
 
     async def _recover(self) -> None:
         """Recover operations, and what they left, each by itself: one whose store does not answer delays no other."""
-        run_logged, kept = self._core.run_logged, self._kept
+        run_logged, services = self._core.run_logged, self._services
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_logged, kept.snapshots.removal.sending.settle, "sending archives")
+            nursery.start_soon(run_logged, services.snapshots.removal.sending.settle, "sending archives")
             for operation in self._operations:
                 nursery.start_soon(run_logged, operation.recover, f"recovery of {type(operation).__name__}")
-            sweep = partial(kept.checkpoints.sweep, self._abandoned)
+            sweep = partial(services.checkpoints.sweep, self._abandoned)
             nursery.start_soon(run_logged, sweep, "removing copies of checkpoints")
-            nursery.start_soon(run_logged, kept.snapshots.removal.drop_kept, "removing archives that were kept")
-            nursery.start_soon(run_logged, kept.archives.sweep, "removing what was being written")
+            nursery.start_soon(run_logged, services.snapshots.removal.drop_kept, "removing archives that were kept")
+            nursery.start_soon(run_logged, services.archives.sweep, "removing what was being written")
 
     async def _settle_provider(self, name: str) -> None:
         core = self._core
@@ -247,7 +247,7 @@ class Reconciler:
         except StateError:
             logger.info("not undone, as it is being ended", extra={"sandbox_id": sandbox_id})
         else:
-            await self._kept.layers.drop_plans(asked.provider, plans)
+            await self._services.layers.drop_plans(asked.provider, plans)
         return ended
 
     async def _drop_replaced(self, sandbox: SandboxState) -> None:
@@ -291,7 +291,7 @@ class Reconciler:
 
     async def _clean_up(self, provider: Provider) -> None:
         """Remove the provider's objects that no event owns, and note those of other logs."""
-        swept = await provider.clean_up(Owned(self._core, self._kept.layers, provider.name))
+        swept = await provider.clean_up(Owned(self._core, self._services.layers, provider.name))
         for what in swept.removed:
             logger.warning("removed what no event owns", extra={"what": what})
         if swept.foreign:

@@ -121,11 +121,11 @@ class CheckpointFiles:
     # Having again
 
     @asynccontextmanager
-    async def had(
+    async def opened(
         self, place: model.Place, files: Sequence[CheckpointFile], progress: Progress
-    ) -> AsyncIterator["Had"]:
+    ) -> AsyncIterator["CheckpointCopy"]:
         """Yield a checkpoint as a directory of this machine, which stays until it is released. Its large files may
-        still be unverified: see `Had.check`.
+        still be unverified: see `CheckpointCopy.check`.
 
         Raises `snapshot_missing`, `snapshot_corrupt`, `provider_unavailable`.
         """
@@ -135,17 +135,17 @@ class CheckpointFiles:
             directory += f"{HAD}{secrets.token_hex(8)}"
         later = [file for file in files if file.size_bytes > _LARGE and file.name not in FIRST]
         large = [] if copied else later
-        had = Had(directory if copied else None, directory, large)
+        copy = CheckpointCopy(directory if copied else None, directory, large)
         try:
             if copied:
                 await self._fetch(place, files, directory, progress)
             else:
                 few = [file for file in files if file not in large]
                 await watched(partial(_verify, directory, few), progress, "verifying the checkpoint")
-            yield had
+            yield copy
         finally:
             with trio.CancelScope(shield=True):
-                await self._in_thread(had.let_go)
+                await self._in_thread(copy.release)
 
     async def _fetch(
         self, place: model.Place, files: Sequence[CheckpointFile], directory: str, progress: Progress
@@ -196,8 +196,8 @@ KNOWN: Final = ("checkpoint.img", *FIRST)
 """The names of a checkpoint's files, of which there may be some where nothing is on record of it."""
 
 
-class Had:
-    """A checkpoint in a local directory, with a reference count: longer users call `hold`, and then `let_go`.
+class CheckpointCopy:
+    """A checkpoint in a local directory, with a reference count: longer users call `hold`, and then `release`.
 
     The first user calls `check`; others must not rely on the files before `checked` has returned.
     """
@@ -234,7 +234,7 @@ class Had:
         """Need it."""
         self._holds += 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Need it no more. Blocks, the last one."""
         self._holds -= 1
         if not self._holds and self._copy is not None:

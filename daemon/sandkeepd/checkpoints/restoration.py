@@ -16,8 +16,8 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd.checkpoints.files import CheckpointFiles, Had
-from sandkeepd.checkpoints.manifest import Kept, read_manifest
+from sandkeepd.checkpoints.files import CheckpointCopy, CheckpointFiles
+from sandkeepd.checkpoints.manifest import SavedProcess, read_manifest
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.checkpoints import Checkpointing
 from sandkeepd.contract.instance import Ending, Instance
@@ -37,12 +37,12 @@ from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.restore import FileReplacement, Replacement
 
 
-class AtHand(NamedTuple):
+class OpenCheckpoint(NamedTuple):
     """A checkpoint, its files, and its processes."""
 
     checkpoint: CheckpointState
-    had: Had
-    kept: Sequence[Kept]
+    copy: CheckpointCopy
+    kept: Sequence[SavedProcess]
 
 
 class CheckpointRestoration(SandboxBatch):
@@ -67,16 +67,16 @@ class CheckpointRestoration(SandboxBatch):
         request, batch = order.request, order.subject
         assert request is not None
         checkpoint = self.core.state.checkpoints[batch.checkpoint_id or ""]
-        order.context = await order.resources.enter_async_context(self._at_hand(checkpoint, order.progress))
+        order.context = await order.resources.enter_async_context(self._open(checkpoint, order.progress))
         created = [self._created(request, checkpoint, one) for one in batch.sandbox_ids]
         return [NewEvent(order.stream, events.CheckpointRestored(), checkpoint.sandbox_id), *created]
 
     @asynccontextmanager
-    async def _at_hand(self, checkpoint: CheckpointState, progress: Progress) -> AsyncIterator[AtHand]:
+    async def _open(self, checkpoint: CheckpointState, progress: Progress) -> AsyncIterator[OpenCheckpoint]:
         """Yield a checkpoint with its files and processes, for the length of a block."""
         assert checkpoint.stored is not None
-        async with self._files.had(checkpoint.requested.place, checkpoint.stored.files, progress) as had:
-            yield AtHand(checkpoint, had, await trio.to_thread.run_sync(read_manifest, had.directory))
+        async with self._files.opened(checkpoint.requested.place, checkpoint.stored.files, progress) as copy:
+            yield OpenCheckpoint(checkpoint, copy, await trio.to_thread.run_sync(read_manifest, copy.directory))
 
     def _created(self, request: Request[CheckpointRestore], checkpoint: CheckpointState, sandbox_id: str) -> NewEvent:
         """Return the intent to make one of them; from here on its plan is known to those that follow."""
@@ -94,8 +94,8 @@ class CheckpointRestoration(SandboxBatch):
             self._sandboxes.creation.start(intent, payload=self._maker(order.context))
         await _checked(order.context, order.progress)
 
-    def _maker(self, at_hand: AtHand) -> Maker:
-        return _FromCheckpoint(self._processes, self.core, at_hand)
+    def _maker(self, opened: OpenCheckpoint) -> Maker:
+        return _FromCheckpoint(self._processes, self.core, opened)
 
     async def answered(self, request: Request[Any], subject: ForkState) -> CheckpointRestoreResult:  # noqa: ARG002
         """See `Operation.answered`. Raises the error of the first sandbox that failed."""
@@ -106,10 +106,10 @@ class CheckpointRestoration(SandboxBatch):
     async def make_again(self, request: Request[Any], batch: ForkState, sandbox_ids: Sequence[str]) -> None:
         """See `SandboxBatch.make_again`."""
         checkpoint = rules.ready_checkpoint(self.core.state, batch.checkpoint_id or "")
-        async with self._at_hand(checkpoint, request.progress) as at_hand:
+        async with self._open(checkpoint, request.progress) as opened:
             for sandbox_id in sandbox_ids:
-                await self._sandboxes.creation.begin_again(sandbox_id, self._maker(at_hand))
-            await _checked(at_hand, request.progress)
+                await self._sandboxes.creation.begin_again(sandbox_id, self._maker(opened))
+            await _checked(opened, request.progress)
 
 
 class Return(Replacement):
@@ -156,24 +156,24 @@ class CheckpointReturn(FileReplacement):
         order.context = under_way = Return(sandbox.plans)
         asked, progress = sandbox.requested, order.progress
         provider = checkpointing(self.core.provider(asked.provider))
-        async with self._files.had(checkpoint.requested.place, checkpoint.stored.files, progress) as had:
-            await had.check(progress)
-            kept = await trio.to_thread.run_sync(read_manifest, had.directory)
+        async with self._files.opened(checkpoint.requested.place, checkpoint.stored.files, progress) as copy:
+            await copy.check(progress)
+            kept = await trio.to_thread.run_sync(read_manifest, copy.directory)
             under_way.runtime = runtime = await self.runtimes.drop(sandbox_id)
             failpoints.reach("checkpoint.returning")
             exit_of = runtime.instance.exit_of if runtime is not None else lambda _: None
             under_way.ended = process_ends(self.core, sandbox, exit_of, KILLED, runtime=runtime)
             old, new = under_way.plans
             under_way.instance = made = await provider.return_to(
-                sandbox_id, asked.image_id, sandbox.spec, (old, new), sandbox.handle, had.directory
+                sandbox_id, asked.image_id, sandbox.spec, (old, new), sandbox.handle, copy.directory
             )
-            back = await _found(made, checkpoint, [(one.process_id, one) for one in kept])
-        under_way.process_ids = [event.stream for event in back]
+            restored_processes = await _found(made, checkpoint, [(one.process_id, one) for one in kept])
+        under_way.process_ids = [event.stream for event in restored_processes]
         ended = [word for word in under_way.ended if word.stream not in under_way.process_ids]
         restored = events.SandboxRestored(
             checkpoint_id=checkpoint.checkpoint_id, isolation=made.isolation, handle=made.handle
         )
-        return [*ended, *back, NewEvent(sandbox_id, restored, sandbox_id)]
+        return [*ended, *restored_processes, NewEvent(sandbox_id, restored, sandbox_id)]
 
     async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
@@ -231,22 +231,22 @@ async def require_here(core: Core, checkpoint: CheckpointState) -> Checkpointing
 class _FromCheckpoint(Maker):
     """Makes one sandbox of a checkpoint that is at hand. Processes get ids of their own in it."""
 
-    def __init__(self, processes: Processes, core: Core, at_hand: AtHand) -> None:
+    def __init__(self, processes: Processes, core: Core, opened: OpenCheckpoint) -> None:
         super().__init__({})
         self._processes = processes
         self._core = core
-        self._checkpoint, self._had, self._kept = at_hand
+        self._checkpoint, self._copy, self._kept = opened
         self._found: list[NewEvent] = []
-        self._had.hold()
+        self._copy.hold()
 
     async def make(self, provider: Provider, sandbox: SandboxState) -> Instance:
         """See `Maker.make`. Secrets are in the checkpoint itself."""
         able, asked, sandbox_id = checkpointing(provider), sandbox.requested, sandbox.sandbox_id
         instance = await able.create_saved(
-            sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._had.directory
+            sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._copy.directory
         )
         try:
-            await self._had.checked()
+            await self._copy.checked()
             named = [(ids.new_id(ids.PROCESS), one) for one in self._kept]
             for process_id, one in named:
                 await able.rename(sandbox_id, one.process_id, process_id)
@@ -269,13 +269,13 @@ class _FromCheckpoint(Maker):
     def done(self) -> None:
         """See `Maker.done`."""
         super().done()
-        self._had.let_go()
+        self._copy.release()
 
 
-async def _checked(at_hand: AtHand, progress: Progress) -> None:
+async def _checked(opened: OpenCheckpoint, progress: Progress) -> None:
     """Verify the large files; the sandboxes made of them report errors."""
     with suppress(SandkeepError):
-        await at_hand.had.check(progress)
+        await opened.copy.check(progress)
 
 
 def look_after(core: Core, processes: Processes, runtime: Runtime, process_ids: Sequence[str]) -> None:
@@ -295,7 +295,7 @@ def look_after(core: Core, processes: Processes, runtime: Runtime, process_ids: 
 async def _found(
     instance: Instance,
     checkpoint: CheckpointState,
-    named: Sequence[tuple[str, Kept]],
+    named: Sequence[tuple[str, SavedProcess]],
     sandbox_id: str | None = None,
 ) -> list[NewEvent]:
     """Return the events of restored processes; one that ended in that instant is left out."""

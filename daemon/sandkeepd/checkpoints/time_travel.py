@@ -81,7 +81,7 @@ class TimeTravel:
         whole: Request[Any] = request
         asked = request.params
         if moment.kind == "checkpoint":
-            return await self._bring_back(whole, asked, moment)
+            return await self._restore_checkpoint(whole, asked, moment)
         command = SnapshotRestore(
             command_id=asked.command_id,
             snapshot_id=moment.source_id,
@@ -92,7 +92,7 @@ class TimeTravel:
         )
         return await self._restores.restore_like(replace(whole, params=command), source)
 
-    async def _bring_back(self, request: Request[Any], asked: SandboxRestoreAt, moment: Moment) -> Sandbox:
+    async def _restore_checkpoint(self, request: Request[Any], asked: SandboxRestoreAt, moment: Moment) -> Sandbox:
         """Restore a checkpoint, which has the variables and secrets of its processes."""
         if asked.env or asked.secrets:
             field = "env" if asked.env else "secrets"

@@ -151,7 +151,7 @@ class GarbageCollector:
             await self._snapshots.order_end(snapshot, why, meta)
         return [snapshot for snapshot, _ in going]
 
-    async def gc(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
+    async def collect(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
         """Delete expired snapshots, and remove archives that no event owns."""
         return await self._collect(request, dry_run=request.params.dry_run)
 

@@ -206,7 +206,7 @@ class Transfers:
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
-    async def bring_in(self, request: Request[SnapshotImport]) -> Snapshot:
+    async def import_archive(self, request: Request[SnapshotImport]) -> Snapshot:
         """Give the caller the end of a pipe to which an archive is written, and keep it when it is good."""
         command = request.params
         snapshot_id = ids.new_id(ids.SNAPSHOT)
