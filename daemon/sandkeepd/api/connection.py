@@ -366,14 +366,11 @@ class Connection:
     async def _settle(self, message: Request | Fault) -> bytes | None:
         if isinstance(message, Fault):
             return message.answer()
-        if self._gone and not self._lasts(message):
+        route = self._routes.get(message.method)
+        if self._gone and not (route is not None and route.lasting):
             return None
         outcome = self._begin_request(message, 0, alone=False)
         return await self._answer(outcome) if isinstance(outcome, Pending) else outcome
-
-    def _lasts(self, request: Request) -> bool:
-        route = self._routes.get(request.method)
-        return route is not None and route.lasting
 
     # -- answering ----------------------------------------------------------------------------------------------------
 

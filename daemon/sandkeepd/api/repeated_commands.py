@@ -6,7 +6,7 @@ running command waits for it.
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import trio
@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from sandkeep.errors import DaemonError, StateError
 from sandkeep.events import Meta, SandboxCreateRequested
 from sandkeep.protocol.clock import now_us
-from sandkeep.protocol.methods import Mutation
 from sandkeep_store.eventlog.eventless_commands import REMEMBERED_US, Past
 from sandkeep_store.eventlog.fingerprint_key import is_keyed, without_digest
 from sandkeep_store.eventlog.log import Recorded
@@ -47,7 +46,10 @@ class RepeatedCommands:
         assert request.command_id is not None
         key = (request.owner, request.command_id)
         async with self._turn(key):
-            digest = await fingerprint(request.method, _as_known_again(call, request))
+            # As it was sent, since a name may mean another sandbox by the time of a repetition. A method without an
+            # event records no sandbox, so there the resolved ids count.
+            params: Mutation = request.params if request.method.intent is None else cast("Mutation", call.params)
+            digest = await fingerprint(request.method, params)
             command = self._core.log.command_key.keyed(digest)
             return await self._once(replace(request, command=command), handle, *key)
 
@@ -66,7 +68,8 @@ class RepeatedCommands:
         """Answer a known command from its record, and carry out an unknown one."""
         first = await self._first_of(request, owner, command_id)
         if first is not None and now_us() - first.time_us < REMEMBERED_US:
-            self._check_same(request, _command_of(first), f"{first.type} {first.sandbox_id}")
+            recorded = msgspec.json.decode(first.meta, type=Meta).command or ""
+            self._check_same(request, recorded, f"{first.type} {first.sandbox_id}")
             request = _of_the_same(request, first)
             answer = await self._again[request.method.name](request, first)
             return await handle(request) if answer is RUN_AGAIN else answer
@@ -120,21 +123,9 @@ class RepeatedCommands:
             raise StateError("conflict", f"command_id {request.command_id!r} {why}", command_id=request.command_id)
 
 
-def _as_known_again(call: Call, request: Request[Any]) -> Mutation:
-    """Return the parameters for the fingerprint: as they were sent, since a name may mean another sandbox by the time
-    of a repetition. A method without an event records no sandbox, so there the resolved ids count.
-    """
-    assert isinstance(call.params, Mutation)
-    return call.params if request.method.intent is not None else request.params
-
-
 def _of_the_same(request: Request[Any], first: Recorded) -> Request[Any]:
     """The request, of the sandbox that it was of when it was given first."""
     filed = request.method.intent == first.type != SandboxCreateRequested.type  # that is filed under the new sandbox
     if not filed or getattr(request.params, "sandbox_id", None) in (None, first.sandbox_id):
         return request
     return replace(request, params=replace(request.params, sandbox_id=first.sandbox_id))
-
-
-def _command_of(first: Recorded) -> str:
-    return msgspec.json.decode(first.meta, type=Meta).command or ""

@@ -47,16 +47,8 @@ ANSWER_DEADLINE_S: Final = 20.0
 """Seconds a provider may take for one answer before the request is repeated."""
 
 
-def _is_to_be_adopted(sandbox: SandboxState) -> bool:
-    return sandbox.status in (*rules.STANDING, "restoring") and not is_reviving(sandbox)
-
-
-def _is_half_made(sandbox: SandboxState) -> bool:
-    return sandbox.status == "creating" or is_reviving(sandbox)
-
-
-def _is_undone(sandbox: SandboxState) -> bool:
-    return not _is_half_made(sandbox)
+def _is_whole(sandbox: SandboxState) -> bool:
+    return sandbox.status != "creating" and not is_reviving(sandbox)
 
 
 class Owned:
@@ -110,9 +102,10 @@ class Reconciler:
         for operation in self._operations:
             operation.announce()
         self._abandoned = self._services.checkpoints.files.abandoned()
-        self._half_made = [sandbox for sandbox in self._core.state.sandboxes.values() if _is_half_made(sandbox)]
+        self._half_made = [sandbox for sandbox in self._core.state.sandboxes.values() if not _is_whole(sandbox)]
         for sandbox_id, sandbox in self._core.state.sandboxes.items():
-            if _is_to_be_adopted(sandbox) and sandbox_id not in self._runtimes.adopting:
+            known = sandbox.status in (*rules.STANDING, "restoring") and not is_reviving(sandbox)
+            if known and sandbox_id not in self._runtimes.adopting:
                 self._runtimes.adopting[sandbox_id] = adoption = Interruptible()
                 self._core.under_way.register(sandbox_id, adoption)
 
@@ -162,7 +155,7 @@ class Reconciler:
         for sandbox in self._half_made:
             if sandbox.requested.provider == name:
                 with suppress(SandkeepError):
-                    await self._core.settled(sandbox.sandbox_id, partial(_is_undone, sandbox))
+                    await self._core.settled(sandbox.sandbox_id, partial(_is_whole, sandbox))
 
     async def _retry(
         self,

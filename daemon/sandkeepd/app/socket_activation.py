@@ -95,12 +95,9 @@ def _check(sock: socket.socket, fd: int) -> None:
         raise _useless(f"descriptor {fd}", "is no listening stream socket: use ListenStream= and Accept=no")
     if sock.family == socket.AF_UNIX:
         return
-    if sock.family not in (socket.AF_INET, socket.AF_INET6) or not _is_loopback(sock):
+    inet = sock.family in (socket.AF_INET, socket.AF_INET6)
+    if not (inet and ipaddress.ip_address(sock.getsockname()[0]).is_loopback):
         raise _useless(f"descriptor {fd}", "is neither a Unix socket nor one of the loopback interface")
-
-
-def _is_loopback(sock: socket.socket) -> bool:
-    return ipaddress.ip_address(sock.getsockname()[0]).is_loopback
 
 
 def _is_rpc(sock: socket.socket, name: str, fd: int) -> bool:

@@ -121,7 +121,8 @@ class Manager:
             before, reached = reached, progress()
             if reached != before:
                 self.tell(
-                    f"EXTEND_TIMEOUT_USEC={_usec(EXTEND_BY_S)}", f"STATUS=reading the event log, at position {reached}"
+                    f"EXTEND_TIMEOUT_USEC={EXTEND_BY_S * 1e6:.0f}",
+                    f"STATUS=reading the event log, at position {reached}",
                 )
 
     async def watchdog(self, alive: Callable[[], Awaitable[None]]) -> None:
@@ -171,10 +172,6 @@ def _watchdog_s(usec: str, pid: str) -> float | None:
 def number(text: str) -> int:
     """A count that the environment says; 0 when it says none."""
     return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else 0
-
-
-def _usec(seconds: float) -> int:
-    return int(seconds * 1_000_000)
 
 
 def _one_line(text: str) -> str:

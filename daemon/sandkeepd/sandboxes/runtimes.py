@@ -150,7 +150,10 @@ class Runtimes:
         """Return the runtime of a running or suspended sandbox, as `running` does."""
         await self.adopted(sandbox.sandbox_id)
         if sandbox.sandbox_id in self.adopting:
-            raise self._not_adopted(sandbox.sandbox_id)
+            message = (
+                f"sandbox {sandbox.sandbox_id} is {self.note_of(sandbox.sandbox_id)}: try again later, or terminate it"
+            )
+            raise ProviderError("provider_unavailable", message, sandbox_id=sandbox.sandbox_id)
         if self._core.problems and sandbox.sandbox_id not in self.by_id:  # with a damaged log nothing is adopted
             raise DaemonError("storage_unavailable", self._core.problems[0])
         with trio.move_on_after(OPENING_PATIENCE_S):  # the task of one that was just made is about to run
@@ -166,10 +169,6 @@ class Runtimes:
             f"sandbox {sandbox.sandbox_id} does not answer: try again, or terminate it",
             sandbox_id=sandbox.sandbox_id,
         )
-
-    def _not_adopted(self, sandbox_id: str) -> ProviderError:
-        message = f"sandbox {sandbox_id} is {self.note_of(sandbox_id)}: try again later, or terminate it"
-        return ProviderError("provider_unavailable", message, sandbox_id=sandbox_id)
 
     def note_of(self, sandbox_id: str) -> str | None:
         """Return a note that this daemon has not adopted the sandbox yet, or the reason for a delay of its end; None

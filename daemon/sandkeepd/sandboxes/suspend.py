@@ -122,17 +122,14 @@ class Resumption(PauseChange):
         resumed = events.SandboxResumed()
         if isinstance(payload, Revival):
             order.resources.callback(payload.secrets.clear)
-            order.context = instance = await self._revive(order.subject, payload)
+            sandbox, asked = order.subject, order.subject.requested
+            order.context = instance = await payload.provider.revive(
+                order.stream, asked.image_id, asked.spec, payload.secrets, asked.plan, sandbox.handle
+            )
             resumed = events.SandboxResumed(isolation=instance.isolation, handle=instance.handle)
         else:
             await in_time(payload.resume)
         return [NewEvent(order.stream, resumed, order.stream, order.subject.revision)]
-
-    async def _revive(self, sandbox: SandboxState, payload: Revival) -> Instance:
-        asked = sandbox.requested
-        return await payload.provider.revive(
-            sandbox.sandbox_id, asked.image_id, asked.spec, payload.secrets, asked.plan, sandbox.handle
-        )
 
     def owns(self, subject: SandboxState) -> bool:
         """See `Operation.owns`. Only restarts are recovered here: the provider has no such sandbox to adopt."""
