@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from sandkeep.errors import DaemonError, StateError
 from sandkeep.events import Meta, SandboxCreateRequested
 from sandkeep.protocol.clock import now_us
+from sandkeep.protocol.methods import Mutation
 from sandkeep_store.eventlog.eventless_commands import REMEMBERED_US, Past
 from sandkeep_store.eventlog.fingerprint_key import is_keyed, without_digest
 from sandkeep_store.eventlog.log import Recorded

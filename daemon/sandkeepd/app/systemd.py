@@ -120,10 +120,8 @@ class Manager:
         while not done.wait(EXTEND_PERIOD_S):
             before, reached = reached, progress()
             if reached != before:
-                self.tell(
-                    f"EXTEND_TIMEOUT_USEC={EXTEND_BY_S * 1e6:.0f}",
-                    f"STATUS=reading the event log, at position {reached}",
-                )
+                status = f"STATUS=reading the event log, at position {reached}"
+                self.tell(f"EXTEND_TIMEOUT_USEC={EXTEND_BY_S * 1e6:.0f}", status)
 
     async def watchdog(self, alive: Callable[[], Awaitable[None]]) -> None:
         """Say at half of the watchdog's time that the daemon lives, each time `alive` has returned.
