@@ -234,8 +234,9 @@ async def test_upkeep_that_fails_is_told_stays_on_record_and_is_tried_again(
             error = await refused_async("storage_unavailable", daemon.call("store.redact", position=position))
             assert error.message == f"the disk is full at {position}"
         assert daemon.core.state.log.redacting == [position]
-        async with trio.open_nursery() as both:  # the other one has its turn when this one has ended
+        async with trio.open_nursery() as both:
             both.start_soon(daemon.retention.recover)
-            both.start_soon(daemon.retention.recover)
+            await trio.testing.wait_all_tasks_blocked()
+            both.start_soon(daemon.retention.recover)  # it finds the same, and has its turn when that is done
         assert daemon.core.state.log.redacting == []
         assert await kinds(daemon, LOG_STREAM) == ["log.redact_requested", "log.redacted"]
