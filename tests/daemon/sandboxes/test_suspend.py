@@ -669,7 +669,7 @@ async def test_a_sandbox_that_was_never_made_is_not_started(state_dir: str, sour
         daemon.fake.faults.create_error = ProviderError("provider_unavailable", "no room")
         await refused_async("provider_unavailable", box_in(daemon, source))
         error = await refused_async("not_ready", resume(daemon))
-        assert "never made" in error.message
+        assert "never created" in error.message
 
 
 @pytest.mark.parametrize("halfway", [False, True])
