@@ -14,12 +14,14 @@ from typing import Final
 import trio
 from tests.support import log_stories
 from tests.support.inside import inside
+from tests.support.operations import UPKEEP_OF_LOG, operations
 
 from sandkeep import events, failpoints
 from sandkeep.events import EVENTS, Meta
 from sandkeep.protocol.clock import now_us
 from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.upkeep import offline
+from sandkeepd.core.operation import STEPS, Upkeep
 from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES
 from sandkeepd.sandboxes.output_limit import OutputLimit
 
@@ -33,7 +35,8 @@ COMMITS: Final = [
     if kind.startswith(GROWTH) and kind != LOST_BY_DAMAGE
     for side in (failpoints.BEFORE, failpoints.AFTER)
 ]
-POINTS: Final = [*(point for point in failpoints.POINTS if point.startswith(GROWTH)), *COMMITS]
+STEPS_OF_UPKEEP: Final = [f"{each.__name__}.{step}" for each in operations(Upkeep, UPKEEP_OF_LOG) for step in STEPS]
+POINTS: Final = [*(point for point in failpoints.POINTS if point.startswith(GROWTH)), *COMMITS, *STEPS_OF_UPKEEP]
 
 SIDE_BY_SIDE: Final = 4
 """Most of the time each waits for the disk."""
@@ -97,7 +100,7 @@ async def tidy(state_dir: str, here: int, gone: int) -> None:
     """All that there is to do. `here` is a position in what stays, `gone` one in what is archived."""
     async with inside(state_dir) as daemon:
         daemon.sandboxes.runtimes.adopting.clear()  # nobody is
-        await daemon.retention._finish_redactions()
+        await daemon.retention.recover()
         await daemon.call("store.redact", position=here)
         await daemon.retention.archive(now_us(), Meta())
         await daemon.call("store.redact", position=gone)

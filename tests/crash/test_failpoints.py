@@ -42,7 +42,7 @@ for archives `test_snapshot_gc`.
 """
 
 TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(APART))
-INTENTS = [METHODS[operation.method].intent or "" for operation in operations()]
+INTENTS = [intent for operation in operations() if (intent := METHODS[operation.method].intent) is not None]
 OF_OPERATIONS = {kind for intent in INTENTS for kind in (intent, *EVENTS[intent].outcomes)}
 """Events around which `test_operations` has the daemon die."""
 

@@ -36,7 +36,7 @@ def lives(root: Path) -> dict[str, tuple[int, int]]:
     """How the daemon that dies ended, and the one after it, for every point."""
     command = [sys.executable, "-m", "tests.crash.growing", str(root), *POINTS]
     said = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=60, cwd=Path(__file__).parents[2]
+        command, capture_output=True, text=True, check=True, timeout=120, cwd=Path(__file__).parents[2]
     )
     lines = [line.split() for line in said.stdout.splitlines()]
     assert said.stderr == ""

@@ -102,9 +102,9 @@ async def inside(
     settings.setenv("SANDKEEP_STATE_DIR", state_dir)  # by which archives have their place
     try:
         state, problems = daemon.fold(log, state_dir)
-        async with daemon.running_log(log), opened(state_dir, log.log_id) as provider, trio.open_nursery() as carriers:
+        async with daemon.running_log(log), opened(state_dir, log.log_id) as provider, trio.open_nursery() as tasks:
             files = MetadataFiles(f"{state_dir}/sandboxes", state, log.log_id)
-            core = Core(log, state, files, {provider.name: provider}, carriers)
+            core = Core(log, state, files, {provider.name: provider}, tasks)
             core.problems += problems
             images = Images(core)
             sandboxes = Sandboxes(core, images)
@@ -120,7 +120,7 @@ async def inside(
             made.publishing = Publisher(core, leases)
             made.reconciler.announce()
             yield made
-            carriers.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
     finally:
         settings.undo()
         log.close()

@@ -11,7 +11,7 @@ from tests.crash.story import Story
 from tests.support.expect import refused
 
 from sandkeep import archives
-from sandkeep.ids import new_id
+from sandkeep.ids import SNAPSHOT, new_id
 from sandkeep.protocol.methods import METHODS
 from sandkeep_store.locks.lease import Locks
 from sandkeep_store.locks.open import open_store
@@ -26,6 +26,9 @@ BESIDES: dict[str, dict[str, str]] = {
 
 FIRST = {"Resumption": "sandbox.suspend", "LockReturn": "lock.acquire"}
 """The method that brings a subject to where an operation begins with it."""
+
+UPKEEP_OF_LOG = "sandkeepd.eventlog."
+"""Modules of operations on the log, which `tests.crash.growing` calls on an old log."""
 
 STEALS = "LockSteal"
 
@@ -62,6 +65,8 @@ class World:
         """Somebody else, who locks beside the daemon."""
         self.command = ["true"]
         self.name = "named"
+        self.orphan = ""
+        """An archive that no event references."""
 
     @property
     def image_id(self) -> str:
@@ -110,6 +115,10 @@ class World:
         if operation.method == "snapshot.import":
             self.archive()
             return
+        if operation.method == "snapshot.gc":
+            self.orphan = os.path.join(self._story.daemon.state_dir, "archives", "sbx_gone", f"{new_id(SNAPSHOT)}.tar")
+            os.makedirs(os.path.dirname(self.orphan), mode=0o700)
+            Path(self.orphan).touch()
         arguments = self.arguments(operation)
         if operation.__name__ in FIRST:
             self._story.ask(FIRST[operation.__name__], **arguments)
@@ -130,13 +139,14 @@ class World:
 
     def check(self, operation: type[Operation[Any]]) -> None:
         """See that what was answered is so: sandboxes run and have the files that they should have, or stand still; a
-        lock that is taken cannot be had by others, and one that was given back can.
+        lock that is taken cannot be had by others, and one that was given back can; an unowned archive is gone.
         """
         story, name = self._story, operation.__name__
         if operation.method == "lock.acquire":
             refused("lock_contended", self._others.acquire, self.name)
         elif operation.method == "lock.release":
             self._others.acquire(self.name, timeout_s=1).release()
+        assert not os.path.exists(self.orphan)
         files = b"early\nfile\n" if "sandbox_id" in self._made else b"file\n"
         for sandbox in story.look(lambda client: client.sandbox.list().sandboxes):
             if sandbox.status == "running":

@@ -25,10 +25,7 @@ class Toy(ImageCreation):
     """The declaration."""
 
     method = ROW.name
-
-    def owns(self, subject: ImageState) -> bool:
-        """See `Operation.owns`. What is on record of it is an image like others, which `ImageCreation` undoes."""
-        return False
+    recovers = False  # on record it is an image like others, which `ImageCreation` undoes
 
     async def make(self, request: Any) -> Any:
         """Handle the method."""
@@ -54,8 +51,8 @@ def play() -> None:
         toys.append(Toy(core, images.holds))
         self.operations = (*self.operations, toys[0])
 
-    def knows_toy(core: Any, handle: Any, at_once: Any, again: Any, done: Any) -> Any:
-        return dispatch(core, {**handle, ROW.name: toys[0].make}, at_once, again, done)
+    def knows_toy(core: Any, handle: Any, at_once: Any, commands: Any) -> Any:
+        return dispatch(core, {**handle, ROW.name: toys[0].make}, at_once, commands)
 
     METHODS[ROW.name] = ROW
     setattr(file_services.SnapshotServices, "__init__", with_toy)  # noqa: B010

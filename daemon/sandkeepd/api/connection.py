@@ -225,8 +225,8 @@ class Connection:
         try:
             params = route.decode(request.params)
             if route.method.descriptors and not (alone and request.wants_answer):
-                words = f"{request.method} hands over descriptors: call it with an id, and not in a batch"
-                raise CallerError("invalid", words)
+                message = f"{request.method} hands over descriptors: call it with an id, and not in a batch"
+                raise CallerError("invalid", message)
             if route.method.name == HELLO:
                 assert isinstance(params, Hello)
                 self._client = params.client
@@ -322,16 +322,16 @@ class Connection:
         with trio.move_on_after(deadline_s) as scope:
             value = await self._handler(call)
         if scope.cancelled_caught:
-            words = f"{call.method.name} took longer than {deadline_s:g} s: see what came of it before you try again"
-            raise StateError("timeout", words, deadline_s=deadline_s)
+            message = f"{call.method.name} took longer than {deadline_s:g} s: see what came of it before you try again"
+            raise StateError("timeout", message, deadline_s=deadline_s)
         return value
 
     async def _hand_over(self, call: Call) -> Any:
         """Carry out a call that gives descriptors, unless too many are on the way to the client, or to its user."""
         count = call.method.descriptors
         if self.descriptors + count > MAX_DESCRIPTORS or self._descriptors_of_user() + count > MAX_DESCRIPTORS_OF_USER:
-            words = "too many descriptors are on their way to you: read what was given, or close those connections"
-            raise StateError("not_ready", words)
+            message = "too many descriptors are on their way to you: read what was given, or close those connections"
+            raise StateError("not_ready", message)
         self._descriptors_asked_for += count
         try:
             return await self._within_deadline(call)
@@ -366,14 +366,11 @@ class Connection:
     async def _settle(self, message: Request | Fault) -> bytes | None:
         if isinstance(message, Fault):
             return message.answer()
-        if self._gone and not self._lasts(message):
+        route = self._routes.get(message.method)
+        if self._gone and not (route is not None and route.lasting):
             return None
         outcome = self._begin_request(message, 0, alone=False)
         return await self._answer(outcome) if isinstance(outcome, Pending) else outcome
-
-    def _lasts(self, request: Request) -> bool:
-        route = self._routes.get(request.method)
-        return route is not None and route.lasting
 
     # -- answering ----------------------------------------------------------------------------------------------------
 
@@ -382,8 +379,8 @@ class Connection:
             return None
         answer = jsonrpc.result(request.id, jsonrpc.encode(value))
         if len(answer) > MAX_LINE_BYTES:
-            words = f"the answer of {request.method} is longer than 16 MiB: ask for less, by `limit` or `max_bytes`"
-            raise CallerError("invalid", words)
+            message = f"the answer of {request.method} is longer than 16 MiB: ask for less, by `limit` or `max_bytes`"
+            raise CallerError("invalid", message)
         return answer
 
     def _failure(self, request: Request, error: Exception, call: Call | None) -> bytes | None:

@@ -1,21 +1,21 @@
 """Dispatch of calls to handlers: access first, then, for changes, the guarantee of at most one execution."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sandkeep.protocol.methods import METHODS, Mutation
-from sandkeepd.api.repeated_commands import Handle, RepeatedCommands
+from sandkeepd.api.repeated_commands import RepeatedCommands
 from sandkeepd.core.access import Request, admit
 from sandkeepd.core.call import Call
 from sandkeepd.core.core import Core
-from sandkeepd.core.operation import Again
+from sandkeepd.core.operation import Again, Command, Handle
 
 HandleNow = Callable[[Request[Any]], Any]
 
 
 class Dispatch:
-    """The daemon's handler of calls. Each method of the table has one handler, which `handlers` or `at_once` names. See
-    `RepeatedCommands` for `again` and `done`.
+    """The daemon's handler of calls. Each method of the table has one handler, which `handlers` or `at_once` names, and
+    each that changes something is declared in `commands`.
     """
 
     def __init__(
@@ -23,13 +23,13 @@ class Dispatch:
         core: Core,
         handlers: Mapping[str, Handle],
         at_once: Mapping[str, HandleNow],
-        again: Mapping[str, Again],
-        done: Mapping[str, Handle],
+        commands: Sequence[Command],
     ) -> None:
-        _check_complete(handlers, at_once, again, done)
+        again = {command.method: command.again for command in commands}
+        _check_complete(handlers, at_once, again)
         self._core = core
         self._handlers = handlers
-        self._commands = RepeatedCommands(core, again, done)
+        self._commands = RepeatedCommands(core, again)
         self.immediate: Mapping[str, Callable[[Call], Any]] = {
             name: self._immediately(handle) for name, handle in at_once.items()
         }
@@ -47,13 +47,9 @@ class Dispatch:
 
 
 def _check_complete(
-    handlers: Mapping[str, Handle],
-    at_once: Mapping[str, HandleNow],
-    again: Mapping[str, Again],
-    done: Mapping[str, Handle],
+    handlers: Mapping[str, Handle], at_once: Mapping[str, HandleNow], again: Mapping[str, Again]
 ) -> None:
     wrong = {*handlers, *at_once, "rpc.discover"} ^ set(METHODS)
-    wrong |= {name for name, row in METHODS.items() if row.intent is not None} ^ set(again)
-    wrong |= {name for name, row in METHODS.items() if row.mutates and row.intent is None} ^ set(done)
+    wrong |= {name for name, row in METHODS.items() if row.mutates} ^ set(again)
     if wrong:
         raise TypeError(f"handlers and table differ: {wrong}")

@@ -83,8 +83,8 @@ def _group_id(group: str) -> int:
 def _check_length(path: str, setting: str) -> None:
     length = len(os.fsencode(path))
     if length > _MOST_PATH_BYTES:
-        words = f"set {setting} to a shorter path: {path} has {length} bytes, of {_MOST_PATH_BYTES} possible"
-        raise SetupError("not_configured", words, setting=setting)
+        message = f"set {setting} to a shorter path: {path} has {length} bytes, of {_MOST_PATH_BYTES} possible"
+        raise SetupError("not_configured", message, setting=setting)
 
 
 def _make_directory(path: str) -> None:
@@ -97,15 +97,15 @@ def _refuse_others(path: str, setting: str) -> None:
     """Raise if the path must not be replaced: it is no socket, or another process listens on it."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            words = f"{path} is there and is no socket: set {setting} to another path"
-            raise SetupError("not_configured", words, setting=setting)
+            message = f"{path} is there and is no socket: set {setting} to another path"
+            raise SetupError("not_configured", message, setting=setting)
         if _somebody_listens(path):
             raise _in_use(path, setting)
 
 
 def _in_use(path: str, setting: str) -> StateError:
-    words = f"a daemon is already listening on {path}: use that, stop it, or set {setting}"
-    return StateError("conflict", words, socket=path)
+    message = f"a daemon is already listening on {path}: use that, stop it, or set {setting}"
+    return StateError("conflict", message, socket=path)
 
 
 def _remove_stale(path: str, setting: str) -> None:

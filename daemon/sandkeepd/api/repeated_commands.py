@@ -4,9 +4,9 @@ A command is known by its first event in the log; one that makes no event, by a 
 running command waits for it.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import trio
@@ -22,10 +22,8 @@ from sandkeep_store.eventlog.log import Recorded
 from sandkeepd.api.fingerprint import fingerprint
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import Call
-from sandkeepd.core.core import ANEW, Core
-from sandkeepd.core.operation import Again
-
-Handle = Callable[[Request[Any]], Awaitable[Any]]
+from sandkeepd.core.core import RUN_AGAIN, Core
+from sandkeepd.core.operation import Again, Handle
 
 _EVEN_UNREMEMBERED: Final = frozenset({"daemon.shutdown", "sandbox.terminate"})
 """Methods that a disk that fails must not prevent: to do them again does no harm."""
@@ -37,16 +35,11 @@ _KEY_LOST: Final = (
 
 
 class RepeatedCommands:
-    """Carries out commands once.
+    """Carries out commands once. `again` answers repeated commands, by method: see `Command.again`."""
 
-    `again` names, for each method that has an intent, how its answer is found once the intent is on record; `done`, for
-    each other one that changes something, the answer to a command that was carried out.
-    """
-
-    def __init__(self, core: Core, again: Mapping[str, Again], done: Mapping[str, Handle]) -> None:
+    def __init__(self, core: Core, again: Mapping[str, Again]) -> None:
         self._core = core
         self._again = again
-        self._done = done
         self._running: dict[tuple[str, str], trio.Event] = {}
 
     async def once(self, call: Call, request: Request[Any], handle: Handle) -> Any:
@@ -54,7 +47,10 @@ class RepeatedCommands:
         assert request.command_id is not None
         key = (request.owner, request.command_id)
         async with self._turn(key):
-            digest = await fingerprint(request.method, _as_known_again(call, request))
+            # As it was sent, since a name may mean another sandbox by the time of a repetition. A method without an
+            # event records no sandbox, so there the resolved ids count.
+            params: Mutation = request.params if request.method.intent is None else cast("Mutation", call.params)
+            digest = await fingerprint(request.method, params)
             command = self._core.log.command_key.keyed(digest)
             return await self._once(replace(request, command=command), handle, *key)
 
@@ -73,15 +69,16 @@ class RepeatedCommands:
         """Answer a known command from its record, and carry out an unknown one."""
         first = await self._first_of(request, owner, command_id)
         if first is not None and now_us() - first.time_us < REMEMBERED_US:
-            self._check_same(request, _command_of(first), f"{first.type} {first.sandbox_id}")
+            recorded = msgspec.json.decode(first.meta, type=Meta).command or ""
+            self._check_same(request, recorded, f"{first.type} {first.sandbox_id}")
             request = _of_the_same(request, first)
             answer = await self._again[request.method.name](request, first)
-            return await handle(request) if answer is ANEW else answer
+            return await handle(request) if answer is RUN_AGAIN else answer
         past = self._remembered(request, owner, command_id)
         if past is None:
             return await handle(request)
         if past.done:
-            return await self._done[request.method.name](request)
+            return await self._again[request.method.name](request, None)
         answer = await handle(replace(request, past=past))
         past.finish()
         return answer
@@ -127,21 +124,9 @@ class RepeatedCommands:
             raise StateError("conflict", f"command_id {request.command_id!r} {why}", command_id=request.command_id)
 
 
-def _as_known_again(call: Call, request: Request[Any]) -> Mutation:
-    """Return the parameters for the fingerprint: as they were sent, since a name may mean another sandbox by the time
-    of a repetition. A method without an event records no sandbox, so there the resolved ids count.
-    """
-    assert isinstance(call.params, Mutation)
-    return call.params if request.method.intent is not None else request.params
-
-
 def _of_the_same(request: Request[Any], first: Recorded) -> Request[Any]:
     """The request, of the sandbox that it was of when it was given first."""
     filed = request.method.intent == first.type != SandboxCreateRequested.type  # that is filed under the new sandbox
     if not filed or getattr(request.params, "sandbox_id", None) in (None, first.sandbox_id):
         return request
     return replace(request, params=replace(request.params, sandbox_id=first.sandbox_id))
-
-
-def _command_of(first: Recorded) -> str:
-    return msgspec.json.decode(first.meta, type=Meta).command or ""

@@ -4,12 +4,12 @@ The nursery tree, with what ends each task::
 
     run
     ├── log.run                       the writer of the event log; ended last, when nobody can append any more
-    └── carriers                      ended when all of the below have ended
+    └── tasks                      ended when all of the below have ended
         ├── files.run                 writes metadata.json, debounced
         ├── publishing.run            the same for other daemons, of sandboxes whose lock is held
         ├── upkeep.recover            tries a log that failed again, until it can be written
         ├── retention.run             moves what ended long ago into the archive
-        ├── Collection.run            deletes the snapshots that retention lets go
+        ├── GarbageCollector.run      deletes the snapshots that retention lets go
         ├── OutputLimit.run                keeps the output of each sandbox within its bounds
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
@@ -24,7 +24,7 @@ The nursery tree, with what ends each task::
             ├── watchdog, keep_status tell the service manager, if there is one, how it goes
             └── signals               SIGTERM and SIGINT end the api, and so the daemon; SIGHUP reloads
 
-Stopping: no connection is accepted any more, calls that change something get a moment to end, carriers are cancelled
+Stopping: no connection is accepted any more, calls that change something get a moment to end, tasks are cancelled
 (what runs in sandboxes goes on), documents that are out of date are written, and ``daemon.stopped`` is the last event.
 """
 
@@ -140,14 +140,14 @@ async def _run_parts(
     task_status: TaskStatus[None],
 ) -> None:
     files = MetadataFiles(f"{config.state_dir}/sandboxes", state, log.log_id)
-    async with trio.open_nursery() as carriers:
-        core = Core(log, state, files, providers, carriers)
+    async with trio.open_nursery() as tasks:
+        core = Core(log, state, files, providers, tasks)
         core.problems += problems
         images = Images(core)
         sandboxes = Sandboxes(core, images)
         processes = Processes(core, sandboxes.runtimes)
-        kept = SnapshotServices(core, images, sandboxes, processes, config.state_dir)
-        reconciler = Reconciler(core, sandboxes.runtimes, processes, kept)
+        services = SnapshotServices(core, images, sandboxes, processes, config.state_dir)
+        reconciler = Reconciler(core, sandboxes.runtimes, processes, services)
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
         tokens = Tokens(config.state_dir)
@@ -158,10 +158,10 @@ async def _run_parts(
         stream_access = Access(software.stream, tokens, identity.pin if identity else None)
         retention = Retention(core, sandboxes.runtimes)
         leases = Leases(core)
-        kept.archives.fence = leases.fence
+        services.archives.fence = leases.fence
         publishing = Publisher(core, leases)
         dispatch = handlers.dispatch(
-            core, images, sandboxes, processes, software, stream_access, retention, kept, leases
+            core, images, sandboxes, processes, software, stream_access, retention, services, leases
         )
         holdings = Holdings(daemon.CLIENT_MEMORY())
         served = endpoints(core, sandboxes.runtimes, processes)
@@ -171,21 +171,21 @@ async def _run_parts(
             await _record_start(core)
             for sandbox_id in state.sandboxes:
                 files.mark(sandbox_id)
-            carriers.start_soon(reconciler.run, software.serving)
-            await carriers.start(leases.run)
-            carriers.start_soon(publishing.run)
-            carriers.start_soon(reaper.run, core, sandboxes.termination)
-            carriers.start_soon(files.run)
-            carriers.start_soon(retention.run)
-            carriers.start_soon(kept.collection.run)
-            carriers.start_soon(OutputLimit(core).run)
-            carriers.start_soon(caching.run, core)
-            carriers.start_soon(caching.check_later, core)
-            carriers.start_soon(verify.recover, core)
+            tasks.start_soon(reconciler.run, software.serving)
+            await tasks.start(leases.run)
+            tasks.start_soon(publishing.run)
+            tasks.start_soon(reaper.run, core, sandboxes.termination)
+            tasks.start_soon(files.run)
+            tasks.start_soon(retention.run)
+            tasks.start_soon(services.gc.run)
+            tasks.start_soon(OutputLimit(core).run)
+            tasks.start_soon(caching.run, core)
+            tasks.start_soon(caching.check_later, core)
+            tasks.start_soon(verify.recover, core)
         reason = await _serve_until_stopped(
             listeners, dispatch, stream, identity, software, stopping, manager, holdings, task_status
         )
-        carriers.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
     failpoints.reach("stop.carriers_ended")
     await _record_stop(core, reason, config.state_dir)
     for runtime in sandboxes.runtimes.by_id.values():

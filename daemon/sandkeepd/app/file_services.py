@@ -31,14 +31,14 @@ class SnapshotServices:
         runtimes = sandboxes.runtimes
         self.snapshots = Snapshots(core, runtimes, self.archives, self.layers)
         self.restores = Restores(core, sandboxes, self.layers, unpacking)
-        self.own_restores = OwnRestore(core, sandboxes, self.layers, unpacking)
-        self.moves = Transfers(core, runtimes, images, self.snapshots, unpacking, self.layers, self.archives)
+        self.file_restores = OwnRestore(core, sandboxes, self.layers, unpacking)
+        self.transfers = Transfers(core, runtimes, images, self.snapshots, unpacking, self.layers, self.archives)
         files = CheckpointFiles(self.archives, core.log.log_id)
         self.checkpoints = Checkpoints(core, sandboxes, processes, self.layers, files)
-        self.going_back = TimeTravel(core, sandboxes.creation, self.restores, self.checkpoints)
-        self.collection = GarbageCollector(core, self.snapshots.removal, self.archives)
+        self.time_travel = TimeTravel(core, sandboxes.creation, self.restores, self.checkpoints)
+        self.gc = GarbageCollector(core, self.snapshots.removal, self.archives)
         self.operations: Sequence[Operation[Any]] = (
-            *images.operations, *sandboxes.operations, self.forks, self.own_restores, *self.snapshots.operations,
-            *self.moves.operations, *self.checkpoints.operations,
+            *images.operations, *sandboxes.operations, self.forks, self.file_restores, *self.snapshots.operations,
+            *self.transfers.operations, *self.checkpoints.operations,
         )  # fmt: skip
-        sandboxes.termination.on_ended.append(self.layers.release)
+        sandboxes.termination.on_ended = self.layers.release

@@ -8,12 +8,11 @@ from sandkeep.errors import CallerError
 from sandkeep.model import Empty, Sandbox
 from sandkeep.protocol.methods import SandboxRestore
 from sandkeepd.api.dispatch import Dispatch, HandleNow
-from sandkeepd.api.repeated_commands import Handle
 from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.app.status import Software
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
-from sandkeepd.core.operation import Command
+from sandkeepd.core.operation import Command, Handle, eventless_command
 from sandkeepd.eventlog.history import History
 from sandkeepd.eventlog.retention import Retention
 from sandkeepd.eventlog.verify import Verification
@@ -22,11 +21,9 @@ from sandkeepd.locks.locks import LockService
 from sandkeepd.sandboxes.default_provider import ProviderChooser
 from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.images import Images
-from sandkeepd.sandboxes.open_journals import Journals
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.sandboxes.stats import Stats
-from sandkeepd.sandboxes.terminals import Terminals
 from sandkeepd.stream.access import Access
 
 __all__ = ["Dispatch", "dispatch"]
@@ -40,14 +37,13 @@ def dispatch(
     software: Software,
     access: Access,
     retention: Retention,
-    kept: SnapshotServices,
+    services: SnapshotServices,
     leases: Leases,
 ) -> Dispatch:
     """The daemon's handler of calls."""
-    history, upkeep, terminals, files = (
+    history, upkeep, files = (
         History(core),
         Verification(core, software.state_dir),
-        Terminals(processes),
         Files(core, sandboxes.runtimes),
     )
     choosing, locking = ProviderChooser(core), LockService(core, leases)
@@ -61,14 +57,14 @@ def dispatch(
         "sandbox.stats": Stats(core, sandboxes.runtimes).stats,
         "sandbox.exec": processes.execution.exec,
         "sandbox.terminate": sandboxes.termination.terminate,
-        "sandbox.suspend": sandboxes.suspension.suspend,
-        "sandbox.resume": sandboxes.resumption.resume,
-        "sandbox.fork": kept.forks.fork,
-        "sandbox.restore": partial(_restore_own, kept),
-        "checkpoint.create": kept.checkpoints.create,
-        "checkpoint.delete": kept.checkpoints.delete,
-        "checkpoint.restore": kept.checkpoints.restore,
-        "sandbox.restore_at": kept.going_back.restore_at,
+        "sandbox.suspend": sandboxes.suspension.ensure,
+        "sandbox.resume": sandboxes.resumption.ensure,
+        "sandbox.fork": services.forks.fork,
+        "sandbox.restore": partial(_restore_own, services),
+        "checkpoint.create": services.checkpoints.create,
+        "checkpoint.delete": services.checkpoints.delete,
+        "checkpoint.restore": services.checkpoints.restore,
+        "sandbox.restore_at": services.time_travel.restore_at,
         "sandbox.read_file": files.read_file,
         "sandbox.write_file": files.write_file,
         "sandbox.list_dir": files.list_dir,
@@ -83,16 +79,16 @@ def dispatch(
         "process.signal": processes.signal,
         "process.write_stdin": processes.write_stdin,
         "process.read": processes.read,
-        "process.attach": terminals.attach,
-        "process.resize": terminals.resize,
-        "process.open_output": Journals(core, processes).open_output,
-        "snapshot.create": kept.snapshots.create,
-        "snapshot.delete": kept.snapshots.delete,
-        "snapshot.restore": kept.restores.restore,
-        "snapshot.export": kept.moves.export,
-        "snapshot.import": kept.moves.bring_in,
-        "snapshot.promote": kept.moves.promote,
-        "snapshot.gc": kept.collection.gc,
+        "process.attach": processes.attach,
+        "process.resize": processes.resize,
+        "process.open_output": processes.open_output,
+        "snapshot.create": services.snapshots.create,
+        "snapshot.delete": services.snapshots.delete,
+        "snapshot.restore": services.restores.restore,
+        "snapshot.export": services.transfers.export,
+        "snapshot.import": services.transfers.import_archive,
+        "snapshot.promote": services.transfers.promote,
+        "snapshot.gc": services.gc.collect,
         "lock.acquire": locking.acquire,
         "lock.release": locking.release,
         "event.list": history.list,
@@ -111,43 +107,30 @@ def dispatch(
         "image.list": images.list_now,
         "sandbox.get": sandboxes.get_now,
         "sandbox.list": sandboxes.list_now,
-        "checkpoint.get": kept.checkpoints.get_now,
-        "checkpoint.list": kept.checkpoints.list_now,
-        "snapshot.get": kept.snapshots.get_now,
-        "snapshot.list": kept.snapshots.list_now,
+        "checkpoint.get": services.checkpoints.get_now,
+        "checkpoint.list": services.checkpoints.list_now,
+        "snapshot.get": services.snapshots.get_now,
+        "snapshot.list": services.snapshots.list_now,
         "lock.get": locking.get_now,
         "lock.list": locking.list_now,
     }
     commands: Sequence[Command] = (
-        *kept.operations, *processes.commands, *files.commands, *locking.commands, choosing, kept.restores,
-        kept.going_back,
+        *services.operations, *processes.commands, *files.commands, *locking.commands, choosing, services.restores,
+        services.time_travel, eventless_command("snapshot.gc", services.gc.answer_again),
+        eventless_command("stream.access", access.answer_again), eventless_command("daemon.shutdown", _nothing),
     )  # fmt: skip
-    again = {command.method: command.again for command in commands}
-    return Dispatch(
-        core, handlers, at_once, again, {**_done(processes, access), "snapshot.gc": kept.collection.collected_before}
-    )
+    return Dispatch(core, handlers, at_once, commands)
 
 
-async def _restore_own(kept: SnapshotServices, request: Request[SandboxRestore]) -> Sandbox:
+async def _restore_own(services: SnapshotServices, request: Request[SandboxRestore]) -> Sandbox:
     """Restore a sandbox's own files from a snapshot, or its state from a checkpoint."""
     asked = request.params
     if (asked.snapshot_id is None) == (asked.checkpoint_id is None):
         raise CallerError("invalid", "snapshot_id: give either that or checkpoint_id", field="snapshot_id")
     if asked.checkpoint_id is not None:
-        return await kept.checkpoints.returning.return_to(request)
-    return await kept.own_restores.restore(request)
+        return await services.checkpoints.returning.return_to(request)
+    return await services.file_restores.restore(request)
 
 
-def _done(processes: Processes, access: Access) -> dict[str, Handle]:
-    """The answer to a command without an event that was carried out before."""
-
-    return {
-        "process.write_stdin": processes.wrote_before,
-        "process.resize": processes.get,
-        "stream.access": access.repeat_access,
-        "daemon.shutdown": _nothing,
-    }
-
-
-async def _nothing(request: Request[Any]) -> Empty:
+async def _nothing(_: Request[Any]) -> Empty:
     return Empty()

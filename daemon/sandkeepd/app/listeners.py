@@ -11,7 +11,7 @@ from msgspec import Struct
 from sandkeep.errors import SetupError
 from sandkeep.settings import daemon
 from sandkeepd.api.listener import listening
-from sandkeepd.app.socket_activation import PassedSockets, address_of, held
+from sandkeepd.app.socket_activation import PassedSockets, address_of
 
 _BACKLOG: Final = 128
 
@@ -45,9 +45,9 @@ def opened(api_path: str, stream_addresses: Sequence[str], passed: PassedSockets
         daemon.refuse_plaintext(address)
     with contextlib.ExitStack() as stack:
         access = who_may_connect()
-        given = [_named(stack.enter_context(held(listener)), stream_addresses) for listener in passed.stream]
+        given = [_named(stack.enter_context(listener), stream_addresses) for listener in passed.stream]
         if passed.rpc is not None:
-            api = stack.enter_context(held(passed.rpc))
+            api = stack.enter_context(passed.rpc)
         else:
             api = stack.enter_context(listening(api_path, *access))
         missing = [address for address in stream_addresses if address not in {one.address for one in given}]
@@ -94,6 +94,7 @@ def _tcp_listener(address: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        words = f"{address} cannot be listened on: {error.strerror or error}; set {daemon.STREAM.name} to another port"
-        raise SetupError("not_configured", words, setting=daemon.STREAM.name) from None
+        why = error.strerror or error
+        message = f"{address} cannot be listened on: {why}; set {daemon.STREAM.name} to another port"
+        raise SetupError("not_configured", message, setting=daemon.STREAM.name) from None
     return listener

@@ -18,9 +18,9 @@ class Logfmt(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line; a traceback follows it, indented."""
-        words = [rfc3339(int(record.created * 1e6)), record.levelname.lower(), _value(record.getMessage())]
-        words += [f"{key}={_value(value)}" for key, value in vars(record).items() if key not in _STANDARD]
-        line = " ".join(words)
+        fields = [rfc3339(int(record.created * 1e6)), record.levelname.lower(), _value(record.getMessage())]
+        fields += [f"{key}={_value(value)}" for key, value in vars(record).items() if key not in _STANDARD]
+        line = " ".join(fields)
         if record.exc_info:
             line += "\n    " + self.formatException(record.exc_info).replace("\n", "\n    ")
         return line

@@ -11,7 +11,7 @@ its end can be requested, and is carried out when the provider answers.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -22,38 +22,33 @@ from sandkeep import events, failpoints
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.app.file_recovery import FileRecovery
 from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.contract.instance import Ending, Instance
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core
 from sandkeepd.core.interruption import Interruptible
+from sandkeepd.core.operation import Operation
 from sandkeepd.core.retry import retry_until_done
-from sandkeepd.sandboxes.last_words import exits_left, last_words
+from sandkeepd.sandboxes.oom import KILLED
+from sandkeepd.sandboxes.process_ends import exits_left, process_ends
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.runtimes import Runtimes, start_in
-from sandkeepd.sandboxes.suspend import came_of, is_reviving
+from sandkeepd.sandboxes.suspend import is_reviving, outcome_of_change
 from sandkeepd.snapshots.layers import LayerReferences
 
 T = TypeVar("T")
 
 logger = logging.getLogger("sandkeepd")
 
+RESTORE_INTERRUPTED: Final = "the daemon stopped while the sandbox was being restored, and it has the files that it had"
+
 ANSWER_DEADLINE_S: Final = 20.0
 """Seconds a provider may take for one answer before the request is repeated."""
 
 
-def _is_to_be_adopted(sandbox: SandboxState) -> bool:
-    return sandbox.status in (*rules.STANDING, "restoring") and not is_reviving(sandbox)
-
-
-def _is_half_made(sandbox: SandboxState) -> bool:
-    return sandbox.status == "creating" or is_reviving(sandbox)
-
-
-def _is_undone(sandbox: SandboxState) -> bool:
-    return not _is_half_made(sandbox)
+def _is_whole(sandbox: SandboxState) -> bool:
+    return sandbox.status != "creating" and not is_reviving(sandbox)
 
 
 class Owned:
@@ -91,10 +86,11 @@ class Owned:
 class Reconciler:
     """Does all that once, when a daemon starts."""
 
-    def __init__(self, core: Core, runtimes: Runtimes, processes: Processes, kept: SnapshotServices) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes, processes: Processes, services: SnapshotServices) -> None:
         self._core = core
-        self._kept = kept
-        self._settling = FileRecovery(core, kept)
+        self._services = services
+        self._operations: Sequence[Operation[Any]] = (*services.operations, services.gc.removal)
+        self._abandoned: list[str] = []
         self._runtimes = runtimes
         self._processes = processes
         self._half_made: list[SandboxState] = []
@@ -103,12 +99,15 @@ class Reconciler:
         """Before the first request: note the sandboxes to be adopted or undone, so that requests to them wait. Later
         work is never undone.
         """
-        self._settling.announce()
-        self._half_made = [sandbox for sandbox in self._core.state.sandboxes.values() if _is_half_made(sandbox)]
+        for operation in self._operations:
+            operation.announce()
+        self._abandoned = self._services.checkpoints.files.abandoned()
+        self._half_made = [sandbox for sandbox in self._core.state.sandboxes.values() if not _is_whole(sandbox)]
         for sandbox_id, sandbox in self._core.state.sandboxes.items():
-            if _is_to_be_adopted(sandbox) and sandbox_id not in self._runtimes.adopting:
+            known = sandbox.status in (*rules.STANDING, "restoring") and not is_reviving(sandbox)
+            if known and sandbox_id not in self._runtimes.adopting:
                 self._runtimes.adopting[sandbox_id] = adoption = Interruptible()
-                self._core.under_way.note(sandbox_id, adoption)
+                self._core.under_way.register(sandbox_id, adoption)
 
     async def run(self, begin: trio.Event | None = None) -> None:
         """Bring the log and the providers together, once `begin` is set."""
@@ -118,9 +117,21 @@ class Reconciler:
         asked = [image.requested.provider for image in core.state.images.values() if not image.ended]
         asked += [s.requested.provider for s in core.state.sandboxes.values() if not s.hidden]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(core.guarded, self._settling.run, "recovery of operations")
+            nursery.start_soon(core.run_logged, self._recover, "recovery of operations")
             for name in sorted({*core.providers, *asked}):
-                nursery.start_soon(core.guarded, partial(self._settle_provider, name), f"reconciling {name}")
+                nursery.start_soon(core.run_logged, partial(self._settle_provider, name), f"reconciling {name}")
+
+    async def _recover(self) -> None:
+        """Recover operations, and what they left, each by itself: one whose store does not answer delays no other."""
+        run_logged, services = self._core.run_logged, self._services
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_logged, services.snapshots.removal.sending.settle, "sending archives")
+            for operation in self._operations:
+                nursery.start_soon(run_logged, operation.recover, f"recovery of {type(operation).__name__}")
+            sweep = partial(services.checkpoints.sweep, self._abandoned)
+            nursery.start_soon(run_logged, sweep, "removing copies of checkpoints")
+            nursery.start_soon(run_logged, services.snapshots.removal.drop_kept, "removing archives that were kept")
+            nursery.start_soon(run_logged, services.archives.sweep, "removing what was being written")
 
     async def _settle_provider(self, name: str) -> None:
         core = self._core
@@ -131,7 +142,7 @@ class Reconciler:
                 if sandbox.requested.provider == name:
                     tried.append(trio.Event())
                     adopt = partial(self._adopt_noted, sandbox, tried[-1], adoption)
-                    nursery.start_soon(core.guarded, adopt, f"adopting {sandbox_id}")
+                    nursery.start_soon(core.run_logged, adopt, f"adopting {sandbox_id}")
             for event in tried:  # those that do not answer yet are not waited for
                 await event.wait()
             with trio.move_on_after(ANSWER_DEADLINE_S):
@@ -144,7 +155,7 @@ class Reconciler:
         for sandbox in self._half_made:
             if sandbox.requested.provider == name:
                 with suppress(SandkeepError):
-                    await self._core.settled(sandbox.sandbox_id, partial(_is_undone, sandbox))
+                    await self._core.settled(sandbox.sandbox_id, partial(_is_whole, sandbox))
 
     async def _retry(
         self,
@@ -164,11 +175,13 @@ class Reconciler:
                 if tried is not None:
                     tried.set()
 
-        def told(error: SandkeepError) -> None:
+        def on_error(error: SandkeepError) -> None:
             if adoption is not None:
                 adoption.why = error.message
 
-        return await retry_until_done(attempt, what, core.providers.get(name), deadline_s=ANSWER_DEADLINE_S, told=told)
+        return await retry_until_done(
+            attempt, what, core.providers.get(name), deadline_s=ANSWER_DEADLINE_S, on_error=on_error
+        )
 
     # -- adopting -----------------------------------------------------------------------------------------------------
 
@@ -197,7 +210,7 @@ class Reconciler:
             if instance is None or isinstance(instance, Ending):
                 await self._lost(sandbox, instance.message if instance else "its provider has it no more", revision)
             else:
-                adopted: list[events.Event] = [*came_of(sandbox, instance), events.SandboxAdopted()]
+                adopted: list[events.Event] = [*outcome_of_change(sandbox, instance), events.SandboxAdopted()]
                 told = [NewEvent(sandbox_id, event, sandbox_id, revision + n) for n, event in enumerate(adopted)]
                 await self._core.record(told, None, awaited=False)
         except StateError:
@@ -207,11 +220,27 @@ class Reconciler:
             await self._adopt_processes(sandbox, instance)
 
     async def _undo_restore(self, sandbox: SandboxState, tried: trio.Event, adoption: Interruptible) -> bool:
-        """Give it the files that it had; answer whether it was ended for the restore."""
-        put_back = partial(self._settling.put_back, sandbox)
-        what = f"undoing the restore of {sandbox.sandbox_id}"
-        ended = await self._retry(sandbox.requested.provider, put_back, what, adoption, tried)
-        await self._settling.record_undone(sandbox, ended=ended)
+        """Give a sandbox whose restore was interrupted the files that it had; return True if it was ended for that.
+        Otherwise it still runs.
+        """
+        core, sandbox_id, asked = self._core, sandbox.sandbox_id, sandbox.requested
+
+        async def put_back(provider: Provider) -> bool:
+            assert provider.replacement is not None
+            return await provider.replacement.put_back(sandbox_id, asked.plan, sandbox.handle)
+
+        ended = await self._retry(asked.provider, put_back, f"undoing the restore of {sandbox_id}", adoption, tried)
+        revision, plans = sandbox.revision, sandbox.plans
+        told = process_ends(core, sandbox, await exits_left(core, sandbox), KILLED) if ended else []
+        failed = events.SandboxRestoreFailed(
+            code="not_ready", message=RESTORE_INTERRUPTED, ended=ended, interrupted=True
+        )
+        try:
+            await core.record([*told, NewEvent(sandbox_id, failed, sandbox_id, revision)], None)
+        except StateError:
+            logger.info("not undone, as it is being ended", extra={"sandbox_id": sandbox_id})
+        else:
+            await self._services.layers.drop_plans(asked.provider, plans)
         return ended
 
     async def _drop_replaced(self, sandbox: SandboxState) -> None:
@@ -226,17 +255,17 @@ class Reconciler:
         return await provider.adopt(sandbox.sandbox_id, asked.spec, asked.plan, sandbox.isolation, sandbox.handle)
 
     async def _adopt_processes(self, sandbox: SandboxState, instance: Instance) -> None:
-        """Start the carriers of its processes, and wait until the instance knows each: signals need that."""
+        """Start the tasks of its processes, and wait until the instance knows each: signals need that."""
         active = {process: trio.Event() for process in sandbox.active}
         runtime = self._runtimes.keep(instance)
         await runtime.opened()
         for process_id, found in active.items():
             process = self._core.state.processes[process_id]
-            carrier = partial(self._processes.supervisor.adopt, runtime, process, found)
-            if not start_in(runtime, carrier, self._core, f"process {process_id}"):
+            task = partial(self._processes.supervisor.adopt, runtime, process, found)
+            if not start_in(runtime, task, self._core, f"process {process_id}"):
                 return
         pauses = instance.pauses
-        if pauses is None or not pauses.is_paused():  # one that stands still knows nothing new
+        if pauses is None or not pauses.is_paused():  # a frozen one reports nothing
             with trio.move_on_after(ANSWER_DEADLINE_S):
                 for found in active.values():
                     await found.wait()
@@ -246,7 +275,7 @@ class Reconciler:
         """Tell that a sandbox is gone, with all that was known of it last: how its processes had ended, if they had."""
         logger.warning("sandbox lost", extra={"sandbox_id": sandbox.sandbox_id, "why": why})
         exits = await exits_left(self._core, sandbox)
-        told = last_words(self._core, sandbox, exits, None, why=f"its sandbox was lost: {why}")
+        told = process_ends(self._core, sandbox, exits, None, why=f"its sandbox was lost: {why}")
         lost = events.SandboxLost(last_status=sandbox.status, message=why)
         told.append(NewEvent(sandbox.sandbox_id, lost, sandbox.sandbox_id, revision))
         await self._core.record(told, None, awaited=False)
@@ -255,7 +284,7 @@ class Reconciler:
 
     async def _clean_up(self, provider: Provider) -> None:
         """Remove the provider's objects that no event owns, and note those of other logs."""
-        swept = await provider.clean_up(Owned(self._core, self._kept.layers, provider.name))
+        swept = await provider.clean_up(Owned(self._core, self._services.layers, provider.name))
         for what in swept.removed:
             logger.warning("removed what no event owns", extra={"what": what})
         if swept.foreign:

@@ -9,7 +9,7 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from typing import Final
 
 from msgspec import Struct, field
@@ -62,13 +62,6 @@ def take_passed(environ: MutableMapping[str, str] = os.environ) -> PassedSockets
     return PassedSockets(rpc=rpc[0] if rpc else None, stream=stream)
 
 
-@contextlib.contextmanager
-def held(listener: socket.socket) -> Iterator[socket.socket]:
-    """A passed socket for the length of a block; it is closed afterwards, and its file left alone."""
-    with listener:
-        yield listener
-
-
 def address_of(listener: socket.socket, scheme: str = "tls") -> str:
     """The address of a listener as `SANDKEEP_STREAM` writes it, with `scheme` if it is TCP's."""
     name = listener.getsockname()
@@ -102,12 +95,9 @@ def _check(sock: socket.socket, fd: int) -> None:
         raise _useless(f"descriptor {fd}", "is no listening stream socket: use ListenStream= and Accept=no")
     if sock.family == socket.AF_UNIX:
         return
-    if sock.family not in (socket.AF_INET, socket.AF_INET6) or not _is_loopback(sock):
+    inet = sock.family in (socket.AF_INET, socket.AF_INET6)
+    if not (inet and ipaddress.ip_address(sock.getsockname()[0]).is_loopback):
         raise _useless(f"descriptor {fd}", "is neither a Unix socket nor one of the loopback interface")
-
-
-def _is_loopback(sock: socket.socket) -> bool:
-    return ipaddress.ip_address(sock.getsockname()[0]).is_loopback
 
 
 def _is_rpc(sock: socket.socket, name: str, fd: int) -> bool:

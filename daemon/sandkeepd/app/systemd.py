@@ -52,7 +52,7 @@ class Manager:
         self.watchdog_s = watchdog_s if address else None
         self.passed = passed if passed is not None else PassedSockets()
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._told = ""
+        self._last_status = ""
         self._is_deaf = False
         self._owes_ready = False
 
@@ -80,13 +80,13 @@ class Manager:
 
     def ready(self, status: str) -> None:
         """Requests are answered from now on, or again."""
-        self._told = status
+        self._last_status = status
         self._owes_ready = not self.tell("READY=1", f"MAINPID={os.getpid()}", f"STATUS={_one_line(status)}")
 
     def status(self, status: str) -> None:
         """Send a one-line status for people, if it has changed."""
-        if status != self._told and self.tell(f"STATUS={_one_line(status)}"):
-            self._told = status
+        if status != self._last_status and self.tell(f"STATUS={_one_line(status)}"):
+            self._last_status = status
 
     def reloading(self) -> None:
         """Settings are being read again; `ready` must follow."""
@@ -94,7 +94,7 @@ class Manager:
 
     def stopping(self, reason: str) -> None:
         """The end begins."""
-        self._told = ""
+        self._last_status = ""
         self.tell("STOPPING=1", f"STATUS=stopping: {_one_line(reason)}; sandboxes go on")
 
     @contextlib.contextmanager
@@ -120,9 +120,8 @@ class Manager:
         while not done.wait(EXTEND_PERIOD_S):
             before, reached = reached, progress()
             if reached != before:
-                self.tell(
-                    f"EXTEND_TIMEOUT_USEC={_usec(EXTEND_BY_S)}", f"STATUS=reading the event log, at position {reached}"
-                )
+                status = f"STATUS=reading the event log, at position {reached}"
+                self.tell(f"EXTEND_TIMEOUT_USEC={EXTEND_BY_S * 1e6:.0f}", status)
 
     async def watchdog(self, alive: Callable[[], Awaitable[None]]) -> None:
         """Say at half of the watchdog's time that the daemon lives, each time `alive` has returned.
@@ -171,10 +170,6 @@ def _watchdog_s(usec: str, pid: str) -> float | None:
 def number(text: str) -> int:
     """A count that the environment says; 0 when it says none."""
     return int(text) if text.isdecimal() and len(text) <= MOST_DIGITS else 0
-
-
-def _usec(seconds: float) -> int:
-    return int(seconds * 1_000_000)
 
 
 def _one_line(text: str) -> str:

@@ -1,15 +1,10 @@
 """Checkpoints: sandboxes saved with all their processes; made, listed, deleted, and restored.
 
-Its lifecycle is that of a snapshot::
-
-    create_requested -> stored -> delete_requested -> deleted
-                     -> failed
-
 A sandbox that is suspended with its checkpoint has a copy of its own, from which ``sandbox.resume`` restores it: it
 does not need the checkpoint any more.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -34,19 +29,23 @@ from sandkeepd.checkpoints.restoration import CheckpointRestoration, CheckpointR
 from sandkeepd.contract.caller import Progress
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import Core, as_sandkeep_error
+from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Creation, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.runtimes import Runtimes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.layers import LayerReferences
+from sandkeepd.snapshots.snapshots import matches
 
 
 class CheckpointCreation(Creation[CheckpointState]):
     """``checkpoint.create``: a provider saves a sandbox, which goes on or is suspended with that."""
 
     method = "checkpoint.create"
+    view = "checkpoints"
+    named = "checkpoint_id"
+    failure = events.CheckpointFailed
     interrupted = "the daemon stopped while it was being made: make it again"
 
     def __init__(self, core: Core, runtimes: Runtimes, files: CheckpointFiles, removal: "CheckpointRemoval") -> None:
@@ -54,11 +53,6 @@ class CheckpointCreation(Creation[CheckpointState]):
         self._runtimes = runtimes
         self._files = files
         self._removal = removal
-
-    @property
-    def subjects(self) -> Mapping[str, CheckpointState]:
-        """See `Operation.subjects`."""
-        return self.core.state.checkpoints
 
     async def act(self, order: Order[CheckpointState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
@@ -80,7 +74,7 @@ class CheckpointCreation(Creation[CheckpointState]):
     ) -> events.CheckpointStored:
         core, sandbox_id = self.core, sandbox.sandbox_id
         provider = checkpointing(core.provider(asked.provider))
-        fence = partial(self._files.fence, sandbox_id, asked.owner)
+        fence = partial(self._files.archives.fence, sandbox_id, asked.owner)
         fence()  # a lock that was lost is told before anything is saved
         async with self._files.making(asked.place) as directory:
             await progress("saving the sandbox")
@@ -96,10 +90,9 @@ class CheckpointCreation(Creation[CheckpointState]):
 
     async def failed(self, order: Order[CheckpointState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`. The sandbox keeps its old status, unless it has ended, which another task records."""
-        outcome = [*self.failure(order.subject, error, interrupted=False)]
+        outcome = [*await super().failed(order, error)]
         sandbox = self.core.state.sandboxes[order.subject.sandbox_id]
         if sandbox.status == "suspending":
-            await self._go_on(sandbox)
             runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
             pauses = runtime.instance.pauses if runtime is not None else None
             if pauses is not None and pauses.is_paused() and rules.may(sandbox, "sandbox.suspended"):
@@ -109,49 +102,29 @@ class CheckpointCreation(Creation[CheckpointState]):
                 outcome.append(NewEvent(sandbox.sandbox_id, kept, sandbox.sandbox_id))
         return outcome
 
-    async def _go_on(self, sandbox: SandboxState) -> None:
-        """Resume a sandbox that was suspended for a checkpoint that failed."""
+    async def roll_back(self, order: Order[CheckpointState]) -> None:
+        """See `Operation.roll_back`. Resumes a sandbox that was suspended for the checkpoint; it may stay suspended."""
+        sandbox = self.core.state.sandboxes[order.subject.sandbox_id]
         runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
-        pauses = runtime.instance.pauses if runtime is not None else None
-        if pauses is not None:
-            try:
-                await pauses.resume()
-            except Exception as unforeseen:  # noqa: BLE001  # it stays suspended then, which is seen
-                as_sandkeep_error(unforeseen)
-
-    def failure(self, subject: CheckpointState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """See `Creation.failure`."""
-        failed = events.CheckpointFailed(code=error.code, message=error.message, interrupted=interrupted)
-        return [NewEvent(subject.checkpoint_id, failed, subject.sandbox_id)]
-
-    def told(self, subject: CheckpointState) -> dict[str, Any]:
-        """See `Creation.told`."""
-        return {"checkpoint_id": subject.checkpoint_id}
+        if sandbox.status == "suspending" and runtime is not None and runtime.instance.pauses is not None:
+            await runtime.instance.pauses.resume()
 
     async def undo(self, order: Order[CheckpointState]) -> None:
         """See `Creation.undo`."""
         await self._removal.clear(order.subject)
-
-    async def answered(self, request: Request[Any], subject: CheckpointState) -> Checkpoint:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
 
 
 class CheckpointRemoval(Removal[CheckpointState]):
     """``checkpoint.delete``: with it go the kept files that only it needed."""
 
     method = "checkpoint.delete"
+    view = "checkpoints"
     under_way = "deleting"
 
     def __init__(self, core: Core, layers: LayerReferences, files: CheckpointFiles) -> None:
         super().__init__(core)
         self._layers = layers
         self._files = files
-
-    @property
-    def subjects(self) -> Mapping[str, CheckpointState]:
-        """See `Operation.subjects`."""
-        return self.core.state.checkpoints
 
     async def act(self, order: Order[CheckpointState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
@@ -161,7 +134,7 @@ class CheckpointRemoval(Removal[CheckpointState]):
 
     async def recorded(self, order: Order[CheckpointState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Operation.recorded`."""
-        await self._layers.release_checkpoint(order.subject)
+        await self._layers.drop_plans(order.subject.requested.provider, [order.subject.requested.plan])
 
     async def clear(self, checkpoint: CheckpointState) -> None:
         """Remove all that there is of it besides its record, however often that takes."""
@@ -169,10 +142,6 @@ class CheckpointRemoval(Removal[CheckpointState]):
         files = checkpoint.stored.files if checkpoint.stored is not None else []
         then = f"the end of checkpoint {checkpoint_id} is ordered, and will be carried out when that answers"
         await self.insist(checkpoint_id, partial(self._files.remove, checkpoint.requested.place, files), then)
-
-    async def answered(self, request: Request[Any], subject: CheckpointState) -> Checkpoint:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
 
 
 class Checkpoints:
@@ -220,7 +189,7 @@ class Checkpoints:
         """Delete a checkpoint. One that is deleted is answered as it is."""
         checkpoint = rules.checkpoint(self._core.state, request.params.checkpoint_id)
         if checkpoint.status == "creating":
-            raise rules.checkpoint_not_ready(checkpoint)
+            rules.require_ready(checkpoint, "checkpoint", checkpoint.checkpoint_id)
         event = events.CheckpointDeleteRequested()
         await self._removal.order(checkpoint.checkpoint_id, event, checkpoint.sandbox_id, request.meta)
         deleted: Checkpoint = await self._removal.answer(request, checkpoint.checkpoint_id)
@@ -258,16 +227,6 @@ class Checkpoints:
     def list_now(self, request: Request[CheckpointQuery]) -> CheckpointList:
         """List the caller's checkpoints; an administrator sees all."""
         query = request.params
-        mine = (c for c in self._core.state.checkpoints.values() if request.sees(c.owner) and _matches(c, query))
+        mine = (c for c in self._core.state.checkpoints.values() if request.sees(c.owner) and matches(c, query))
         found, following = page(mine, lambda checkpoint: checkpoint.checkpoint_id, query.after, query.limit)
         return CheckpointList(checkpoints=[checkpoint.view() for checkpoint in found], next=following)
-
-
-def _matches(checkpoint: CheckpointState, query: CheckpointQuery) -> bool:
-    asked = checkpoint.requested
-    return (
-        (query.all or not checkpoint.ended)
-        and query.sandbox_id in (None, asked.sandbox_id)
-        and query.name in (None, asked.name)
-        and query.labels.items() <= asked.labels.items()
-    )

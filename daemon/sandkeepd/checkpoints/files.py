@@ -47,13 +47,9 @@ class CheckpointFiles:
     """Operations on the files of checkpoints."""
 
     def __init__(self, archives: SnapshotArchives, log_id: str) -> None:
-        self._archives = archives
+        self.archives = archives
         self._in_thread = Threads(archives.limiter)
         self._log_id = log_id
-
-    def fence(self, sandbox_id: str, owner: str) -> Fence | None:
-        """Return the fence for writes of a sandbox, if a lock guards it."""
-        return self._archives.fence(sandbox_id, owner)
 
     def place(self, checkpoint_id: str, *, bucket: bool) -> model.Place:
         """Return the place of a new checkpoint. Raises `not_configured` and, for a bucket without its SDK,
@@ -105,7 +101,7 @@ class CheckpointFiles:
         except BaseException:
             with trio.CancelScope(shield=True):
                 with suppress(SandkeepError):
-                    await self._remove_files(place, files)
+                    await self._remove_files(place, [file.name for file in files])
                 await self._in_thread(remove_directory, _directory(here))
             raise
         await self._in_thread(remove_directory, _directory(here))
@@ -120,16 +116,16 @@ class CheckpointFiles:
             metadata, digest = {LOG_KEY: self._log_id}, file.digest.removeprefix("sha256:")
             copying.send(local, path, target, path, sha256=digest, metadata=metadata, fence=fence, progress=moved)
 
-        await run_in_thread(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
+        await watched(work, progress, f"sending it to {place.uri}", limiter=self.archives.limiter)
 
     # Having again
 
     @asynccontextmanager
-    async def had(
+    async def opened(
         self, place: model.Place, files: Sequence[CheckpointFile], progress: Progress
-    ) -> AsyncIterator["Had"]:
+    ) -> AsyncIterator["CheckpointCopy"]:
         """Yield a checkpoint as a directory of this machine, which stays until it is released. Its large files may
-        still be unverified: see `Had.check`.
+        still be unverified: see `CheckpointCopy.check`.
 
         Raises `snapshot_missing`, `snapshot_corrupt`, `provider_unavailable`.
         """
@@ -139,17 +135,17 @@ class CheckpointFiles:
             directory += f"{HAD}{secrets.token_hex(8)}"
         later = [file for file in files if file.size_bytes > _LARGE and file.name not in FIRST]
         large = [] if copied else later
-        had = Had(directory if copied else None, directory, large)
+        copy = CheckpointCopy(directory if copied else None, directory, large)
         try:
             if copied:
                 await self._fetch(place, files, directory, progress)
             else:
                 few = [file for file in files if file not in large]
-                await run_in_thread(partial(_verify, directory, few), progress, "verifying the checkpoint")
-            yield had
+                await watched(partial(_verify, directory, few), progress, "verifying the checkpoint")
+            yield copy
         finally:
             with trio.CancelScope(shield=True):
-                await self._in_thread(had.let_go)
+                await self._in_thread(copy.release)
 
     async def _fetch(
         self, place: model.Place, files: Sequence[CheckpointFile], directory: str, progress: Progress
@@ -169,7 +165,7 @@ class CheckpointFiles:
                         target.write(chunk)
                 _compare(file, found)
 
-        await run_in_thread(work, progress, f"reading {place.uri}", limiter=self._archives.limiter)
+        await watched(work, progress, f"reading {place.uri}", limiter=self.archives.limiter)
 
     # Removing
 
@@ -179,10 +175,10 @@ class CheckpointFiles:
         await self._in_thread(remove_directory, here + MAKING)
         await self._in_thread(remove_directory, here)
         if self.here(place) != place:
-            await self._remove_files(place, files or [_unknown(name) for name in KNOWN])
+            await self._remove_files(place, [file.name for file in files] or KNOWN)
 
-    async def _remove_files(self, place: model.Place, files: Sequence[CheckpointFile]) -> None:
-        await self._archives.remove([place_of(root_of(place), f"{place.path}/{file.name}") for file in files])
+    async def _remove_files(self, place: model.Place, names: Sequence[str]) -> None:
+        await self.archives.remove([place_of(root_of(place), f"{place.path}/{name}") for name in names])
 
     def abandoned(self) -> list[str]:
         """Return copies left by daemons that died. Call before this daemon makes copies. Blocks."""
@@ -200,8 +196,8 @@ KNOWN: Final = ("checkpoint.img", *FIRST)
 """The names of a checkpoint's files, of which there may be some where nothing is on record of it."""
 
 
-class Had:
-    """A checkpoint in a local directory, with a reference count: longer users call `hold`, and then `let_go`.
+class CheckpointCopy:
+    """A checkpoint in a local directory, with a reference count: longer users call `hold`, and then `release`.
 
     The first user calls `check`; others must not rely on the files before `checked` has returned.
     """
@@ -238,15 +234,11 @@ class Had:
         """Need it."""
         self._holds += 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Need it no more. Blocks, the last one."""
         self._holds -= 1
         if not self._holds and self._copy is not None:
             remove_directory(self._copy)
-
-
-def _unknown(name: str) -> CheckpointFile:
-    return CheckpointFile(name=name, digest="", size_bytes=0)
 
 
 def _directory(place: model.Place) -> str:
@@ -275,8 +267,7 @@ def _finish(directory: str, known: Mapping[str, tuple[str, int]], kind: str, mov
     found = []
     try:
         for name in sorted(os.listdir(directory)):
-            so_far = partial(_moved_on, moved, done)
-            file = _digested(f"{directory}/{name}", name, known.get(name), kind, so_far)
+            file = _digested(f"{directory}/{name}", known.get(name), kind, moved, done)
             done += file.size_bytes
             found.append(file)
         sync_directory(directory)
@@ -285,14 +276,9 @@ def _finish(directory: str, known: Mapping[str, tuple[str, int]], kind: str, mov
     return found
 
 
-def _moved_on(moved: Meter, before: int, size: int) -> None:
-    moved(before + size)
-
-
-def _digested(
-    path: str, name: str, known: tuple[str, int] | None, kind: str, moved: Callable[[int], None]
-) -> CheckpointFile:
-    digest, size = digests.Digest(kind), 0
+def _digested(path: str, known: tuple[str, int] | None, kind: str, moved: Meter, before: int) -> CheckpointFile:
+    """Fsync a file; return its entry. `before` are the bytes that were digested before it."""
+    name, digest, size = os.path.basename(path), digests.Digest(kind), 0
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fchmod(fd, 0o600)
@@ -302,7 +288,7 @@ def _digested(
         while chunk := os.read(fd, _CHUNK):
             digest.update(chunk)
             size += len(chunk)
-            moved(size)
+            moved(before + size)
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -338,8 +324,8 @@ def _verify(directory: str, files: Sequence[CheckpointFile], moved: Meter) -> No
 
 def _compare(file: CheckpointFile, found: digests.Digest) -> None:
     if file.digest != found.text():
-        words = f"the checkpoint's {file.name} is damaged: its digest is not the one on record: restore another"
-        raise DataError("snapshot_corrupt", words)
+        message = f"the checkpoint's {file.name} is damaged: its digest is not the one on record: restore another"
+        raise DataError("snapshot_corrupt", message)
 
 
 def remove_directory(path: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import trio
@@ -16,39 +16,41 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd.checkpoints.files import CheckpointFiles, Had
-from sandkeepd.checkpoints.manifest import Kept, read_manifest
+from sandkeepd.checkpoints.files import CheckpointCopy, CheckpointFiles
+from sandkeepd.checkpoints.manifest import SavedProcess, read_manifest
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.checkpoints import Checkpointing
 from sandkeepd.contract.instance import Ending, Instance
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import Core, as_sandkeep_error
+from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
 from sandkeepd.sandboxes.batch import SandboxBatch
-from sandkeepd.sandboxes.changes import Failure, SandboxChange
 from sandkeepd.sandboxes.creation import Maker
-from sandkeepd.sandboxes.last_words import last_words
 from sandkeepd.sandboxes.oom import KILLED
+from sandkeepd.sandboxes.process_ends import process_ends
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.runtimes import Runtime, start_in
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.layers import LayerReferences
+from sandkeepd.snapshots.restore import FileReplacement, Replacement
 
 
-class AtHand(NamedTuple):
+class OpenCheckpoint(NamedTuple):
     """A checkpoint, its files, and its processes."""
 
     checkpoint: CheckpointState
-    had: Had
-    kept: Sequence[Kept]
+    copy: CheckpointCopy
+    kept: Sequence[SavedProcess]
 
 
 class CheckpointRestoration(SandboxBatch):
     """``checkpoint.restore``: sandboxes of a checkpoint, whose processes go on running."""
 
     method = "checkpoint.restore"
+    named = "checkpoint_id"
+    failure = events.CheckpointRestoreFailed
     interrupted = "the daemon stopped while the checkpoint was being restored: restore it again"
 
     def __init__(self, core: Core, sandboxes: Sandboxes, processes: Processes, files: CheckpointFiles) -> None:
@@ -65,59 +67,35 @@ class CheckpointRestoration(SandboxBatch):
         request, batch = order.request, order.subject
         assert request is not None
         checkpoint = self.core.state.checkpoints[batch.checkpoint_id or ""]
-        order.context = await order.resources.enter_async_context(self._at_hand(checkpoint, order.progress))
+        order.context = await order.resources.enter_async_context(self._open(checkpoint, order.progress))
         created = [self._created(request, checkpoint, one) for one in batch.sandbox_ids]
         return [NewEvent(order.stream, events.CheckpointRestored(), checkpoint.sandbox_id), *created]
 
     @asynccontextmanager
-    async def _at_hand(self, checkpoint: CheckpointState, progress: Progress) -> AsyncIterator[AtHand]:
+    async def _open(self, checkpoint: CheckpointState, progress: Progress) -> AsyncIterator[OpenCheckpoint]:
         """Yield a checkpoint with its files and processes, for the length of a block."""
         assert checkpoint.stored is not None
-        async with self._files.had(checkpoint.requested.place, checkpoint.stored.files, progress) as had:
-            yield AtHand(checkpoint, had, await trio.to_thread.run_sync(read_manifest, had.directory))
+        async with self._files.opened(checkpoint.requested.place, checkpoint.stored.files, progress) as copy:
+            yield OpenCheckpoint(checkpoint, copy, await trio.to_thread.run_sync(read_manifest, copy.directory))
 
     def _created(self, request: Request[CheckpointRestore], checkpoint: CheckpointState, sandbox_id: str) -> NewEvent:
         """Return the intent to make one of them; from here on its plan is known to those that follow."""
         asked = checkpoint.requested
         provider = self.core.provider(asked.provider)
-        spec = rules.like(asked.spec, request.params.labels)
-        planned = self._sandboxes.reservations.plan(
-            provider, sandbox_id, asked.image_id, spec, request.caller, checkpoint.owner
-        )
-        plan = checkpointing(provider).plan_like(asked.plan, planned)
-        name = self._sandboxes.reservations.keep(sandbox_id, provider.name, plan)
-        event = events.SandboxCreateRequested(
-            owner=checkpoint.owner,
-            image_id=asked.image_id,
-            provider=provider.name,
-            spec=spec,
-            secrets=asked.secrets,
-            plan=plan,
-            forked_from=checkpoint.sandbox_id,
-            restored_from=checkpoint.checkpoint_id,
-            needs_image=asked.needs_image,
-            name=name,
-        )
-        return NewEvent(sandbox_id, event, sandbox_id, 0)
+        return self._sandboxes.reservations.intent(
+            sandbox_id, provider, asked.image_id, rules.like(asked.spec, request.params.labels), request.caller,
+            asked.secrets, lambda plan: checkpointing(provider).plan_like(asked.plan, plan),
+            forked_from=checkpoint.sandbox_id, restored_from=checkpoint.checkpoint_id, needs_image=asked.needs_image,
+        )  # fmt: skip
 
-    async def recorded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
-        """See `Operation.recorded`."""
-        if order.subject.error is None:
-            for intent in facts[1:]:
-                self._sandboxes.creation.start(intent, given=self._maker(order.context))
-            await _checked(order.context, order.progress)
+    async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
+        """See `Creation.succeeded`."""
+        for intent in facts[1:]:
+            self._sandboxes.creation.start(intent, payload=self._maker(order.context))
+        await _checked(order.context, order.progress)
 
-    def _maker(self, at_hand: AtHand) -> Maker:
-        return _FromCheckpoint(self._processes, self.core, at_hand)
-
-    def failure(self, subject: ForkState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """See `Creation.failure`."""
-        failed = events.CheckpointRestoreFailed(code=error.code, message=error.message, interrupted=interrupted)
-        return [NewEvent(subject.fork_id, failed, subject.sandbox_id)]
-
-    def told(self, subject: ForkState) -> dict[str, Any]:
-        """See `Creation.told`."""
-        return {"checkpoint_id": subject.checkpoint_id}
+    def _maker(self, opened: OpenCheckpoint) -> Maker:
+        return _FromCheckpoint(self._processes, self.core, opened)
 
     async def answered(self, request: Request[Any], subject: ForkState) -> CheckpointRestoreResult:  # noqa: ARG002
         """See `Operation.answered`. Raises the error of the first sandbox that failed."""
@@ -128,40 +106,29 @@ class CheckpointRestoration(SandboxBatch):
     async def make_again(self, request: Request[Any], batch: ForkState, sandbox_ids: Sequence[str]) -> None:
         """See `SandboxBatch.make_again`."""
         checkpoint = rules.ready_checkpoint(self.core.state, batch.checkpoint_id or "")
-        async with self._at_hand(checkpoint, request.progress) as at_hand:
+        async with self._open(checkpoint, request.progress) as opened:
             for sandbox_id in sandbox_ids:
-                await self._sandboxes.creation.begin_again(sandbox_id, self._maker(at_hand))
-            await _checked(at_hand, request.progress)
+                await self._sandboxes.creation.begin_again(sandbox_id, self._maker(opened))
+            await _checked(opened, request.progress)
 
 
-class Return(msgspec.Struct):
-    """The progress of a sandbox's return to a checkpoint: its plans before and after, its old runtime, the ends of its
-    old processes, the new instance, and the processes of that to supervise; after a failure True if the new instance
-    `made_way`, and True if it is `gone`: no process of the sandbox runs any more.
+class Return(Replacement):
+    """The progress of a sandbox's return to a checkpoint: also the ends of its old processes, and the processes of the
+    instance that runs now.
     """
 
-    plans: list[dict[str, Any]]
-    runtime: Runtime | None = None
     ended: list[NewEvent] = msgspec.field(default_factory=list)
-    instance: Instance | None = None
     process_ids: Sequence[str] = ()
-    made_way: bool = False
-    gone: bool = False
 
 
-class CheckpointReturn(SandboxChange):
-    """``sandbox.restore`` of a checkpoint, into the sandbox that it is of. `given` is the checkpoint."""
-
-    method = "sandbox.restore"
-    under_way = "restoring"
-    failure: ClassVar[Failure] = events.SandboxRestoreFailed
+class CheckpointReturn(FileReplacement):
+    """``sandbox.restore`` of a checkpoint, into the sandbox that it is of. `payload` is the checkpoint."""
 
     def __init__(
         self, core: Core, sandboxes: Sandboxes, processes: Processes, layers: LayerReferences, files: CheckpointFiles
     ) -> None:
-        super().__init__(core, sandboxes.runtimes)
+        super().__init__(core, sandboxes.runtimes, layers)
         self._processes = processes
-        self._layers = layers
         self._files = files
 
     async def return_to(self, request: Request[SandboxRestore]) -> Sandbox:
@@ -185,86 +152,69 @@ class CheckpointReturn(SandboxChange):
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        order.context = Return(order.subject.plans)
-        try:
-            return await self._bring_back(order)
-        except Exception:
-            await self._make_way(order)  # here, since the sandbox's end interrupts it and waits for it
-            raise
-
-    async def _bring_back(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
-        """Restore it; return the events to record."""
-        checkpoint, sandbox, sandbox_id = order.given, order.subject, order.stream
-        under_way: Return = order.context
+        checkpoint, sandbox, sandbox_id = order.payload, order.subject, order.stream
+        order.context = under_way = Return(sandbox.plans)
         asked, progress = sandbox.requested, order.progress
         provider = checkpointing(self.core.provider(asked.provider))
-        async with self._files.had(checkpoint.requested.place, checkpoint.stored.files, progress) as had:
-            await had.check(progress)
-            kept = await trio.to_thread.run_sync(read_manifest, had.directory)
+        async with self._files.opened(checkpoint.requested.place, checkpoint.stored.files, progress) as copy:
+            await copy.check(progress)
+            kept = await trio.to_thread.run_sync(read_manifest, copy.directory)
             under_way.runtime = runtime = await self.runtimes.drop(sandbox_id)
             failpoints.reach("checkpoint.returning")
             exit_of = runtime.instance.exit_of if runtime is not None else lambda _: None
-            under_way.ended = last_words(self.core, sandbox, exit_of, KILLED, runtime=runtime)
+            under_way.ended = process_ends(self.core, sandbox, exit_of, KILLED, runtime=runtime)
             old, new = under_way.plans
             under_way.instance = made = await provider.return_to(
-                sandbox_id, asked.image_id, sandbox.spec, (old, new), sandbox.handle, had.directory
+                sandbox_id, asked.image_id, sandbox.spec, (old, new), sandbox.handle, copy.directory
             )
-            back = await _found(made, checkpoint, [(one.process_id, one) for one in kept])
-        under_way.process_ids = [event.stream for event in back]
+            restored_processes = await _found(made, checkpoint, [(one.process_id, one) for one in kept])
+        under_way.process_ids = [event.stream for event in restored_processes]
         ended = [word for word in under_way.ended if word.stream not in under_way.process_ids]
         restored = events.SandboxRestored(
             checkpoint_id=checkpoint.checkpoint_id, isolation=made.isolation, handle=made.handle
         )
-        return [*ended, *back, NewEvent(sandbox_id, restored, sandbox_id)]
+        return [*ended, *restored_processes, NewEvent(sandbox_id, restored, sandbox_id)]
 
     async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
         under_way: Return = order.context
-        if not under_way.made_way:
-            await self._make_way(order)
         under_way.process_ids = list(order.subject.active)
         failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=under_way.gone)
         return [*(under_way.ended if under_way.gone else []), NewEvent(order.stream, failed, order.stream)]
 
-    async def _make_way(self, order: Order[SandboxState]) -> None:
-        """Return to the old runtime: it goes on, or records its end soon, unless a new instance was made."""
+    async def roll_back(self, order: Order[SandboxState]) -> None:
+        """See `Operation.roll_back`. Return to the old runtime: it goes on, or records its end soon, unless a new
+        instance was made.
+        """
         under_way: Return = order.context
-        if under_way.instance is not None:
-            under_way.instance = await self._undo(order.subject, under_way.instance)
+        restored, under_way.instance = under_way.instance, None
+        if restored is not None:
+            under_way.gone = True  # unless the old instance runs again
+            under_way.instance = await self._put_back(order.subject, restored)
             under_way.gone = under_way.instance is None
         elif under_way.runtime is not None:
             under_way.instance = under_way.runtime.instance
-        under_way.made_way = True
 
-    async def _undo(self, sandbox: SandboxState, instance: Instance) -> Instance | None:
-        """Replace a restored instance that does not answer by the old one; return None if nothing runs any more."""
+    async def _put_back(self, sandbox: SandboxState, instance: Instance) -> Instance | None:
+        """Replace a restored instance that does not answer by the old one; return None if nothing runs any more. After
+        an error the old files stay aside.
+        """
         asked = sandbox.requested
         provider = self.core.provider(asked.provider)
         assert provider.replacement is not None
         assert sandbox.isolation is not None
-        try:
-            await instance.aclose()
-            if await provider.replacement.put_back(sandbox.sandbox_id, asked.plan, sandbox.handle):
-                return None
-            spec, isolation, handle = asked.spec, sandbox.isolation, sandbox.handle
-            found = await provider.adopt(sandbox.sandbox_id, spec, asked.plan, isolation, handle)
-            return None if isinstance(found, Ending) else found
-        except Exception as unforeseen:  # noqa: BLE001  # the old files stay aside
-            as_sandkeep_error(unforeseen)
+        await instance.aclose()
+        if await provider.replacement.put_back(sandbox.sandbox_id, asked.plan, sandbox.handle):
             return None
+        spec, isolation, handle = asked.spec, sandbox.isolation, sandbox.handle
+        found = await provider.adopt(sandbox.sandbox_id, spec, asked.plan, isolation, handle)
+        return None if isinstance(found, Ending) else found
 
-    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:
-        """See `Operation.recorded`."""
-        under_way: Return = order.context
-        if under_way.instance is not None:
-            runtime = self.runtimes.keep(under_way.instance)
-            look_after(self.core, self._processes, runtime, under_way.process_ids)
-            failpoints.reach("replace.recorded")
-        provider = self.core.provider(order.subject.requested.provider)
-        replaced = any(isinstance(fact.event, events.SandboxRestored) for fact in facts)
-        if replaced and provider.replacement is not None:
-            await provider.replacement.drop_replaced(order.stream)
-        await self._layers.drop_plans(provider.name, under_way.plans)
+    def supervise(self, progress: Return) -> Runtime:
+        """See `FileReplacement.supervise`."""
+        runtime = super().supervise(progress)
+        look_after(self.core, self._processes, runtime, progress.process_ids)
+        return runtime
 
 
 async def require_here(core: Core, checkpoint: CheckpointState) -> Checkpointing:
@@ -273,30 +223,30 @@ async def require_here(core: Core, checkpoint: CheckpointState) -> Checkpointing
     provider = checkpointing(core.provider(asked.provider))
     why = await trio.to_thread.run_sync(provider.why_not_here, asked.facts)
     if why is not None:
-        words = f"checkpoint {checkpoint.checkpoint_id} cannot be brought back here: {why}"
-        raise SetupError("not_supported", words, checkpoint_id=checkpoint.checkpoint_id)
+        message = f"checkpoint {checkpoint.checkpoint_id} cannot be restored here: {why}"
+        raise SetupError("not_supported", message, checkpoint_id=checkpoint.checkpoint_id)
     return provider
 
 
 class _FromCheckpoint(Maker):
     """Makes one sandbox of a checkpoint that is at hand. Processes get ids of their own in it."""
 
-    def __init__(self, processes: Processes, core: Core, at_hand: AtHand) -> None:
+    def __init__(self, processes: Processes, core: Core, opened: OpenCheckpoint) -> None:
         super().__init__({})
         self._processes = processes
         self._core = core
-        self._checkpoint, self._had, self._kept = at_hand
+        self._checkpoint, self._copy, self._kept = opened
         self._found: list[NewEvent] = []
-        self._had.hold()
+        self._copy.hold()
 
     async def make(self, provider: Provider, sandbox: SandboxState) -> Instance:
         """See `Maker.make`. Secrets are in the checkpoint itself."""
         able, asked, sandbox_id = checkpointing(provider), sandbox.requested, sandbox.sandbox_id
         instance = await able.create_saved(
-            sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._had.directory
+            sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._copy.directory
         )
         try:
-            await self._had.checked()
+            await self._copy.checked()
             named = [(ids.new_id(ids.PROCESS), one) for one in self._kept]
             for process_id, one in named:
                 await able.rename(sandbox_id, one.process_id, process_id)
@@ -319,33 +269,33 @@ class _FromCheckpoint(Maker):
     def done(self) -> None:
         """See `Maker.done`."""
         super().done()
-        self._had.let_go()
+        self._copy.release()
 
 
-async def _checked(at_hand: AtHand, progress: Progress) -> None:
+async def _checked(opened: OpenCheckpoint, progress: Progress) -> None:
     """Verify the large files; the sandboxes made of them report errors."""
     with suppress(SandkeepError):
-        await at_hand.had.check(progress)
+        await opened.copy.check(progress)
 
 
 def look_after(core: Core, processes: Processes, runtime: Runtime, process_ids: Sequence[str]) -> None:
-    """Start the carriers of restored processes, once there is a nursery for them."""
+    """Start the tasks of restored processes, once there is a nursery for them."""
 
     async def begin() -> None:
         await runtime.opened()
         for process_id in process_ids:
             process = core.state.processes.get(process_id)
             if process is not None:
-                carrier = partial(processes.supervisor.adopt, runtime, process, trio.Event())
-                start_in(runtime, carrier, core, f"process {process_id}")
+                task = partial(processes.supervisor.adopt, runtime, process, trio.Event())
+                start_in(runtime, task, core, f"process {process_id}")
 
-    core.carry(begin, f"processes of {runtime.instance.sandbox_id}")
+    core.start_task(begin, f"processes of {runtime.instance.sandbox_id}")
 
 
 async def _found(
     instance: Instance,
     checkpoint: CheckpointState,
-    named: Sequence[tuple[str, Kept]],
+    named: Sequence[tuple[str, SavedProcess]],
     sandbox_id: str | None = None,
 ) -> list[NewEvent]:
     """Return the events of restored processes; one that ended in that instant is left out."""
@@ -368,5 +318,5 @@ def checkpointing(provider: Provider) -> Checkpointing:
     """Return the provider's checkpoints. Raises `not_supported` if it has none."""
     if provider.checkpoints is not None:
         return provider.checkpoints
-    words = f"the {provider.name} provider cannot keep what runs: make a snapshot, or use the gvisor provider"
-    raise SetupError("not_supported", words)
+    message = f"the {provider.name} provider cannot keep what runs: make a snapshot, or use the gvisor provider"
+    raise SetupError("not_supported", message)

@@ -14,7 +14,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.checkpoints.checkpoints import Checkpoints
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.sandboxes.creation import SandboxCreation
 from sandkeepd.snapshots.restore import Restores
 
@@ -51,10 +51,10 @@ class TimeTravel:
         made: Any
         if first.stream in self._core.state.forks:
             made = await self._checkpoints.restoration.again(request, first)
-            made = made if made is ANEW else made.sandboxes[0]
+            made = made if made is RUN_AGAIN else made.sandboxes[0]
         else:
             made = await self._creation.again(request, first)
-        if made is ANEW:
+        if made is RUN_AGAIN:
             return made
         asked = await self._asked(request.params)
         source = rules.sandbox(self._core.state, request.params.sandbox_id)
@@ -81,7 +81,7 @@ class TimeTravel:
         whole: Request[Any] = request
         asked = request.params
         if moment.kind == "checkpoint":
-            return await self._bring_back(whole, asked, moment)
+            return await self._restore_checkpoint(whole, asked, moment)
         command = SnapshotRestore(
             command_id=asked.command_id,
             snapshot_id=moment.source_id,
@@ -92,12 +92,12 @@ class TimeTravel:
         )
         return await self._restores.restore_like(replace(whole, params=command), source)
 
-    async def _bring_back(self, request: Request[Any], asked: SandboxRestoreAt, moment: Moment) -> Sandbox:
+    async def _restore_checkpoint(self, request: Request[Any], asked: SandboxRestoreAt, moment: Moment) -> Sandbox:
         """Restore a checkpoint, which has the variables and secrets of its processes."""
         if asked.env or asked.secrets:
             field = "env" if asked.env else "secrets"
-            words = f"{field}: what goes on from checkpoint {moment.source_id} has its variables: leave it out"
-            raise CallerError("invalid", words, field=field)
+            message = f"{field}: what goes on from checkpoint {moment.source_id} has its variables: leave it out"
+            raise CallerError("invalid", message, field=field)
         command = CheckpointRestore(
             command_id=asked.command_id,
             checkpoint_id=moment.source_id,

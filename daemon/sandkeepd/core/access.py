@@ -8,7 +8,7 @@ import grp
 import os
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,9 +17,13 @@ from sandkeep.errors import CallerError
 from sandkeep.events import Meta
 from sandkeep.protocol.methods import Access, Kind, Method, Mutation, Params
 from sandkeep.settings.daemon import ADMIN_GROUP
-from sandkeep_store.eventlog.eventless_commands import CommandProgress
+from sandkeep_store.eventlog.eventless_commands import Past
+from sandkeep_store.views.checkpoints import CheckpointState
+from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.core import rules
 from sandkeepd.core.call import Call, Give
 from sandkeepd.core.peer import Peer
 
@@ -67,15 +71,6 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
     def sees(self, owner: str | None) -> bool:
         """Return True if the caller may see an object of that owner."""
         return self.admin or (owner is not None and owner == self.owner)
-
-
-class _Owned(Protocol):
-    """An object of a view."""
-
-    @property
-    def owner(self) -> str:
-        """The owner of the object."""
-        ...
 
 
 def is_admin(peer: Peer) -> bool:
@@ -138,25 +133,20 @@ def _resolved(state: State, method: Method, params: Params, owner: str, *, admin
             continue
         found = _named(state, kind, text, owner, admin=admin)
         if found is None:
-            raise not_found(state, kind, text, field)
+            raise rules.not_found(state, kind, text, field)
         if found != text:
             ids[field] = found
     return replace(params, **ids) if ids else params
-
-
-def not_found(state: State, kind: Kind, text: str, field: str) -> CallerError:
-    """Return the error for a missing object and for another owner's: it does not tell which."""
-    return CallerError("not_found", f"there is no {kind} {text!r}{state.log.hint}", **{field: text})
 
 
 def _named(state: State, kind: Kind, text: str, owner: str, *, admin: bool) -> str | None:
     """The id of the object of that kind that a caller names; None when the caller is shown none."""
     if kind == "sandbox":
         return _sandbox_called(state, text, owner, admin=admin)
-    held: Mapping[str, Mapping[str, _Owned]] = {
+    objects: Mapping[str, Mapping[str, ImageState | SnapshotState | CheckpointState]] = {
         "image": state.images, "snapshot": state.snapshots, "checkpoint": state.checkpoints
     }  # fmt: skip
-    found = held[kind].get(text)
+    found = objects[kind].get(text)
     return text if found is not None and (admin or found.owner == owner) else None
 
 

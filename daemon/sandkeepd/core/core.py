@@ -1,19 +1,18 @@
 """The common parts of the daemon: the log, the state folded from it, the providers, and the recording of facts.
 
 A mutation has three steps, always the same. Its *intent* is appended, by the call, with the caller's `command_id`. A
-*carrier*, a task of the daemon's own, acts and records the outcome, even if the caller has gone. The *answer* is read
+*task* of the daemon's own, acts and records the outcome, even if the caller has gone. The *answer* is read
 from the state once that has settled, by the call or by a later call that repeats the command.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
 import trio
 
-from sandkeep.errors import DaemonError, ProviderError, SandkeepError, SetupError, StateError, error_from
+from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import Meta
 from sandkeep.system.backoff import pauses
 from sandkeep_store.eventlog.log import EventLog, NewEvent, Recorded
@@ -26,11 +25,11 @@ from sandkeepd.host.fairness import yield_to_loop
 
 logger = logging.getLogger("sandkeepd")
 
-ANEW: Final = object()
+RUN_AGAIN: Final = object()
 """The answer to a repeated command that failed only because the daemon died: carry it out after all."""
 
 RETRY_S = 1.0
-"""Seconds before a carrier retries to record an outcome after a failure of the disk."""
+"""Seconds before a task retries to record an outcome after a failure of the disk."""
 
 
 TRY_AGAIN_S: Final = (0.0, *islice(pauses(0.002, 1.0), 9))
@@ -58,7 +57,7 @@ class Tries:
 
 
 class Core:
-    """The log, the state and the carriers. One a daemon; `app` builds it."""
+    """The log, the state and the tasks. One a daemon; `app` builds it."""
 
     def __init__(
         self, log: EventLog, state: State, files: MetadataFiles, providers: dict[str, Provider], nursery: trio.Nursery
@@ -84,9 +83,10 @@ class Core:
             self.state.apply(fact.event, fact)
             if fact.sandbox_id is not None:
                 self.files.mark(fact.sandbox_id)
-            self._wake(fact.stream)
+            self.wake(fact.stream)
 
-    def _wake(self, stream: str) -> None:
+    def wake(self, stream: str) -> None:
+        """Have those that wait for a stream look again."""
         waiting = self._waiting.pop(stream, None)
         if waiting is not None:
             waiting.set()
@@ -105,14 +105,17 @@ class Core:
         """
         return self.provider(snapshot.requested.provider or "local")
 
+    def require_sound(self) -> None:
+        """Raise `storage_unavailable` for a log that could not be folded to its end: the state would not follow."""
+        if self.problems:
+            raise DaemonError("storage_unavailable", self.problems[0])
+
     async def intend(self, new: NewEvent, meta: Meta, *, essential: bool = False) -> Recorded:
         """Append an intent. It is durable, and in the state, when this returns.
 
-        Raises `conflict` and `storage_unavailable`. A log that could not be folded to its end takes nothing more, since
-        the state would not follow.
+        Raises `conflict` and `storage_unavailable`.
         """
-        if self.problems:
-            raise DaemonError("storage_unavailable", self.problems[0])
+        self.require_sound()
         recorded = await self.log.append([new], meta, essential=essential)
         self._stalled.pop(new.stream, None)  # earlier outcomes no longer wait for the disk
         return recorded[0]
@@ -140,33 +143,21 @@ class Core:
                     if error.code != "storage_unavailable":
                         raise
                     if awaited:
-                        self._stall([event.stream for event in new], error)
+                        self.stall([event.stream for event in new], error)
                     await trio.sleep(RETRY_S)
         finally:  # also when it is given up, as its sandbox is to end
-            for event in new if awaited else ():
-                self._stalled.pop(event.stream, None)
+            self.clear_stall([event.stream for event in new] if awaited else ())
 
-    def _stall(self, streams: Sequence[str], error: SandkeepError) -> None:
+    def stall(self, streams: Sequence[str], error: SandkeepError) -> None:
+        """Fail callers that wait for these streams with an error, until it is cleared or an event follows."""
         for stream in streams:
             self._stalled[stream] = error
-            self._wake(stream)
+            self.wake(stream)
 
-    @contextmanager
-    def stalling(self, streams: Sequence[str], then: str) -> Iterator[Callable[[SandkeepError], None]]:
-        """For the length of a block that retries a recorded order: yield a callback for its errors. When one says that
-        an `engine` is down, callers that wait for these streams get `provider_unavailable`, with the consequence
-        `then`.
-        """
-
-        def told(error: SandkeepError) -> None:
-            if error.code == "provider_unavailable" and "engine" in error.data:
-                self._stall(streams, ProviderError(error.code, f"{error.message}; {then}", **error.data))
-
-        try:
-            yield told
-        finally:
-            for stream in streams:
-                self._stalled.pop(stream, None)
+    def clear_stall(self, streams: Iterable[str]) -> None:
+        """End what `stall` began."""
+        for stream in streams:
+            self._stalled.pop(stream, None)
 
     def stalled(self, stream: str) -> str | None:
         """Return the reason why the stream's next event is delayed, if known."""
@@ -191,17 +182,17 @@ class Core:
         await waiting.wait()
         await yield_to_loop()
 
-    def carry(self, carrier: Callable[[], Awaitable[None]], what: str) -> None:
-        """Start a carrier. One that fails in a way that nobody foresaw is logged, and ends alone."""
-        self.nursery.start_soon(self.guarded, carrier, what)
+    def start_task(self, task: Callable[[], Awaitable[object]], what: str) -> None:
+        """Start a task of the daemon's own. One that fails in a way that nobody foresaw is logged, and ends alone."""
+        self.nursery.start_soon(self.run_logged, task, what)
 
-    async def guarded(self, carrier: Callable[[], Awaitable[None]], what: str) -> None:
-        """Run a carrier to its end."""
+    async def run_logged(self, task: Callable[[], Awaitable[object]], what: str) -> None:
+        """Run a task to its end; log a defect."""
         try:
             await yield_to_loop()
-            await carrier()
+            await task()
         except Exception:
-            logger.exception("carrier failed", extra={"what": what})
+            logger.exception("task failed", extra={"what": what})
 
 
 def as_sandkeep_error(error: BaseException) -> SandkeepError:

@@ -14,12 +14,15 @@ class Holds:
     @contextmanager
     def held(self, *names: str) -> Iterator[None]:
         """Hold these for the length of a block."""
-        self._counts.update(names)
+        for name in names:
+            self._counts[name] += 1
         try:
             yield
         finally:
-            self._counts.subtract(names)
-            self._counts += Counter()  # drops those that are at 0
+            for name in names:
+                self._counts[name] -= 1
+                if not self._counts[name]:
+                    del self._counts[name]
 
     def count(self, name: str) -> int:
         """Count the blocks that hold a name."""

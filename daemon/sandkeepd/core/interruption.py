@@ -26,7 +26,7 @@ class UnderWay:
     def __init__(self) -> None:
         self._work: dict[str, list[Interruptible]] = {}
 
-    def note(self, stream: str, work: Interruptible) -> None:
+    def register(self, stream: str, work: Interruptible) -> None:
         """Register work that is about to begin, to be interruptible. It must be entered by `running`."""
         self._work.setdefault(stream, []).append(work)
 
@@ -34,7 +34,7 @@ class UnderWay:
     def running(self, stream: str, work: Interruptible) -> Iterator[None]:
         """Register the work for the length of a block; a block that is interrupted just ends."""
         if work not in self._work.get(stream, ()):
-            self.note(stream, work)
+            self.register(stream, work)
         try:
             with work.scope:
                 yield

@@ -9,18 +9,20 @@ An operation is declared once, by a class. The engine does the rest, always the 
     recover    the next daemon undoes, or finishes, the orders of a dead one
 
 A `Creation` can fail, and is undone if the daemon dies meanwhile; a repeated order begins anew. A `Removal` cannot fail
-once it is ordered: the daemon retries it until it is done, if need be the next daemon. An operation that is
-`interruptible` ends without an outcome when another order on the same subject interrupts it, and sees to the rest.
+once it is ordered: the daemon retries it until it is done, if need be the next daemon. An `Upkeep` is about the log or
+a store, not about an object of a view. An operation that is `interruptible` ends without an outcome when another order
+on the same subject interrupts it, and sees to the rest.
 
 The model is Change and Task of canonical/pebble.
 """
 
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import trio
 
@@ -31,9 +33,11 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import no_progress
-from sandkeepd.core.core import ANEW, Core, Tries, as_sandkeep_error
+from sandkeepd.core.core import RUN_AGAIN, Core, Tries, as_sandkeep_error
 from sandkeepd.core.interruption import Interruptible
 from sandkeepd.core.retry import insist
+
+logger = logging.getLogger("sandkeepd")
 
 STEPS: Final = ("begun", "acted", "recorded", "done")
 """Failpoints of each operation, such as ``SandboxCreation.acted``: see `sandkeep.failpoints`."""
@@ -69,7 +73,7 @@ class Order(Interruptible, Generic[S]):
     """One order, while it is carried out. One begun by an earlier daemon has neither `intent` nor `request`.
 
     `resources` are released when it has failed, or its outcome is on record. `abandoned` is cancelled when the caller
-    has gone, for work that is useless without the caller. `given` is unrecorded input of `act`, such as secrets.
+    has gone, for work that is useless without the caller. `payload` is unrecorded input of `act`, such as secrets.
     """
 
     def __init__(
@@ -78,18 +82,21 @@ class Order(Interruptible, Generic[S]):
         subject: S,
         intent: Recorded | None = None,
         request: Request[Any] | None = None,
-        given: Any = None,
+        payload: Any = None,
     ) -> None:
         super().__init__()
         self.stream = stream
         self.subject = subject
         self.intent = intent
         self.request = request
-        self.given = given
+        self.payload = payload
         self.resources = AsyncExitStack()
         self.context: Any = None
         """Left by `act` for `failed` and `recorded`."""
         self.abandoned = trio.CancelScope()
+        self.rolled_back = False
+        self.error: SandkeepError | None = None
+        """Of an `Upkeep` that is `finished`: there is no view to tell of it."""
 
     @property
     def caller(self) -> Caller:
@@ -103,11 +110,12 @@ class Order(Interruptible, Generic[S]):
         return self.request.progress if self.request is not None else no_progress
 
 
-Again = Callable[[Request[Any], Recorded], Awaitable[Any]]
+Handle = Callable[[Request[Any]], Awaitable[Any]]
+Again = Callable[[Request[Any], Any], Awaitable[Any]]
 
 
 class Command(Protocol):
-    """A method whose calls are on record, and the answer to a repeated call."""
+    """A method that changes something, and the answer to a repeated call."""
 
     @property
     def method(self) -> str:
@@ -116,15 +124,22 @@ class Command(Protocol):
 
     @property
     def again(self) -> Again:
-        """Answer a repeated command, whose first event is given; return ANEW if the first call had no effect."""
+        """Answer a repeated command, whose first event is given, or None for one without events that was carried out.
+        Return RUN_AGAIN if the first call had no effect.
+        """
         ...
 
 
-class Deed(NamedTuple):
-    """A command that is done within the call, and on record by one event alone."""
+class DirectCommand(NamedTuple):
+    """A command that is done within the call, and on record by one event alone, or by a line beside the log."""
 
     method: str
     again: Again
+
+
+def eventless_command(method: str, answer: Handle) -> DirectCommand:
+    """Return a command that makes no event; `answer` answers it once it was carried out, and changes nothing."""
+    return DirectCommand(method, lambda request, _: answer(request))
 
 
 class Operation(ABC, Generic[S]):
@@ -133,8 +148,14 @@ class Operation(ABC, Generic[S]):
     method: ClassVar[str]
     """The method that gives such an order."""
 
+    view: ClassVar[str]
+    """The attribute of the state that has the subjects, by their streams."""
+
     under_way: ClassVar[str]
     """The status of a subject between the intent and the outcome."""
+
+    failure: ClassVar[type[Any]]
+    """The event of a failure, with `code`, `message` and `interrupted`, unless `failed` returns others."""
 
     essential: ClassVar[bool] = False
     """True if intent and outcome may use the log's reserve on a full disk."""
@@ -142,20 +163,23 @@ class Operation(ABC, Generic[S]):
     interruptible: ClassVar[bool] = False
     """True if `Core.under_way` interrupts its orders."""
 
+    recovers: ClassVar[bool] = True
+    """False if another part brings the orders of an earlier daemon to an end."""
+
     def __init__(self, core: Core) -> None:
         self.core = core
-        self._due: dict[str, Order[S]] = {}
+        self._due: dict[tuple[str, Any], Order[S]] = {}
 
     @property
-    @abstractmethod
     def subjects(self) -> Mapping[str, S]:
         """The view with the subjects, by their streams."""
+        return cast("Mapping[str, S]", getattr(self.core.state, self.view))
 
     def owns(self, subject: S) -> bool:  # noqa: ARG002  # most own all
         """Tell if a subject that is under way is this operation's, where several have the same view and status."""
         return True
 
-    def stands(self, order: Order[S]) -> bool:
+    def is_current(self, order: Order[S]) -> bool:
         """Tell if the subject still waits for the order's outcome, and no other order has got ahead."""
         return order.subject.status == self.under_way
 
@@ -165,53 +189,58 @@ class Operation(ABC, Generic[S]):
     async def act(self, order: Order[S]) -> Sequence[NewEvent]:
         """Carry it out; return the outcome to record. Cancelled when the daemon stops, or another order interrupts."""
 
-    @abstractmethod
+    async def roll_back(self, order: Order[S]) -> None:
+        """Undo on the subject what `act` has done before it raised. An error of this is logged."""
+
     async def failed(self, order: Order[S], error: SandkeepError) -> Sequence[NewEvent]:
         """Return the events to record of an order whose `act` raised `error`. Nothing interrupts it any more, so it
-        must not act on the subject: `act` has undone its work as far as possible before it raises.
+        must not act on the subject: that is for `roll_back`. A repeated order of a caller that left begins it again.
         """
+        return [self.failure_of(order, error, interrupted=order.abandoned.cancelled_caught)]
+
+    def failure_of(self, order: Order[S], error: SandkeepError, *, interrupted: bool) -> NewEvent:
+        """Return the event of a failure. `interrupted`: a repeated order begins it again."""
+        event, subject = self.failure(code=error.code, message=error.message, interrupted=interrupted), order.subject
+        revision = getattr(subject, "revision", None) if self.interruptible else None
+        return NewEvent(order.stream, event, getattr(subject, "sandbox_id", None), revision)
 
     async def recorded(self, order: Order[S], facts: Sequence[Recorded]) -> None:
         """Go on once the outcome is on record: the order's subject has its new status."""
 
-    @abstractmethod
-    async def answered(self, request: Request[Any], subject: S) -> Any:
+    async def answered(self, request: Request[Any], subject: S) -> Any:  # noqa: ARG002
         """Return the answer, once the order is carried out."""
+        return cast("Any", subject).view()
 
     # Carrying out
 
-    async def run(self, new: NewEvent, request: Request[Any], given: Any = None) -> Any:
+    async def run(self, new: NewEvent, request: Request[Any], payload: Any = None) -> Any:
         """Begin the order, wait until it is carried out, and answer it. Raises the error of a failure."""
-        order = await self.begin(new, request.meta, request, given)
+        order = await self.begin(new, request.meta, request, payload)
         try:
             return await self.answer(request, order.stream)
         finally:
             order.abandoned.cancel()
 
     async def begin(
-        self, new: NewEvent, meta: Meta, request: Request[Any] | None = None, given: Any = None
+        self, new: NewEvent, meta: Meta, request: Request[Any] | None = None, payload: Any = None
     ) -> Order[S]:
         """Give the order. It is on record when this returns. Raises as `Core.intend` does."""
         intent = await self.core.intend(new, meta, essential=self.essential)
-        return self.start(intent, request, given)
+        return self.start(intent, request, payload)
 
-    def start(self, intent: Recorded, request: Request[Any] | None = None, given: Any = None) -> Order[S]:
+    def start(self, intent: Recorded, request: Request[Any] | None = None, payload: Any = None) -> Order[S]:
         """Start carrying out a recorded order."""
-        order = Order(intent.stream, self.subjects[intent.stream], intent, request, given)
+        order = Order(intent.stream, self.subjects[intent.stream], intent, request, payload)
         if self.interruptible:
-            self.core.under_way.note(order.stream, order)
+            self.core.under_way.register(order.stream, order)
         self.spawn(order, f"{intent.type} of {order.stream}")
         return order
 
     def spawn(self, order: Order[S], what: str) -> None:
         """Start the task that carries out an order: one of the daemon's own, which ends with the daemon."""
-        self.core.carry(partial(self._carry, order), what)
+        self.core.start_task(partial(self._execute, order), what)
 
-    async def refuse(self, order: Order[S], error: SandkeepError) -> None:
-        """Fail an order that cannot be carried out."""
-        await self._fail(order, error)
-
-    async def _carry(self, order: Order[S]) -> None:
+    async def _execute(self, order: Order[S]) -> None:
         async with order.resources:
             self._reach("begun")
             try:
@@ -219,7 +248,7 @@ class Operation(ABC, Generic[S]):
                 self._reach("acted")
                 facts = await self._record(order, outcome)
             except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded in any case
-                facts = await self._fail(order, as_sandkeep_error(unforeseen))
+                facts = await self.fail(order, as_sandkeep_error(unforeseen))
             self._reach("recorded")
             if facts:
                 await self.recorded(order, facts)
@@ -234,30 +263,47 @@ class Operation(ABC, Generic[S]):
         """Act; return the outcome, or nothing if it was interrupted."""
         outcome: Sequence[NewEvent] = ()
         with self._interruptible(order):
-            if self.stands(order):
-                outcome = await self.act(order)
+            if self.is_current(order):
+                try:
+                    outcome = await self.act(order)
+                except Exception:
+                    await self._roll_back(order)  # here: an order that interrupts this one waits for it
+                    raise
         return outcome
+
+    async def _roll_back(self, order: Order[S]) -> None:
+        """Roll back once: an outcome that the log refuses comes after `act`."""
+        if not order.rolled_back:
+            order.rolled_back = True
+            try:
+                await self.roll_back(order)
+            except Exception as unforeseen:  # noqa: BLE001  # the order has failed of something else
+                as_sandkeep_error(unforeseen)
 
     def _interruptible(self, order: Order[S]) -> AbstractContextManager[None]:
         return self.core.under_way.running(order.stream, order) if self.interruptible else nullcontext()
 
     async def _record(self, order: Order[S], outcome: Sequence[NewEvent]) -> Sequence[Recorded]:
         """Record an outcome; return nothing if another order got ahead, even while the append was in flight."""
-        if not outcome or not self.stands(order):
+        if not outcome or not self.is_current(order):
             return ()
         try:
             return await self.core.record(outcome, order.intent, essential=self.essential)
         except StateError:
-            if self.stands(order):
+            if self.is_current(order):
                 raise
             return ()
 
-    async def _fail(self, order: Order[S], error: SandkeepError) -> Sequence[Recorded]:
+    async def fail(self, order: Order[S], error: SandkeepError) -> Sequence[Recorded]:
+        """Record the failure of an order, and return the events; none if another order got ahead."""
         try:
             await order.resources.aclose()  # a caller that gets the failure may want them for another order
         except Exception as unforeseen:  # noqa: BLE001  # a failure to release a resource is none of the order's
             as_sandkeep_error(unforeseen)
-        return await self._record(order, await self.failed(order, error)) if self.stands(order) else ()
+        if not self.is_current(order):
+            return ()
+        await self._roll_back(order)
+        return await self._record(order, await self.failed(order, error))
 
     async def insist(
         self,
@@ -282,35 +328,42 @@ class Operation(ABC, Generic[S]):
         await self.core.settled(stream, lambda: subject.status != self.under_way)
         return subject
 
-    @abstractmethod
     async def answer(self, request: Request[Any], stream: str) -> Any:
         """Wait until the order is carried out, and answer it."""
+        return await self.answered(request, await self.settled(stream))
 
-    @abstractmethod
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Command.again`."""
+        return await self.answer(request, first.stream)
 
     # After a crash
 
+    def begun(self) -> Iterator[Order[S]]:
+        """Yield the orders that are on record as begun."""
+        for stream, subject in self.subjects.items():
+            if subject.status == self.under_way and self.owns(subject):
+                yield Order(stream, subject)
+
     def announce(self) -> None:
         """Note the orders that are on record as begun: orders of clients from now on are not for `recover`."""
-        for stream, subject in self.subjects.items():
-            if subject.status == self.under_way and self.owns(subject) and stream not in self._due:
-                self._due[stream] = Order(stream, subject)
+        for order in self.begun() if self.recovers else ():
+            key = (order.stream, order.payload)
+            if key not in self._due:
+                self._due[key] = order
                 if self.interruptible:
-                    self.core.under_way.note(stream, self._due[stream])
+                    self.core.under_way.register(order.stream, order)
 
     async def recover(self) -> None:
         """Finish the noted orders, each in its own task, so that an engine that is down delays no other."""
+        due, self._due = self._due, {}
         async with trio.open_nursery() as nursery:
-            for order in self._due.values():
+            for order in due.values():
                 what = f"{type(self).__name__} of {order.stream}, begun by an earlier daemon"
-                nursery.start_soon(self.core.guarded, partial(self._recover_due, order), what)
-            self._due = {}
+                nursery.start_soon(self.core.run_logged, partial(self._recover_due, order), what)
 
     async def _recover_due(self, order: Order[S]) -> None:
         with self._interruptible(order):
-            if self.stands(order):
+            if self.is_current(order):
                 await self._recover(order)
 
     async def _recover(self, order: Order[S]) -> None:
@@ -325,40 +378,43 @@ class Creation(Operation[S]):
     interrupted: ClassVar[str]
     """The sentence about one that the daemon's death interrupted."""
 
-    @abstractmethod
-    def failure(self, subject: S, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """Return the events of a failed creation. `interrupted`: a repeated order begins it again."""
+    named: ClassVar[str]
+    """The subject's field that names it in the data of the error that it failed with."""
 
     async def undo(self, order: Order[S]) -> None:
         """Remove everything that an earlier daemon may have made, retrying until done."""
 
     async def undone(self, order: Order[S]) -> None:
-        """Go on once it is on record that it was undone."""
+        """Go on once it is on record that it failed or was undone."""
 
-    @abstractmethod
-    def told(self, subject: S) -> dict[str, Any]:
-        """Name the subject in the data of the error that it failed with."""
+    async def succeeded(self, order: Order[S], facts: Sequence[Recorded]) -> None:
+        """Go on once it is on record that it was made."""
 
-    async def failed(self, order: Order[S], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`."""
-        return self.failure(order.subject, error, interrupted=False)
+    async def recorded(self, order: Order[S], facts: Sequence[Recorded]) -> None:
+        """See `Operation.recorded`."""
+        await (self.succeeded(order, facts) if order.subject.error is None else self.undone(order))
 
     async def answer(self, request: Request[Any], stream: str) -> Any:
         """See `Operation.answer`. Raises the error of a failed creation."""
         subject = await self.settled(stream)
         if subject.error is not None:
-            raise error_from(*subject.error, self.told(subject))
+            raise self.error_of(subject)
         return await self.answered(request, subject)
+
+    def error_of(self, subject: S) -> SandkeepError:
+        """Return the error that a subject failed with."""
+        assert subject.error is not None
+        return error_from(*subject.error, {self.named: getattr(subject, self.named)})
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`."""
         subject = await self.settled(first.stream)
-        return ANEW if subject.interrupted else await self.answer(request, first.stream)
+        return RUN_AGAIN if subject.interrupted else await self.answer(request, first.stream)
 
     async def _recover(self, order: Order[S]) -> None:
         await self.undo(order)
         why = StateError("not_ready", self.interrupted)
-        if await self._record(order, self.failure(order.subject, why, interrupted=True)):
+        if await self._record(order, [self.failure_of(order, why, interrupted=True)]):
             await self.undone(order)
 
 
@@ -384,13 +440,89 @@ class Removal(Operation[R]):
             except StateError as conflict:
                 await tries.again(conflict)  # another event got ahead: look again
 
-    async def answer(self, request: Request[Any], stream: str) -> Any:
-        """See `Operation.answer`."""
-        return await self.answered(request, await self.settled(stream))
-
-    async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """See `Operation.again`."""
-        return await self.answer(request, first.stream)
-
     async def _recover(self, order: Order[R]) -> None:
-        await self._carry(order)
+        await self._execute(order)
+
+
+class Upkeep(Operation[Any]):
+    """An operation on the log or a store, whose orders have no object of a view. Those of the same `turn` are carried
+    out one after the other.
+
+    One that fails is on record as failed, or still as begun: then `recover` goes on with it, later or in the next
+    daemon. `payload` is the input of `act`; for an order that is recovered, its entry in `pending`.
+    """
+
+    stream: ClassVar[str]
+    """The stream of intents and outcomes."""
+
+    def __init__(self, core: Core, turn: trio.Semaphore | None = None) -> None:
+        super().__init__(core)
+        self._turn = turn or trio.Semaphore(1)
+
+    @abstractmethod
+    def pending(self) -> Sequence[Any]:
+        """Return what is on record as begun, and has no outcome."""
+
+    @abstractmethod
+    async def plan(self, asked: Any) -> tuple[Event, Any] | None:
+        """Return the intent and the input of `act`; None if there is nothing to do."""
+
+    @property
+    def subjects(self) -> Mapping[str, Any]:
+        """See `Operation.subjects`."""
+        return {self.stream: self.core.state.log}
+
+    def is_current(self, order: Order[Any]) -> bool:
+        """See `Operation.is_current`."""
+        return order.intent is not None or order.payload in self.pending()
+
+    def begun(self) -> Iterator[Order[Any]]:
+        """See `Operation.begun`."""
+        return (Order(self.stream, self.core.state.log, payload=entry) for entry in self.pending())
+
+    async def failed(self, order: Order[Any], error: SandkeepError) -> Sequence[NewEvent]:  # noqa: ARG002
+        """See `Operation.failed`."""
+        raise error
+
+    async def carry_out(self, asked: Any, meta: Meta) -> Any:
+        """Give an order in its turn, after those of earlier daemons, and return the `context` that `act` left; None if
+        there is nothing to do. Raises its error.
+        """
+        async with AsyncExitStack() as turn:
+            await turn.enter_async_context(self._turn)
+            await super().recover()
+            return await self.carry_out_in_turn(asked, meta, turn)
+
+    async def carry_out_in_turn(self, asked: Any, meta: Meta, turn: AsyncExitStack) -> Any:
+        """The same, while `turn` is held, which passes to the order: that goes on if its caller is cancelled."""
+        planned = await self.plan(asked)
+        if planned is None:
+            return None
+        event, payload = planned
+        order = await self.begin(NewEvent(self.stream, event), meta, payload=payload)
+        order.resources.push_async_exit(turn.pop_all())
+        await self.core.settled(self.stream, order.finished.is_set)
+        if order.error is not None:
+            raise order.error
+        return order.context
+
+    async def recover(self) -> None:
+        """See `Operation.recover`. They are finished in their turn."""
+        if self._due:
+            async with self._turn:
+                await super().recover()
+
+    async def _execute(self, order: Order[Any]) -> None:
+        try:
+            await super()._execute(order)
+        except Exception as unforeseen:  # noqa: BLE001  # it is for the caller
+            order.error = as_sandkeep_error(unforeseen)
+        finally:
+            order.finished.set()
+            self.core.wake(self.stream)
+
+    async def _recover(self, order: Order[Any]) -> None:
+        await self._execute(order)
+        if order.error is not None:
+            extra = {"what": type(self).__name__, "why": order.error.message}
+            logger.warning("upkeep of an earlier daemon is not done yet", extra=extra)

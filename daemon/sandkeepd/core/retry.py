@@ -27,13 +27,13 @@ async def retry_until_done(
     provider: Provider | None = None,
     *,
     deadline_s: float = math.inf,
-    told: Callable[[SandkeepError], None] | None = None,
+    on_error: Callable[[SandkeepError], None] = lambda _: None,
     passing: tuple[type[SandkeepError], ...] = (),
 ) -> T:
     """Retry some work until it succeeds. An attempt is cancelled after `deadline_s`, and repeated.
 
-    `told` is called with each failure. Errors in `passing` are raised at once. A wait ends early when the engine of the
-    `provider` answers again.
+    `on_error` is called with each failure. Errors in `passing` are raised at once. A wait ends early when the engine of
+    the `provider` answers again.
     """
     backoff = pauses(RETRY_S, MOST_RETRY_S)
     while True:
@@ -46,8 +46,7 @@ async def retry_until_done(
             error: SandkeepError = _silent(provider, deadline_s)
         except Exception as unforeseen:  # noqa: BLE001  # any error means that it is not done
             error = as_sandkeep_error(unforeseen)
-        if told is not None:
-            told(error)
+        on_error(error)
         pause_s = next(backoff)
         logger.warning("no answer yet", extra={"what": what, "why": error.message, "again_in_s": pause_s})
         with trio.move_on_after(pause_s):
@@ -67,8 +66,15 @@ async def insist(
     """Carry out an order, retrying until it succeeds. While an engine is down, callers that wait for these streams get
     that error, with the consequence `then`. See `retry_until_done`.
     """
-    with core.stalling(streams, then) as told:
-        await retry_until_done(work, what, core.providers.get(provider), deadline_s=deadline_s, told=told)
+
+    def on_error(error: SandkeepError) -> None:
+        if error.code == "provider_unavailable" and "engine" in error.data:
+            core.stall(streams, ProviderError(error.code, f"{error.message}; {then}", **error.data))
+
+    try:
+        await retry_until_done(work, what, core.providers.get(provider), deadline_s=deadline_s, on_error=on_error)
+    finally:
+        core.clear_stall(streams)
 
 
 def _silent(provider: Provider | None, seconds: float) -> ProviderError:

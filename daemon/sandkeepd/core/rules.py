@@ -6,14 +6,14 @@ Nothing here waits, reads or writes. The tables of `sandkeep.lifecycle` say in w
 import json
 import posixpath
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, ClassVar, Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
 from sandkeep import events, ids
 from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError, error_from
 from sandkeep.events import MAX_EVENT_BYTES
-from sandkeep.lifecycle import SANDBOX, Lifecycle
+from sandkeep.lifecycle import SANDBOX
 from sandkeep.model import Network, Place, SandboxSpec
 from sandkeep.protocol.clock import rfc3339
 from sandkeep.protocol.methods import (
@@ -58,9 +58,14 @@ WHY_NOT_READY: Final[dict[str, str]] = {
     "restoring": "is being restored: wait until it runs",
     "stopping": "is being ended",
     "stopped": "has ended: create a new one",
-    "failed": "failed: look at its `error`, then resume it, if its provider can start it anew, or terminate it",
-    "lost": "was lost by its provider: resume it, if that can start it anew, or terminate it and create a new one",
+    "failed": "failed: look at its `error`, then resume it, if its provider can restart it, or terminate it",
+    "lost": "was lost by its provider: resume it, if that can restart it, or terminate it and create a new one",
 }
+
+
+def not_found(state: State, kind: str, name: str, field: str) -> CallerError:
+    """Return the error for a missing object and for another owner's: it does not tell which."""
+    return CallerError("not_found", f"there is no {kind} {name!r}{state.log.hint}", **{field: name})
 
 
 def image(state: State, image_id: str) -> ImageState:
@@ -69,65 +74,51 @@ def image(state: State, image_id: str) -> ImageState:
     while found is not None and found.reused is not None:
         found = state.images.get(found.reused)
     if found is None:
-        raise CallerError("not_found", f"there is no image {image_id!r}{state.log.hint}", image_id=image_id)
+        raise not_found(state, "image", image_id, "image_id")
     return found
 
 
 def sandbox(state: State, sandbox_id: str) -> SandboxState:
     """The sandbox of that id. Raises `not_found`."""
-    found = state.sandboxes.get(sandbox_id)
-    if found is None:
-        message = f"there is no sandbox {sandbox_id!r}{state.log.hint}"
-        raise CallerError("not_found", message, sandbox_id=sandbox_id)
-    return found
+    if sandbox_id not in state.sandboxes:
+        raise not_found(state, "sandbox", sandbox_id, "sandbox_id")
+    return state.sandboxes[sandbox_id]
 
 
 def snapshot(state: State, snapshot_id: str) -> SnapshotState:
     """The snapshot of that id. Raises `not_found`."""
-    found = state.snapshots.get(snapshot_id)
-    if found is None:
-        message = f"there is no snapshot {snapshot_id!r}{state.log.hint}"
-        raise CallerError("not_found", message, snapshot_id=snapshot_id)
-    return found
-
-
-def snapshot_not_ready(snapshot: SnapshotState) -> StateError:
-    """The error of a snapshot that is not there yet, or not any more."""
-    why = {"creating": "is still being made: wait until it is ready", "failed": "failed: make another"}
-    words = f"snapshot {snapshot.snapshot_id} {why.get(snapshot.status, 'was deleted: choose another')}"
-    return StateError("snapshot_not_ready", words, snapshot_id=snapshot.snapshot_id, status=snapshot.status)
-
-
-def ready_snapshot(state: State, snapshot_id: str) -> SnapshotState:
-    """The same, of one that can be restored. Raises `snapshot_not_ready`."""
-    found = snapshot(state, snapshot_id)
-    if found.status != "ready":
-        raise snapshot_not_ready(found)
-    return found
+    if snapshot_id not in state.snapshots:
+        raise not_found(state, "snapshot", snapshot_id, "snapshot_id")
+    return state.snapshots[snapshot_id]
 
 
 def checkpoint(state: State, checkpoint_id: str) -> CheckpointState:
     """The checkpoint of that id. Raises `not_found`."""
-    found = state.checkpoints.get(checkpoint_id)
-    if found is None:
-        message = f"there is no checkpoint {checkpoint_id!r}{state.log.hint}"
-        raise CallerError("not_found", message, checkpoint_id=checkpoint_id)
+    if checkpoint_id not in state.checkpoints:
+        raise not_found(state, "checkpoint", checkpoint_id, "checkpoint_id")
+    return state.checkpoints[checkpoint_id]
+
+
+def ready_snapshot(state: State, snapshot_id: str) -> SnapshotState:
+    """The snapshot of that id, which can be restored. Raises `not_found` and `snapshot_not_ready`."""
+    found = snapshot(state, snapshot_id)
+    require_ready(found, "snapshot", snapshot_id)
     return found
 
 
 def ready_checkpoint(state: State, checkpoint_id: str) -> CheckpointState:
-    """The same, of one that can be restored. Raises `snapshot_not_ready`."""
+    """The checkpoint of that id, which can be restored. Raises `not_found` and `snapshot_not_ready`."""
     found = checkpoint(state, checkpoint_id)
-    if found.status != "ready":
-        raise checkpoint_not_ready(found)
+    require_ready(found, "checkpoint", checkpoint_id)
     return found
 
 
-def checkpoint_not_ready(checkpoint: CheckpointState) -> StateError:
-    """The error of a checkpoint that is not there yet, or not any more."""
-    why = {"creating": "is still being made: wait until it is ready", "failed": "failed: make another"}
-    words = f"checkpoint {checkpoint.checkpoint_id} {why.get(checkpoint.status, 'was deleted: choose another')}"
-    return StateError("snapshot_not_ready", words, checkpoint_id=checkpoint.checkpoint_id, status=checkpoint.status)
+def require_ready(found: SnapshotState | CheckpointState, kind: str, name: str) -> None:
+    """Raise `snapshot_not_ready` unless a snapshot or checkpoint can be used."""
+    if found.status != "ready":
+        why = {"creating": "is still being made: wait until it is ready", "failed": "failed: make another"}
+        message = f"{kind} {name} {why.get(found.status, 'was deleted: choose another')}"
+        raise StateError("snapshot_not_ready", message, status=found.status, **{f"{kind}_id": name})
 
 
 def create_checkpoint(
@@ -136,8 +127,7 @@ def create_checkpoint(
     """The intent to keep a sandbox with all that runs in it. Raises `not_ready`, `invalid`."""
     if not may(sandbox, "checkpoint.create_requested"):
         raise not_ready(sandbox)
-    if _size(command.labels) > MAX_SPEC_BYTES:
-        raise _too_large("labels", "they are")
+    _require_small(command.labels)
     asked = sandbox.requested
     return events.CheckpointCreateRequested(
         owner=sandbox.owner,
@@ -161,8 +151,8 @@ def return_to(sandbox: SandboxState, checkpoint: CheckpointState) -> None:
     if not may(sandbox, "sandbox.restore_requested"):
         raise not_ready(sandbox)
     if checkpoint.sandbox_id != sandbox.sandbox_id:
-        words = f"checkpoint_id: {checkpoint.checkpoint_id} is of {checkpoint.sandbox_id}: restore it into a new one"
-        raise CallerError("invalid", words, field="checkpoint_id")
+        message = f"checkpoint_id: {checkpoint.checkpoint_id} is of {checkpoint.sandbox_id}: restore it into a new one"
+        raise CallerError("invalid", message, field="checkpoint_id")
 
 
 def moment(sandbox: SandboxState, found: Sequence[Moment], upto: int, until_us: int | None) -> Moment:
@@ -172,25 +162,25 @@ def moment(sandbox: SandboxState, found: Sequence[Moment], upto: int, until_us: 
         return chosen
     oldest = next((moment for moment in found if moment.status == "ready"), None)
     if oldest is None:
-        words = f"of sandbox {sandbox.sandbox_id} nothing is kept: make a snapshot before you need one"
-        raise DataError("snapshot_missing", words, sandbox_id=sandbox.sandbox_id)
-    words = (
+        message = f"of sandbox {sandbox.sandbox_id} there is no snapshot or checkpoint: make one before you need it"
+        raise DataError("snapshot_missing", message, sandbox_id=sandbox.sandbox_id)
+    message = (
         f"of sandbox {sandbox.sandbox_id} nothing is kept of that moment or before it: "
         f"the oldest is {oldest.kind} {oldest.source_id}, of position {oldest.position}, {rfc3339(oldest.time_us)}"
     )
-    raise DataError("snapshot_missing", words, sandbox_id=sandbox.sandbox_id, oldest=oldest.position)
+    raise DataError("snapshot_missing", message, sandbox_id=sandbox.sandbox_id, oldest=oldest.position)
 
 
 def create_snapshot(
     sandbox: SandboxState, command: SnapshotCreate, places: list[Place], *, parent_id: str | None, root: str
 ) -> events.SnapshotCreateRequested:
     """The intent to keep the files of a sandbox."""
-    if _size(command.labels) > MAX_SPEC_BYTES:
-        raise _too_large("labels", "they are")
+    _require_small(command.labels)
     for field, paths in (("include", command.include), ("exclude", command.exclude)):
         if sum(map(len, paths)) > MAX_PATHS_BYTES:
-            words = f"{field}: the paths are longer than {MAX_PATHS_BYTES} bytes together: name directories above them"
-            raise CallerError("invalid", words, field=field)
+            most = MAX_PATHS_BYTES
+            message = f"{field}: the paths are longer than {most} bytes together: name directories above them"
+            raise CallerError("invalid", message, field=field)
     if any(posixpath.normpath(path) in (".", root) for path in command.exclude):
         raise CallerError("invalid", "exclude: that leaves out everything: name what lies below it", field="exclude")
     return events.SnapshotCreateRequested(
@@ -214,8 +204,7 @@ def import_snapshot(
     command: SnapshotImport, owner: str, places: list[Place], image: ImageState | None, root: str
 ) -> events.SnapshotCreateRequested:
     """The intent to keep an archive from elsewhere, whose names begin at `root`, to be run as `image` is."""
-    if _size(command.labels) > MAX_SPEC_BYTES:
-        raise _too_large("labels", "they are")
+    _require_small(command.labels)
     if image is not None and image.status != "ready":
         raise StateError("not_ready", f"image {image.image_id} is {image.status}", image_id=image.image_id)
     return events.SnapshotCreateRequested(
@@ -235,25 +224,13 @@ def promote(
     snapshot: SnapshotState, owner: str, provider: str, labels: Mapping[str, str]
 ) -> events.ImageCreateRequested:
     """The intent to make an image of a snapshot."""
-    if _size(labels) > MAX_SPEC_BYTES:
-        raise _too_large("labels", "they are")
+    _require_small(labels)
     return events.ImageCreateRequested(
         owner=owner, provider=provider, kind="snapshot", source=snapshot.snapshot_id, labels=dict(labels)
     )
 
 
-class Subject(Protocol):
-    """An object of a view, and the table of its kind."""
-
-    lifecycle: ClassVar[Lifecycle[Any]]
-
-    @property
-    def status(self) -> str:
-        """The state in its lifecycle."""
-        ...
-
-
-def may(subject: Subject, event_type: str) -> bool:
+def may(subject: SandboxState | ImageState, event_type: str) -> bool:
     """Tell if an event of that type may follow in the present state of an object."""
     return subject.status in subject.lifecycle.sources[event_type]
 
@@ -280,7 +257,7 @@ def require_files(sandbox: SandboxState) -> None:
     if sandbox.status not in READABLE:
         raise not_ready(sandbox)
     if not sandbox.made:
-        raise not_ready(sandbox, "was never made: create another")
+        raise not_ready(sandbox, "was never created: create another")
 
 
 def require_secrets(sandbox: SandboxState, secrets: Container[str]) -> None:
@@ -292,13 +269,13 @@ def require_secrets(sandbox: SandboxState, secrets: Container[str]) -> None:
 
 
 def revive(sandbox: SandboxState, secrets: Container[str], *, can_revive: bool) -> None:
-    """Raise `not_ready` unless the sandbox can be started anew on its files, `secret_missing` without all it had."""
+    """Raise `not_ready` unless the sandbox can be restarted on its files, `secret_missing` without all it had."""
     if not may(sandbox, "sandbox.resume_requested"):
         raise not_ready(sandbox)
     if not sandbox.made:
-        raise not_ready(sandbox, "was never made: create another")
+        raise not_ready(sandbox, "was never created: create another")
     if not can_revive:
-        cannot = f"the {sandbox.requested.provider} provider cannot start it anew: terminate it and create a new one"
+        cannot = f"the {sandbox.requested.provider} provider cannot restart it: terminate it and create a new one"
         raise not_ready(sandbox, f"{'was lost' if sandbox.status == 'lost' else 'failed'}, and {cannot}")
     require_secrets(sandbox, secrets)
 
@@ -309,8 +286,7 @@ def create_image(
     """Return the intent to make an image of a source. `default_base` is the provider's base image for plain
     directories.
     """
-    if _size(command.labels) > MAX_SPEC_BYTES:
-        raise _too_large("labels", "they are")
+    _require_small(command.labels)
     return events.ImageCreateRequested(
         owner=owner,
         provider=provider,
@@ -348,12 +324,12 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
         return None
     above = [s.snapshot_id for s in state.snapshots.values() if s.alive and s.needs_image(image_id)]
     if above:
-        words = f"image {image_id} is what the incremental snapshot {_some(above)} is above: delete that, or promote it"
-        raise StateError("in_use", words, image_id=image_id, snapshot_ids=above[:20])
+        message = f"image {image_id} is the base of the incremental snapshot {_some(above)}: delete that, or promote it"
+        raise StateError("in_use", message, image_id=image_id, snapshot_ids=above[:20])
     kept = [c.checkpoint_id for c in state.checkpoints.values() if c.alive and c.needs_image(image_id)]
     if kept:
-        words = f"image {image_id} is what the checkpoint {_some(kept)} is brought back with: delete that first"
-        raise StateError("in_use", words, image_id=image_id, checkpoint_ids=kept[:20])
+        message = f"image {image_id} is needed to restore the checkpoint {_some(kept)}: delete that first"
+        raise StateError("in_use", message, image_id=image_id, checkpoint_ids=kept[:20])
     users = [user.sandbox_id for user in state.image_users(image_id)] or list(pending)
     if users:
         raise StateError(
@@ -363,13 +339,6 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
             sandbox_ids=users[:20],
         )
     return events.ImageRemoveRequested()
-
-
-def interrupted_sandbox(state: State, sandbox_id: str, owner: str) -> SandboxState | None:
-    """The owner's sandbox of that id, if only the daemon's end kept it from being made."""
-    found = state.sandboxes.get(sandbox_id)
-    free = found is not None and found.interrupted and found.status == "failed" and found.owner == owner
-    return found if free else None
 
 
 def create_sandbox(
@@ -421,23 +390,28 @@ def like(spec: SandboxSpec, labels: Mapping[str, str], env: Mapping[str, str] | 
     return made
 
 
+def _require_small(labels: Mapping[str, str]) -> None:
+    if _size(labels) > MAX_SPEC_BYTES:
+        raise _too_large("labels", "they are")
+
+
 def _too_large(field: str, what: str) -> CallerError:
-    words = f"{field}: {what} larger than {MAX_SPEC_BYTES} bytes: put what is long in a file"
-    return CallerError("invalid", words, field=field)
+    message = f"{field}: {what} larger than {MAX_SPEC_BYTES} bytes: put what is long in a file"
+    return CallerError("invalid", message, field=field)
 
 
-def words(command: Sequence[str] | str) -> list[str]:
-    """The words to execute: a text is a script for the shell."""
+def argv_of(command: Sequence[str] | str) -> list[str]:
+    """Return the argv of a command: a text is a script for the shell."""
     return ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
 
 
 def launch(
-    sandbox: SandboxState, command: ProcessLaunch | SandboxExec, name: str | None, taken: Container[tuple[str, str]]
+    sandbox: SandboxState, command: ProcessLaunch | SandboxExec, name: str | None, *, taken: bool = False
 ) -> events.ProcessLaunchRequested:
-    """The intent to start a process. `taken` are names about to be used, by sandbox and name."""
+    """The intent to start a process. `taken`: another one is about to use its name."""
     require_running(sandbox)
     holder = sandbox.named.get(name) if name is not None else None
-    if (holder is not None and not holder.interrupted) or (sandbox.sandbox_id, name) in taken:
+    if (holder is not None and not holder.interrupted) or taken:
         raise StateError(
             "conflict",
             f"sandbox {sandbox.sandbox_id} has a process called {name!r} on record: choose another name",
@@ -448,10 +422,10 @@ def launch(
         raise CallerError(
             "invalid", f"name: {name!r} looks like the id of a process: choose another name", field="name"
         )
-    if _bytes(words(command.command), command.env) > MAX_COMMAND_BYTES:
+    if _bytes(argv_of(command.command), command.env) > MAX_COMMAND_BYTES:
         sentence = f"command: with its variables it is larger than {MAX_COMMAND_BYTES} bytes: put parts into files"
         raise CallerError("invalid", sentence, field="command")
-    shown, cut = _cut(words(command.command))
+    shown, cut = _cut(argv_of(command.command))
     return events.ProcessLaunchRequested(
         sandbox_id=sandbox.sandbox_id,
         name=name,
@@ -474,16 +448,17 @@ def restore(sandbox: SandboxState, snapshot: SnapshotState, secrets: Container[s
     if not may(sandbox, "sandbox.restore_requested"):
         raise not_ready(sandbox)
     if not sandbox.made:
-        raise not_ready(sandbox, "was never made: create another")
+        raise not_ready(sandbox, "was never created: create another")
     require_secrets(sandbox, secrets)
     provider = sandbox.requested.provider
     if snapshot.requested.provider not in (None, provider):
-        words = f"snapshot_id: {snapshot.snapshot_id} is of the {snapshot.requested.provider} provider, not {provider}"
-        raise CallerError("invalid", words, field="snapshot_id")
+        made_by = snapshot.requested.provider
+        message = f"snapshot_id: {snapshot.snapshot_id} is of the {made_by} provider, not {provider}"
+        raise CallerError("invalid", message, field="snapshot_id")
     if sandbox.active and not end_processes:
         names = [process.name for process in sandbox.active.values()]
-        words = f"in sandbox {sandbox.sandbox_id} run {_some(names)}: kill them first, or give end_processes"
-        raise StateError("in_use", words, sandbox_id=sandbox.sandbox_id, processes=names[:20])
+        message = f"in sandbox {sandbox.sandbox_id} run {_some(names)}: kill them first, or give end_processes"
+        raise StateError("in_use", message, sandbox_id=sandbox.sandbox_id, processes=names[:20])
 
 
 def failure_of(process: ProcessState) -> SandkeepError:

@@ -122,8 +122,8 @@ class Leases:
             self._nursery = nursery
             for lock in list(self._core.state.locks.values()):
                 if lock.under_way:
-                    self._recovering[lock.lock_id] = trio.CancelScope()
-                    nursery.start_soon(self._core.guarded, partial(self._recover, lock), f"recovering {lock.lock_id}")
+                    self._settling[lock.lock_id] = trio.CancelScope()
+                    nursery.start_soon(self._core.run_logged, partial(self._settle, lock), f"settling {lock.lock_id}")
             task_status.started()
             await trio.sleep_forever()
 
@@ -190,7 +190,7 @@ class Leases:
         assert self._nursery is not None
         held = self._held[lock.lock_id] = Held(lease, lock, trio.CancelScope())
         self._nursery.start_soon(
-            self._core.guarded, partial(self._renew_until_recorded, lock, held, on_record), f"keeping {lock.name}"
+            self._core.run_logged, partial(self._keep, lock, held, on_record), f"keeping {lock.name}"
         )
 
     async def _renew_until_recorded(self, lock: LockState, held: Held, on_record: trio.Event) -> None:

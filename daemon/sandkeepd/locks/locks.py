@@ -6,7 +6,7 @@ so that they are in its history.
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,8 @@ from sandkeep_store.locks.open import where
 from sandkeep_store.locks.places import part_of
 from sandkeep_store.views.locks import LockState
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core
-from sandkeepd.core.operation import Command, Operation, Order, Removal
+from sandkeepd.core.core import RUN_AGAIN, Core, Tries
+from sandkeepd.core.operation import Command, Operation, Order
 from sandkeepd.core.paging import page
 from sandkeepd.locks.leases import GIVEN_UP, Leases
 
@@ -32,20 +32,14 @@ from sandkeepd.locks.leases import GIVEN_UP, Leases
 class LockOperation(Operation[LockState]):
     """An order about a lock. Those of an earlier daemon `Leases` brings to an end."""
 
+    view = "locks"
+    recovers = False
+
     def __init__(self, core: Core, leases: Leases) -> None:
         super().__init__(core)
         self.leases = leases
 
-    @property
-    def subjects(self) -> Mapping[str, LockState]:
-        """See `Operation.subjects`."""
-        return self.core.state.locks
-
-    def owns(self, subject: LockState) -> bool:  # noqa: ARG002
-        """See `Operation.owns`."""
-        return False
-
-    def about(self, lock: LockState, event: events.Event) -> NewEvent:
+    def about(self, lock: LockState, event: events.Event, revision: int | None = None) -> NewEvent:
         """An event of a lock, filed under the sandbox that it guards."""
         return NewEvent(lock.lock_id, event, self.core.state.file_of(lock))
 
@@ -65,20 +59,22 @@ class LockOperation(Operation[LockState]):
         """See `Operation.again`."""
         if first.stream not in self.subjects:
             raise _not_found(request.params.name, ", as what is known of it was archived")
-        lock = await self.settled(first.stream)
-        return ANEW if lock.interrupted else await self.answered(request, lock)
+        await self.core.settled(lock.lock_id, lambda: self.is_through(lock))
+        return RUN_AGAIN if lock.interrupted else await self.answered(request, lock)
 
 
 class LockAcquisition(LockOperation):
-    """``lock.acquire``. `given` is set when the caller has gone: then the lock is released again."""
+    """``lock.acquire``. `payload` is set when the caller goes: then the lock is released, as its caller would not know
+    of it.
+    """
 
     method = "lock.acquire"
     under_way = "acquiring"
 
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`. The order's context is an event to set once the acquisition is on record."""
-        lock, given_up = order.subject, order.given
-        lease = await self.leases.acquire(lock, given_up)
+        lock, given_up = order.subject, order.payload
+        lease = await self.leases.take(lock, given_up)
         failpoints.reach("lock.taken")
         if lease is not None and not given_up.is_set():
             order.context = trio.Event()

@@ -1,13 +1,13 @@
 """Operations that make several sandboxes at once, which begin with the same: forks, and restores of a checkpoint."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.snapshots import ForkState
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Creation
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 
@@ -17,14 +17,11 @@ class SandboxBatch(Creation[ForkState]):
     of which is then carried out as every other; from there on nothing of the source matters to them.
     """
 
+    view = "forks"
+
     def __init__(self, core: Core, sandboxes: Sandboxes) -> None:
         super().__init__(core)
         self._sandboxes = sandboxes
-
-    @property
-    def subjects(self) -> Mapping[str, ForkState]:
-        """See `Operation.subjects`."""
-        return self.core.state.forks
 
     async def run_batch(
         self, owner: str, names: Sequence[str], count: int, intent: Callable[[list[str]], NewEvent],
@@ -48,7 +45,7 @@ class SandboxBatch(Creation[ForkState]):
         batch = self.subjects[first.stream]
         unmade = await self._sandboxes.creation.unmade(batch)
         if unmade is None:
-            return ANEW
+            return RUN_AGAIN
         if unmade:
             await self.make_again(request, batch, unmade)
         return await self.answer(request, first.stream)

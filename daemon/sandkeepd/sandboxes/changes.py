@@ -3,23 +3,20 @@
 Unlike an end, a change that fails is not retried: the sandbox keeps its status, and the caller gets the error at once.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from sandkeep import events
-from sandkeep.errors import SandkeepError, StateError, error_from
+from sandkeep.errors import StateError, error_from
 from sandkeep.model import Sandbox
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core, Tries
+from sandkeepd.core.core import RUN_AGAIN, Core, Tries
 from sandkeepd.core.operation import Operation, Order
 from sandkeepd.sandboxes.runtimes import Runtimes
 
 CHANGING: Final = ("suspending", "resuming", "restoring")
-
-Failure = type[events.SandboxSuspendFailed] | type[events.SandboxResumeFailed] | type[events.SandboxRestoreFailed]
 
 _DONE: Final = (events.SandboxSuspended, events.SandboxResumed, events.SandboxRestored)
 _UNDONE: Final = (events.SandboxSuspendFailed, events.SandboxResumeFailed, events.SandboxRestoreFailed)
@@ -32,49 +29,35 @@ class SandboxChange(Operation[SandboxState]):
     to recover here.
     """
 
+    view = "sandboxes"
+    recovers = False
     interruptible = True
-    failure: ClassVar[Failure]
-    """The event of a failure."""
 
     def __init__(self, core: Core, runtimes: Runtimes) -> None:
         super().__init__(core)
         self.runtimes = runtimes
 
-    @property
-    def subjects(self) -> Mapping[str, SandboxState]:
-        """See `Operation.subjects`."""
-        return self.core.state.sandboxes
-
-    def owns(self, subject: SandboxState) -> bool:  # noqa: ARG002
-        """See `Operation.owns`."""
-        return False
-
-    def stands(self, order: Order[SandboxState]) -> bool:
-        """See `Operation.stands`."""
+    def is_current(self, order: Order[SandboxState]) -> bool:
+        """See `Operation.is_current`."""
         if order.intent is None:
-            return super().stands(order)
+            return super().is_current(order)
         return _is_under_way(order.subject, order.intent.position)
 
     async def try_to_begin(
-        self, sandbox: SandboxState, event: events.Event, request: Request[Any], given: Any, tries: Tries
+        self, sandbox: SandboxState, event: events.Event, request: Request[Any], payload: Any, tries: Tries
     ) -> bool:
         """Give the order; return False when another event of the sandbox got ahead."""
         if not rules.may(sandbox, event.type):
             return False
         new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
         try:
-            await self.begin(new, request.meta, request, given)
+            await self.begin(new, request.meta, request, payload)
         except StateError as conflict:
             await tries.again(conflict)
             return False
         return True
 
-    async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`."""
-        failed = self.failure(code=error.code, message=error.message)
-        return [NewEvent(order.stream, failed, order.stream, order.subject.revision)]
-
-    async def answer(self, request: Request[Any], stream: str) -> Sandbox:
+    async def answer(self, request: Request[Any], stream: str) -> Sandbox:  # noqa: ARG002
         """See `Operation.answer`. Answers for the last change, and raises its error."""
         sandbox = self.subjects[stream]
         change = sandbox.change
@@ -85,11 +68,7 @@ class SandboxChange(Operation[SandboxState]):
             raise error_from(*change.error, {"sandbox_id": stream})
         if not change.done:
             raise rules.not_ready(sandbox)
-        return await self.answered(request, sandbox)
-
-    async def answered(self, request: Request[Any], subject: SandboxState) -> Sandbox:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
+        return sandbox.view()
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`."""
@@ -98,14 +77,14 @@ class SandboxChange(Operation[SandboxState]):
         change = sandbox.change
         if change is None or change.position != first.position:
             return await self._answer_earlier(first)
-        return ANEW if change.interrupted else await self.answer(request, first.stream)
+        return RUN_AGAIN if change.interrupted else await self.answer(request, first.stream)
 
     async def _answer_earlier(self, first: Recorded) -> Any:
         """Answer from the log, for a sandbox that has changed again since: the state remembers the last change."""
         outcome = await self._outcome_of(first)
         if isinstance(outcome, _UNDONE):
             if outcome.interrupted:
-                return ANEW
+                return RUN_AGAIN
             raise error_from(outcome.code, outcome.message, {"sandbox_id": first.stream})
         return self.subjects[first.stream].view()
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sandkeep import events
-from sandkeep.errors import CallerError, SandkeepError, StateError, error_from
+from sandkeep.errors import CallerError, StateError
 from sandkeep.model import Sandbox
 from sandkeep.protocol.methods import SandboxCreate
 from sandkeep.settings.daemon import DISK_LIMIT
@@ -15,7 +15,7 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Creation, Order
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.reservations import Reservations
@@ -53,7 +53,9 @@ class SandboxCreation(Creation[SandboxState]):
     """``sandbox.create``, and its handler."""
 
     method = "sandbox.create"
-    under_way = "creating"
+    view = "sandboxes"
+    named = "sandbox_id"
+    failure = events.SandboxCreateFailed
     interruptible = True
     interrupted = "the daemon stopped while it was being made: create it again"
 
@@ -66,11 +68,6 @@ class SandboxCreation(Creation[SandboxState]):
         self._runtimes = runtimes
         self._termination = termination
 
-    @property
-    def subjects(self) -> Mapping[str, SandboxState]:
-        """See `Operation.subjects`."""
-        return self.core.state.sandboxes
-
     async def create(self, request: Request[SandboxCreate]) -> Sandbox:
         """Make a sandbox and start it."""
         core, command = self.core, request.params
@@ -78,48 +75,28 @@ class SandboxCreation(Creation[SandboxState]):
         image, spec = rules.create_sandbox(core.state, command, DISK_LIMIT(), network=provider.default_network())
         _check_volumes(request)
         with self._reservations.one(request.owner, command.name) as sandbox_id:
-            plan = self._reservations.plan(provider, sandbox_id, image.image_id, spec, request.caller, request.owner)
-            self._reservations.keep(sandbox_id, provider.name, plan)
-            event = events.SandboxCreateRequested(
-                owner=request.owner,
-                image_id=image.image_id,
-                provider=provider.name,
-                spec=spec,
-                secrets=sorted(command.secrets),
-                plan=plan,
-                name=command.name,
-            )
+            new = self._reservations.intent(sandbox_id, provider, image.image_id, spec, request.caller, command.secrets)
             with self._images.holds.held(image.image_id):
-                await self.begin(
-                    NewEvent(sandbox_id, event, sandbox_id, 0), request.meta, request, Maker(command.secrets)
-                )
+                await self.begin(new, request.meta, request, Maker(command.secrets))
         return await self.made(sandbox_id)
 
-    def start(self, intent: Recorded, request: Request[Any] | None = None, given: Any = None) -> Order[SandboxState]:
-        """Start making a recorded sandbox, by the `Maker` in `given`."""
-        order = super().start(intent, request, given)
-        order.resources.callback(given.done)
+    def start(self, intent: Recorded, request: Request[Any] | None = None, payload: Any = None) -> Order[SandboxState]:
+        """Start making a recorded sandbox, by the `Maker` in `payload`."""
+        order = super().start(intent, request, payload)
+        order.resources.callback(payload.done)
         return order
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        maker, sandbox, intent = order.given, order.subject, order.intent
+        maker, sandbox, intent = order.payload, order.subject, order.intent
         assert intent is not None
         order.context = made = await maker.make(self.core.provider(sandbox.requested.provider), sandbox)
         created = events.SandboxCreated(isolation=made.isolation, handle=made.handle)
         return [NewEvent(order.stream, created, order.stream, intent.revision), *maker.found()]
 
-    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
-        if order.subject.error is None:
-            order.given.begun(self._runtimes.keep(order.context))
-        else:
-            await self.undone(order)
-
-    def failure(self, subject: SandboxState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """See `Creation.failure`."""
-        failed = events.SandboxCreateFailed(code=error.code, message=error.message, interrupted=interrupted)
-        return [NewEvent(subject.sandbox_id, failed, subject.sandbox_id, subject.revision)]
+    async def succeeded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Creation.succeeded`."""
+        order.payload.begun(self._runtimes.keep(order.context))
 
     async def undo(self, order: Order[SandboxState]) -> None:
         """See `Creation.undo`."""
@@ -133,11 +110,7 @@ class SandboxCreation(Creation[SandboxState]):
 
     async def undone(self, order: Order[SandboxState]) -> None:
         """See `Creation.undone`."""
-        await self._termination.told_ended(order.subject)
-
-    def told(self, subject: SandboxState) -> dict[str, Any]:
-        """See `Creation.told`."""
-        return {"sandbox_id": subject.sandbox_id}
+        await self._termination.on_ended(order.subject)
 
     # -- answering ----------------------------------------------------------------------------------------------------
 
@@ -147,23 +120,19 @@ class SandboxCreation(Creation[SandboxState]):
         if sandbox.made:
             return sandbox.view()
         if sandbox.error is not None:
-            raise error_from(*sandbox.error, self.told(sandbox))
-        words = f"sandbox {sandbox_id} was terminated while it was being made"
-        raise StateError("conflict", words, sandbox_id=sandbox_id)
+            raise self.error_of(sandbox)
+        message = f"sandbox {sandbox_id} was terminated while it was being made"
+        raise StateError("conflict", message, sandbox_id=sandbox_id)
 
     async def answer(self, request: Request[Any], stream: str) -> Sandbox:  # noqa: ARG002
         """See `Operation.answer`."""
         return await self.made(stream)
 
-    async def answered(self, request: Request[Any], subject: SandboxState) -> Sandbox:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
-
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`."""
         sandbox = await self.settled(first.stream)
         is_another = sandbox.requested_us != first.time_us  # by which the id was used again
-        return ANEW if sandbox.interrupted or is_another else await self.answer(request, first.stream)
+        return RUN_AGAIN if sandbox.interrupted or is_another else await self.answer(request, first.stream)
 
     # -- several at once ----------------------------------------------------------------------------------------------
 
@@ -176,7 +145,8 @@ class SandboxCreation(Creation[SandboxState]):
             return None
         for sandbox_id in batch.sandbox_ids if batch.done else ():
             await self.settled(sandbox_id)
-        unmade = [one for one in batch.sandbox_ids if rules.interrupted_sandbox(self.core.state, one, batch.owner)]
+        known = [self.subjects[one] for one in batch.sandbox_ids if one in self.subjects]
+        unmade = [s.sandbox_id for s in known if s.interrupted and s.status == "failed" and s.owner == batch.owner]
         return None if batch.done and unmade == batch.sandbox_ids else unmade
 
     async def begin_again(self, sandbox_id: str, maker: Maker) -> None:
@@ -188,12 +158,12 @@ class SandboxCreation(Creation[SandboxState]):
         except BaseException:
             maker.done()
             raise
-        self.start(intent, given=maker)
+        self.start(intent, payload=maker)
 
 
 def _check_volumes(request: Request[SandboxCreate]) -> None:
     """Allow host directories as volumes to administrators only."""
     for volume in request.params.volumes:
         if volume.source.startswith("/") and not request.admin:
-            words = f"volumes: {volume.source!r} is a directory of the host, for administrators: give a name instead"
-            raise CallerError("permission_denied", words, field="volumes")
+            message = f"volumes: {volume.source!r} is a directory of the host, for administrators: give a name instead"
+            raise CallerError("permission_denied", message, field="volumes")

@@ -3,7 +3,7 @@
 All of it happens inside, as the sandbox's own user (see `keeper.files` and `keeper.copies`). The daemon handles only
 the ends of a copy: it hands the caller a pipe, or serves one itself to a websocket, and commits incoming data.
 
-A copy into a sandbox has a carrier, a task in the nursery of its sandbox, because a commit must go on when the caller
+A copy into a sandbox has a task in the nursery of its sandbox, because a commit must go on when the caller
 has gone. Until then the caller keeps the copy alive.
 """
 
@@ -18,7 +18,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 import trio
 
 from sandkeep import events, failpoints
-from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, StateError
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
 from sandkeep.events import Meta
 from sandkeep.model import Copied, DirectoryList, FileContent, FileWritten
 from sandkeep.protocol.methods import CopyCommit, CopyIn, CopyOut, DirectoryQuery, FileRead, FileWrite
@@ -27,7 +27,7 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
-from sandkeepd.core.operation import Command, Deed
+from sandkeepd.core.operation import Command, DirectCommand
 from sandkeepd.keeper import copies
 from sandkeepd.keeper.copies import Copy, Extent, Form
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes, start_in
@@ -96,7 +96,7 @@ class Incoming:
             with trio.CancelScope(shield=True):
                 await self._finished.wait()
 
-    async def carry(self, copy: Copy, record: Callable[[Extent, Meta], Awaitable[Copied]]) -> None:
+    async def receive(self, copy: Copy, record: Callable[[Extent, Meta], Awaitable[Copied]]) -> None:
         """Wait for the archive and for the caller's word, and make it effective."""
         self._data = copy.take_data()
         self._opened.set()
@@ -107,11 +107,11 @@ class Incoming:
         failpoints.reach("copy.committed")
         self._outcome = await record(extent, self._meta)
 
-    async def run(self, carry: Callable[["Incoming"], Awaitable[None]]) -> None:
+    async def run(self, work: Callable[["Incoming"], Awaitable[None]]) -> None:
         """Run the copy to its end, success or failure."""
         try:
             with self._scope:
-                await carry(self)
+                await work(self)
         except SandkeepError as error:
             self._outcome = error
         finally:
@@ -139,8 +139,9 @@ class Files:
         self._runtimes = runtimes
         self._transfers: dict[tuple[str, str], Incoming] = {}
         self.commands: Sequence[Command] = (
-            Deed("sandbox.write_file", self._write_again), Deed("sandbox.copy_commit", self._commit_again)
-        )  # fmt: skip
+            DirectCommand("sandbox.write_file", self._write_again),
+            DirectCommand("sandbox.copy_commit", self._commit_again),
+        )
 
     # -- single files -------------------------------------------------------------------------------------------------
 
@@ -167,7 +168,7 @@ class Files:
         command = request.params
         path = path_of(command)
         runtime = await self._reach(command.sandbox_id)
-        self._require_record()
+        self._core.require_sound()  # before any effect
         writing = runtime.instance.write_whole(path, command.data, mode=command.mode, parents=command.parents)
         await self._explained(runtime, writing)
         failpoints.reach("file.written")
@@ -179,8 +180,8 @@ class Files:
         """The answer to a command that was given before."""
         answer = await _written(request.params.data, event := _event_of(first))
         if event.path != plain(path_of(request.params)) or event.sha256 not in (None, answer.sha256):
-            words = f"command_id {request.command_id!r} was given with another file: use a new one"
-            raise StateError("conflict", words, command_id=request.command_id)
+            message = f"command_id {request.command_id!r} was given with another file: use a new one"
+            raise StateError("conflict", message, command_id=request.command_id)
         return answer
 
     # -- copies -------------------------------------------------------------------------------------------------------
@@ -200,8 +201,8 @@ class Files:
         form: Form = "contents" if query.contents else "whole"
         async with self.receive(query.sandbox_id, path_of(query), form=form) as incoming:
             if key in self._transfers:
-                words = f"transfer_id {query.transfer_id!r} is in use: give each copy a new one"
-                raise StateError("conflict", words, transfer_id=query.transfer_id)
+                message = f"transfer_id {query.transfer_id!r} is in use: give each copy a new one"
+                raise StateError("conflict", message, transfer_id=query.transfer_id)
             self._transfers[key] = incoming
             try:
                 await _give(request, incoming.take_data())
@@ -214,10 +215,10 @@ class Files:
         command = request.params
         incoming = self._transfers.get((command.sandbox_id, command.transfer_id))
         if incoming is None:
-            words = (
+            message = (
                 f"there is no copy {command.transfer_id!r} under way: it failed, or its caller went away; begin anew"
             )
-            raise CallerError("not_found", words, transfer_id=command.transfer_id)
+            raise CallerError("not_found", message, transfer_id=command.transfer_id)
         return await incoming.commit(request.meta)
 
     async def _commit_again(self, request: Request[CopyCommit], first: Recorded) -> Copied:  # noqa: ARG002
@@ -246,9 +247,9 @@ class Files:
     async def receive(self, sandbox_id: str, path: str, *, form: Form) -> AsyncIterator[Incoming]:
         """Copy a file or tree into a sandbox, for the length of a block. See `Incoming`, and `send` for `path`."""
         runtime = await self._reach(sandbox_id)
-        self._require_record()
+        self._core.require_sound()  # before any effect
         incoming = Incoming()
-        work = partial(incoming.run, partial(self._carry, runtime, path, form))
+        work = partial(incoming.run, partial(self._receive, runtime, path, form))
         if not start_in(runtime, work, self._core, f"copy into {sandbox_id}"):
             raise StateError("not_ready", f"sandbox {sandbox_id} is being ended", sandbox_id=sandbox_id)
         async with self._explaining(runtime):
@@ -258,10 +259,10 @@ class Files:
             finally:
                 await incoming.leave()
 
-    async def _carry(self, runtime: Runtime, path: str, form: Form, incoming: Incoming) -> None:
+    async def _receive(self, runtime: Runtime, path: str, form: Form, incoming: Incoming) -> None:
         record = partial(self._record_copy, runtime.instance.sandbox_id)
         async with copies.copying(runtime.instance, path, incoming=True, form=form) as copy:
-            await incoming.carry(copy, record)
+            await incoming.receive(copy, record)
 
     async def _record_copy(self, sandbox_id: str, extent: Extent, meta: Meta) -> Copied:
         event = events.SandboxFileWritten(
@@ -274,11 +275,6 @@ class Files:
 
     async def _reach(self, sandbox_id: str) -> Runtime:
         return await self._runtimes.running(rules.sandbox(self._core.state, sandbox_id))
-
-    def _require_record(self) -> None:
-        """Raise, before any effect, if the log cannot be written."""
-        if self._core.problems:
-            raise DaemonError("storage_unavailable", self._core.problems[0])
 
     async def _record(self, sandbox_id: str, event: events.SandboxFileWritten, meta: Meta) -> None:
         await self._core.intend(NewEvent(f"{sandbox_id}/{STREAM}", event, sandbox_id), meta)
@@ -301,8 +297,8 @@ class Files:
         with trio.move_on_after(REASON_PATIENCE_S):
             why = await runtime.instance.ended()
             if why.kind == "disk_limit":
-                words = "the sandbox used up its disk and was ended: create another, with a larger --disk"
-                raise ProviderError("disk_limit", words, sandbox_id=runtime.instance.sandbox_id)
+                message = "the sandbox used up its disk and was ended: create another, with a larger --disk"
+                raise ProviderError("disk_limit", message, sandbox_id=runtime.instance.sandbox_id)
 
 
 async def _give(request: Request[CopyIn] | Request[CopyOut], descriptor: int) -> None:

@@ -1,18 +1,11 @@
-"""Images: made, listed, removed.
+"""Images: made, listed, removed."""
 
-The life of one::
-
-    create_requested -> created -> remove_requested -> removed
-                     -> create_failed
-                     -> reused    (an older one of the same content stands for it)
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import CallerError, SandkeepError
+from sandkeep.errors import CallerError
 from sandkeep.model import Image, ImageList
 from sandkeep.protocol.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove
 from sandkeep_store.eventlog.log import NewEvent
@@ -57,16 +50,14 @@ class ImageCreation(Creation[ImageState]):
     """``image.create``: a provider makes an image of a source; one of the same content is used again."""
 
     method = "image.create"
+    view = "images"
+    named = "image_id"
+    failure = events.ImageCreateFailed
     interrupted = "the daemon stopped while it was being made: create it again"
 
     def __init__(self, core: Core, holds: ImageHolds) -> None:
         super().__init__(core)
         self._holds = holds
-
-    @property
-    def subjects(self) -> Mapping[str, ImageState]:
-        """See `Operation.subjects`."""
-        return self.core.state.images
 
     def owns(self, subject: ImageState) -> bool:
         """See `Operation.owns`. Images of snapshots are made by a promotion."""
@@ -93,15 +84,6 @@ class ImageCreation(Creation[ImageState]):
         )
         return [NewEvent(image_id, created)]
 
-    def failure(self, subject: ImageState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """See `Creation.failure`."""
-        failed = events.ImageCreateFailed(code=error.code, message=error.message, interrupted=interrupted)
-        return [NewEvent(subject.image_id, failed)]
-
-    def told(self, subject: ImageState) -> dict[str, Any]:
-        """See `Creation.told`."""
-        return {"image_id": subject.image_id}
-
     async def undo(self, order: Order[ImageState]) -> None:
         """See `Creation.undo`."""
         await remove_image(self, order, "the making of image {} is undone when that answers")
@@ -115,22 +97,14 @@ class ImageRemoval(Removal[ImageState]):
     """``image.remove``: an image that nothing needs goes."""
 
     method = "image.remove"
+    view = "images"
     under_way = "removing"
-
-    @property
-    def subjects(self) -> Mapping[str, ImageState]:
-        """See `Operation.subjects`."""
-        return self.core.state.images
 
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
         await remove_image(self, order, "the removal of image {} is ordered, and will be carried out when that answers")
         failpoints.reach("image.discarded")
         return [NewEvent(order.stream, events.ImageRemoved())]
-
-    async def answered(self, request: Request[Any], subject: ImageState) -> Image:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
 
 
 async def remove_image(operation: Operation[ImageState], order: Order[ImageState], then: str) -> None:

@@ -4,7 +4,7 @@ The process is started in its sandbox's own nursery, where it is then followed t
 records the outcome of a launch that the daemon's death interrupted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +18,7 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Launch, Terminal
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Operation, Order
 from sandkeepd.sandboxes.output_reader import OutputReader
 from sandkeepd.sandboxes.process_lookup import ProcessLookup
@@ -37,6 +37,9 @@ class ProcessLaunching(Operation[ProcessState]):
     """``process.launch``, and its handler."""
 
     method = "process.launch"
+    failure = events.ProcessLaunchFailed
+    view = "processes"
+    recovers = False
     under_way = "starting"
     awaits_end: ClassVar[bool] = False
     """True if the start waits a moment for the end, so that both go on record in one append."""
@@ -46,15 +49,6 @@ class ProcessLaunching(Operation[ProcessState]):
         self._runtimes = runtimes
         self._supervisor = supervisor
         self._lookup = lookup
-
-    @property
-    def subjects(self) -> Mapping[str, ProcessState]:
-        """See `Operation.subjects`."""
-        return self.core.state.processes
-
-    def owns(self, subject: ProcessState) -> bool:  # noqa: ARG002
-        """See `Operation.owns`."""
-        return False
 
     async def launch(self, request: Request[ProcessLaunch]) -> Process:
         """Start a command in the background."""
@@ -75,13 +69,14 @@ class ProcessLaunching(Operation[ProcessState]):
         core = self.core
         sandbox = rules.sandbox(core.state, command.sandbox_id)
         runtime = await self._runtimes.running(sandbox)
-        event = rules.launch(sandbox, command, name, self._lookup.naming)
+        key = f"{sandbox.sandbox_id}/{name or ''}"
+        event = rules.launch(sandbox, command, name, taken=name is not None and self._lookup.naming.count(key) > 0)
         if event.tty:
             require_terminals(runtime.instance)
         process_id = ids.new_id(ids.PROCESS)
         launch = Launch(
             process_id=process_id,
-            command=rules.words(command.command),
+            command=rules.argv_of(command.command),
             env=command.env,
             secrets=command.secrets,
             working_dir=command.working_dir,
@@ -90,46 +85,41 @@ class ProcessLaunching(Operation[ProcessState]):
             quick=self.awaits_end,
         )
         new = NewEvent(process_id, event, sandbox.sandbox_id, 0)
-        with self._lookup.about_to_be(sandbox.sandbox_id, name or process_id):
+        with self._lookup.naming.held(key):
             order = await self.begin(new, request.meta, request, Launched(runtime, launch))
         return order.subject
 
     def spawn(self, order: Order[ProcessState], what: str) -> None:
         """See `Operation.spawn`."""
-        if not start_in(order.given.runtime, partial(self._carry, order), self.core, what):
+        if not start_in(order.payload.runtime, partial(self._execute, order), self.core, what):
             ending = StateError("not_ready", f"sandbox {order.subject.sandbox_id} is being ended")
-            self.core.carry(partial(self.refuse, order, ending), what)
+            self.core.start_task(partial(self.fail, order, ending), what)
 
     async def act(self, order: Order[ProcessState]) -> Sequence[NewEvent]:
         """See `Operation.act`. Left is whether it has ended already."""
-        runtime, process = order.given.runtime, order.subject
-        runtime.kills.begin(order.stream)
-        pid = await runtime.instance.launch(order.given.launch)
+        runtime, process = order.payload.runtime, order.subject
+        runtime.oom.begin(order.stream)
+        pid = await runtime.instance.launch(order.payload.launch)
         failpoints.reach("launch.answered")
         facts: list[events.Event] = [events.ProcessStarted(pid=pid)]
         exited = await self._supervisor.early_end(runtime.instance, process, awaits=self.awaits_end)
         if exited is not None:
-            facts.append(await self._supervisor.told_end(runtime, process, exited))
+            facts.append(await self._supervisor.end_event(runtime, process, exited))
             order.context = True
         return [NewEvent(order.stream, fact, process.sandbox_id) for fact in facts]
 
     async def failed(self, order: Order[ProcessState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
-        order.given.runtime.kills.forget(order.stream)
-        failed = events.ProcessLaunchFailed(code=error.code, message=error.message)
-        return [NewEvent(order.stream, failed, order.subject.sandbox_id)]
+        order.payload.runtime.oom.forget(order.stream)
+        return await super().failed(order, error)
 
     async def recorded(self, order: Order[ProcessState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Operation.recorded`."""
-        runtime, process = order.given.runtime, order.subject
+        runtime, process = order.payload.runtime, order.subject
         if order.context:
             runtime.instance.forget(order.stream)
         elif not process.ended:
             await self._supervisor.follow(runtime, process, order.intent)
-
-    async def answer(self, request: Request[Any], stream: str) -> Any:
-        """See `Operation.answer`."""
-        return await self.answered(request, self.subjects[stream])
 
     async def answered(self, request: Request[Any], subject: ProcessState) -> Any:  # noqa: ARG002
         """Wait until the process runs, and answer it."""
@@ -142,7 +132,7 @@ class ProcessLaunching(Operation[ProcessState]):
         """See `Operation.again`."""
         process = await self._lookup.find(request.params.sandbox_id, first.stream)
         await self.core.settled(process.process_id, lambda: process.status != "starting")
-        return ANEW if process.interrupted else await self.answered(request, process)
+        return RUN_AGAIN if process.interrupted else await self.answered(request, process)
 
 
 class Execution(ProcessLaunching):

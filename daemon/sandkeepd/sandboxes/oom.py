@@ -23,7 +23,7 @@ class Mark(NamedTuple):
     """The kernel's count of OOM kills at a process's start, and the number attributed until then."""
 
     killed: int
-    told: int
+    attributed: int
 
 
 class OomWatcher:
@@ -32,30 +32,27 @@ class OomWatcher:
     def __init__(self, instance: Instance) -> None:
         self._cgroups = instance.cgroups
         self._marks: dict[str, Mark] = {}
-        self._told = 0
+        self._attributed = 0
 
     def begin(self, process_id: str) -> None:
         """Mark the present count, as a process is about to be started, or was found running: earlier kills were not of
         it.
         """
-        killed = self._count()
+        killed = oom_kills(self._cgroups)
         if killed is not None:
-            self._marks[process_id] = Mark(killed, self._told)
+            self._marks[process_id] = Mark(killed, self._attributed)
 
-    def took(self, process: ProcessState, exit_code: int | None) -> bool:
+    def attribute(self, process: ProcessState, exit_code: int | None) -> bool:
         """Return True if a process with this exit was OOM-killed. To be called once."""
         mark = self._marks.pop(process.process_id, None)
         if mark is None or exit_code != KILLED or process.timed_out or process.last_signal == "KILL":
             return False
-        killed = self._count()
-        if killed is None or killed - mark.killed <= self._told - mark.told:
+        killed = oom_kills(self._cgroups)
+        if killed is None or killed - mark.killed <= self._attributed - mark.attributed:
             return False
-        self._told += 1
+        self._attributed += 1
         return True
 
     def forget(self, process_id: str) -> None:
         """The process was not started after all."""
         self._marks.pop(process_id, None)
-
-    def _count(self) -> int | None:
-        return oom_kills(self._cgroups)

@@ -25,7 +25,7 @@ class OutputLimit:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._looked_at: dict[str, int] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
@@ -41,7 +41,7 @@ class OutputLimit:
             return
         sandboxes = self._core.state.sandboxes
         self._looked_at = {name: at for name, at in self._looked_at.items() if name in sandboxes}
-        self._told &= sandboxes.keys()
+        self._warned &= sandboxes.keys()
         for sandbox in list(sandboxes.values()):
             if sandbox.active or self._looked_at.get(sandbox.sandbox_id) != sandbox.position:
                 self._looked_at[sandbox.sandbox_id] = sandbox.position
@@ -59,17 +59,17 @@ class OutputLimit:
         except FileNotFoundError:  # it is being made, or went to the archive
             return
         except OSError as error:
-            self._tell(
+            self._warn_once(
                 name, "files cannot have holes there" if error.errno == errno.EOPNOTSUPP else str(error.strerror)
             )
             return
-        self._told.discard(name)
+        self._warned.discard(name)
         if any(dropped):
             extra = {"sandbox_id": name, "processes": dropped.processes, "cut_bytes": dropped.cut_bytes}
             logger.info("output dropped", extra=extra)
 
-    def _tell(self, sandbox_id: str, why: str) -> None:
+    def _warn_once(self, sandbox_id: str, why: str) -> None:
         """Log that it does not work, once until it does: the code inside may be the reason."""
-        if sandbox_id not in self._told:
-            self._told.add(sandbox_id)
+        if sandbox_id not in self._warned:
+            self._warned.add(sandbox_id)
             logger.warning("output is not kept within its bounds", extra={"sandbox_id": sandbox_id, "why": why})

@@ -1,8 +1,5 @@
 """Lookup of processes by the names and ids that callers give, in the view and in the log."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from sandkeep import ids
 from sandkeep.errors import CallerError
 from sandkeep_store.eventlog.codec import CODEC
@@ -12,24 +9,15 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core
+from sandkeepd.core.holds import Holds
 
 
 class ProcessLookup:
-    """Finds processes. `naming` are names about to be used, by sandbox and name."""
+    """Finds processes. `naming` holds names that are about to be used, as ``SANDBOX_ID/NAME``."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.naming: set[tuple[str, str]] = set()
-
-    @contextmanager
-    def about_to_be(self, sandbox_id: str, name: str) -> Iterator[None]:
-        """Reserve the name of a process for the length of a block, in which it goes on record."""
-        key = (sandbox_id, name)
-        self.naming.add(key)
-        try:
-            yield
-        finally:
-            self.naming.remove(key)
+        self.naming = Holds()
 
     async def find(self, sandbox_id: str, name: str) -> ProcessState:
         """Return a process by its name or id; one too old for the view is read from its stream in the log. Raises

@@ -25,7 +25,7 @@ GRACE_S = 0.1
 
 
 class ProcessSupervisor:
-    """Carries processes, newly launched ones and those of an earlier daemon."""
+    """Supervises processes, newly launched ones and those of an earlier daemon."""
 
     def __init__(self, core: Core, runtimes: Runtimes) -> None:
         self._core = core
@@ -45,7 +45,7 @@ class ProcessSupervisor:
         if exited is None:
             await self._runtimes.awake(process.sandbox_id)  # a frozen process cannot be killed, nor report its end
             exited = instance.exit_of(process.process_id) or await self._time_out(instance, process, intent)
-        await self._record(process, await self.told_end(runtime, process, exited), cause=intent)
+        await self._record(process, await self.end_event(runtime, process, exited), cause=intent)
         instance.forget(process.process_id)
 
     async def _time_out(self, instance: Instance, process: ProcessState, intent: Recorded | None) -> Exit:
@@ -68,7 +68,7 @@ class ProcessSupervisor:
             await self._record(process, _never_seen(process))
             return
         if runtime.instance.exit_of(process.process_id) is None:
-            runtime.kills.begin(process.process_id)
+            runtime.oom.begin(process.process_id)
         if process.status == "starting":
             await self._record(process, events.ProcessStarted(pid=pid))
         await self.follow(runtime, process, None)
@@ -87,12 +87,12 @@ class ProcessSupervisor:
 
         return await retry_until_done(find, f"adopting {process.process_id}", passing=(StateError,))
 
-    async def told_end(self, runtime: Runtime, process: ProcessState, exited: Exit) -> events.Event:
+    async def end_event(self, runtime: Runtime, process: ProcessState, exited: Exit) -> events.Event:
         """The event of the end of a process, whose output is complete, and on the disk if it is durable."""
         instance, process_id = runtime.instance, process.process_id
         if process.requested.durable:
             await self._sync(instance, process_id)
-        oom_killed = runtime.kills.took(process, exited.exit_code)
+        oom_killed = runtime.oom.attribute(process, exited.exit_code)
         if exited.exit_code is None:
             return events.ProcessLost(message=exited.message or "nobody saw how the process ended")
         stdout_bytes, stderr_bytes = instance.sizes(process_id)

@@ -5,18 +5,22 @@ the daemon: it goes to a journal, which is read by byte offset (`output_reader`)
 """
 
 import math
+import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from signal import Signals
 
 import trio
 
 from sandkeep import events, failpoints
 from sandkeep.errors import CallerError, SetupError, StateError
-from sandkeep.model import Process, ProcessList, ProcessOutput
+from sandkeep.model import Attachment, OpenOutput, Process, ProcessList, ProcessOutput
 from sandkeep.protocol.methods import (
+    ProcessAttach,
     ProcessQuery,
     ProcessRead,
     ProcessRef,
+    ProcessResize,
     ProcessSignal,
     ProcessWait,
     ProcessWriteStdin,
@@ -29,10 +33,10 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
-from sandkeepd.core.operation import Command, Deed
+from sandkeepd.core.operation import Command, DirectCommand, eventless_command
 from sandkeepd.core.paging import page
 from sandkeepd.sandboxes.launching import Execution, ProcessLaunching, require_terminals
-from sandkeepd.sandboxes.output_reader import OutputReader
+from sandkeepd.sandboxes.output_reader import OutputReader, require_kept
 from sandkeepd.sandboxes.process_lookup import ProcessLookup
 from sandkeepd.sandboxes.process_supervisor import ProcessSupervisor
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
@@ -50,7 +54,8 @@ class Processes:
         self.launching = ProcessLaunching(core, runtimes, self.supervisor, self.lookup)
         self.execution = Execution(core, runtimes, self.supervisor, self.lookup, self.outputs)
         self.commands: Sequence[Command] = (
-            self.launching, self.execution, Deed("process.signal", self._signal_again)
+            self.launching, self.execution, DirectCommand("process.signal", self._signal_again),
+            eventless_command("process.write_stdin", self._written), eventless_command("process.resize", self.get),
         )  # fmt: skip
 
     # -- acting on ----------------------------------------------------------------------------------------------------
@@ -110,8 +115,7 @@ class Processes:
         await write(process.process_id, command.data, eof=command.eof, done=done, note=past.note)
         failpoints.reach("stdin.written")
 
-    async def wrote_before(self, request: Request[ProcessWriteStdin]) -> Written:
-        """The answer to a command that was carried out before."""
+    async def _written(self, request: Request[ProcessWriteStdin]) -> Written:
         await self.lookup.find(request.params.sandbox_id, request.params.name)
         return Written(written_bytes=len(request.params.data))
 
@@ -125,6 +129,25 @@ class Processes:
         """
         instance = await self.reach_terminal(process)
         return await instance.open_terminal(process.process_id, rows=rows, cols=cols, term=term, read_only=read_only)
+
+    async def attach(self, request: Request[ProcessAttach]) -> Attachment:
+        """Give the caller the controlling side of a terminal in which tmux shows the process."""
+        query = request.params
+        process = await self.lookup.find(query.sandbox_id, query.name)
+        fd = await self.open_terminal(process, query.rows, query.cols, query.term, read_only=query.read_only)
+        try:
+            await request.give([fd])
+        finally:
+            os.close(fd)
+        return Attachment(process=process.view())
+
+    async def resize(self, request: Request[ProcessResize]) -> Process:
+        """Give the process's terminal a size."""
+        query = request.params
+        process = await self.lookup.find(query.sandbox_id, query.name)
+        terminals = await self.reach_terminal(process)
+        await terminals.resize_terminal(process.process_id, rows=query.rows, cols=query.cols)
+        return process.view()
 
     async def reach_terminal(self, process: ProcessState) -> Instance:
         """The instance that has the terminal of a process that runs. Raises as `open_terminal` does."""
@@ -184,13 +207,32 @@ class Processes:
         process = await self.lookup.find(request.params.sandbox_id, request.params.name)
         return await self.outputs.read(process, request.params)
 
+    async def open_output(self, request: Request[ProcessRef]) -> OpenOutput:
+        """Give the caller both journals of a process, which may have ended, as may its sandbox.
 
-def _unknown_input(process: ProcessState, past: CommandProgress) -> StateError:
-    words = (
+        Raises `compacted` when they are not kept any more, `not_supported` where that would be more than to let it be
+        read.
+        """
+        process = await self.lookup.find(request.params.sandbox_id, request.params.name)
+        view = process.view()  # looked at before the journals: with an ended process, they are all there is
+        require_kept(process, self.outputs.read_journal(process, "stdout", 0, 0))
+        provider = self._core.provider(self._core.state.sandboxes[process.sandbox_id].requested.provider)
+        with ExitStack() as opened:
+            given = []
+            for stream in ("stdout", "stderr"):
+                given.append(provider.open_journal(process.sandbox_id, process.process_id, stream, request.caller.uid))
+                opened.callback(os.close, given[-1])
+            stdout_bytes, stderr_bytes = (os.fstat(descriptor).st_size for descriptor in given)
+            await request.give(given)
+        return OpenOutput(process=view, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes)
+
+
+def _unknown_input(process: ProcessState, past: Past) -> StateError:
+    message = (
         f"the daemon stopped while it wrote to process {process.name!r}: of the {past.trying} bytes after the first "
         f"{past.taken} nobody knows how many it took; see what it made of them, then write the rest by a new command"
     )
-    return StateError("conflict", words, written_bytes=past.taken, uncertain_bytes=past.trying)
+    return StateError("conflict", message, written_bytes=past.taken, uncertain_bytes=past.trying)
 
 
 def parse_signal(text: str) -> int:

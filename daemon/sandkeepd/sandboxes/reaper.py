@@ -20,7 +20,7 @@ LOOK_EVERY_S = 1.0
 
 
 def reason_to_end(sandbox: SandboxState, moment_us: int) -> str | None:
-    """``max_lifetime`` or ``idle_timeout`` when one of them has passed for a sandbox that runs or stands still, else
+    """``max_lifetime`` or ``idle_timeout`` when one of them has passed for a sandbox that runs or is suspended, else
     None.
     """
     if sandbox.status not in rules.STANDING:
@@ -43,4 +43,4 @@ async def run(core: Core, termination: Termination) -> None:
             reason = reason_to_end(sandbox, moment)
             if reason is not None and sandbox.sandbox_id not in termination.unrecorded:
                 logger.info("reaping", extra={"sandbox_id": sandbox.sandbox_id, "reason": reason})
-                await core.guarded(partial(termination.end, sandbox.sandbox_id, reason), "reaping")
+                await core.run_logged(partial(termination.end, sandbox.sandbox_id, reason), "reaping")

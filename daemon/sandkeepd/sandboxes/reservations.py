@@ -1,6 +1,6 @@
 """Reservations: uids, names and other unique resources of sandboxes before they are on record."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 from sandkeep import events, ids
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
+from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.provider import Provider
@@ -49,8 +50,8 @@ class Reservations:
         `conflict`.
         """
         if names and len(names) != count:
-            words = f"names: {len(names)} are given for {count} sandboxes: give one for each"
-            raise CallerError("invalid", words, field="names")
+            message = f"names: {len(names)} are given for {count} sandboxes: give one for each"
+            raise CallerError("invalid", message, field="names")
         chosen = [ids.new_id(ids.SANDBOX) for _ in range(count)]
         self._reserve(owner, dict(zip(chosen, names, strict=True)) if names else dict.fromkeys(chosen), "names")
         return chosen
@@ -66,26 +67,36 @@ class Reservations:
         try:
             if claims is not None:
                 asked = msgspec.structs.replace(asked, plan=claims.claim_again(sandbox_id, asked.plan))
-            self.keep(sandbox_id, asked.provider, asked.plan)
+            reserved = self._reserved[sandbox_id]
+            reserved.provider, reserved.plan = asked.provider, asked.plan
             yield asked
         finally:
             self.release(sandbox_id)
 
-    def plan(
-        self, provider: Provider, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, owner: str
-    ) -> dict[str, Any]:
-        """Return the provider's plan for a new sandbox, considering all others. `keep` must follow at once."""
-        image = self._core.state.images.get(image_id)
-        return provider.plan(
+    def intent(
+        self, sandbox_id: str, provider: Provider, image_id: str, spec: SandboxSpec, caller: Caller,
+        secrets: Iterable[str], adapt: Callable[[dict[str, Any]], dict[str, Any]] = lambda plan: plan, **facts: Any,
+    ) -> NewEvent:  # fmt: skip
+        """Return the intent to make a sandbox whose name is reserved, and reserve the resources of its plan: the one of
+        the provider, considering all others, changed by `adapt`. `facts` are further fields of the event.
+        """
+        image, reserved = self._core.state.images.get(image_id), self._reserved[sandbox_id]
+        plan = provider.plan(
             sandbox_id, image_id, spec, caller, self._plans(provider.name),
-            details=image.details if image is not None else {}, owner=owner,
+            details=image.details if image is not None else {}, owner=reserved.owner,
         )  # fmt: skip
-
-    def keep(self, sandbox_id: str, provider: str, plan: dict[str, Any]) -> str | None:
-        """Reserve a plan's resources for a sandbox whose name is reserved; return its name."""
-        reserved = self._reserved[sandbox_id]
-        reserved.provider, reserved.plan = provider, plan
-        return reserved.name
+        reserved.provider, reserved.plan = provider.name, adapt(plan)
+        event = events.SandboxCreateRequested(
+            owner=reserved.owner,
+            image_id=image_id,
+            provider=provider.name,
+            spec=spec,
+            secrets=sorted(secrets),
+            plan=reserved.plan,
+            name=reserved.name,
+            **facts,
+        )
+        return NewEvent(sandbox_id, event, sandbox_id, 0)
 
     def release(self, *sandbox_ids: str) -> None:
         """End reservations: the sandboxes are on record, or were given up, and then the provider's claims are

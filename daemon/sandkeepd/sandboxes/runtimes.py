@@ -27,7 +27,7 @@ OPENING_PATIENCE_S: Final = 1.0
 
 
 class Runtime:
-    """A running sandbox in the daemon: its instance, and the nursery of its processes' carriers.
+    """A running sandbox in the daemon: its instance, and the nursery of its processes' tasks.
 
     `oom` attributes exits to the kernel's OOM killer; `io_seen` is the maximum of the bytes that its processes were
     seen to have read and written.
@@ -35,7 +35,7 @@ class Runtime:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.kills = OomWatcher(instance)
+        self.oom = OomWatcher(instance)
         self.io_seen = (0, 0)
         self.scope = trio.CancelScope()
         self.nursery: trio.Nursery | None = None
@@ -43,16 +43,16 @@ class Runtime:
 
     @property
     def open(self) -> bool:
-        """True if carriers can be started in it."""
+        """True if tasks can be started in it."""
         return self.nursery is not None and not self.scope.cancel_called
 
     async def opened(self) -> None:
-        """Wait until carriers can be started in it, or never can. That takes no longer than until its task has run."""
+        """Wait until tasks can be started in it, or never can. That takes no longer than until its task has run."""
         while not self.open and not self.finished.is_set():
             await trio.lowlevel.checkpoint()
 
     async def stop(self) -> None:
-        """Stop the carriers and wait until they have stopped. The sandbox goes on."""
+        """Stop the tasks and wait until they have stopped. The sandbox goes on."""
         self.scope.cancel()
         await self.finished.wait()
 
@@ -73,7 +73,7 @@ class Runtimes:
         """Supervise a sandbox that runs."""
         runtime = Runtime(instance)
         self.by_id[instance.sandbox_id] = runtime
-        self._core.carry(partial(self._keep, runtime), f"keeping {instance.sandbox_id}")
+        self._core.start_task(partial(self._keep, runtime), f"keeping {instance.sandbox_id}")
         return runtime
 
     async def drop(self, sandbox_id: str) -> Runtime | None:
@@ -84,7 +84,7 @@ class Runtimes:
         return runtime
 
     async def _keep(self, runtime: Runtime) -> None:
-        """Own the carriers of a sandbox's processes until the sandbox ends, is terminated, or the daemon stops."""
+        """Own the tasks of a sandbox's processes until the sandbox ends, is terminated, or the daemon stops."""
         try:
             why = await self._until_end(runtime)
         finally:
@@ -98,7 +98,7 @@ class Runtimes:
         with runtime.scope:
             async with trio.open_nursery() as nursery:
                 runtime.nursery = nursery
-                nursery.start_soon(self._core.guarded, partial(self._follow_pauses, runtime), "following pauses")
+                nursery.start_soon(self._core.run_logged, partial(self._follow_pauses, runtime), "following pauses")
                 why = await runtime.instance.ended()
                 nursery.cancel_scope.cancel()
             return why
@@ -150,7 +150,10 @@ class Runtimes:
         """Return the runtime of a running or suspended sandbox, as `running` does."""
         await self.adopted(sandbox.sandbox_id)
         if sandbox.sandbox_id in self.adopting:
-            raise self._not_adopted(sandbox.sandbox_id)
+            message = (
+                f"sandbox {sandbox.sandbox_id} is {self.note_of(sandbox.sandbox_id)}: try again later, or terminate it"
+            )
+            raise ProviderError("provider_unavailable", message, sandbox_id=sandbox.sandbox_id)
         if self._core.problems and sandbox.sandbox_id not in self.by_id:  # with a damaged log nothing is adopted
             raise DaemonError("storage_unavailable", self._core.problems[0])
         with trio.move_on_after(OPENING_PATIENCE_S):  # the task of one that was just made is about to run
@@ -166,10 +169,6 @@ class Runtimes:
             f"sandbox {sandbox.sandbox_id} does not answer: try again, or terminate it",
             sandbox_id=sandbox.sandbox_id,
         )
-
-    def _not_adopted(self, sandbox_id: str) -> ProviderError:
-        message = f"sandbox {sandbox_id} is {self.note_of(sandbox_id)}: try again later, or terminate it"
-        return ProviderError("provider_unavailable", message, sandbox_id=sandbox_id)
 
     def note_of(self, sandbox_id: str) -> str | None:
         """Return a note that this daemon has not adopted the sandbox yet, or the reason for a delay of its end; None
@@ -199,9 +198,9 @@ class Runtimes:
             raise rules.not_ready(self._core.state.sandboxes[sandbox_id], "ended while its files were read")
 
 
-def start_in(runtime: Runtime, carrier: Callable[[], Any], core: Core, what: str) -> bool:
-    """Start a carrier in a sandbox's own nursery; False when the sandbox is ending."""
+def start_in(runtime: Runtime, task: Callable[[], Any], core: Core, what: str) -> bool:
+    """Start a task in a sandbox's own nursery; False when the sandbox is ending."""
     if runtime.nursery is None or not runtime.open:
         return False
-    runtime.nursery.start_soon(core.guarded, carrier, what)
+    runtime.nursery.start_soon(core.run_logged, task, what)
     return True

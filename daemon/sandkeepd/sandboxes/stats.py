@@ -40,7 +40,7 @@ class Stats:
             samples = await trio.to_thread.run_sync(_measure, [self._groups(sandbox) for sandbox in part])
             for sandbox, sample in zip(part, samples, strict=True):
                 if sample is not None and sandbox.status == "running":
-                    found.append(self._told(sandbox, *sample))
+                    found.append(self._stats_of(sandbox, *sample))
         return SandboxStatsList(sandboxes=found, next=following)
 
     def _asked(self, request: Request[StatsQuery]) -> tuple[list[SandboxState], str | None]:
@@ -57,7 +57,7 @@ class Stats:
         runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
         return runtime.instance.cgroups if runtime is not None else {}
 
-    def _told(self, sandbox: SandboxState, found: Usage, at_us: int) -> SandboxStats:
+    def _stats_of(self, sandbox: SandboxState, found: Usage, at_us: int) -> SandboxStats:
         runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
         if runtime is not None:
             found = _not_less(found, runtime)

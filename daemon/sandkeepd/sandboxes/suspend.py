@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import trio
 
 from sandkeep import events
-from sandkeep.errors import ProviderError, SetupError
+from sandkeep.errors import ProviderError, SetupError, StateError
 from sandkeep.model import Sandbox
 from sandkeep.protocol.methods import SandboxResume, SandboxSuspend
 from sandkeep_store.eventlog.log import NewEvent, Recorded
@@ -19,7 +19,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Tries
 from sandkeepd.core.operation import Order
-from sandkeepd.sandboxes.changes import Failure, SandboxChange
+from sandkeepd.sandboxes.changes import SandboxChange
 from sandkeepd.sandboxes.termination import END_DEADLINE_S
 
 ANSWER_DEADLINE_S: Final = 30.0
@@ -39,7 +39,7 @@ class PauseChange(SandboxChange):
     """The status while the other of the two is under way, whose end is awaited first."""
 
     async def ensure(self, request: Request[SandboxSuspend] | Request[SandboxResume]) -> Sandbox:
-        """Give the order, unless the sandbox has the target status or the order was given, and answer it."""
+        """Give the order, unless the sandbox has the target status or the order was payload, and answer it."""
         sandbox, tries = rules.sandbox(self.core.state, request.params.sandbox_id), Tries()
         while sandbox.status != self.target:
             if sandbox.status == self.opposite:
@@ -62,17 +62,13 @@ class PauseChange(SandboxChange):
 
 
 class Suspension(PauseChange):
-    """``sandbox.suspend``, and its handler. `given` is the `Pausing` instance."""
+    """``sandbox.suspend``: a sandbox is frozen. `payload` is the `Pausing` instance."""
 
     method = "sandbox.suspend"
     under_way = "suspending"
     target = "suspended"
     opposite = "resuming"
-    failure: ClassVar[Failure] = events.SandboxSuspendFailed
-
-    async def suspend(self, request: Request[SandboxSuspend]) -> Sandbox:
-        """Freeze a sandbox. A suspended one is answered as it is."""
-        return await self.ensure(request)
+    failure = events.SandboxSuspendFailed
 
     async def try_to_order(self, sandbox: SandboxState, request: Request[Any], tries: Tries) -> bool:
         """See `PauseChange.try_to_order`."""
@@ -83,7 +79,7 @@ class Suspension(PauseChange):
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        await in_time(order.given.suspend)
+        await in_time(order.payload.suspend)
         return [NewEvent(order.stream, events.SandboxSuspended(), order.stream, order.subject.revision)]
 
 
@@ -95,49 +91,45 @@ class Revival(NamedTuple):
 
 
 class Resumption(PauseChange):
-    """``sandbox.resume``, and its handler. `given` is the `Pausing` instance, or a `Revival`."""
+    """``sandbox.resume``: a suspended sandbox is thawed, one that was lost or failed is restarted. `payload` is the
+    `Pausing` instance, or a `Revival`.
+    """
 
     method = "sandbox.resume"
+    recovers = True
     under_way = "resuming"
     target = "running"
     opposite = "suspending"
-    failure: ClassVar[Failure] = events.SandboxResumeFailed
-
-    async def resume(self, request: Request[SandboxResume]) -> Sandbox:
-        """Thaw a suspended sandbox, or restart one that was lost or failed. A running one is answered as it is."""
-        return await self.ensure(request)
+    failure = events.SandboxResumeFailed
 
     async def try_to_order(self, sandbox: SandboxState, request: Request[Any], tries: Tries) -> bool:
         """See `PauseChange.try_to_order`."""
-        given: Pausing | Revival
+        payload: Pausing | Revival
         if sandbox.status == "suspended":
             runtime = await self.runtimes.standing(sandbox)
-            given = pausing(runtime.instance, sandbox.requested.provider)
+            payload = pausing(runtime.instance, sandbox.requested.provider)
         else:
             provider = self.core.provider(sandbox.requested.provider)
             rules.revive(sandbox, request.params.secrets, can_revive=provider.revival is not None)
             assert provider.revival is not None
-            given = Revival(provider.revival, dict(request.params.secrets))
-        event = events.SandboxResumeRequested(anew=isinstance(given, Revival))
-        return await self.try_to_begin(sandbox, event, request, given, tries)
+            payload = Revival(provider.revival, dict(request.params.secrets))
+        event = events.SandboxResumeRequested(anew=isinstance(payload, Revival))
+        return await self.try_to_begin(sandbox, event, request, payload, tries)
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        given: Pausing | Revival = order.given
+        payload: Pausing | Revival = order.payload
         resumed = events.SandboxResumed()
-        if isinstance(given, Revival):
-            order.resources.callback(given.secrets.clear)
-            order.context = instance = await self._revive(order.subject, given)
+        if isinstance(payload, Revival):
+            order.resources.callback(payload.secrets.clear)
+            sandbox, asked = order.subject, order.subject.requested
+            order.context = instance = await payload.provider.revive(
+                order.stream, asked.image_id, asked.spec, payload.secrets, asked.plan, sandbox.handle
+            )
             resumed = events.SandboxResumed(isolation=instance.isolation, handle=instance.handle)
         else:
-            await in_time(given.resume)
+            await in_time(payload.resume)
         return [NewEvent(order.stream, resumed, order.stream, order.subject.revision)]
-
-    async def _revive(self, sandbox: SandboxState, given: Revival) -> Instance:
-        asked = sandbox.requested
-        return await given.provider.revive(
-            sandbox.sandbox_id, asked.image_id, asked.spec, given.secrets, asked.plan, sandbox.handle
-        )
 
     def owns(self, subject: SandboxState) -> bool:
         """See `Operation.owns`. Only restarts are recovered here: the provider has no such sandbox to adopt."""
@@ -154,8 +146,8 @@ class Resumption(PauseChange):
 
         then = "it can be resumed again when that answers"
         await self.insist(order.stream, halt, then, provider=asked.provider, deadline_s=END_DEADLINE_S)
-        failed = events.SandboxResumeFailed(code="not_ready", message=RESUME_INTERRUPTED, interrupted=True)
-        await self._record(order, [NewEvent(order.stream, failed, order.stream, sandbox.revision)])
+        why = StateError("not_ready", RESUME_INTERRUPTED)
+        await self._record(order, [self.failure_of(order, why, interrupted=True)])
 
 
 def is_reviving(sandbox: SandboxState) -> bool:
@@ -164,7 +156,7 @@ def is_reviving(sandbox: SandboxState) -> bool:
     return sandbox.status == "resuming" and change is not None and change.before != "suspended"
 
 
-def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
+def outcome_of_change(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
     """Return the outcome of an order to suspend or resume that an earlier daemon left unfinished, from the state of the
     sandbox.
     """
@@ -181,11 +173,11 @@ def came_of(sandbox: SandboxState, instance: Instance) -> list[events.Event]:
 def pausing(instance: Instance, provider: str) -> Pausing:
     """Return the instance's pauses. Raises `not_supported` if it cannot be suspended."""
     if instance.pauses is None:
-        words = f"the {provider} provider cannot suspend yet: terminate the sandbox, or let it run"
-        raise SetupError("not_supported", words)
+        message = f"the {provider} provider cannot suspend yet: terminate the sandbox, or let it run"
+        raise SetupError("not_supported", message)
     if instance.pauses.no_pauses is not None:
-        words = f"the sandbox cannot be suspended: {instance.pauses.no_pauses}, terminate the sandbox, or let it run"
-        raise SetupError("not_supported", words)
+        message = f"the sandbox cannot be suspended: {instance.pauses.no_pauses}, terminate the sandbox, or let it run"
+        raise SetupError("not_supported", message)
     return instance.pauses
 
 

@@ -1,10 +1,10 @@
 """Ends of sandboxes: ordered, or by themselves."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from sandkeep import events, failpoints
 from sandkeep.errors import DaemonError, StateError
@@ -17,7 +17,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, Tries, as_sandkeep_error
 from sandkeepd.core.operation import Order, Removal
-from sandkeepd.sandboxes.last_words import UNSEEN, last_words, words_of_killed
+from sandkeepd.sandboxes.process_ends import UNSEEN, ends_of_killed, process_ends
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 
 logger = logging.getLogger("sandkeepd")
@@ -32,20 +32,16 @@ class Termination(Removal[SandboxState]):
     """
 
     method = "sandbox.terminate"
+    view = "sandboxes"
     under_way = "stopping"
 
     def __init__(self, core: Core, runtimes: Runtimes) -> None:
         super().__init__(core)
         self._runtimes = runtimes
         runtimes.on_end = self._ended_by_itself
-        self.on_ended: list[Callable[[SandboxState], Awaitable[None]]] = []
-        """Called with each sandbox that has ended."""
+        self.on_ended: Callable[[SandboxState], Awaitable[None]]
+        """Called with each sandbox that has ended; `SnapshotServices` sets it."""
         self.unrecorded: set[str] = set()  # those that ended while the log could not be written
-
-    @property
-    def subjects(self) -> Mapping[str, SandboxState]:
-        """See `Operation.subjects`."""
-        return self.core.state.sandboxes
 
     def may(self, subject: SandboxState) -> bool:
         """See `Removal.may`."""
@@ -82,23 +78,14 @@ class Termination(Removal[SandboxState]):
         )
         failpoints.reach("end.discarded")
         outcome = events.SandboxTerminated(reason=sandbox.terminated_reason or "requested")
-        return [*await words_of_killed(self.core, sandbox, runtime), NewEvent(sandbox_id, outcome, sandbox_id)]
+        return [*await ends_of_killed(self.core, sandbox, runtime), NewEvent(sandbox_id, outcome, sandbox_id)]
 
     async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         """See `Operation.recorded`."""
         if order.context is not None:
             self._runtimes.by_id.pop(order.stream, None)
             await order.context.instance.aclose()
-        await self.told_ended(order.subject)
-
-    async def answered(self, request: Request[Any], subject: SandboxState) -> Sandbox:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
-
-    async def told_ended(self, sandbox: SandboxState) -> None:
-        """Call the `on_ended` callbacks of a sandbox."""
-        for on_ended in self.on_ended:
-            await on_ended(sandbox)
+        await self.on_ended(order.subject)
 
     async def _terminate(self, sandbox: SandboxState) -> None:
         asked = sandbox.requested
@@ -131,7 +118,7 @@ class Termination(Removal[SandboxState]):
             outcome = f"what ran in sandbox {order.stream} is ended as far as that can be ({error.message})"
         if not core.problems and order.stream not in self.unrecorded:
             self.unrecorded.add(order.stream)
-            core.carry(partial(self._record_end, order, reason, meta), f"record of the end of {order.stream}")
+            core.start_task(partial(self._record_end, order, reason, meta), f"record of the end of {order.stream}")
         raise DaemonError("storage_unavailable", f"{outcome}: {refused.message}", sandbox_id=order.stream)
 
     async def _record_end(self, order: NewEvent, reason: str, meta: events.Meta) -> None:
@@ -160,19 +147,16 @@ class Termination(Removal[SandboxState]):
             told = {"sandbox_id": sandbox_id, "kind": why.kind, "why": why.message}
             logger.warning("sandbox ended by itself", extra=told)
             unseen = f"its sandbox was lost: {why.message}" if why.kind == "lost" else UNSEEN
-            words = last_words(self.core, sandbox, runtime.instance.exit_of, None, why=unseen, runtime=runtime)
-            ended = NewEvent(sandbox_id, _told_of(why, sandbox), sandbox_id, sandbox.revision)
+            ends = process_ends(self.core, sandbox, runtime.instance.exit_of, None, why=unseen, runtime=runtime)
+            event: events.Event = events.SandboxFailed(message=why.message)
+            if why.kind == "lost":
+                event = events.SandboxLost(last_status=sandbox.status, message=why.message)
+            ended = NewEvent(sandbox_id, event, sandbox_id, sandbox.revision)
             try:
-                await self.core.record([*words, ended], None)
+                await self.core.record([*ends, ended], None)
             except StateError as conflict:
                 await tries.again(conflict)  # something else happened to it at that instant: look again
                 continue
             self._runtimes.by_id.pop(sandbox_id, None)
             await runtime.instance.aclose()
             return
-
-
-def _told_of(why: Ending, sandbox: SandboxState) -> events.Event:
-    if why.kind == "lost":
-        return events.SandboxLost(last_status=sandbox.status, message=why.message)
-    return events.SandboxFailed(message=why.message)

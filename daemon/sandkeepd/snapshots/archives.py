@@ -28,7 +28,8 @@ from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.fence import Fence
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.caller import Progress
-from sandkeepd.host.threads import Meter, run_in_thread
+from sandkeepd.core.call import no_progress
+from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import open_unnamed
 from sandkeepd.snapshots.archive_limits import limits_of
 from sandkeepd.snapshots.archive_paths import path_in, place_of, root_of
@@ -141,7 +142,7 @@ class SnapshotArchives:
                 local, here.path, target, place.path, sha256=sha256, metadata=metadata, fence=fence, progress=moved
             )
 
-        return await run_in_thread(work, _untold, f"sending it to {place.uri}", limiter=self.limiter)
+        return await watched(work, no_progress, f"sending it to {place.uri}", limiter=self.limiter)
 
     async def release(self, here: model.Place, place: model.Place, sent: Stored) -> None:
         """Remove the archive on this machine, if the copy `sent` exists.
@@ -330,10 +331,6 @@ def _fetched(store: ArchiveStore, place: Place, size_bytes: int, moved: Meter) -
         os.close(descriptor)
         raise
     return descriptor
-
-
-async def _untold(sentence: str) -> None:
-    """Nobody waits for it."""
 
 
 def _remove(place: model.Place) -> None:

@@ -31,7 +31,7 @@ def not_sent(snapshot: SnapshotState) -> ProviderError:
 
 
 class DeferredUploads:
-    """One carrier for each archive that is to be sent still."""
+    """One task for each archive that is to be sent still."""
 
     def __init__(self, core: Core, archives: SnapshotArchives) -> None:
         self._core = core
@@ -42,19 +42,15 @@ class DeferredUploads:
         snapshot = self._core.state.snapshots[snapshot_id]
         if snapshot.here is not None:
             sending = Interruptible()
-            self._core.under_way.note(snapshot_id, sending)
-            self._core.carry(partial(self._carry, snapshot, sending), f"sending {snapshot_id}")
-
-    async def stop(self, snapshot_id: str) -> None:
-        """Send an archive no more: when this returns, nothing of it appears anywhere any more."""
-        await self._core.under_way.interrupt(snapshot_id)
+            self._core.under_way.register(snapshot_id, sending)
+            self._core.start_task(partial(self._run, snapshot, sending), f"sending {snapshot_id}")
 
     async def settle(self) -> None:
         """Go on where an earlier daemon ended."""
         for snapshot_id in list(self._core.state.snapshots):
             self.begin(snapshot_id)
 
-    async def _carry(self, snapshot: SnapshotState, sending: Interruptible) -> None:
+    async def _run(self, snapshot: SnapshotState, sending: Interruptible) -> None:
         with self._core.under_way.running(snapshot.snapshot_id, sending):
             await self._send(snapshot)
 

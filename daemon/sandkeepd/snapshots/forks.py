@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import SandkeepError, SetupError
+from sandkeep.errors import SetupError
 from sandkeep.model import ForkResult
 from sandkeep.protocol.methods import SandboxFork
 from sandkeep_store.eventlog.log import NewEvent, Recorded
@@ -30,6 +30,8 @@ class Forks(SandboxBatch):
     """``sandbox.fork``, and its handler."""
 
     method = "sandbox.fork"
+    named = "sandbox_id"
+    failure = events.SandboxForkFailed
     interrupted = "the daemon stopped while the sandbox was being forked: fork it again"
 
     def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences) -> None:
@@ -77,52 +79,26 @@ class Forks(SandboxBatch):
         self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: Frozen
     ) -> NewEvent:
         """The intent to make one of them; from here on its plan is known to those that follow."""
-        asked, provider = source.requested, self.core.provider(source.requested.provider)
-        spec = rules.like(source.spec, request.params.labels)
-        plan = self._sandboxes.reservations.plan(
-            provider, sandbox_id, asked.image_id, spec, request.caller, source.owner
-        )
-        layered = layering(provider).layered(plan, frozen.files)
-        name = self._sandboxes.reservations.keep(sandbox_id, provider.name, layered)
-        event = events.SandboxCreateRequested(
-            owner=source.owner,
-            image_id=asked.image_id,
-            provider=provider.name,
-            spec=spec,
-            secrets=sorted(request.params.secrets),
-            plan=layered,
-            forked_from=source.sandbox_id,
-            fork_id=fork_id,
-            restored_from=source.restored_from,
+        provider = self.core.provider(source.requested.provider)
+        return self._sandboxes.reservations.intent(
+            sandbox_id, provider, source.requested.image_id, rules.like(source.spec, request.params.labels),
+            request.caller, request.params.secrets, lambda plan: layering(provider).layered(plan, frozen.files),
+            forked_from=source.sandbox_id, fork_id=fork_id, restored_from=source.restored_from,
             needs_image=frozen.needs_image,
-            name=name,
-        )
-        return NewEvent(sandbox_id, event, sandbox_id, 0)
+        )  # fmt: skip
 
-    async def recorded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
-        """See `Operation.recorded`."""
-        if order.subject.error is not None:
-            await self.undone(order)
-            return
+    async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
+        """See `Creation.succeeded`."""
         assert order.request is not None
         for fact in facts[1:]:  # at once: the end of one that nobody makes yet would not be seen
-            self._sandboxes.creation.start(fact, given=Maker(order.request.params.secrets))
+            self._sandboxes.creation.start(fact, payload=Maker(order.request.params.secrets))
         await order.progress(f"starting {len(order.subject.sandbox_ids)} sandboxes")
-
-    def failure(self, subject: ForkState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """See `Creation.failure`."""
-        failed = events.SandboxForkFailed(code=error.code, message=error.message, interrupted=interrupted)
-        return [NewEvent(subject.fork_id, failed, subject.sandbox_id)]
 
     async def undone(self, order: Order[ForkState]) -> None:
         """See `Creation.undone`. Removes the copied files."""
         source = self.core.state.sandboxes.get(order.subject.sandbox_id)
         if source is not None:
             await self._layers.drop(source.requested.provider, [order.stream])
-
-    def told(self, subject: ForkState) -> dict[str, Any]:
-        """See `Creation.told`."""
-        return {"sandbox_id": subject.sandbox_id}
 
     async def answered(self, request: Request[Any], subject: ForkState) -> ForkResult:  # noqa: ARG002
         """See `Operation.answered`. Raises the error of the first sandbox that failed."""

@@ -13,14 +13,13 @@ first: the archive may have had another owner.
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 
-from sandkeep import events, model
-from sandkeep.errors import SandkeepError
-from sandkeep.events import DAEMON_STREAM, Meta
+from sandkeep import events
+from sandkeep.errors import SandkeepError, StateError
+from sandkeep.events import DAEMON_STREAM, Event, Meta
 from sandkeep.ids import SNAPSHOT, is_name
 from sandkeep.model import SnapshotGcReport
 from sandkeep.protocol.clock import now_us
@@ -29,10 +28,11 @@ from sandkeep.settings.daemon import SNAPSHOT_RETAIN, SnapshotRule
 from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.archives.stores.store import ArchiveStore, Stored
 from sandkeep_store.buckets.config import STORAGE
-from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import Core, as_sandkeep_error
+from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Order, Upkeep
 from sandkeepd.snapshots.archive_paths import place_of
 from sandkeepd.snapshots.archives import LOG_KEY, SnapshotArchives
 from sandkeepd.snapshots.snapshots import SnapshotRemoval
@@ -46,7 +46,7 @@ ABANDONED_AFTER_S: Final = 86_400.0
 AT_ONCE: Final = 20
 """Maximum number of archives in one event, which has to hold their paths."""
 
-MOST_TOLD: Final = 1000
+MAX_REPORTED: Final = 1000
 
 INTERRUPTED: Final = "the daemon stopped while archives were being removed: collect again"
 
@@ -82,19 +82,60 @@ def _due_of(
             yield snapshot, "age"
 
 
+class ArchiveRemoval(Upkeep):
+    """The removal of archives by ``snapshot.gc``. One that a daemon's end interrupts has failed: the next collection
+    finds the archives again. `payload` is the intent.
+    """
+
+    method = "snapshot.gc"
+    stream = DAEMON_STREAM
+    essential = True
+
+    def __init__(self, core: Core, archives: SnapshotArchives) -> None:
+        super().__init__(core)
+        self._archives = archives
+
+    def pending(self) -> Sequence[int]:
+        """See `Upkeep.pending`."""
+        return self.core.state.log.removing
+
+    async def plan(self, asked: events.ArchiveRemoveRequested) -> tuple[Event, Any]:
+        """See `Upkeep.plan`."""
+        return asked, asked
+
+    async def act(self, order: Order[Any]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        assert order.intent is not None
+        await self._archives.remove(order.payload.places)
+        return [NewEvent(self.stream, events.ArchiveRemoved(position=order.intent.position))]
+
+    async def failed(self, order: Order[Any], error: SandkeepError) -> Sequence[NewEvent]:
+        """See `Operation.failed`."""
+        order.error = error
+        position = order.intent.position if order.intent is not None else order.payload
+        failed = events.ArchiveRemoveFailed(
+            position=position, code=error.code, message=error.message, interrupted=order.intent is None
+        )
+        return [NewEvent(self.stream, failed)]
+
+    async def _recover(self, order: Order[Any]) -> None:
+        """See `Operation._recover`."""
+        await self.fail(order, StateError("not_ready", INTERRUPTED))
+
+
 class GarbageCollector:
     """The handler of ``snapshot.gc``, and the task that applies retention."""
 
     def __init__(self, core: Core, removal: SnapshotRemoval, archives: SnapshotArchives) -> None:
         self._core = core
-        self._removal = removal
-        self._archives = archives
+        self._snapshots = removal
+        self.removal = ArchiveRemoval(core, archives)
 
     async def run(self) -> None:
         """Apply retention now and then, until cancelled."""
         while True:
             await trio.sleep(EVERY_S)
-            await self._core.guarded(self._apply, "retention of snapshots")
+            await self._core.run_logged(self._apply, "retention of snapshots")
 
     async def _apply(self) -> None:
         """Error handling: a disk that takes no record is tried again at the next look."""
@@ -107,14 +148,14 @@ class GarbageCollector:
         going = list(due(list(self._core.state.snapshots.values()), SNAPSHOT_RETAIN(), now_us()))
         for snapshot, why in () if dry_run else going:
             logger.info("retention lets a snapshot go", extra={"snapshot_id": snapshot.snapshot_id, "why": why})
-            await self._removal.order_end(snapshot, why, meta)
+            await self._snapshots.order_end(snapshot, why, meta)
         return [snapshot for snapshot, _ in going]
 
-    async def gc(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
+    async def collect(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
         """Delete expired snapshots, and remove archives that no event owns."""
         return await self._collect(request, dry_run=request.params.dry_run)
 
-    async def collected_before(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
+    async def answer_again(self, request: Request[SnapshotGc]) -> SnapshotGcReport:
         """Answer a repeated command: nothing is removed, and the result is that of a dry run."""
         return await self._collect(request, dry_run=True)
 
@@ -122,14 +163,14 @@ class GarbageCollector:
         meta = Meta(owner=request.owner, client=request.client)
         going = await self._retain(meta, dry_run=dry_run)
         for snapshot in () if dry_run else going:
-            await self._removal.answer(request, snapshot.snapshot_id)
+            await self._snapshots.answer(request, snapshot.snapshot_id)
         await request.progress("looking for archives that no snapshot owns")
         removed, left, freed = await self._sweep(meta, dry_run=dry_run)
         freed += sum(snapshot.stored.size_bytes for snapshot in going if snapshot.stored is not None)
         return SnapshotGcReport(
             snapshots=[snapshot.snapshot_id for snapshot in going],
-            archives=removed[:MOST_TOLD],
-            left=left[:MOST_TOLD],
+            archives=removed[:MAX_REPORTED],
+            left=left[:MAX_REPORTED],
             freed_bytes=freed,
             dry_run=dry_run,
         )
@@ -151,7 +192,11 @@ class GarbageCollector:
                 for several in (ours[at : at + AT_ONCE] for at in range(0, len(ours), AT_ONCE)):
                     some = [orphan for orphan in several if not self._is_owned(orphan.path)]
                     if some and not dry_run:
-                        await self._remove([place_of(root, orphan.path) for orphan in some], some, meta)
+                        places = [place_of(root, orphan.path) for orphan in some]
+                        size_bytes = sum(orphan.size_bytes for orphan in some)
+                        await self.removal.carry_out(
+                            events.ArchiveRemoveRequested(places=places, size_bytes=size_bytes), meta
+                        )
                     removed += [store.where(orphan.path) for orphan in some]
                     freed += sum(orphan.size_bytes for orphan in some)
                 if not dry_run and not root.is_shared:
@@ -159,39 +204,6 @@ class GarbageCollector:
             except SandkeepError as error:
                 left.append(f"{root.base}: {error.message}")
         return removed, left, freed
-
-    async def _remove(self, places: list[model.Place], orphans: Sequence[Stored], meta: Meta) -> None:
-        """Record the intent to remove archives, and remove them. Raises the first failure."""
-        core = self._core
-        order = events.ArchiveRemoveRequested(places=places, size_bytes=sum(orphan.size_bytes for orphan in orphans))
-        intent = await core.intend(NewEvent(DAEMON_STREAM, order), meta, essential=True)
-        failures: list[SandkeepError] = []
-        core.carry(partial(self._carry_removal, places, intent, failures), "removal of archives without an owner")
-        await core.settled(DAEMON_STREAM, lambda: intent.position not in core.state.log.removing)
-        for failure in failures:
-            raise failure
-
-    async def _carry_removal(
-        self, places: Sequence[model.Place], intent: Recorded, failures: list[SandkeepError]
-    ) -> None:
-        outcome: events.Event = events.ArchiveRemoved(position=intent.position)
-        try:
-            await self._archives.remove(places)
-        except Exception as unforeseen:  # noqa: BLE001  # an outcome is recorded in any case
-            failures.append(as_sandkeep_error(unforeseen))
-            code, message = failures[0].code, failures[0].message
-            outcome = events.ArchiveRemoveFailed(position=intent.position, code=code, message=message)
-        await self._core.record([NewEvent(DAEMON_STREAM, outcome)], intent)
-
-    async def settle(self) -> None:
-        """Record the failure of a removal that the end of an earlier daemon interrupted. The next collection finds the
-        archives again.
-        """
-        for position in list(self._core.state.log.removing):
-            failed = events.ArchiveRemoveFailed(
-                position=position, code="not_ready", message=INTERRUPTED, interrupted=True
-            )
-            await self._core.record([NewEvent(DAEMON_STREAM, failed)], None)
 
     def _orphans(self, store: ArchiveStore) -> list[tuple[Stored, str | None]]:
         """The archives in a store that no snapshot owns; each with why it stays, None when it is ours to remove."""

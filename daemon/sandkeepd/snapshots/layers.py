@@ -12,7 +12,6 @@ from typing import Any
 import trio
 
 from sandkeep.errors import SandkeepError
-from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.contract.engine import Recovering
 from sandkeepd.contract.layers import Layering
@@ -44,39 +43,29 @@ class LayerReferences:
         )
         if self._holds.count(name) or being_copied:
             return True
-        if any(name in self._named_by(sandbox) for sandbox in state.sandboxes.values() if not sandbox.hidden):
-            return True
-        return any(name in self._kept_by(checkpoint) for checkpoint in state.checkpoints.values() if checkpoint.alive)
+        users = ((s.requested.provider, s.plans) for s in state.sandboxes.values() if not s.hidden)
+        kept = ((c.requested.provider, [c.requested.plan]) for c in state.checkpoints.values() if c.alive)
+        return any(name in self._of(provider, plans) for provider, plans in (*users, *kept))
 
     def _layers(self, provider_name: str) -> Layering | None:
         provider = self._core.providers.get(provider_name)
         return provider.layers if provider is not None else None
 
-    def _kept_by(self, checkpoint: CheckpointState) -> Collection[str]:
-        """Return the layers that a restore of a checkpoint needs."""
-        layers = self._layers(checkpoint.requested.provider)
-        return layers.layers_of(checkpoint.requested.plan) if layers is not None else ()
-
-    async def release_checkpoint(self, checkpoint: CheckpointState) -> None:
-        """The same as `release` for a checkpoint that is no more."""
-        await self.drop(checkpoint.requested.provider, self._kept_by(checkpoint))
-
-    def _named_by(self, sandbox: SandboxState) -> Collection[str]:
-        layers = self._layers(sandbox.requested.provider)
-        return [name for plan in sandbox.plans for name in layers.layers_of(plan)] if layers is not None else ()
+    def _of(self, provider_name: str, plans: Sequence[dict[str, Any]]) -> Collection[str]:
+        """Return the layers of these plans."""
+        layers = self._layers(provider_name)
+        return [name for plan in plans for name in layers.layers_of(plan)] if layers is not None else ()
 
     async def release(self, sandbox: SandboxState) -> None:
         """Remove the layers of a sandbox that has ended, if it was their last user.
 
         Error handling: a failed removal is repeated when the provider's engine is back, or the daemon starts again.
         """
-        await self.drop(sandbox.requested.provider, self._named_by(sandbox))
+        await self.drop_plans(sandbox.requested.provider, sandbox.plans)
 
     async def drop_plans(self, provider_name: str, plans: Sequence[dict[str, Any]]) -> None:
-        """Remove the layers of these plans, if unused."""
-        layers = self._layers(provider_name)
-        if layers is not None:
-            await self.drop(provider_name, [name for plan in plans for name in layers.layers_of(plan)])
+        """Remove the layers of these plans, if unused. See `release`."""
+        await self.drop(provider_name, self._of(provider_name, plans))
 
     async def drop(self, provider_name: str, names: Collection[str]) -> None:
         """Remove those that nobody needs. See `release`."""
@@ -92,7 +81,7 @@ class LayerReferences:
                         engine = self._core.provider(provider_name).engine
                         if "engine" in error.data and engine is not None:
                             again = partial(self._drop_later, engine, provider_name, name)
-                            self._core.carry(again, f"removing the kept files {name}")
+                            self._core.start_task(again, f"removing the kept files {name}")
             if self._turns.get(name) is turn and not turn.locked():  # a waiter has it now
                 del self._turns[name]
 

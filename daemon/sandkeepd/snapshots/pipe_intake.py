@@ -45,8 +45,8 @@ class Intake:
             await trio.lowlevel.wait_readable(self._source)
         if self._size != self._expected:
             came = "more" if self._size > self._expected else self._size
-            words = f"the archive was to be {self._expected} bytes long, and {came} came: send it again"
-            raise DataError("snapshot_corrupt", words)
+            message = f"the archive was to be {self._expected} bytes long, and {came} came: send it again"
+            raise DataError("snapshot_corrupt", message)
         return self._digest.hexdigest()
 
     def _take(self) -> bool:

@@ -6,7 +6,7 @@ before a byte is unpacked, even if its digest is right.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -28,10 +28,10 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
-from sandkeepd.sandboxes.changes import Failure, SandboxChange
+from sandkeepd.sandboxes.changes import SandboxChange
 from sandkeepd.sandboxes.creation import Maker
-from sandkeepd.sandboxes.last_words import words_of_killed
-from sandkeepd.sandboxes.runtimes import Runtime
+from sandkeepd.sandboxes.process_ends import ends_of_killed
+from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.archive_limits import archive_of
 from sandkeepd.snapshots.archives import SnapshotArchives
@@ -104,10 +104,10 @@ class Restores:
             rules.require_secrets(source, command.secrets)
         spec = self._spec(source, snapshot, command)
         with self._reservations.one(request.owner, command.name) as sandbox_id:
-            event = await self._planned(request, snapshot, sandbox_id, spec)
+            new = await self._planned(request, snapshot, sandbox_id, spec)
             maker = _FromSnapshot(command.secrets, self._unpacking, snapshot, request.progress)
             with self._layers.held(*names_of(core, snapshot)):
-                await self._creation.begin(NewEvent(sandbox_id, event, sandbox_id, 0), request.meta, request, maker)
+                await self._creation.begin(new, request.meta, request, maker)
         return await self._creation.made(sandbox_id)
 
     def _spec(self, source: SandboxState | None, snapshot: SnapshotState, command: SnapshotRestore) -> SandboxSpec:
@@ -120,48 +120,60 @@ class Restores:
 
     async def _planned(
         self, request: Request[SnapshotRestore], snapshot: SnapshotState, sandbox_id: str, spec: SandboxSpec
-    ) -> events.SandboxCreateRequested:
-        core, asked = self._core, snapshot.requested
-        provider = core.provider_of(snapshot)
-        files = await layering(provider).filled(names_of(core, snapshot), image_beneath(core, snapshot))
-        image_id = asked.image_id or snapshot.snapshot_id
-        plan = self._reservations.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)
-        plan = layering(provider).layered(plan, files)
-        name = self._reservations.keep(sandbox_id, provider.name, plan)
-        return events.SandboxCreateRequested(
-            owner=request.owner,
-            image_id=image_id,
-            provider=provider.name,
-            spec=spec,
-            secrets=sorted(request.params.secrets),
-            plan=plan,
-            restored_from=snapshot.snapshot_id,
-            needs_image=layering(provider).needs_image(files),
-            name=name,
-        )
+    ) -> NewEvent:
+        core, provider = self._core, self._core.provider_of(snapshot)
+        layers = layering(provider)
+        files = await layers.filled(names_of(core, snapshot), image_beneath(core, snapshot))
+        image_id = snapshot.requested.image_id or snapshot.snapshot_id
+        return self._reservations.intent(
+            sandbox_id, provider, image_id, spec, request.caller, request.params.secrets,
+            lambda plan: layers.layered(plan, files),
+            restored_from=snapshot.snapshot_id, needs_image=layers.needs_image(files),
+        )  # fmt: skip
 
 
 class Replacement(msgspec.Struct):
     """The progress of a replacement of a sandbox's files: the `plans` for the old files and the new, its old runtime,
-    once that is `ended`, and the new instance.
+    and the instance that runs now; `gone`, while no process of the sandbox runs.
     """
 
     plans: list[dict[str, Any]]
-    ended: bool = False
+    gone: bool = False
     runtime: Runtime | None = None
     instance: Instance | None = None
 
 
-class OwnRestore(SandboxChange):
-    """``sandbox.restore`` of a snapshot, over the sandbox's own files. `given` is the snapshot, and secrets."""
+class FileReplacement(SandboxChange):
+    """``sandbox.restore``: the files of a sandbox are replaced. The context of an order is its `Replacement`."""
 
     method = "sandbox.restore"
     under_way = "restoring"
-    failure: ClassVar[Failure] = events.SandboxRestoreFailed
+    failure = events.SandboxRestoreFailed
+
+    def __init__(self, core: Core, runtimes: Runtimes, layers: LayerReferences) -> None:
+        super().__init__(core, runtimes)
+        self.layers = layers
+
+    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:
+        """See `Operation.recorded`."""
+        progress, provider = order.context, self.core.provider(order.subject.requested.provider)
+        if progress.instance is not None:
+            self.supervise(progress)
+            failpoints.reach("replace.recorded")
+        if any(isinstance(fact.event, events.SandboxRestored) for fact in facts):
+            await replacing(provider).drop_replaced(order.stream)
+        await self.layers.drop_plans(provider.name, progress.plans)
+
+    def supervise(self, progress: Any) -> Runtime:
+        """Supervise the instance that runs now."""
+        return self.runtimes.keep(progress.instance)
+
+
+class OwnRestore(FileReplacement):
+    """``sandbox.restore`` of a snapshot, over the sandbox's own files. `payload` is the snapshot, and secrets."""
 
     def __init__(self, core: Core, sandboxes: Sandboxes, layers: LayerReferences, unpacking: Unpacking) -> None:
-        super().__init__(core, sandboxes.runtimes)
-        self._layers = layers
+        super().__init__(core, sandboxes.runtimes, layers)
         self._unpacking = unpacking
 
     async def restore(self, request: Request[SandboxRestore]) -> Sandbox:
@@ -175,15 +187,15 @@ class OwnRestore(SandboxChange):
         rules.restore(sandbox, snapshot, command.secrets, end_processes=command.end_processes)
         beneath = image_beneath(core, snapshot)
         if beneath not in (None, sandbox.requested.image_id):
-            words = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
-            raise CallerError("invalid", words, field="snapshot_id")
+            message = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
+            raise CallerError("invalid", message, field="snapshot_id")
         files = await layering(provider).filled(names_of(core, snapshot), beneath)
         event = events.SandboxRestoreRequested(
             snapshot_id=snapshot.snapshot_id,
             plan=replacement.replaced(sandbox.requested.plan, files),
             needs_image=layering(provider).needs_image(files),
         )
-        with self._layers.held(*names_of(core, snapshot)):
+        with self.layers.held(*names_of(core, snapshot)):
             new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
             await self.begin(new, request.meta, request, (snapshot, dict(command.secrets)))
         restored: Sandbox = await self.answer(request, sandbox.sandbox_id)
@@ -191,14 +203,14 @@ class OwnRestore(SandboxChange):
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`. Unpack the snapshot, then end the sandbox and start it with those files."""
-        (snapshot, secrets), sandbox = order.given, order.subject
+        (snapshot, secrets), sandbox = order.payload, order.subject
         order.resources.callback(secrets.clear)
         order.context = under_way = Replacement(sandbox.plans)
         sandbox_id, asked = order.stream, sandbox.requested
         provider = replacing(self.core.provider(asked.provider))
         await self._unpacking.unpack(snapshot, asked.provider, order.progress)
         failpoints.reach("restore.unpacked")
-        under_way.runtime, under_way.ended = await self.runtimes.drop(sandbox_id), True
+        under_way.runtime, under_way.gone = await self.runtimes.drop(sandbox_id), True
         old, new = under_way.plans
         under_way.instance = made = await provider.replace_files(
             sandbox_id, asked.image_id, sandbox.spec, secrets, (old, new), sandbox.handle
@@ -206,30 +218,21 @@ class OwnRestore(SandboxChange):
         restored = events.SandboxRestored(
             snapshot_id=snapshot.snapshot_id, isolation=made.isolation, handle=made.handle
         )
-        return [*await self._words(order), NewEvent(sandbox_id, restored, sandbox_id)]
+        return [*await self._ends(order), NewEvent(sandbox_id, restored, sandbox_id)]
 
     async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
         under_way: Replacement = order.context
-        failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=under_way.ended)
-        words = await self._words(order) if under_way.ended else []
-        return [*words, NewEvent(order.stream, failed, order.stream)]
+        failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=under_way.gone)
+        ends = await self._ends(order) if under_way.gone else []
+        return [*ends, NewEvent(order.stream, failed, order.stream)]
 
-    async def _words(self, order: Order[SandboxState]) -> list[NewEvent]:
+    async def _ends(self, order: Order[SandboxState]) -> list[NewEvent]:
         runtime = order.context.runtime
-        words = await words_of_killed(self.core, order.subject, runtime)
+        ends = await ends_of_killed(self.core, order.subject, runtime)
         if runtime is not None:
             await runtime.instance.aclose()
-        return words
-
-    async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
-        under_way, provider = order.context, order.subject.requested.provider
-        if under_way.instance is not None:
-            self.runtimes.keep(under_way.instance)
-            failpoints.reach("replace.recorded")
-            await replacing(self.core.provider(provider)).drop_replaced(order.stream)
-        await self._layers.drop_plans(provider, under_way.plans)
+        return ends
 
 
 def names_of(core: Core, snapshot: SnapshotState) -> list[str]:

@@ -1,25 +1,21 @@
 """Snapshots: the files of a sandbox, kept as an archive; made, listed, deleted.
 
-The life of one::
-
-    create_requested -> stored -> delete_requested -> deleted
-                     -> failed
-
 An archive that others build on stays when its snapshot is deleted, and goes with the last of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
 import trio
 
 from sandkeep import events, failpoints, ids, model
-from sandkeep.errors import SandkeepError, SetupError, StateError
+from sandkeep.errors import SetupError, StateError
 from sandkeep.model import Snapshot, SnapshotList
-from sandkeep.protocol.methods import SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
+from sandkeep.protocol.methods import CheckpointQuery, SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain, children
+from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.caller import Progress
@@ -47,6 +43,9 @@ class SnapshotCreation(Creation[SnapshotState]):
     """``snapshot.create``: a provider packs the files of a sandbox, and the archive goes where it is to lie."""
 
     method = "snapshot.create"
+    view = "snapshots"
+    named = "snapshot_id"
+    failure = events.SnapshotFailed
     interrupted = "the daemon stopped while it was being made: make it again"
 
     def __init__(
@@ -58,11 +57,6 @@ class SnapshotCreation(Creation[SnapshotState]):
         self._archives = archives
         self._layers = layers
         self._removal = removal
-
-    @property
-    def subjects(self) -> Mapping[str, SnapshotState]:
-        """See `Operation.subjects`."""
-        return self.core.state.snapshots
 
     def owns(self, subject: SnapshotState) -> bool:
         """See `Operation.owns`. Archives from elsewhere are of no sandbox, and come by an import."""
@@ -108,26 +102,9 @@ class SnapshotCreation(Creation[SnapshotState]):
             await making.keep(packed.sha256, packed.size_bytes, progress)
         return stored_of(packed, asked.format, making)
 
-    async def failed(self, order: Order[SnapshotState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`. An import that its caller left begins anew when he gives it again."""
-        return self.failure(order.subject, error, interrupted=order.abandoned.cancelled_caught)
-
-    def failure(self, subject: SnapshotState, error: SandkeepError, *, interrupted: bool) -> Sequence[NewEvent]:
-        """See `Creation.failure`."""
-        failed = events.SnapshotFailed(code=error.code, message=error.message, interrupted=interrupted)
-        return [NewEvent(subject.snapshot_id, failed, subject.sandbox_id)]
-
-    def told(self, subject: SnapshotState) -> dict[str, Any]:
-        """See `Creation.told`."""
-        return {"snapshot_id": subject.snapshot_id}
-
-    async def recorded(self, order: Order[SnapshotState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
-        if order.subject.error is None:
-            self._removal.sending.begin(order.stream)
-        else:
-            await trio.to_thread.run_sync(self._archives.drop_catalogue, order.stream)
-            await self._removal.drop_kept()
+    async def succeeded(self, order: Order[SnapshotState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Creation.succeeded`."""
+        self._removal.sending.begin(order.stream)
 
     async def undo(self, order: Order[SnapshotState]) -> None:
         """See `Creation.undo`."""
@@ -135,7 +112,9 @@ class SnapshotCreation(Creation[SnapshotState]):
         await self._removal.clear(order.stream, [*places, self._archives.here(places)])
 
     async def undone(self, order: Order[SnapshotState]) -> None:
-        """See `Creation.undone`. Removes the provider's copy of the files."""
+        """See `Creation.undone`. Removes the provider's copy of the files, and archives kept for this one alone."""
+        await trio.to_thread.run_sync(self._archives.drop_catalogue, order.stream)
+        await self._removal.drop_kept()
         provider = order.subject.requested.provider
         if provider is not None:
             await self._layers.drop(provider, [order.stream])
@@ -151,6 +130,7 @@ class SnapshotRemoval(Removal[SnapshotState]):
     """``snapshot.delete``, and retention: with a snapshot go the archives that were only kept for it."""
 
     method = "snapshot.delete"
+    view = "snapshots"
     under_way = "deleting"
 
     def __init__(self, core: Core, archives: SnapshotArchives) -> None:
@@ -160,11 +140,6 @@ class SnapshotRemoval(Removal[SnapshotState]):
         self._builders = Holds()
         self.held = self._builders.held
         self._dropping: set[str] = set()
-
-    @property
-    def subjects(self) -> Mapping[str, SnapshotState]:
-        """See `Operation.subjects`."""
-        return self.core.state.snapshots
 
     async def order_end(self, snapshot: SnapshotState, reason: str, meta: events.Meta) -> None:
         """Order the end of a snapshot, if that is not ordered already. It is on record when this returns."""
@@ -182,13 +157,9 @@ class SnapshotRemoval(Removal[SnapshotState]):
         """See `Operation.recorded`."""
         await self.drop_kept()
 
-    async def answered(self, request: Request[Any], subject: SnapshotState) -> Snapshot:  # noqa: ARG002
-        """See `Operation.answered`."""
-        return subject.view()
-
     async def clear(self, snapshot_id: str, places: Sequence[model.Place]) -> None:
         """Remove all that there is of a snapshot besides its record, however often that takes."""
-        await self.sending.stop(snapshot_id)
+        await self.core.under_way.interrupt(snapshot_id)  # nothing of it is sent from then on
         then = f"the end of snapshot {snapshot_id} is ordered, and will be carried out when that answers"
         await self.insist(snapshot_id, partial(self._archives.remove, places), then)
         await trio.to_thread.run_sync(self._archives.drop_catalogue, snapshot_id)
@@ -253,8 +224,8 @@ class Snapshots:
             parent = rules.snapshot(self._core.state, command.parent_id)
             why = self._why_no_parent(parent, sandbox, command)
             if why is not None:
-                words = f"snapshot {parent.snapshot_id} {why}: leave out parent_id, or make a full one"
-                raise StateError("conflict", words, snapshot_id=parent.snapshot_id)
+                message = f"snapshot {parent.snapshot_id} {why}: leave out parent_id, or make a full one"
+                raise StateError("conflict", message, snapshot_id=parent.snapshot_id)
             return parent.snapshot_id
         for kept in reversed(sandbox.snapshots):
             parent = self._core.state.snapshots[kept.snapshot_id]
@@ -302,7 +273,7 @@ class Snapshots:
         """Delete a snapshot. One that is deleted is answered as it is."""
         snapshot = rules.snapshot(self._core.state, request.params.snapshot_id)
         if snapshot.status == "creating":
-            raise rules.snapshot_not_ready(snapshot)
+            rules.require_ready(snapshot, "snapshot", snapshot.snapshot_id)
         await self.removal.order_end(snapshot, "requested", request.meta)
         deleted: Snapshot = await self.removal.answer(request, snapshot.snapshot_id)
         return deleted
@@ -314,15 +285,16 @@ class Snapshots:
     def list_now(self, request: Request[SnapshotQuery]) -> SnapshotList:
         """List the caller's snapshots; an administrator sees all."""
         query = request.params
-        mine = (s for s in self._core.state.snapshots.values() if request.sees(s.owner) and _matches(s, query))
+        mine = (s for s in self._core.state.snapshots.values() if request.sees(s.owner) and matches(s, query))
         found, following = page(mine, lambda snapshot: snapshot.snapshot_id, query.after, query.limit)
         return SnapshotList(snapshots=[snapshot.view() for snapshot in found], next=following)
 
 
-def _matches(snapshot: SnapshotState, query: SnapshotQuery) -> bool:
-    asked = snapshot.requested
+def matches(kept: SnapshotState | CheckpointState, query: SnapshotQuery | CheckpointQuery) -> bool:
+    """Tell if a snapshot or checkpoint is one that a caller lists."""
+    asked = kept.requested
     return (
-        (query.all or not snapshot.ended)
+        (query.all or not kept.ended)
         and query.sandbox_id in (None, asked.sandbox_id)
         and query.name in (None, asked.name)
         and query.labels.items() <= asked.labels.items()

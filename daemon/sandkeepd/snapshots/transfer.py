@@ -18,7 +18,6 @@ from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
 from sandkeep.protocol.methods import SnapshotImport, SnapshotPromote, SnapshotRef
 from sandkeep_store.archives.tar.compression import Codec
 from sandkeep_store.archives.tar.inspect import Inspection, inspect
-from sandkeep_store.archives.tar.limits import Limits
 from sandkeep_store.archives.trees.layers import flatten
 from sandkeep_store.archives.trees.pack import NO_LIMITS, PackedArchive
 from sandkeep_store.buckets.config import STORAGE
@@ -28,7 +27,7 @@ from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import ANEW, Core
+from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Operation, Order
 from sandkeepd.host.hostile_files import read_only
 from sandkeepd.host.threads import Meter, run_in_thread
@@ -70,8 +69,12 @@ class SnapshotIntake(SnapshotCreation):
                 raise StateError("not_ready", "who sent the archive went away before all of it had come: send it again")
             if request.params.digest not in (None, f"sha256:{sha256}"):
                 raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
-            looking = partial(_looked_through, making.descriptor, limits_of_import(asked.root))
-            found = await run_in_thread(looking, order.progress, "looking through the archive")
+            limits = limits_of_import(asked.root)
+
+            def looking(moved: Meter) -> Inspection:
+                return inspect(making.descriptor, limits, moved=moved)
+
+            found = await watched(looking, order.progress, "looking through the archive")
             failpoints.reach("snapshot.received")
             await making.keep(found.sha256, found.size_bytes, order.progress)
         stored = events.SnapshotStored(
@@ -88,7 +91,7 @@ class SnapshotIntake(SnapshotCreation):
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`. The caller gets a pipe without a reader."""
         answer = await super().again(request, first)
-        if answer is not ANEW:
+        if answer is not RUN_AGAIN:
             reading, writing = os.pipe()
             os.close(reading)
             try:
@@ -203,24 +206,17 @@ class Transfers:
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
-    async def bring_in(self, request: Request[SnapshotImport]) -> Snapshot:
+    async def import_archive(self, request: Request[SnapshotImport]) -> Snapshot:
         """Give the caller the end of a pipe to which an archive is written, and keep it when it is good."""
         command = request.params
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
         places = self._archives.places(snapshot_id, IMPORTED, command.format, bucket=bucket)
-        image = self._image(request)
+        image = rules.image(self._core.state, command.image_id) if command.image_id is not None else None
         provider = snapshotting(self._core.provider(image.requested.provider if image is not None else "local"))
         event = rules.import_snapshot(command, request.owner, places, image, provider.files_root({}))
         kept: Snapshot = await self._intake.run(NewEvent(snapshot_id, event, None, 0), request)
         return kept
-
-    def _image(self, request: Request[SnapshotImport]) -> ImageState | None:
-        """Return the image with which to run the archive, or None. Raises `not_found`."""
-        image_id = request.params.image_id
-        if image_id is None:
-            return None
-        return rules.image(self._core.state, image_id)
 
     # -- as an image --------------------------------------------------------------------------------------------------
 
@@ -259,7 +255,3 @@ def _flattened(
 ) -> PackedArchive:
     codec = next(codec for codec, form in _FORMATS.items() if form == written_as)
     return flatten(archives, output, base=base, limits=NO_LIMITS, codec=codec, owner=owner, moved=moved)
-
-
-def _looked_through(descriptor: int, limits: Limits, moved: Meter) -> Inspection:
-    return inspect(descriptor, limits, moved=moved)

@@ -20,7 +20,7 @@ class Access:
         token = await self._tokens.renew(uid) if request.params.renew else self._tokens.token(uid)
         return self._answer(token)
 
-    async def repeat_access(self, request: Request[StreamQuery]) -> StreamAccess:
+    async def answer_again(self, request: Request[StreamQuery]) -> StreamAccess:
         """Answer a repeated command: an earlier renewal is not repeated."""
         return self._answer(self._tokens.token(request.peer.uid))
 

@@ -16,14 +16,13 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
 from sandkeep import failpoints
 from sandkeep.events import (
     LOG_STREAM,
-    Event,
     LogCompacted,
     LogCompactRequested,
     Meta,
@@ -53,6 +52,24 @@ Forget = Callable[[Sequence[str]], Awaitable[None]]
 ForgetProcesses = Callable[[str, Sequence[str]], Awaitable[None]]
 
 
+class Wanted(NamedTuple):
+    """Objects that had ended before a moment, if that is at least so many events."""
+
+    before_us: int
+    least: int = 1
+
+
+class Plan(NamedTuple):
+    """One round of a compaction: its intent, the events that stay, and the positions of those that are archived."""
+
+    intent: LogCompactRequested
+    kept: Kept
+    positions: Sequence[int]
+
+
+CarryOut = Callable[[Wanted, Meta], Awaitable[CompactReport | None]]
+
+
 class Compaction:
     """Compacts one log. `state` must follow the log; `forget` removes the files of archived sandboxes, and
     `forget_processes` those of archived processes in a live sandbox.
@@ -64,25 +81,40 @@ class Compaction:
         self._forget = forget
         self._forget_processes = forget_processes
 
-    async def run(self, before_us: int, meta: Meta, *, least: int = 1) -> CompactReport:
+    async def run(
+        self, before_us: int, meta: Meta, *, least: int = 1, carry_out: "CarryOut | None" = None
+    ) -> CompactReport:
         """Archive the objects that had ended before a moment. With fewer than `least` events to archive do nothing,
-        unless an earlier compaction was interrupted.
+        unless an earlier compaction was interrupted. `carry_out` plans, records and does the work of one round; it
+        returns None if there is none.
 
         Raises `storage_unavailable`; the next compaction finishes the work.
         """
         report = CompactReport(first_position=self._log.first_position)
         full = True
         while full:
-            part = await self._round(before_us, meta, least)
+            part = await (carry_out or self._carry_out)(Wanted(before_us, least), meta)
+            if part is None:
+                break
             report = _sum(report, part)
             full = part.events == ROUND_EVENTS or ROUND_NAMES in (part.sandboxes, part.images)
         while report.events and await self._log.release_pages(BATCH_PAGES) > FREE_PAGES:
             pass
         return report
 
-    async def _round(self, before_us: int, meta: Meta, least: int) -> CompactReport:
-        """Archive as much as one intent may name."""
+    async def _carry_out(self, wanted: Wanted, meta: Meta) -> CompactReport | None:
+        plan = await self.plan(wanted)
+        if plan is None:
+            return None
+        await self._log.append([NewEvent(LOG_STREAM, plan.intent)], meta)
+        outcome, report = await self.archive(plan)
+        await self._log.append([NewEvent(LOG_STREAM, outcome)], meta)
+        return report
+
+    async def plan(self, wanted: Wanted) -> Plan | None:
+        """Choose as much as one intent may name; None if that is too little."""
         state, log = self._state, self._log
+        before_us = wanted.before_us
         interrupted = list(state.log.leaving)
         sandboxes = list(islice(_ended_sandboxes(state, before_us), ROUND_NAMES - len(interrupted)))
         images = list(islice(_ended_images(state, before_us), ROUND_NAMES))
@@ -95,14 +127,18 @@ class Compaction:
             frozenset(lock.lock_id for lock in state.locks.values() if not can_be_archived(state, lock, before_us)),
             frozenset(sandbox.position for sandbox in state.sandboxes.values()),
         )
-        positions = await trio.to_thread.run_sync(log.reader.removable, kept, before_us, ROUND_EVENTS)
-        if len(positions) < least and not state.log.compacting:
-            return CompactReport(first_position=log.first_position)
+        positions = await trio.to_thread.run_sync(log.removable, kept, before_us, ROUND_EVENTS)
+        if len(positions) < wanted.least and not state.log.compacting:
+            return None
         await trio.to_thread.run_sync(segments.tidy, log.directory)
         intent = LogCompactRequested(
             before_us=before_us, sandboxes=[*interrupted, *sandboxes], images=images, snapshots=snapshots
         )
-        await self._record(intent, meta)
+        return Plan(intent, kept, positions)
+
+    async def archive(self, plan: Plan) -> tuple[LogCompacted, CompactReport]:
+        """Carry out a plan whose intent is on record; return the outcome to record, and the report."""
+        log, (intent, kept, positions) = self._log, plan
         await self._forget(intent.sandboxes)
         failpoints.reach("compact.forgotten")
         names, size = [], 0
@@ -111,20 +147,16 @@ class Compaction:
             names.append(name)
             size += os.stat(f"{log.directory}/{segments.FOLDER}/{name}").st_size
         outcome = LogCompacted(events=len(positions), segments=names, first_position=log.first_position)
-        await self._record(outcome, meta)
-        return CompactReport(
+        return outcome, CompactReport(
             events=len(positions),
             sandboxes=len(intent.sandboxes),
-            images=len(images),
+            images=len(intent.images),
             segments=names,
             size_bytes=size,
             first_position=log.first_position,
         )
 
-    async def _record(self, event: Event, meta: Meta) -> None:
-        await self._log.append([NewEvent(LOG_STREAM, event)], meta)
-
-    async def _archive(self, positions: Sequence[int], kept: LiveObjects) -> str:
+    async def _archive(self, positions: Sequence[int], kept: Kept) -> str:
         """Move events into a segment; answer its name."""
         log = self._log
         name, leaving, processes = await trio.to_thread.run_sync(partial(write_segment, log, positions, kept))

@@ -21,18 +21,16 @@ from msgspec import Raw
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, DaemonError, StateError
 from sandkeep.events import (
-    LOG_STREAM,
     ImageCreateRequested,
     LogEventLost,
     LogRedacted,
     LogRedactRequested,
-    Meta,
     ProcessLaunchRequested,
     SandboxCreateRequested,
 )
 from sandkeep.model import RedactReport
 from sandkeep.system.durable import sync_directory
-from sandkeep_store.eventlog.log import EventLog, NewEvent
+from sandkeep_store.eventlog.log import EventLog
 from sandkeep_store.upkeep import repair, segments
 from sandkeep_store.views.blanks import redact_data
 from sandkeep_store.views.state import State
@@ -51,22 +49,20 @@ Step = Callable[[Target], Awaitable[None]]
 
 
 class Redaction:
-    """Redacts events of one log. `state` must follow the log; `forget` removes data computed from an event, and `renew`
-    recomputes it once the state is redacted.
+    """Redacts events of one log. `state` must follow the log; `forget` removes data computed from an event, which can
+    be recomputed once the outcome is on record.
     """
 
-    def __init__(self, log: EventLog, state: State, forget: Step, renew: Step) -> None:
+    def __init__(self, log: EventLog, state: State, forget: Step) -> None:
         self._log = log
         self._state = state
         self._forget = forget
-        self._renew = renew
 
-    async def run(self, position: int, meta: Meta) -> RedactReport:
-        """Remove a caller's data from the event at a position.
+    async def plan(self, position: int) -> LogRedactRequested:
+        """Return the intent to remove a caller's data from the event at a position.
 
         Raises `not_found` when there is no such event, `invalid` for one of the daemon's own, `in_use` for an object
-        that still runs by it, `conflict` while copies of damaged logs are in quarantine, and `storage_unavailable`;
-        then the next start finishes it.
+        that still runs by it, and `conflict` while copies of damaged logs are in quarantine.
         """
         target = await trio.to_thread.run_sync(find, self._log, position)
         if target is None:
@@ -75,11 +71,14 @@ class Redaction:
             raise CallerError("invalid", f"position: {target.type} holds nothing of a caller's", field="position")
         self._require_ended(target)
         require_no_quarantine(self._log.directory)
-        await self._record(LogRedactRequested(position=position), meta)
-        return await self.finish(position, meta)
+        return LogRedactRequested(position=position)
 
-    async def finish(self, position: int, meta: Meta) -> RedactReport:
-        """Carry out a redaction that is on record as requested. Raises as `run` does."""
+    async def carry_out(self, position: int) -> tuple[LogRedacted, Target, RedactReport]:
+        """Carry out a redaction whose intent is on record; return the outcome to record, the redacted event, and the
+        report.
+
+        Raises `conflict` as `plan` does, and `storage_unavailable`. To repeat it does no harm.
+        """
         log = self._log
         require_no_quarantine(log.directory)
         target = await trio.to_thread.run_sync(find, log, position) or Target()
@@ -94,12 +93,7 @@ class Redaction:
         await self._forget(target)
         failpoints.reach("redact.forgotten")
         outcome = LogRedacted(position=position, of=target.stream, what=target.type, time_us=target.time_us)
-        await self._record(outcome, meta)
-        await self._renew(target)
-        return RedactReport(position=position, type=target.type, stream=target.stream, places=places)
-
-    async def _record(self, event: LogRedactRequested | LogRedacted, meta: Meta) -> None:
-        await self._log.append([NewEvent(LOG_STREAM, event)], meta)
+        return outcome, target, RedactReport(position=position, type=target.type, stream=target.stream, places=places)
 
     def _require_ended(self, target: Target) -> None:
         if self._is_needed(target):

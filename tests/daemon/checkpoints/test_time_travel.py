@@ -259,7 +259,7 @@ async def test_what_was_archived_is_told(state_dir: str, source: str) -> None:
         asked = Asked(now_us(), head)
         for position, between in ((log.first_position - 1, None), (head, 0)):
             moment = Moment(kind="snapshot", source_id="s", owner="o", position=position, time_us=0, status="ready")
-            answer = await daemon.kept.going_back._answer(box, asked, moment, made)
+            answer = await daemon.kept.time_travel._answer(box, asked, moment, made)
             assert answer.events_between == between
         await daemon.call("sandbox.terminate", sandbox_id="box")
 

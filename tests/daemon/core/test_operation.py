@@ -10,14 +10,15 @@ from tests.support.expect import refused_async
 from tests.support.inside import Inside, inside
 
 from sandkeep import events, ids
-from sandkeep.errors import ProviderError
+from sandkeep.errors import DaemonError, ProviderError
+from sandkeep.events import LOG_STREAM
 from sandkeep.protocol.methods import METHODS, ImageCreate
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.images import ImageState
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import cannot_give, no_progress
-from sandkeepd.core.core import ANEW
-from sandkeepd.core.operation import Operation, Order
+from sandkeepd.core.core import RUN_AGAIN
+from sandkeepd.core.operation import Operation, Order, Upkeep
 from sandkeepd.core.peer import Peer
 from sandkeepd.sandboxes.images import ImageCreation, ImageHolds
 
@@ -167,13 +168,14 @@ async def test_what_a_dead_daemon_had_begun_is_undone_and_begun_anew(state_dir: 
         assert toy.undone_of == [image_id]
         assert await kinds(daemon, image_id) == ["image.create_requested", "image.create_failed"]
         first = (await daemon.core.log.read(0, 1, stream=image_id))[0]
-        assert await toy.again(request_of(), first) is ANEW
+        assert await toy.again(request_of(), first) is RUN_AGAIN
         assert (await toy.answer(request_of(), later)).status == "ready"
 
 
 def operations(kind: type[Operation[Any]] = Operation) -> list[type[Operation[Any]]]:
     below = [kind, *(each for child in kind.__subclasses__() for each in operations(child))]
-    return [each for each in below if "method" in vars(each) and each.__module__.startswith("sandkeepd.")]
+    ours = [each for each in below if "method" in vars(each) and each.__module__.startswith("sandkeepd.")]
+    return [each for each in ours if not issubclass(each, Upkeep)]
 
 
 def test_each_is_declared_for_a_method_that_has_an_intent() -> None:
@@ -181,3 +183,60 @@ def test_each_is_declared_for_a_method_that_has_an_intent() -> None:
     declared = {method for method, _ in answers}
     assert len(answers) == len(declared), "a command given again has one answer, whatever carried it out"
     assert all(METHODS[name].intent is not None for name in declared)
+
+
+class RollingBack(Toy):
+    """One that has something to roll back, and finds what is on record by then."""
+
+    def __init__(self, daemon: Inside, does: Callable[[Order[ImageState]], Awaitable[None]]) -> None:
+        super().__init__(daemon, does)
+        self._daemon = daemon
+        self.on_record: list[list[str]] = []
+
+    async def roll_back(self, order: Order[ImageState]) -> None:
+        self.on_record.append(await kinds(self._daemon, order.stream))
+        raise KeyError("an error of it is logged, and the order's own is answered")
+
+
+@pytest.mark.parametrize("refused_by", ["act", "log"])
+async def test_a_failed_order_is_rolled_back_once_before_its_failure_is_on_record(
+    state_dir: str, monkeypatch: pytest.MonkeyPatch, refused_by: str
+) -> None:
+    async def does(_: Order[ImageState]) -> None:
+        if refused_by == "act":
+            raise ProviderError("provider_unavailable", "no")
+
+    async with inside(state_dir) as daemon:
+        if refused_by == "log":
+            too_large = replace(CREATED, details={"x": "x" * 100_000})
+            monkeypatch.setattr("tests.daemon.core.test_operation.CREATED", too_large)
+        toy, image_id = RollingBack(daemon, does), ids.new_id(ids.IMAGE)
+        await refused_async(
+            "provider_unavailable" if refused_by == "act" else "invalid", toy.run(intent(image_id), request_of())
+        )
+        assert toy.on_record == [["image.create_requested"]]
+        assert await kinds(daemon, image_id) == ["image.create_requested", "image.create_failed"]
+
+
+async def test_upkeep_that_fails_is_told_stays_on_record_and_is_tried_again(
+    state_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(position: int) -> Any:
+        raise DaemonError("storage_unavailable", f"the disk is full at {position}")
+
+    async with inside(state_dir) as daemon:
+        image_id = ids.new_id(ids.IMAGE)
+        await daemon.core.record([intent(image_id), NewEvent(image_id, CREATED)], None)
+        position = (await daemon.core.log.read(0, 1, stream=image_id))[0].position
+        redaction = daemon.retention.redaction
+        with monkeypatch.context() as patch:
+            patch.setattr(redaction._redaction, "carry_out", fails)
+            error = await refused_async("storage_unavailable", daemon.call("store.redact", position=position))
+            assert error.message == f"the disk is full at {position}"
+        assert daemon.core.state.log.redacting == [position]
+        async with trio.open_nursery() as both:
+            both.start_soon(daemon.retention.recover)
+            await trio.testing.wait_all_tasks_blocked()
+            both.start_soon(daemon.retention.recover)  # it finds the same, and has its turn when that is done
+        assert daemon.core.state.log.redacting == []
+        assert await kinds(daemon, LOG_STREAM) == ["log.redact_requested", "log.redacted"]

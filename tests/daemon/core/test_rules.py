@@ -144,17 +144,17 @@ def test_names_of_processes_are_unique_in_a_sandbox() -> None:
     state = world()
     sandbox = state.sandboxes["sbx_0"]
     command = ProcessLaunch(sandbox_id="sbx_0", command=["true"], name="web")
-    event = rules.launch(sandbox, command, "web", {})
+    event = rules.launch(sandbox, command, "web")
     assert event.command == ["true"]
-    refused("conflict", rules.launch, sandbox, command, "web", {("sbx_0", "web"): None})
-    refused("invalid", rules.launch, sandbox, command, "prc_web", {})
+    refused("conflict", rules.launch, sandbox, command, "web", taken=True)
+    refused("invalid", rules.launch, sandbox, command, "prc_web")
 
 
 @pytest.mark.parametrize("status", sorted(rules.WHY_NOT_READY))
 def test_nothing_starts_in_a_sandbox_that_does_not_run(status: Any) -> None:
     sandbox = world().sandboxes["sbx_0"]
     sandbox.status = status
-    error = refused("not_ready", rules.launch, sandbox, SandboxExec(sandbox_id="sbx_0", command="true"), None, {})
+    error = refused("not_ready", rules.launch, sandbox, SandboxExec(sandbox_id="sbx_0", command="true"), None)
     assert error.data["status"] == status
 
 
@@ -164,19 +164,19 @@ def test_nothing_starts_in_a_sandbox_that_does_not_run(status: Any) -> None:
 )
 def test_a_huge_command_fits_into_its_event_cut(command: list[str]) -> None:
     asked = SandboxExec(sandbox_id="sbx_0", command=command, env={f"K{i:0>200}": "v" for i in range(1024)})
-    event = rules.launch(world().sandboxes["sbx_0"], asked, None, {})
+    event = rules.launch(world().sandboxes["sbx_0"], asked, None)
     assert event.command_cut
     assert len(CODEC.encode(event)) < MAX_EVENT_BYTES
 
 
 def test_a_command_that_no_program_could_get_is_refused() -> None:
     asked = SandboxExec(sandbox_id="sbx_0", command=["x" * 131071] * 9)
-    assert refused("invalid", rules.launch, world().sandboxes["sbx_0"], asked, None, {}).data["field"] == "command"
+    assert refused("invalid", rules.launch, world().sandboxes["sbx_0"], asked, None).data["field"] == "command"
 
 
 def test_secrets_leave_only_their_names() -> None:
     asked = SandboxExec(sandbox_id="sbx_0", command=["env"], secrets={"TOKEN": "hunter2"})
-    event = rules.launch(world().sandboxes["sbx_0"], asked, None, {})
+    event = rules.launch(world().sandboxes["sbx_0"], asked, None)
     assert event.secrets == ["TOKEN"]
     assert b"hunter2" not in CODEC.encode(event)
     assert "hunter2" not in repr(asked)

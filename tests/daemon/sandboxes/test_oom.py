@@ -68,22 +68,22 @@ def test_one_kill_is_told_of_one_process(counted: Counted) -> None:
     for name in ("a", "b", "c"):
         kills.begin(name)
     counted.count(2)
-    assert kills.took(process("a"), KILLED)
-    assert not kills.took(process("a"), KILLED)  # asked again
+    assert kills.attribute(process("a"), KILLED)
+    assert not kills.attribute(process("a"), KILLED)  # asked again
     kills.begin("late")
-    assert kills.took(process("b"), KILLED)
-    assert not kills.took(process("c"), KILLED)
-    assert not kills.took(process("late"), KILLED)
+    assert kills.attribute(process("b"), KILLED)
+    assert not kills.attribute(process("c"), KILLED)
+    assert not kills.attribute(process("late"), KILLED)
 
 
 def test_what_was_killed_before_a_process_began_was_not_that(counted: Counted) -> None:
     kills = kills_of(counted)
     counted.count(5)
     kills.begin("a")
-    assert not kills.took(process("a"), KILLED)
+    assert not kills.attribute(process("a"), KILLED)
     kills.begin("b")
     counted.count(6)
-    assert kills.took(process("b"), KILLED)
+    assert kills.attribute(process("b"), KILLED)
 
 
 @pytest.mark.parametrize(
@@ -96,23 +96,23 @@ def test_another_reason_is_not_that_one(counted: Counted, how: dict[str, object]
     for name in ("a", "b"):
         kills.begin(name)
     counted.count(1)
-    assert not kills.took(process("a", **how), exit_code)
-    assert kills.took(process("b", last_signal="TERM"), KILLED)
+    assert not kills.attribute(process("a", **how), exit_code)
+    assert kills.attribute(process("b", last_signal="TERM"), KILLED)
 
 
 def test_where_nobody_counts_nothing_is_told(counted: Counted) -> None:
     silent = kills_of(SimpleNamespace(cgroups={}))
     silent.begin("a")
-    assert not silent.took(process("a"), KILLED)
+    assert not silent.attribute(process("a"), KILLED)
     kills = kills_of(counted)
     for name in ("a", "b"):
         kills.begin(name)
     counted.count(1)
     kills.forget("b")
-    assert not kills.took(process("b"), KILLED)
-    assert not kills.took(process("unheard-of"), KILLED)
+    assert not kills.attribute(process("b"), KILLED)
+    assert not kills.attribute(process("unheard-of"), KILLED)
     counted.file.unlink()  # the sandbox has gone
-    assert not kills.took(process("a"), KILLED)
+    assert not kills.attribute(process("a"), KILLED)
 
 
 # -- real sandboxes ---------------------------------------------------------------------------------------------------

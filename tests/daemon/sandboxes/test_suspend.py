@@ -435,7 +435,7 @@ async def test_an_order_without_an_outcome_is_what_the_sandbox_says(
         await daemon.core.log.append([NewEvent(daemon.id_of(), order, daemon.id_of())], Meta(owner="uid:0", **by))
         if carried_out:
             await trio.to_thread.run_sync(house.stop if order is SUSPEND else house.go_on)
-        daemon.core.carry = lambda *_: None  # type: ignore[method-assign]  # it dies
+        daemon.core.start_task = lambda *_: None  # type: ignore[method-assign]  # it dies
     async with house.daemon() as daemon:
         assert state(daemon).status == ("suspending" if order is SUSPEND else "resuming")
         await adopted(daemon)
@@ -669,7 +669,7 @@ async def test_a_sandbox_that_was_never_made_is_not_started(state_dir: str, sour
         daemon.fake.faults.create_error = ProviderError("provider_unavailable", "no room")
         await refused_async("provider_unavailable", box_in(daemon, source))
         error = await refused_async("not_ready", resume(daemon))
-        assert "never made" in error.message
+        assert "never created" in error.message
 
 
 @pytest.mark.parametrize("halfway", [False, True])

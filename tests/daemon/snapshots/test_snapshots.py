@@ -240,7 +240,7 @@ def test_an_increment_over_the_image_alone(client: Any, box: str, image: str) ->
     assert (snapshot.parent_id, snapshot.image_id) == (None, image)
     made = client.snapshot.restore(snapshot.snapshot_id).sandbox_id
     assert tree(client, made) == before
-    assert "above" in refused("in_use", lambda: client.image.remove(image)).message
+    assert "the base of" in refused("in_use", lambda: client.image.remove(image)).message
     on_top = client.snapshot.create(made, incremental=True)
     assert on_top.parent_id == snapshot.snapshot_id
     assert on_top.member_count == 1

@@ -32,19 +32,22 @@ class Redacting(Opened):
     """What redaction asks of the daemon, done as plainly as it can be."""
 
     async def redact(self, position: int) -> RedactReport:
-        return await self._redaction().run(position, Meta())
+        await self._record(await self._redaction().plan(position))
+        return await self.finish(position)
 
     async def finish(self, position: int) -> RedactReport:
-        return await self._redaction().finish(position, Meta())
+        outcome, _, report = await self._redaction().carry_out(position)
+        await self._record(outcome)
+        return report
+
+    async def _record(self, event: events.LogRedactRequested | events.LogRedacted) -> None:
+        await self.log.append([NewEvent(events.LOG_STREAM, event)], Meta())
 
     def _redaction(self) -> Redaction:
-        return Redaction(self.log, self.state, self._forget_event, self._renew)
+        return Redaction(self.log, self.state, self._forget_event)
 
     async def _forget_event(self, target: Target) -> None:
         state_cache.discard(self.log.directory)
-
-    async def _renew(self, target: Target) -> None:
-        pass
 
 
 def lives(boxes: int = 3) -> Iterator[log_stories.Append]:
@@ -196,7 +199,7 @@ async def test_while_somebody_reads(tmp_path: Path) -> None:
         assert os.path.getsize(tmp_path / "events.db-wal") < 64 * 1024
 
 
-@pytest.mark.parametrize("step", ["log.redact", "log.wipe", "redact_segments", "forget", "renew"])
+@pytest.mark.parametrize("step", ["log.redact", "log.wipe", "redact_segments", "forget"])
 async def test_what_was_interrupted_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     log_stories.write(str(tmp_path / "events.db"), lives())
     wanted = with_marker(tmp_path)
@@ -217,11 +220,11 @@ async def test_what_was_interrupted_is_done_again(tmp_path: Path, monkeypatch: p
             elif step.startswith("log."):
                 patch.setattr(here.log, step.removeprefix("log."), fail)
             else:
-                patch.setattr(here, {"forget": "_forget_event", "renew": "_renew"}[step], fail)
+                patch.setattr(here, "_forget_event", fail)
             with pytest.raises(DaemonError):
                 await here.redact(position)
     async with opened(tmp_path, Redacting) as here:
-        assert here.state.log.redacting == ([] if step == "renew" else [position])
+        assert here.state.log.redacting == [position]
         for left in here.state.log.redacting:
             await here.finish(left)
         assert here.state.log.redacting == []

@@ -1,4 +1,4 @@
-"""Last words: the events that record the ends of a sandbox's processes after its own end."""
+"""The events that record the ends of a sandbox's processes after its own end."""
 
 from collections.abc import Callable
 from typing import Final
@@ -17,7 +17,7 @@ from sandkeepd.sandboxes.runtimes import Runtime
 UNSEEN: Final = "the sandbox ended and nobody saw how the process did"
 
 
-def last_words(
+def process_ends(
     core: Core,
     sandbox: SandboxState,
     exit_of: Callable[[str], Exit | None],
@@ -32,16 +32,16 @@ def last_words(
     return [
         NewEvent(
             process.process_id,
-            _last_word(core, process, exit_of(process.process_id), exit_code, why, runtime),
+            _end_of(core, process, exit_of(process.process_id), exit_code, why, runtime),
             sandbox.sandbox_id,
         )
         for process in sandbox.active.values()
     ]
 
 
-async def words_of_killed(core: Core, sandbox: SandboxState, runtime: Runtime | None) -> list[NewEvent]:
+async def ends_of_killed(core: Core, sandbox: SandboxState, runtime: Runtime | None) -> list[NewEvent]:
     """Return the last events of a sandbox that was killed: as its `runtime` knows them, else from its remains."""
-    return last_words(core, sandbox, await _exits(core, sandbox, runtime), KILLED, runtime=runtime)
+    return process_ends(core, sandbox, await _exits(core, sandbox, runtime), KILLED, runtime=runtime)
 
 
 async def exits_left(core: Core, sandbox: SandboxState) -> Callable[[str], Exit | None]:
@@ -57,7 +57,7 @@ async def _exits(core: Core, sandbox: SandboxState, runtime: Runtime | None) -> 
     return await exits_left(core, sandbox) if sandbox.active else lambda _: None
 
 
-def _last_word(
+def _end_of(
     core: Core, process: ProcessState, seen: Exit | None, exit_code: int | None, why: str, runtime: Runtime | None
 ) -> events.Event:
     if process.status == "starting":
@@ -71,5 +71,5 @@ def _last_word(
         provider.read_ended(process.sandbox_id, process.process_id, stream, 0, 0).size
         for stream in ("stdout", "stderr")
     ]
-    told = runtime is not None and seen is not None and runtime.kills.took(process, seen.exit_code)
+    told = runtime is not None and seen is not None and runtime.oom.attribute(process, seen.exit_code)
     return events.ProcessExited(exit_code=code, stdout_bytes=sizes[0], stderr_bytes=sizes[1], oom_killed=told)
