@@ -9,14 +9,14 @@ from sandkeep.errors import CallerError
 from sandkeep.ids import is_name
 from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Caller, Progress
-from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.images import ImageRequest, Images, ImportedImage
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.caller_paths import import_tree
 from sandkeepd.providers.common.errors import translate
 from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, write_mark
 
 
-class DirectoryImages:
+class DirectoryImages(Images):
     """The images of one state directory, which carry `log_id`. `owner` is the uid of their files, None: the daemon's
     own user's.
     """
@@ -32,7 +32,6 @@ class DirectoryImages:
         return f"{self._layout.image(image_id)}/root"
 
     async def make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
-        """See `Images.make`."""
         self._layout.prepare()
         root = self.root(image_id)
         try:
@@ -54,7 +53,6 @@ class DirectoryImages:
             raise translate(error, "the image") from None
 
     async def remove(self, image_id: str) -> None:
-        """See `Images.remove`."""
         await self._in_thread(self._layout.discard, [self._layout.image(image_id)])
 
     async def open(self, image_id: str) -> int:

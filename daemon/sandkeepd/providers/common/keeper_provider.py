@@ -65,7 +65,6 @@ class HeldInstance(KeeperInstance):
         os.close(self.pidfd)
 
     async def aclose(self) -> None:
-        """See `Instance.aclose`."""
         if not self.is_closed:
             self.let_go_of_process()
         await super().aclose()
@@ -117,7 +116,6 @@ class KeeperProvider(ABC, Generic[InstanceT]):
         """Return the reason for the end of a sandbox that this daemon did not end."""
 
     def default_network(self) -> Network:
-        """See `Provider.default_network`."""
         return "none"
 
     def _with_watches(self, found: ProviderCapabilities) -> ProviderCapabilities:
@@ -190,7 +188,6 @@ class KeeperProvider(ABC, Generic[InstanceT]):
         await self._let_go(instance)
 
     async def aclose(self) -> None:
-        """See `Provider.aclose`."""
         for instance in list(self.instances.values()):
             await instance.aclose()
         self.instances.clear()
@@ -206,7 +203,6 @@ class KeeperProvider(ABC, Generic[InstanceT]):
     # Output
 
     async def forget(self, sandbox_ids: Sequence[str]) -> None:
-        """See `Provider.forget`."""
         await self.in_thread(self.layout.discard, [self.layout.sandbox(sandbox_id) for sandbox_id in sandbox_ids])
 
     def files(self, sandbox_id: str) -> HostileTree:
@@ -218,23 +214,18 @@ class KeeperProvider(ABC, Generic[InstanceT]):
         return self.files(sandbox_id).below("out")
 
     def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
-        """See `Provider.last_exits`."""
         return last_exits(self._out(sandbox_id), process_ids)
 
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
-        """See `Provider.read_ended`."""
         return journal.read_journal(self._out(sandbox_id), process_id, stream, offset, max_bytes)
 
     def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
-        """See `Provider.trim_output`."""
         return journal_trimming.trim(self._out(sandbox_id), running, most_bytes)
 
     def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
-        """See `Provider.drop_output`."""
         journal_trimming.drop(self._out(sandbox_id), process_ids)
 
     def open_journal(self, sandbox_id: str, process_id: str, stream: str, uid: int) -> int:
-        """See `Provider.open_journal`."""
         return journal.open_for_caller(self._out(sandbox_id), process_id, stream, uid)
 
 

@@ -17,7 +17,7 @@ from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.settings.daemon import DOCKER_BASE
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
-from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.images import Building, ImageRequest, Images, ImportedImage
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build, image_probe
@@ -45,7 +45,7 @@ _IN_USE: Final = 409
 Document = dict[str, Any]
 
 
-class DockerImages:
+class DockerImages(Images, Building):
     """Makes and removes images, also by Dockerfiles. See `Images` and `Building`."""
 
     def __init__(self, engine: Engine, layout: Layout, log_id: str) -> None:
@@ -57,13 +57,11 @@ class DockerImages:
         self._probed: dict[str, Details] = {}
 
     def default_base(self) -> str:
-        """See `Building.default_base`."""
         return DOCKER_BASE()
 
     # Making
 
     async def make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
-        """See `Images.make`."""
         self._making.add(image_id)
         turns = self._turns.setdefault(request.owner, trio.Semaphore(AT_ONCE))
         try:

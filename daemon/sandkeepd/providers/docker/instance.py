@@ -73,14 +73,12 @@ class ContainerPauses(Pauses):
         self._instance = instance
 
     async def suspend(self) -> None:
-        """See `Pausing.suspend`."""
         container = self._instance.container_id
         async with self._in_turn():
             await self._instance.engine.call(lambda client: start.pause(client, container))
         self.pause.set(True)
 
     async def resume(self) -> None:
-        """See `Pausing.resume`."""
         container, groups = self._instance.container_id, self._instance.cgroups
         async with self._in_turn():
             await self._instance.engine.call(lambda client: start.pause(client, container, paused=False))
@@ -104,7 +102,6 @@ class ShelllessInstance(DockerInstance):
     """A container whose image has no shell: the daemon reads and writes its files from outside."""
 
     def contain(self, plan: Plan, engine: Engine, mark: str) -> None:
-        """See `DockerInstance.contain`."""
         super().contain(plan, engine, mark)
         self.no_terminals = "the sandbox's image has no shell, which terminals need: launch without tty"
         self.no_copies = "the sandbox's image has no shell, which copies need: read and write single files"
@@ -113,16 +110,13 @@ class ShelllessInstance(DockerInstance):
         self._files = trio.CapacityLimiter(FILES_AT_ONCE)
 
     async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
-        """See `Instance.read_piece`."""
         return await self._outside(files.read_piece, self._root, path, offset, max_bytes)
 
     async def write_whole(self, path: str, data: bytes, *, mode: int | None = None, parents: bool = False) -> None:
-        """See `Instance.write_whole`."""
         write = partial(files.write_whole, mode=mode, parents=parents, most_bytes=self.disk_bytes)
         await self._outside(write, self._root, path, data)
 
     async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
-        """See `Instance.list_directory`."""
         return await self._outside(files.list_directory, self._root, path, after, limit)
 
     async def _outside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:

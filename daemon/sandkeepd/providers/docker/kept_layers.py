@@ -16,7 +16,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
-from sandkeepd.contract.layers import Frozen, KeptArchive
+from sandkeepd.contract.layers import Frozen, KeptArchive, Layering
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.host.threads import watched
@@ -31,7 +31,7 @@ from sandkeepd.providers.docker.layers import Layer
 from sandkeepd.providers.docker.pack import Packer, as_layer
 
 
-class DockerLayers:
+class DockerLayers(Layering):
     """The layers of one log in an engine. `nursery` runs removals that have to wait for the engine."""
 
     no_forks: str | None = None
@@ -60,12 +60,10 @@ class DockerLayers:
         self._nursery = nursery
 
     async def open_image(self, image_id: str) -> int:
-        """See `Layering.open_image`."""
         layers = await self._files.of_image(self._images.tag(image_id))
         return await self._in_thread(open_shown, layers, self._state_dir)
 
     async def freeze(self, name: str, source: Source) -> Frozen:
-        """See `Layering.freeze`."""
         files = await self._files.of(source)
         beneath = await self._engine.call(partial(docker_layers.of_image, image=files.image))
         container = self._instances.get(source.sandbox_id)
@@ -104,11 +102,9 @@ class DockerLayers:
         return {"image": docker_layers.tag(names[0]), "kept": list(names)}
 
     async def is_filled(self, name: str) -> bool:
-        """See `Layering.is_filled`."""
         return await self._engine.call(partial(docker_layers.is_kept, name=name))
 
     async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
-        """See `Layering.fill`."""
         if not archive.is_layer:
             beneath = docker_layers.of_nothing(archive.details)
         else:
@@ -127,20 +123,16 @@ class DockerLayers:
         return await self._images.take_over(image_id, files["image"], progress)
 
     def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Layering.layered`."""
         return {**plan, **files}
 
     def needs_image(self, files: Mapping[str, Any]) -> bool:
-        """See `Layering.needs_image`."""
         return False
 
     def layers_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
-        """See `Layering.layers_of`."""
         found: list[str] = plan.get("kept", [])
         return found
 
     async def discard_layers(self, names: Collection[str]) -> None:
-        """See `Layering.discard_layers`."""
         for name in names:
             await self._engine.call(partial(untag, tag=docker_layers.tag(name)))
 

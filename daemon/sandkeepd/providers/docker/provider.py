@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
@@ -42,9 +42,6 @@ from sandkeepd.providers.docker.replacement import DockerReplacement
 from sandkeepd.providers.docker.revival import DockerRevival
 from sandkeepd.providers.docker.snapshots import DockerSnapshots
 from sandkeepd.providers.docker.start import Handle, Job
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -91,7 +88,6 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     # Sandboxes
 
     def default_network(self) -> Network:
-        """See `Provider.default_network`."""
         return docker_plan.default_network()
 
     def plan(
@@ -105,7 +101,6 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         details: Mapping[str, Any],
         owner: str = "",
     ) -> dict[str, Any]:
-        """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
         decided = docker_plan.decide(sandbox_id, owner, spec, details, self._disk_limit)
         document: dict[str, Any] = msgspec.to_builtins(decided)
@@ -114,7 +109,6 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> DockerInstance:
-        """See `Provider.create`."""
         await self.follow_engine()
         self.layout.prepare()
         try:
@@ -305,7 +299,6 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     # All that there is
 
     async def capabilities(self) -> ProviderCapabilities:
-        """See `Provider.capabilities`."""
         try:
             with trio.fail_after(ASKED_S):
                 found = await self._engine.call(probe.look)
@@ -315,7 +308,6 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         return self._with_watches(probe.report(self.name, found, root=os.geteuid() == 0))
 
     async def found(self) -> tuple[list[str], list[str]]:
-        """See `Provider.found`."""
         containers = await self._engine.call(docker_start.marked)
         sandboxes = sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id})
         return sandboxes, await self.images.found()

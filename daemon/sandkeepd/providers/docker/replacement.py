@@ -17,6 +17,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
 from sandkeep.model import SandboxSpec
+from sandkeepd.contract.replacement import Replacing
 from sandkeepd.host.processes import identify
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sandkeepd")
 
 
-class DockerReplacement:
+class DockerReplacement(Replacing):
     """Replaces the containers of a provider's sandboxes."""
 
     def __init__(self, provider: "DockerProvider", engine: Engine) -> None:
@@ -55,7 +56,6 @@ class DockerReplacement:
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
         plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
     ) -> DockerInstance:  # fmt: skip
-        """See `Replacing.replace_files`."""
         provider, (before, after) = self._provider, plans
         async with self._turn(sandbox_id):
             self.forget(sandbox_id)
@@ -73,7 +73,6 @@ class DockerReplacement:
             return instance
 
     async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
-        """See `Replacing.put_back`."""
         async with self._turn(sandbox_id):
             await self._put_back(sandbox_id, handle)
         first = msgspec.convert(handle, Handle).first

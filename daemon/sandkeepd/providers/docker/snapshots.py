@@ -11,7 +11,7 @@ from typing import Any
 
 from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.contract.caller import Progress
-from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
 from sandkeepd.host.threads import watched
 from sandkeepd.providers.docker import trees
 from sandkeepd.providers.docker.found_files import FoundFiles
@@ -19,7 +19,7 @@ from sandkeepd.providers.docker.instance import DockerInstance
 from sandkeepd.providers.docker.pack import Packer
 
 
-class DockerSnapshots:
+class DockerSnapshots(Snapshotting):
     """Packs containers, of which those in `instances` run."""
 
     def __init__(self, packer: Packer, files: FoundFiles, instances: Mapping[str, DockerInstance]) -> None:
@@ -27,16 +27,13 @@ class DockerSnapshots:
         self._files = files
         self._instances = instances
 
-    def files_root(self, plan: Mapping[str, Any]) -> str:  # it is the same for all
-        """See `Snapshotting.files_root`."""
+    def files_root(self, plan: Mapping[str, Any]) -> str:
         return "/"
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
-        """See `Snapshotting.owner_in_archives`."""
         return None
 
-    def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:  # nothing is in its way
-        """See `Snapshotting.why_not_incremental`."""
+    def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
         return None
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:

@@ -18,7 +18,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.checkpoints import Checkpointed
+from sandkeepd.contract.checkpoints import Checkpointed, Checkpointing
 from sandkeepd.contract.instance import Ending
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import run_tool
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _CONTROL: Final = ".control"
 
 
-class GvisorCheckpoints:
+class GvisorCheckpoints(Checkpointing):
     """Makes checkpoints of the sandboxes of a provider, and sandboxes of checkpoints."""
 
     def __init__(self, provider: "GvisorProvider", saves: Saves) -> None:
@@ -44,15 +44,12 @@ class GvisorCheckpoints:
         self._saves = saves
 
     def why_no_checkpoint(self, plan: Mapping[str, Any]) -> str | None:
-        """See `Checkpointing.why_no_checkpoint`."""
         return gvisor_plan.why_not_saved(plan.get("network", "none"), rootless=plan.get("rootless", False))
 
     def plan_like(self, plan: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Checkpointing.plan_like`."""
         return {**plan, "cgroups": planned["cgroups"]}
 
     def facts(self) -> dict[str, str]:
-        """See `Checkpointing.facts`."""
         return {
             "runsc": runsc.version(),
             "machine": os.uname().machine,
@@ -60,7 +57,6 @@ class GvisorCheckpoints:
         }
 
     def why_not_here(self, facts: Mapping[str, str]) -> str | None:
-        """See `Checkpointing.why_not_here`."""
         here = self.facts()
         names = {
             "runsc": "it was made by runsc {}, and this machine has {}",
@@ -75,7 +71,6 @@ class GvisorCheckpoints:
     async def checkpoint(
         self, sandbox_id: str, directory: str, process_ids: Collection[str], *, leave_running: bool
     ) -> Checkpointed:
-        """See `Checkpointing.checkpoint`."""
         instance = self._provider.instances.get(sandbox_id)
         if instance is None or instance.is_closed:
             raise StateError("not_ready", f"sandbox {sandbox_id} has ended", sandbox_id=sandbox_id)
@@ -108,7 +103,6 @@ class GvisorCheckpoints:
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, plan: dict[str, Any], secrets: Collection[str],
         directory: str,
     ) -> GvisorInstance:  # fmt: skip
-        """See `Checkpointing.create_saved`."""
         decided = msgspec.convert(plan, Plan)
         require_savable(decided)
         job = await self._provider.job(sandbox_id, image_id, spec, sorted(secrets), decided)
@@ -192,7 +186,6 @@ class GvisorCheckpoints:
                 await self._saves.bring_back(before, job)
 
     async def rename(self, sandbox_id: str, process_id: str, new: str) -> None:
-        """See `Checkpointing.rename`."""
         await self._provider.instances[sandbox_id].rename(process_id, new)
 
 

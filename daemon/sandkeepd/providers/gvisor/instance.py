@@ -90,7 +90,6 @@ class GvisorInstance(HeldInstance):
             self.pidfd = -1
 
     async def aclose(self) -> None:
-        """See `Instance.aclose`."""
         if self._held_control is not None:
             os.close(self._held_control)
             self._held_control = None
@@ -103,7 +102,6 @@ class GvisorInstance(HeldInstance):
         await super().aclose()
 
     async def went(self, ending: Ending) -> None:
-        """See `KeeperInstance.went`."""
         self.go()
         await super().went(ending)
 
@@ -138,7 +136,6 @@ class GvisorInstance(HeldInstance):
         working_dir: str | None = None,
         most_bytes: int = HELPER_OUTPUT_BYTES,
     ) -> tuple[int | None, bytes, bytes]:
-        """See `Instance.run_command`."""
         async with self.helping():
             return await super().run_command(command, stdin, working_dir=working_dir, most_bytes=most_bytes)
 
@@ -146,7 +143,6 @@ class GvisorInstance(HeldInstance):
     async def run_piped(
         self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
     ) -> AsyncIterator[pipes.Piped]:
-        """See `Instance.run_piped`."""
         async with self.helping(), super().run_piped(command, incoming=incoming, working_dir=working_dir) as piped:
             yield piped
 

@@ -21,11 +21,9 @@ class GvisorLayers(DirectoryLayers):
     no_forks: str | None = probe.FORKS
 
     async def freeze(self, name: str, source: Source) -> Frozen:
-        """See `Layering.freeze`."""
         raise SetupError("not_supported", probe.FORKS)
 
     async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
-        """See `Layering.filled`."""
         if len(names) + (image_id is not None) > 1 and os.geteuid() != 0:
             raise SetupError("not_supported", "without root gVisor sandboxes need full snapshots")
         layers = [Layer(name=name, uid=self._store.uid) for name in names]

@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -50,9 +50,6 @@ from sandkeepd.providers.gvisor.saves import SavedPauses, Saves
 from sandkeepd.providers.gvisor.snapshots import GvisorSnapshots
 from sandkeepd.providers.gvisor.start import Job, Started
 from sandkeepd.providers.gvisor.viewers import Runsc
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 _BUNDLE: Final = "runsc_bundle_"
 _ROOT: Final = "runsc_root_"
@@ -113,7 +110,6 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
     # Capabilities
 
     async def capabilities(self) -> ProviderCapabilities:
-        """See `Provider.capabilities`."""
         return self._with_watches(await probe.capabilities(self.name, self._hierarchies, root=self.root))
 
     # Sandboxes
@@ -129,7 +125,6 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         details: Mapping[str, Any],
         owner: str,
     ) -> dict[str, Any]:
-        """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
         self.layout.image(image_id)
         if runsc.program() is None:
@@ -141,7 +136,6 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> GvisorInstance:
-        """See `Provider.create`."""
         self.layout.prepare()
         job = await self.job(sandbox_id, image_id, spec, list(secrets), msgspec.convert(plan, Plan))
         try:
@@ -261,7 +255,6 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
     # Ending
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """See `Provider.terminate`."""
         instance = self.instances.get(sandbox_id)
         if instance is not None:
             instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
@@ -321,7 +314,6 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         return sorted(names)
 
     async def clean_up(self, ledger: Ledger) -> Swept:
-        """See `Provider.clean_up`."""
         removed, foreign, failures = list[str](), list[str](), list[SandkeepError]()
         for sandbox_id in filter(is_name, await self.in_thread(self._bundles)):
             whose = await self.in_thread(self._whose, sandbox_id)

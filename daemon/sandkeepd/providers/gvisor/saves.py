@@ -132,11 +132,9 @@ class SavedPauses(Pauses):
         self._saves = saves
 
     async def suspend(self) -> None:
-        """See `Pausing.suspend`."""
         await self._saves.suspend(self._instance)
 
     async def resume(self) -> None:
-        """See `Pausing.resume`."""
         await self._saves.resume(self._instance)
 
 

@@ -14,7 +14,7 @@ from sandkeep_store.archives.tar.inspect import Examined
 from sandkeep_store.archives.trees.pack import NO_LIMITS, write
 from sandkeep_store.archives.trees.read import Remarks
 from sandkeepd.contract.caller import Progress
-from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
 from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import unnamed
@@ -44,7 +44,7 @@ def _pack(received: int, request: PackRequest, moved: Meter) -> PackedFiles:
     return told(packed, Pause())
 
 
-class GvisorSnapshots:
+class GvisorSnapshots(Snapshotting):
     """Packs those of `instances` that run. With `root` their code has a uid of its own inside."""
 
     def __init__(self, instances: Mapping[str, GvisorInstance], state_dir: str, *, root: bool) -> None:
@@ -53,16 +53,13 @@ class GvisorSnapshots:
         self._root = root
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
-        """See `Snapshotting.files_root`."""
         return WORKSPACE
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
-        """See `Snapshotting.owner_in_archives`."""
         uid, _, gid = (spec.user or ("1000" if self._root else "0")).partition(":")
         return int(uid), int(gid or uid)
 
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
-        """See `Snapshotting.why_not_incremental`."""
         return "only gVisor's kernel knows what was changed"
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:

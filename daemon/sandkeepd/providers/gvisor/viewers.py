@@ -82,7 +82,6 @@ class GvisorViewers(Viewers):
     _instance: Any
 
     async def attach(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool) -> int:
-        """See `Instance.open_terminal`."""
         async with self._instance.helping():  # it is not saved meanwhile
             if self._talk.known(process_id).exit:
                 raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)

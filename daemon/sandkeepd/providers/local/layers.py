@@ -57,7 +57,6 @@ class LocalLayers(DirectoryLayers):
         return HeldFiles(plan=plan, handle=handle, upper=upper, lowers=lowers, mark=mark)
 
     async def freeze(self, name: str, source: Source) -> Frozen:
-        """See `Layering.freeze`."""
         held = await self.files_of(source)
         flat = not held.lowers or len(held.plan.layers) >= MOST_LAYERS
         try:
@@ -86,7 +85,6 @@ class LocalLayers(DirectoryLayers):
         return pause
 
     async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
-        """See `Layering.filled`."""
         if len(names) + (image_id is not None) > 1:
             overlay = (await self._abilities()).overlay
             if not overlay.works:

@@ -43,13 +43,11 @@ class FreezerPauses(Pauses):
             self.pause.set(suspended)
 
     async def suspend(self) -> None:
-        """See `Pausing.suspend`."""
         assert self._freezer is not None
         await trio.to_thread.run_sync(self._freezer.suspend)
         self.pause.set(True)
 
     async def resume(self) -> None:
-        """See `Pausing.resume`."""
         assert self._freezer is not None
         await trio.to_thread.run_sync(self._freezer.resume)
         self.pause.set(False)

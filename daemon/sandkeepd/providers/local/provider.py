@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -51,9 +51,6 @@ from sandkeepd.providers.local.revival import LocalReplacement, LocalRevival
 from sandkeepd.providers.local.snapshots import LocalSnapshots, files_features
 from sandkeepd.providers.local.start import Handle, Job, Lower, Started, start
 from sandkeepd.providers.local.strays import Strays
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -129,7 +126,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         return self._abilities
 
     async def capabilities(self) -> ProviderCapabilities:
-        """See `Provider.capabilities`."""
         try:
             with trio.fail_after(60):
                 found = await self.abilities()
@@ -170,7 +166,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         details: Mapping[str, Any],
         owner: str,
     ) -> dict[str, Any]:
-        """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
         self.layout.image(image_id)
         decided = self._planner.decide(sandbox_id, spec, caller)
@@ -187,7 +182,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> LocalInstance:
-        """See `Provider.create`."""
         decided = msgspec.convert(plan, Plan)
         if sandbox_id in self._being_cleared:
             await self._being_cleared[sandbox_id].wait()
@@ -300,7 +294,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
     ) -> LocalInstance | None:
-        """See `Provider.adopt`."""
         try:
             earlier = msgspec.convert(handle, Handle)
         except msgspec.ValidationError:
@@ -318,7 +311,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
     # Ending
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """See `Provider.terminate`."""
         decided = await self._decided(sandbox_id, plan)
         instance = self.instances.get(sandbox_id)
         if instance is not None:
@@ -337,11 +329,9 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         return await self.in_thread(self.cleanup.plan_of_stray, sandbox_id)
 
     async def found(self) -> tuple[list[str], list[str]]:
-        """See `Provider.found`."""
         return await self.in_thread(self.layout.found)
 
     async def clean_up(self, ledger: Ledger) -> Swept:
-        """See `Provider.clean_up`."""
         strays = Strays(self.layout, self._hierarchies, self.log_id, everybodys=self.root)
         await self.abilities()  # their probe uses the trash
         await self.in_thread(strays.unmount_trash)

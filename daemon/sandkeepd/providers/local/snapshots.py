@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.contract.caller import Progress
-from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
 from sandkeepd.host.threads import watched
 from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.layers import Layers
@@ -16,7 +16,7 @@ from sandkeepd.providers.local.pause import NO_FREEZER
 from sandkeepd.providers.local.probe import Abilities
 
 
-class LocalSnapshots:
+class LocalSnapshots(Snapshotting):
     """`Snapshotting` for local sandboxes. `files_of` locates a sandbox's files, `abilities` returns the probed
     abilities.
     """
@@ -34,20 +34,16 @@ class LocalSnapshots:
         self._abilities = abilities
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
-        """See `Snapshotting.files_root`."""
         return WORKSPACE
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
-        """See `Snapshotting.owner_in_archives`."""
         uid, _, gid = (spec.user or "1000").partition(":")
         return int(uid), int(gid or uid)
 
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
-        """See `Snapshotting.why_not_incremental`."""
         return None if handle.get("files") == "overlay" else "the sandbox has a copy of its image"
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
-        """See `Snapshotting.pack`."""
         held, found = await self._files_of(source), await self._abilities()
         paths([*request.include, *request.exclude])
         packer = Packer(self._store, self._state_dir, shares_blocks=found.reflink.works)
