@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import trio
@@ -28,12 +28,9 @@ from sandkeepd.providers.docker import build_context as docker_context
 from sandkeepd.providers.docker import dockerfile
 from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.dockerfile import Step
-from sandkeepd.providers.docker.engine import Engine, RefusedError
+from sandkeepd.providers.docker.engine import Client, Engine, RefusedError
 from sandkeepd.providers.docker.plan import WORKSPACE
 from sandkeepd.providers.docker.stream import StreamedRequest, telling
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 UNFINISHED_LABEL: Final = "sandkeep.unfinished"
 """Label of intermediate images; its value is the log's id. Finished images have it empty."""
@@ -209,7 +206,7 @@ class Builder:
             return list(removed)
 
 
-def _remove_unfinished(client: "APIClient", log_id: str, since: float) -> tuple[list[str], bool]:
+def _remove_unfinished(client: Client, log_id: str, since: float) -> tuple[list[str], bool]:
     """Remove the containers and images of builds that were begun since then and not finished. Images that are used, or
     have a name, stay. Returns the removed objects, and True if nothing is left. Blocks.
     """

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import trio
 
@@ -21,6 +21,9 @@ from sandkeep.settings import docker
 
 if TYPE_CHECKING:
     from docker import APIClient
+
+Client: TypeAlias = "APIClient"
+"""The SDK's client, which is imported on first use."""
 
 T = TypeVar("T")
 
@@ -94,7 +97,7 @@ class Engine:
             return os.path.exists(self.path)
         return False
 
-    async def call(self, work: Callable[["APIClient"], T]) -> T:
+    async def call(self, work: Callable[[Client], T]) -> T:
         """Run some work with the SDK's client, in a thread, which is abandoned on cancellation. Raises
         `provider_unavailable` when the engine is down or hangs, and a `RefusedError` when it refuses.
         """
@@ -120,7 +123,7 @@ class Engine:
         """Probe the engine. Raises as `call` does."""
         await self.call(_nothing)
 
-    def _run(self, work: Callable[["APIClient"], T], errand: _Errand) -> T:
+    def _run(self, work: Callable[[Client], T], errand: _Errand) -> T:
         errand.begun = True
         try:
             return self._work(work)
@@ -166,14 +169,14 @@ class Engine:
             self._given_up = [errand for errand in self._given_up if not errand.finished.is_set()]
             await trio.sleep(_POLL_S)
 
-    async def stream(self, work: Callable[["APIClient"], T]) -> T:
+    async def stream(self, work: Callable[[Client], T]) -> T:
         """Run some work of any length, such as a build, in a thread, which is abandoned on cancellation."""
         return await trio.to_thread.run_sync(
             functools.partial(self._work, patiently=True), work,
             limiter=trio.CapacityLimiter(1), abandon_on_cancel=True,
         )  # fmt: skip
 
-    def _work(self, work: Callable[["APIClient"], T], *, patiently: bool = False) -> T:
+    def _work(self, work: Callable[[Client], T], *, patiently: bool = False) -> T:
         import requests
         from docker.errors import APIError, DockerException
 
@@ -185,7 +188,7 @@ class Engine:
         except (requests.RequestException, DockerException, OSError) as error:
             raise self._down(error) from None
 
-    def _awake(self) -> "APIClient":
+    def _awake(self) -> Client:
         """Return the client, once the engine has answered."""
         self._knock()
         self._asking = self._asking or self._connect(ANSWER_S)
@@ -199,14 +202,14 @@ class Engine:
             door.settimeout(ANSWER_S)
             door.connect(self.path)
 
-    def _connect(self, timeout_s: int) -> "APIClient":
+    def _connect(self, timeout_s: int) -> Client:
         """Connect with the engine's API version. Without one, the SDK asks for it first."""
         from docker import APIClient
 
         version = self._client.api_version if self._client is not None else "auto"
         return APIClient(f"unix://{self.path}", version=version, timeout=timeout_s, max_pool_size=AT_ONCE)
 
-    def _patiently(self, work: Callable[["APIClient"], T]) -> T:
+    def _patiently(self, work: Callable[[Client], T]) -> T:
         """Run some work of any length, which may be abandoned, with a client of its own."""
         client = self._connect(ANSWER_S)
         client.timeout = None  # type: ignore[assignment]
@@ -256,7 +259,7 @@ class Engine:
     ) -> None:
         opened = []
 
-        def read(client: "APIClient") -> None:
+        def read(client: Client) -> None:
             stream = client.events(decode=True, filters=filters)
             opened.append(stream)
             trio.from_thread.run_sync(self._begun, begun)
@@ -278,11 +281,11 @@ class Engine:
         self._client = self._asking = None
 
 
-def _nothing(_client: "APIClient") -> None:
+def _nothing(_client: Client) -> None:
     """Do nothing: the probe before each request is enough."""
 
 
-def _until_gone(read: Callable[["APIClient"], None], client: "APIClient") -> None:
+def _until_gone(read: Callable[[Client], None], client: Client) -> None:
     """Read until the daemon has gone: an abandoned thread cannot report to it."""
     with suppress(trio.RunFinishedError, trio.Cancelled):
         read(client)

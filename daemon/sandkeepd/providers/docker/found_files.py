@@ -2,20 +2,17 @@
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from sandkeep.errors import CallerError, SetupError
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.providers.docker import trees
-from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.engine import Client, Engine
 from sandkeepd.providers.docker.plan import Plan
 from sandkeepd.providers.docker.start import Handle
 from sandkeepd.providers.docker.trees import ContainerFiles
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 
 class FoundFiles:
@@ -48,7 +45,7 @@ class FoundFiles:
         return trees.layers_of(found)
 
 
-def _inspect_image(client: "APIClient", image: str) -> dict[str, Any]:
+def _inspect_image(client: Client, image: str) -> dict[str, Any]:
     from docker.errors import ImageNotFound
 
     try:

@@ -9,16 +9,14 @@ import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, Any, Final, cast
 
 from msgspec import Struct
 
 from sandkeep.errors import CallerError
 from sandkeepd.providers.docker.container import LOG_LABEL
+from sandkeepd.providers.docker.engine import Client
 from sandkeepd.providers.docker.plan import WORKSPACE, Details
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 PROBE_LABEL: Final = "sandkeep.probe"
 """The label of probe containers; its value is our id of the image."""
@@ -62,7 +60,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     user: tuple[int, int] | None = None
 
 
-def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, log_id: str) -> Details:
+def probe(client: Client, image_id: str, found: dict[str, Any], tag: str, log_id: str) -> Details:
     """Probe the details of an image that the engine describes as `found`. Blocks. Raises `invalid` for an image that no
     sandbox can be made of.
     """
@@ -83,7 +81,7 @@ def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, l
 
 
 @contextmanager
-def _container(client: "APIClient", configuration: dict[str, Any]) -> Iterator[str]:
+def _container(client: Client, configuration: dict[str, Any]) -> Iterator[str]:
     """Make a container, without starting it, for the length of a block."""
     from docker.errors import APIError
 
@@ -122,7 +120,7 @@ def _configuration(shell: str, docker_image_id: str, image_id: str, log_id: str)
     }
 
 
-def _ask(client: "APIClient", container: str) -> tuple[Answer, str | None]:
+def _ask(client: Client, container: str) -> tuple[Answer, str | None]:
     """Ask the image's shell for its capabilities; return the reason if it cannot answer."""
     import requests
     from docker.errors import APIError
@@ -180,7 +178,7 @@ def _number(text: str) -> int | None:
 # -- facts from its files ----------------------------------------------------------------------------------------------
 
 
-def _is_writable(client: "APIClient", container: str, directory: str, user: tuple[int, int]) -> bool:
+def _is_writable(client: Client, container: str, directory: str, user: tuple[int, int]) -> bool:
     """Return True if the user may write in a directory, having no capabilities."""
     place = _first_entry(client, container, f"{directory}/.")
     if place is None or not place.isdir():
@@ -190,7 +188,7 @@ def _is_writable(client: "APIClient", container: str, directory: str, user: tupl
     return place.mode & 0o030 == 0o030 if place.gid == user[1] else place.mode & 0o003 == 0o003
 
 
-def _user_by_files(client: "APIClient", container: str, named: str) -> tuple[int, int]:
+def _user_by_files(client: Client, container: str, named: str) -> tuple[int, int]:
     """Return the uid and gid of the user that an image names, if its shell could not tell them. Raises `invalid`."""
     user, _, group = named.partition(":")
     uid, gid = _number(user or "0"), _number(group) if group else None
@@ -215,7 +213,7 @@ def _table(content: bytes) -> Iterator[list[str]]:
             yield [*row, ""]
 
 
-def _content(client: "APIClient", container: str, path: str) -> bytes:
+def _content(client: Client, container: str, path: str) -> bytes:
     with suppress(tarfile.TarError), _archive(client, container, path) as archive:
         entry = archive.next()
         file = archive.extractfile(entry) if entry is not None and entry.isreg() else None
@@ -223,13 +221,13 @@ def _content(client: "APIClient", container: str, path: str) -> bytes:
     return b""
 
 
-def _first_entry(client: "APIClient", container: str, path: str) -> tarfile.TarInfo | None:
+def _first_entry(client: Client, container: str, path: str) -> tarfile.TarInfo | None:
     with suppress(tarfile.TarError), _archive(client, container, path) as archive:
         return archive.next()
     return None
 
 
-def _archive(client: "APIClient", container: str, path: str) -> tarfile.TarFile:
+def _archive(client: Client, container: str, path: str) -> tarfile.TarFile:
     """Open the engine's archive of a path; only its beginning is read. Raises TarError when the path is missing."""
     from docker.errors import NotFound
 

@@ -6,7 +6,7 @@ is never removed. `builder` builds one, `image_probe` examines it.
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -23,12 +23,9 @@ from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build, image_probe
 from sandkeepd.providers.docker.builder import Builder
 from sandkeepd.providers.docker.container import LOG_LABEL
-from sandkeepd.providers.docker.engine import Engine, RefusedError
+from sandkeepd.providers.docker.engine import Client, Engine, RefusedError
 from sandkeepd.providers.docker.plan import Details
 from sandkeepd.providers.docker.stream import StreamedRequest, telling
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 IMPORT_S: Final = 3600.0
 """Seconds that the making of an image may take in total."""
@@ -204,12 +201,12 @@ def _tag(image_id: str) -> str:
     return f"{image_references.OUR_NAME}:{image_id}"
 
 
-def _inspect(client: "APIClient", name: str) -> Document:
+def _inspect(client: Client, name: str) -> Document:
     found: Document = client.inspect_image(name)  # type: ignore[no-untyped-call]
     return found
 
 
-def _login(name: str, client: "APIClient") -> dict[str, str]:
+def _login(name: str, client: Client) -> dict[str, str]:
     """Return the header for logging in at a registry, with the stored login of the daemon's user."""
     from docker import auth
 
@@ -218,7 +215,7 @@ def _login(name: str, client: "APIClient") -> dict[str, str]:
     return {"X-Registry-Auth": header.decode()} if header else {}
 
 
-def untag(client: "APIClient", tag: str) -> None:
+def untag(client: Client, tag: str) -> None:
     """Remove a name of ours from an image, which is removed with its last name. Safe to repeat."""
     from docker.errors import APIError, NotFound
 
@@ -232,7 +229,7 @@ def untag(client: "APIClient", tag: str) -> None:
                 client.remove_image(tag, force=True)
 
 
-def _tagged(client: "APIClient") -> list[tuple[str, str | None]]:
+def _tagged(client: Client) -> list[tuple[str, str | None]]:
     """Return the ids in names of ours, each with the id of the log in the image's label."""
     found = []
     for image in client.images(name=image_references.OUR_NAME):
@@ -244,13 +241,13 @@ def _tagged(client: "APIClient") -> list[tuple[str, str | None]]:
     return found
 
 
-def _probes(client: "APIClient", log_id: str) -> list[tuple[str, str]]:
+def _probes(client: Client, log_id: str) -> list[tuple[str, str]]:
     label = image_probe.PROBE_LABEL
     found = client.containers(all=True, filters={"label": [label, f"{LOG_LABEL}={log_id}"]})
     return [(container["Id"], container["Labels"][label]) for container in found]
 
 
-def _remove_container(client: "APIClient", container: str) -> None:
+def _remove_container(client: Client, container: str) -> None:
     from docker.errors import APIError
 
     with suppress(APIError):  # it is going already

@@ -11,18 +11,15 @@ import tarfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError
 from sandkeepd.providers.docker.container import LOG_LABEL
-from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.engine import Client, Engine
 from sandkeepd.providers.docker.plan import Details
 from sandkeepd.providers.docker.stream import StreamedRequest
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 REPOSITORY: Final = "sandkeep-files"
 """The repository of these images in the engine; the tag is the name that the files are kept under."""
@@ -57,7 +54,7 @@ def tag(name: str) -> str:
     return f"{REPOSITORY}:{name}"
 
 
-def of_image(client: "APIClient", image: str) -> Beneath:
+def of_image(client: Client, image: str) -> Beneath:
     """Return an image as the base of a layer. Raises `not_found`."""
     from docker.errors import ImageNotFound
 
@@ -113,7 +110,7 @@ async def give(engine: Engine, name: str, log_id: str, beneath: Beneath, layer: 
         raise _not_taken("it made another image of them")
 
 
-def _machine(client: "APIClient") -> tuple[str, str]:
+def _machine(client: Client) -> tuple[str, str]:
     version: dict[str, str] = client.version()
     return version["Arch"], version["Os"]
 
@@ -154,7 +151,7 @@ def _padding(size: int) -> bytes:
     return bytes(-size % tarfile.BLOCKSIZE)
 
 
-def kept(client: "APIClient") -> list[tuple[str, str | None]]:
+def kept(client: Client) -> list[tuple[str, str | None]]:
     """Return the names that files are kept under, each with the id of the log in its label."""
     found = []
     for image in client.images(name=REPOSITORY):
@@ -165,7 +162,7 @@ def kept(client: "APIClient") -> list[tuple[str, str | None]]:
     return found
 
 
-def is_kept(client: "APIClient", name: str) -> bool:
+def is_kept(client: Client, name: str) -> bool:
     """Return True if there are files of that name."""
     with suppress(CallerError):
         of_image(client, tag(name))

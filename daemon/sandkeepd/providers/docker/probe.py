@@ -1,16 +1,14 @@
 """The limits that a Docker engine can enforce, and the consequences for its sandboxes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sandkeep.model import Capability, ProviderCapabilities
 from sandkeepd.keeper import program
+from sandkeepd.providers.docker.engine import Client
 from sandkeepd.providers.docker.snapshots import files_features
 
-if TYPE_CHECKING:
-    from docker import APIClient
 
-
-def look(client: "APIClient") -> dict[str, Any]:
+def look(client: Client) -> dict[str, Any]:
     """Return the engine's own description. Blocks."""
     found: dict[str, Any] = client.info()
     found["Networks"] = [network["Name"] for network in client.networks()]

@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -30,7 +30,7 @@ from sandkeepd.providers.docker import inotify, probe
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
 from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL
-from sandkeepd.providers.docker.engine import Engine, Event, RefusedError
+from sandkeepd.providers.docker.engine import Client, Engine, Event, RefusedError
 from sandkeepd.providers.docker.found_files import FoundFiles
 from sandkeepd.providers.docker.image_probe import NO_SHELL
 from sandkeepd.providers.docker.images import DockerImages
@@ -42,9 +42,6 @@ from sandkeepd.providers.docker.replacement import DockerReplacement
 from sandkeepd.providers.docker.revival import DockerRevival
 from sandkeepd.providers.docker.snapshots import DockerSnapshots
 from sandkeepd.providers.docker.start import Handle, Job
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 ASKED_S: Final = 20.0
 """Seconds that the report of capabilities may take."""
@@ -139,7 +136,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         )  # fmt: skip
 
     async def start(
-        self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]
+        self, job: Job, secrets: Mapping[str, str], start: Callable[[Client, Job], Handle]
     ) -> DockerInstance:
         """Prepare the directories, `start` the container, and hold it once its keeper answers."""
         await self.in_thread(docker_start.make_directories, job)

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
 
@@ -26,10 +26,8 @@ from sandkeepd.providers.common.views import open_for_careful
 from sandkeepd.providers.docker import inotify
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker.container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
+from sandkeepd.providers.docker.engine import Client
 from sandkeepd.providers.docker.plan import Plan
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 GONE_S: Final = 30.0
 """Seconds that the removal of a container may take."""
@@ -146,7 +144,7 @@ def _give_away(job: Job) -> None:
             os.chmod(path, mode)
 
 
-def start(client: "APIClient", job: Job) -> Handle:
+def start(client: Client, job: Job) -> Handle:
     """Make and start the container; return its handle. Converts the engine's errors into ours."""
     body = configuration(
         job.sandbox_id, job.log_id, job.plan, job.spec, job.directory, _keeper(job.plan), _profile(job.plan.seccomp),
@@ -163,7 +161,7 @@ def _keeper(plan: Plan) -> list[str]:
     return keeper(plan.disk_bytes, counted=filtered and inotify.can_count())
 
 
-def start_again(client: "APIClient", container_id: str, job: Job) -> Handle:
+def start_again(client: Client, container_id: str, job: Job) -> Handle:
     """Start a container that has ended. Raises `not_ready` when it is missing."""
     from docker.errors import NotFound
 
@@ -174,7 +172,7 @@ def start_again(client: "APIClient", container_id: str, job: Job) -> Handle:
         raise StateError("not_ready", words, sandbox_id=job.sandbox_id) from None
 
 
-def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
+def _begin(client: Client, container_id: str, job: Job) -> Handle:
     _start(client, container_id)
     failpoints.reach("docker.started")
     found = client.inspect_container(container_id)
@@ -189,7 +187,7 @@ def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
     )  # fmt: skip
 
 
-def _give_workspace(client: "APIClient", plan: Plan) -> None:
+def _give_workspace(client: Client, plan: Plan) -> None:
     """Give the workspace to the sandbox's user, before any program runs; also its content, where that user could not
     write to it in the image.
     """
@@ -243,7 +241,7 @@ def _profile(seccomp: str) -> str | None:
         raise SetupError("not_configured", words, setting="SANDBOX_DOCKER_SECCOMP") from None
 
 
-def _create(client: "APIClient", job: Job, body: dict[str, Any]) -> str:
+def _create(client: Client, job: Job, body: dict[str, Any]) -> str:
     from docker.errors import APIError, ImageNotFound
 
     deadline = time.monotonic() + GONE_S
@@ -261,7 +259,7 @@ def _create(client: "APIClient", job: Job, body: dict[str, Any]) -> str:
             return made
 
 
-def _make_way(client: "APIClient", job: Job) -> None:
+def _make_way(client: Client, job: Job) -> None:
     """Free the name: remove the remains of an earlier attempt, or wait for their removal."""
     from docker.errors import NotFound
 
@@ -277,7 +275,7 @@ def _make_way(client: "APIClient", job: Job) -> None:
     _remove_container(client, found["Id"])
 
 
-def _start(client: "APIClient", container_id: str) -> None:
+def _start(client: Client, container_id: str) -> None:
     from docker.errors import APIError, NotFound
 
     try:
@@ -301,7 +299,7 @@ def why_not_started(job: Job, state: dict[str, Any] | None) -> str:
     return f"the sandbox did not start: {told or 'its keeper does not answer'}"
 
 
-def remove(client: "APIClient", sandbox_id: str, log_id: str, but: str | None = None) -> None:
+def remove(client: Client, sandbox_id: str, log_id: str, but: str | None = None) -> None:
     """Remove a sandbox's containers, in any state, and its own volume; all `but` the container with that id, and its
     volume. Safe to repeat.
 
@@ -319,14 +317,14 @@ def remove(client: "APIClient", sandbox_id: str, log_id: str, but: str | None = 
             client.remove_volume(volume["Name"], force=True)
 
 
-def rename(client: "APIClient", container_id: str, sandbox_id: str) -> None:
+def rename(client: Client, container_id: str, sandbox_id: str) -> None:
     """Give a container its sandbox's regular name, once it is the only one."""
     name = docker_plan.name_of(sandbox_id)
     if client.inspect_container(container_id)["Name"] != f"/{name}":
         client.rename(container_id, name)
 
 
-def halt(client: "APIClient", sandbox_id: str, log_id: str) -> None:
+def halt(client: Client, sandbox_id: str, log_id: str) -> None:
     """Kill a sandbox's containers, and leave them. Safe to repeat."""
     for container in client.containers(filters={"label": _labels(sandbox_id, log_id)}):
         with _allowed(404, 409):  # it has ended this moment
@@ -335,7 +333,7 @@ def halt(client: "APIClient", sandbox_id: str, log_id: str) -> None:
             client.wait(container["Id"], timeout=int(GONE_S))
 
 
-def pause(client: "APIClient", container_id: str, *, paused: bool = True) -> None:
+def pause(client: Client, container_id: str, *, paused: bool = True) -> None:
     """Pause a container, or unpause it. Safe to repeat."""
     from docker.errors import APIError
 
@@ -375,7 +373,7 @@ class Mark(NamedTuple):
     log_id: str
 
 
-def marked(client: "APIClient") -> list[Mark]:
+def marked(client: Client) -> list[Mark]:
     """Return every container and volume labelled as a sandbox's, of any log."""
     filters = {"label": [LOG_LABEL, SANDBOX_LABEL]}
     found = [("container", each["Names"][0].lstrip("/"), each) for each in client.containers(all=True, filters=filters)]
@@ -383,7 +381,7 @@ def marked(client: "APIClient") -> list[Mark]:
     return [Mark(kind, name, each["Labels"][SANDBOX_LABEL], each["Labels"][LOG_LABEL]) for kind, name, each in found]
 
 
-def _remove_container(client: "APIClient", container_id: str) -> None:
+def _remove_container(client: Client, container_id: str) -> None:
     from docker.errors import APIError, NotFound
 
     deadline = time.monotonic() + GONE_S

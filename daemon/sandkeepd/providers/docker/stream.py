@@ -8,16 +8,13 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import trio
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeepd.providers.docker.engine import Engine
-
-if TYPE_CHECKING:
-    from docker import APIClient
+from sandkeepd.providers.docker.engine import Client, Engine
 
 MOST_LINE_BYTES: Final = 8 * 1024 * 1024
 """Maximum length of a document, which is one line; the engine's own are never so long."""
@@ -42,7 +39,7 @@ class StreamedRequest:
         params: Mapping[str, str],
         take: Callable[[Document], None],
         body: Generator[bytes] | None = None,
-        headers: Callable[["APIClient"], dict[str, str]] = lambda _: {},
+        headers: Callable[[Client], dict[str, str]] = lambda _: {},
     ) -> None:
         self._path = path
         self._params = params
@@ -60,7 +57,7 @@ class StreamedRequest:
         ended = trio.Event()
         token = trio.lowlevel.current_trio_token()
 
-        def work(client: "APIClient") -> None:
+        def work(client: Client) -> None:
             self.began = True
             try:
                 self._ask(client)
@@ -111,7 +108,7 @@ class StreamedRequest:
         if self._response is not None:
             _shut(self._response)
 
-    def _ask(self, client: "APIClient") -> None:
+    def _ask(self, client: Client) -> None:
         import requests
         from docker.errors import create_api_error_from_http_exception
 

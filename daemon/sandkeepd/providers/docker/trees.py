@@ -7,7 +7,7 @@ do files that the engine makes anew for every container. Everything here blocks.
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -18,10 +18,8 @@ from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.trees.read import Remarks
 from sandkeep_store.archives.trees.tree import Overlay, Tree, directory_member
 from sandkeepd.host import mounts
+from sandkeepd.providers.docker.engine import Client
 from sandkeepd.providers.docker.plan import INSIDE, Plan
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 DRIVER: Final = "overlay2"
 """The storage driver of the engine that is supported here."""
@@ -48,7 +46,7 @@ class ContainerFiles(Struct, frozen=True, kw_only=True):
     volumes: list[OwnVolume]
 
 
-def find(client: "APIClient", container_id: str, sandbox_id: str, plan: Plan) -> ContainerFiles:
+def find(client: Client, container_id: str, sandbox_id: str, plan: Plan) -> ContainerFiles:
     """Ask the engine for a container's files. Raises `not_ready` when they are gone, and `not_supported`."""
     from docker.errors import NotFound
 
