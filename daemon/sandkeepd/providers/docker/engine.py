@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import trio
 
-from sandkeep.errors import ProviderError, SetupError
+from sandkeep.errors import CallerError, ProviderError, SetupError
 from sandkeep.settings import docker
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ AGAIN_S: Final = 1.0
 INTERRUPTION_S: Final = 2.0
 """Seconds after the reconnection of its event stream in which an engine counts as one that was away."""
 
+NOT_FOUND: Final = 404
+CONFLICT: Final = 409
+
 _POLL_S: Final = 0.05
 
 Event = dict[str, Any]
@@ -54,6 +57,29 @@ class RefusedError(ProviderError):
         super().__init__("provider_unavailable", f"the Docker engine refused: {words}")
         self.status = status
         self.words = words
+
+
+class Tolerate:
+    """Suppresses refusals of the engine that have one of these HTTP statuses, in a block of calls of the SDK."""
+
+    def __init__(self, *statuses: int) -> None:
+        self._statuses = statuses
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> bool:
+        from docker.errors import APIError
+
+        return isinstance(error, APIError) and error.status_code in self._statuses
+
+
+def inspect_image(client: Client, name: str) -> dict[str, Any]:
+    """Return the engine's document about an image. Raises `not_found`."""
+    with Tolerate(NOT_FOUND):
+        found: dict[str, Any] = client.inspect_image(name)  # type: ignore[no-untyped-call]
+        return found
+    raise CallerError("not_found", f"the image {name} is gone from the Docker engine: make it again")
 
 
 class HangingError(ProviderError):

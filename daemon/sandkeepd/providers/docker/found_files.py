@@ -2,14 +2,13 @@
 
 import os
 from functools import partial
-from typing import Any
 
 import msgspec
 
-from sandkeep.errors import CallerError, SetupError
+from sandkeep.errors import SetupError
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.providers.docker import trees
-from sandkeepd.providers.docker.engine import Client, Engine
+from sandkeepd.providers.docker.engine import Engine, inspect_image
 from sandkeepd.providers.docker.plan import Plan
 from sandkeepd.providers.docker.start import Handle
 from sandkeepd.providers.docker.trees import ContainerFiles
@@ -41,15 +40,4 @@ class FoundFiles:
 
     async def of_image(self, image: str) -> list[str]:
         """Return the directories of an image, by the engine's name for it. Raises `not_found`, `not_supported`."""
-        found = await self._engine.call(partial(_inspect_image, image=image))
-        return trees.layers_of(found)
-
-
-def _inspect_image(client: Client, image: str) -> dict[str, Any]:
-    from docker.errors import ImageNotFound
-
-    try:
-        found: dict[str, Any] = client.inspect_image(image)  # type: ignore[no-untyped-call]
-    except ImageNotFound:
-        raise CallerError("not_found", f"the image {image} is gone from the Docker engine") from None
-    return found
+        return trees.layers_of(await self._engine.call(partial(inspect_image, name=image)))

@@ -23,7 +23,7 @@ from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build, image_probe
 from sandkeepd.providers.docker.builder import Builder
 from sandkeepd.providers.docker.container import LOG_LABEL
-from sandkeepd.providers.docker.engine import Client, Engine, RefusedError
+from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Engine, RefusedError, Tolerate
 from sandkeepd.providers.docker.plan import Details
 from sandkeepd.providers.docker.stream import StreamedRequest, telling
 
@@ -35,9 +35,6 @@ AT_ONCE: Final = 2
 
 MOST_PROBED: Final = 256
 """Number of images whose probed facts are cached: the same content has the same facts."""
-
-_NOT_FOUND: Final = 404
-_IN_USE: Final = 409
 
 Document = dict[str, Any]
 
@@ -126,7 +123,7 @@ class DockerImages(Images, Building):
         try:
             return await self._engine.call(partial(_inspect, name=name))
         except RefusedError as refused:
-            if refused.status == _NOT_FOUND:
+            if refused.status == NOT_FOUND:
                 return None
             raise
 
@@ -217,16 +214,11 @@ def _login(name: str, client: Client) -> dict[str, str]:
 
 def untag(client: Client, tag: str) -> None:
     """Remove a name of ours from an image, which is removed with its last name. Safe to repeat."""
-    from docker.errors import APIError, NotFound
-
-    with suppress(NotFound):
-        try:
+    with Tolerate(NOT_FOUND):
+        with Tolerate(CONFLICT):
             client.remove_image(tag)
-        except APIError as refused:
-            if refused.status_code != _IN_USE:
-                raise
-            with suppress(NotFound):  # in use by another container, which needs its layers but not the name
-                client.remove_image(tag, force=True)
+            return
+        client.remove_image(tag, force=True)  # in use by another container, which needs its layers but not the name
 
 
 def _tagged(client: Client) -> list[tuple[str, str | None]]:

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError
 from sandkeepd.providers.docker.container import LOG_LABEL
-from sandkeepd.providers.docker.engine import Client, Engine
+from sandkeepd.providers.docker.engine import Client, Engine, inspect_image
 from sandkeepd.providers.docker.plan import Details
 from sandkeepd.providers.docker.stream import StreamedRequest
 
@@ -56,13 +56,7 @@ def tag(name: str) -> str:
 
 def of_image(client: Client, image: str) -> Beneath:
     """Return an image as the base of a layer. Raises `not_found`."""
-    from docker.errors import ImageNotFound
-
-    try:
-        found: dict[str, Any] = client.inspect_image(image)  # type: ignore[no-untyped-call]
-    except ImageNotFound:
-        words = f"the image {image} is gone from the Docker engine, and these files are above it"
-        raise CallerError("not_found", words) from None
+    found = inspect_image(client, image)
     return Beneath(layers=found["RootFS"].get("Layers") or [], config=found.get("Config") or {})
 
 
@@ -165,6 +159,6 @@ def kept(client: Client) -> list[tuple[str, str | None]]:
 def is_kept(client: Client, name: str) -> bool:
     """Return True if there are files of that name."""
     with suppress(CallerError):
-        of_image(client, tag(name))
+        inspect_image(client, tag(name))
         return True
     return False

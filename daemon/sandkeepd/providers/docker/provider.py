@@ -30,7 +30,7 @@ from sandkeepd.providers.docker import inotify, probe
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
 from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL
-from sandkeepd.providers.docker.engine import Client, Engine, Event, RefusedError
+from sandkeepd.providers.docker.engine import Client, Engine, Event
 from sandkeepd.providers.docker.found_files import FoundFiles
 from sandkeepd.providers.docker.image_probe import NO_SHELL
 from sandkeepd.providers.docker.images import DockerImages
@@ -258,14 +258,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
 
     async def _state(self, handle: Handle) -> dict[str, Any] | None:
         """Return the engine's view of a container's state; None when there is no such container."""
-        try:
-            found = await self._engine.call(lambda client: client.inspect_container(handle.container_id))
-        except RefusedError as refused:
-            if refused.status == 404:
-                return None
-            raise
-        state: dict[str, Any] = found["State"]
-        return state
+        return await self._engine.call(lambda client: docker_start.state_of(client, handle.container_id))
 
     async def _last_state(self, handle: Handle) -> dict[str, Any] | None:
         """Return the state of a container that has ended; None when it was removed, as it is a moment after it was

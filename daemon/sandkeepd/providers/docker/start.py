@@ -26,7 +26,7 @@ from sandkeepd.providers.common.views import open_for_careful
 from sandkeepd.providers.docker import inotify
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker.container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
-from sandkeepd.providers.docker.engine import Client
+from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
 from sandkeepd.providers.docker.plan import Plan
 
 GONE_S: Final = 30.0
@@ -163,13 +163,10 @@ def _keeper(plan: Plan) -> list[str]:
 
 def start_again(client: Client, container_id: str, job: Job) -> Handle:
     """Start a container that has ended. Raises `not_ready` when it is missing."""
-    from docker.errors import NotFound
-
-    try:
+    with Tolerate(NOT_FOUND):
         return _begin(client, container_id, job)
-    except NotFound:
-        words = f"the container of sandbox {job.sandbox_id} was removed, and its files with it: create another"
-        raise StateError("not_ready", words, sandbox_id=job.sandbox_id) from None
+    words = f"the container of sandbox {job.sandbox_id} was removed, and its files with it: create another"
+    raise StateError("not_ready", words, sandbox_id=job.sandbox_id)
 
 
 def _begin(client: Client, container_id: str, job: Job) -> Handle:
@@ -252,7 +249,7 @@ def _create(client: Client, job: Job, body: dict[str, Any]) -> str:
             words = "its image is gone from the Docker engine: make the image again, with clean"
             raise CallerError("not_found", words) from None
         except APIError as refused:
-            if refused.status_code != 409 or time.monotonic() > deadline:
+            if refused.status_code != CONFLICT or time.monotonic() > deadline:
                 raise
             _make_way(client, job)
         else:
@@ -261,11 +258,10 @@ def _create(client: Client, job: Job, body: dict[str, Any]) -> str:
 
 def _make_way(client: Client, job: Job) -> None:
     """Free the name: remove the remains of an earlier attempt, or wait for their removal."""
-    from docker.errors import NotFound
-
-    try:
+    found = None
+    with Tolerate(NOT_FOUND):
         found = client.inspect_container(job.plan.name)
-    except NotFound:
+    if found is None:
         time.sleep(_POLL_S)  # it has gone this moment, or its name is released any moment
         return
     marks = found["Config"].get("Labels") or {}
@@ -287,6 +283,14 @@ def _start(client: Client, container_id: str) -> None:
         raise ProviderError("provider_unavailable", f"the container did not start: {words[:500]}") from None
 
 
+def state_of(client: Client, container_id: str) -> dict[str, Any] | None:
+    """Return the engine's view of a container's state; None when there is no such container."""
+    with Tolerate(NOT_FOUND):
+        state: dict[str, Any] = client.inspect_container(container_id)["State"]
+        return state
+    return None
+
+
 def why_not_started(job: Job, state: dict[str, Any] | None) -> str:
     """Return a sentence on a container whose keeper does not answer."""
     try:
@@ -305,15 +309,13 @@ def remove(client: Client, sandbox_id: str, log_id: str, but: str | None = None)
 
     They are found by their labels: a name alone proves nothing.
     """
-    from docker.errors import NotFound
-
     marks = {"label": _labels(sandbox_id, log_id)}
     for container in client.containers(all=True, filters=marks):
         if container["Id"] != but:
             _remove_container(client, container["Id"])
     unused = {"dangling": True} if but is not None else {}
     for volume in client.volumes(filters={**marks, **unused})["Volumes"] or ():
-        with suppress(NotFound):
+        with Tolerate(NOT_FOUND):
             client.remove_volume(volume["Name"], force=True)
 
 
@@ -327,9 +329,9 @@ def rename(client: Client, container_id: str, sandbox_id: str) -> None:
 def halt(client: Client, sandbox_id: str, log_id: str) -> None:
     """Kill a sandbox's containers, and leave them. Safe to repeat."""
     for container in client.containers(filters={"label": _labels(sandbox_id, log_id)}):
-        with _allowed(404, 409):  # it has ended this moment
+        with Tolerate(NOT_FOUND, CONFLICT):  # it has ended this moment
             client.kill(container["Id"])
-        with _allowed(404):
+        with Tolerate(NOT_FOUND):
             client.wait(container["Id"], timeout=int(GONE_S))
 
 
@@ -347,17 +349,6 @@ def pause(client: Client, container_id: str, *, paused: bool = True) -> None:
                 raise
         else:
             return
-
-
-@contextmanager
-def _allowed(*statuses: int) -> Iterator[None]:
-    from docker.errors import APIError
-
-    try:
-        yield
-    except APIError as refused:
-        if refused.status_code not in statuses:
-            raise
 
 
 def _labels(sandbox_id: str, log_id: str) -> list[str]:
@@ -382,17 +373,10 @@ def marked(client: Client) -> list[Mark]:
 
 
 def _remove_container(client: Client, container_id: str) -> None:
-    from docker.errors import APIError, NotFound
-
     deadline = time.monotonic() + GONE_S
-    while True:
-        try:
-            client.remove_container(container_id, force=True, v=True)
-        except NotFound:
-            return
-        except APIError as refused:
-            if refused.status_code != 409 or time.monotonic() > deadline:
-                raise
+    with Tolerate(NOT_FOUND):
+        while True:
+            with Tolerate(*([CONFLICT] if time.monotonic() <= deadline else [])):
+                client.remove_container(container_id, force=True, v=True)
+                return
             time.sleep(_POLL_S)  # it is being removed already
-        else:
-            return

@@ -18,7 +18,7 @@ from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.trees.read import Remarks
 from sandkeep_store.archives.trees.tree import Overlay, Tree, directory_member
 from sandkeepd.host import mounts
-from sandkeepd.providers.docker.engine import Client
+from sandkeepd.providers.docker.engine import NOT_FOUND, Client, Tolerate
 from sandkeepd.providers.docker.plan import INSIDE, Plan
 
 DRIVER: Final = "overlay2"
@@ -48,13 +48,12 @@ class ContainerFiles(Struct, frozen=True, kw_only=True):
 
 def find(client: Client, container_id: str, sandbox_id: str, plan: Plan) -> ContainerFiles:
     """Ask the engine for a container's files. Raises `not_ready` when they are gone, and `not_supported`."""
-    from docker.errors import NotFound
-
-    try:
-        found: dict[str, Any] = client.inspect_container(container_id)
-    except NotFound:
+    found: dict[str, Any] | None = None
+    with Tolerate(NOT_FOUND):
+        found = client.inspect_container(container_id)
+    if found is None:
         words = f"the container of sandbox {sandbox_id} was removed, and its files with it"
-        raise StateError("not_ready", words, sandbox_id=sandbox_id) from None
+        raise StateError("not_ready", words, sandbox_id=sandbox_id)
     layers = layers_of(found)
     _require_own_workspace(plan)
     return ContainerFiles(
