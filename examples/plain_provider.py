@@ -128,8 +128,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
     async def end(self, sandbox_id: str, handle: Json) -> None:
         """End the processes of a sandbox, and leave its files."""
         await self.in_thread(kill, self.layout.sandbox(sandbox_id), handle)
-        if sandbox_id in self.instances:
-            await self.see_end(self.instances[sandbox_id])
+        await self.see_end(sandbox_id)
 
     async def terminate(self, sandbox_id: str, plan: Json, handle: Json) -> None:
         with trio.CancelScope(shield=True):

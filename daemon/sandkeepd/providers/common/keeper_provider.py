@@ -30,11 +30,12 @@ from sandkeepd.contract.revival import Reviving
 from sandkeepd.contract.snapshots import Snapshotting
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError
-from sandkeepd.host.processes import Identity, keep_descriptors_private, open_process, reap, wait_ended
+from sandkeepd.host.processes import Identity, keep_descriptors_private, kill_and_wait, open_process, reap, wait_ended
 from sandkeepd.keeper import journal, journal_trimming, pty
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.layout import Layout
 
 logger = logging.getLogger("sandkeepd")
@@ -57,6 +58,10 @@ class HeldInstance(KeeperInstance):
     """Its end, if the code that ended it has given a reason."""
     scope: trio.CancelScope
     """Cancels the task that waits for its end."""
+    disk_bytes: int | None = None
+    """Limit on its disk usage in bytes, if it has one."""
+    look_after: float = 0.0
+    """By Trio's clock, the earliest time of the next measurement of that."""
 
     def let_go_of_process(self) -> None:
         """Stop waiting for the sandbox's end, and release its first process. Must be done once."""
@@ -110,10 +115,20 @@ class KeeperProvider(ABC, Generic[InstanceT]):
         self.nursery = nursery
         self.instances: dict[str, InstanceT] = {}
         self._hostile_roots: dict[str, HostileRoot] = {}
+        self.disks = DiskWatch(self.instances, self._occupied, self._end_for_disk)
 
     @abstractmethod
     async def _why_ended(self, instance: InstanceT) -> Ending:
         """Return the reason for the end of a sandbox that this daemon did not end."""
+
+    def _occupied(self, instance: InstanceT) -> int:
+        """Return the bytes that a sandbox with a disk limit has on the disk. Blocks."""
+        return 0
+
+    async def _end_for_disk(self, instance: InstanceT) -> None:
+        """End a sandbox that exceeds its disk limit."""
+        if instance.pidfd >= 0:
+            await self.in_thread(kill_and_wait, instance.pidfd)
 
     def default_network(self) -> Network:
         return "none"
@@ -181,8 +196,19 @@ class KeeperProvider(ABC, Generic[InstanceT]):
         if self.instances.get(instance.sandbox_id) is instance:
             del self.instances[instance.sandbox_id]
 
-    async def see_end(self, instance: InstanceT) -> None:
-        """Wait until the end of a killed sandbox has been delivered to those waiting for it, and release it."""
+    def _begin_end(self, sandbox_id: str) -> None:
+        """Note that a sandbox, if it is held, ends because it is terminated."""
+        instance = self.instances.get(sandbox_id)
+        if instance is not None:
+            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
+
+    async def see_end(self, sandbox_id: str) -> None:
+        """Wait until the end of a killed sandbox, if it is held, has been delivered to those waiting for it, and
+        release it.
+        """
+        instance = self.instances.get(sandbox_id)
+        if instance is None:
+            return
         with trio.move_on_after(END_TOLD_S):  # a closed instance never reports its end
             await instance.ended()
         await self._let_go(instance)
@@ -232,7 +258,7 @@ class KeeperProvider(ABC, Generic[InstanceT]):
 @asynccontextmanager
 async def running(make: Callable[[Watcher, trio.Nursery], ProviderT]) -> AsyncIterator[ProviderT]:
     """Run the provider that `make` makes, with its background tasks, for the length of a block. Its sandboxes outlive
-    it. `make` starts further tasks in the nursery that it gets.
+    it. Further tasks can be started in its `nursery`.
     """
     keep_descriptors_private()
     with Watcher() as watcher:
@@ -240,6 +266,7 @@ async def running(make: Callable[[Watcher, trio.Nursery], ProviderT]) -> AsyncIt
             provider = make(watcher, nursery)
             nursery.start_soon(watcher.run)
             nursery.start_soon(provider.sweep)
+            nursery.start_soon(provider.disks.run)
             try:
                 yield provider
             finally:

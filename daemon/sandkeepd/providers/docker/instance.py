@@ -36,11 +36,10 @@ class DockerInstance(HeldInstance):
     plan: Plan
     engine: Engine
     mark: str
-    look_after: float = 0.0
 
     def contain(self, plan: Plan, engine: Engine, mark: str) -> None:
         """Set its plan, and read its state. The file `mark` exists while it stands still only to be read."""
-        self.plan, self.engine, self.mark = plan, engine, mark
+        self.plan, self.engine, self.mark, self.disk_bytes = plan, engine, mark, plan.disk_bytes
         self.cgroups = cgroups.groups_of_pid(self.handle["first"]["pid"])
         freezer.recover(self.cgroups, mark)
         self.pause.set(self.is_suspended())
@@ -52,11 +51,6 @@ class DockerInstance(HeldInstance):
         """Return True if it is frozen from outside or by the daemon, for more than to read its files."""
         turn = freezer.turn_of(self.cgroups)
         return cgroups.is_frozen(self.handle["first"]["pid"]) and not (turn is not None and turn.is_ours)
-
-    @property
-    def disk_bytes(self) -> int:
-        """Limit on its disk usage in bytes."""
-        return self.plan.disk_bytes
 
     @property
     def container_id(self) -> str:
@@ -113,7 +107,7 @@ class ShelllessInstance(DockerInstance):
         return await self._outside(files.read_piece, self._root, path, offset, max_bytes)
 
     async def write_whole(self, path: str, data: bytes, *, mode: int | None = None, parents: bool = False) -> None:
-        write = partial(files.write_whole, mode=mode, parents=parents, most_bytes=self.disk_bytes)
+        write = partial(files.write_whole, mode=mode, parents=parents, most_bytes=self.plan.disk_bytes)
         await self._outside(write, self._root, path, data)
 
     async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:

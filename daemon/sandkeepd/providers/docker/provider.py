@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +25,6 @@ from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.host.processes import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
-from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
 from sandkeepd.providers.docker import inotify, probe
 from sandkeepd.providers.docker import plan as docker_plan
@@ -63,13 +63,12 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     name = "docker"
 
     def __init__(
-        self, state_dir: str, engine: Engine, *, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
+        self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, engine: Engine, disk_limit: int
     ) -> None:
         super().__init__(state_dir, log_id, watcher, nursery)
         self.engine = self._engine = engine
         self.images = DockerImages(engine, self.layout, log_id)
         self._disk_limit = disk_limit
-        self.disks = DiskWatch(self.instances, self._occupied, self._end_for_disk)
         self._driver: str | None = None
         self._following = False
         files, packer = FoundFiles(engine), Packer(self.layout.state_dir)
@@ -151,9 +150,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         with trio.CancelScope(shield=True):
             await self.in_thread(_kill, handle)
             await self._engine.call(lambda client: docker_start.halt(client, sandbox_id, self.log_id))
-            instance = self.instances.get(sandbox_id)
-            if instance is not None:
-                await self.see_end(instance)
+            await self.see_end(sandbox_id)
 
     async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> DockerInstance:
         """Hold a container that was just started, once its keeper answers."""
@@ -216,16 +213,13 @@ class DockerProvider(KeeperProvider[DockerInstance]):
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`. Processes end at once, also when the engine is down; the rest waits for it."""
-        instance = self.instances.get(sandbox_id)
-        if instance is not None:
-            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
+        self._begin_end(sandbox_id)
         self._replacement.forget(sandbox_id)
         await self.in_thread(_kill, handle)
         failpoints.reach("docker.killed")
         await self._engine.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
         failpoints.reach("docker.removed")
-        if instance is not None:
-            await self.see_end(instance)
+        await self.see_end(sandbox_id)
         await self.in_thread(self.layout.clear, sandbox_id)
 
     # Events of the engine
@@ -358,17 +352,9 @@ async def open_docker(
     The engine is not asked before it is needed, so that a daemon starts without one.
     """
     way = engine or Engine()
-
-    def make(watcher: Watcher, nursery: trio.Nursery) -> DockerProvider:
-        provider = DockerProvider(
-            state_dir, way, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
-        )
-        nursery.start_soon(provider.disks.run)
-        nursery.start_soon(way.look_after)
-        return provider
-
     try:
-        async with running(make) as provider:
+        async with running(partial(DockerProvider, state_dir, log_id, engine=way, disk_limit=disk_limit)) as provider:
+            provider.nursery.start_soon(way.look_after)
             yield provider
     finally:
         way.close()

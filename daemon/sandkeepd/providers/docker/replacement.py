@@ -87,7 +87,7 @@ class DockerReplacement(Replacing):
         finally:
             instance = self._provider.instances.get(sandbox_id)
             if instance is not None and _container_of(instance.handle) != _container_of(handle):
-                await self._provider.see_end(instance)
+                await self._provider.see_end(sandbox_id)
 
     async def drop_replaced(self, sandbox_id: str) -> None:
         """See `Replacing.drop_replaced`. The held container is the recorded one.

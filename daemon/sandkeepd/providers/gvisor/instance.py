@@ -32,7 +32,6 @@ class GvisorInstance(HeldInstance):
     runsc: Runsc
     container: str = ""
     pidfd: int = -1
-    look_after: float = 0.0
 
     def _make_viewers(self) -> Viewers:
         self._shown = GvisorViewers(self, self._talk, self._place, self.handle)
@@ -40,7 +39,8 @@ class GvisorInstance(HeldInstance):
 
     def prepare(self, image_id: str, plan: Plan, spec: SandboxSpec) -> None:
         """Set its image, plan and spec."""
-        self.image_id, self.plan, self.spec, self.cgroups = image_id, plan, spec, plan.cgroups
+        self.image_id, self.plan, self.spec = image_id, plan, spec
+        self.cgroups, self.disk_bytes = plan.cgroups, plan.disk_bytes
         self.suspended = Pause()
         """Unlike `pause`, it is off while the sandbox is saved for a moment only."""
         self.turn = trio.Lock()
@@ -49,11 +49,6 @@ class GvisorInstance(HeldInstance):
         self._helping = 0
         self._helped = trio.Event()
         self._held_control: int | None = None
-
-    @property
-    def disk_bytes(self) -> int:
-        """Limit on its disk usage in bytes."""
-        return self.plan.disk_bytes
 
     # Standing still
 

@@ -8,8 +8,8 @@ checkpoints. See `contract.provider` for the interface.
 
 import functools
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import msgspec
@@ -28,11 +28,10 @@ from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
-from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_and_wait, kill_known, open_process, reap
+from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_known, open_process, reap
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
-from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.inside import INSIDE, environment
 from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
 from sandkeepd.providers.common.layers import Layers
@@ -73,14 +72,13 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
     name = "gvisor"
 
     def __init__(
-        self, state_dir: str, *, uid_base: int, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
+        self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, uid_base: int, disk_limit: int
     ) -> None:
         super().__init__(state_dir, log_id, watcher, nursery, threads=32)
         self.root = os.geteuid() == 0
         self._store = Layers(self.layout, log_id, uid_base if self.root else None)
         self._disk_limit = disk_limit
         self.starts = Threads(trio.CapacityLimiter(max(8, 4 * len(os.sched_getaffinity(0)))))
-        self.disks = DiskWatch(self.instances, self._occupied, self._end_for_disk)
         self._saves = Saves(self)
         self.images = DirectoryImages(self.layout, log_id, self.in_thread, self._store.uid)
         self.checkpoints = GvisorCheckpoints(self, self._saves)
@@ -255,16 +253,14 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
     # Ending
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        instance = self.instances.get(sandbox_id)
-        if instance is not None:
-            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
+        self._begin_end(sandbox_id)
         with trio.CancelScope(shield=True):
             await self.in_thread(self._end, sandbox_id, plan)
             failpoints.reach("gvisor.killed")
-            if instance is not None:
-                if instance.pidfd < 0:
-                    await instance.went(instance.ending or Ending(kind="failed", message="it was terminated"))
-                await self.see_end(instance)
+            instance = self.instances.get(sandbox_id)
+            if instance is not None and instance.pidfd < 0 and instance.ending is not None:  # no process will end
+                await instance.went(instance.ending)
+            await self.see_end(sandbox_id)
             await self.in_thread(self._clear, sandbox_id)
 
     def _end(self, sandbox_id: str, plan: dict[str, Any]) -> None:
@@ -342,10 +338,6 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
     def _occupied(self, instance: GvisorInstance) -> int:
         return disk_usage.occupied([self._out(instance.sandbox_id)], 0, {}, [], root=self.root)
 
-    async def _end_for_disk(self, instance: GvisorInstance) -> None:
-        if instance.pidfd >= 0:
-            await self.in_thread(kill_and_wait, instance.pidfd)
-
 
 async def _reap(child: int) -> None:
     if child >= 0:
@@ -378,18 +370,8 @@ def _look(job: Job) -> Found | None:
     return Found(goes_on=goes_on)
 
 
-@asynccontextmanager
-async def open_gvisor(
+def open_gvisor(
     state_dir: str, *, uid_base: int, disk_limit: int, log_id: str = ""
-) -> AsyncIterator[GvisorProvider]:
+) -> AbstractAsyncContextManager[GvisorProvider]:
     """Run the gVisor provider, with its background tasks, for the length of a block. The sandboxes outlive it."""
-
-    def make(watcher: Watcher, nursery: trio.Nursery) -> GvisorProvider:
-        provider = GvisorProvider(
-            state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
-        )
-        nursery.start_soon(provider.disks.run)
-        return provider
-
-    async with running(make) as provider:
-        yield provider
+    return running(functools.partial(GvisorProvider, state_dir, log_id, uid_base=uid_base, disk_limit=disk_limit))

@@ -36,7 +36,6 @@ from sandkeepd.host.uids.registry import Registry
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
-from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider, running
 from sandkeepd.providers.common.layers import Layers
@@ -60,12 +59,6 @@ class LocalInstance(HeldInstance):
 
     plan: Plan
     freezer: FreezerPauses
-    look_after: float = 0.0
-
-    @property
-    def disk_bytes(self) -> int:
-        """Limit on its disk usage in bytes."""
-        return self.plan.disk_bytes
 
 
 class LocalProvider(KeeperProvider[LocalInstance]):
@@ -74,7 +67,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
     name = "local"
 
     def __init__(
-        self, state_dir: str, *, uid_base: int, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
+        self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, uid_base: int, disk_limit: int
     ) -> None:
         super().__init__(state_dir, log_id, watcher, nursery)
         self.root = os.geteuid() == 0
@@ -88,7 +81,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             self.host_uids = Claims(Registry(UID_REGISTRY()), base=uid_base, log_id=log_id, home=self.layout.state_dir)
             self._uids = UidClaims(self.host_uids)
         self._being_cleared: dict[str, trio.Event] = {}
-        self.disks = DiskWatch(self.instances, self._occupied, self._end_instance)
         self._clear_in_thread = Threads(trio.CapacityLimiter(64))
         """Separate threads, as removing a million files must not keep other sandboxes from being made."""
         self._starts = Threads(trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0)))))
@@ -279,7 +271,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
             )  # fmt: skip
-            instance.plan, instance.cgroups = plan, plan.cgroups
+            instance.plan, instance.cgroups, instance.disk_bytes = plan, plan.cgroups, plan.disk_bytes
             mark = self.layout.read_mark(sandbox_id)
             instance.pauses = instance.freezer = FreezerPauses(instance.pause, plan.cgroups, mark)
             return instance
@@ -312,14 +304,11 @@ class LocalProvider(KeeperProvider[LocalInstance]):
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         decided = await self._decided(sandbox_id, plan)
-        instance = self.instances.get(sandbox_id)
-        if instance is not None:
-            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
+        self._begin_end(sandbox_id)
         with trio.CancelScope(shield=True):
             await self.in_thread(self.cleanup.end, sandbox_id, decided, handle)
             failpoints.reach("end.killed")
-            if instance is not None:
-                await self.see_end(instance)
+            await self.see_end(sandbox_id)
             await self._clear_in_thread(self.cleanup.end_for_good, sandbox_id, decided)
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
@@ -385,7 +374,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         places = [files.below("upper"), files.below("out")]
         return disk_usage.occupied(places, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
 
-    async def _end_instance(self, instance: LocalInstance) -> None:
+    async def _end_for_disk(self, instance: LocalInstance) -> None:
         await self.in_thread(self.cleanup.end, instance.sandbox_id, instance.plan, instance.handle)
 
 
@@ -398,17 +387,12 @@ async def open_local(
     Its objects carry `log_id`, by which a later daemon identifies them without any other record.
     """
 
-    def make(watcher: Watcher, nursery: trio.Nursery) -> LocalProvider:
-        provider = LocalProvider(
-            state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
-        )
-        nursery.start_soon(provider.disks.run)
-        nursery.start_soon(keep_looking, lambda: [instance.freezer for instance in provider.instances.values()])
-        if provider.host_uids is not None:
-            nursery.start_soon(provider.host_uids.keep)
-        return provider
-
+    make = functools.partial(LocalProvider, state_dir, log_id, uid_base=uid_base, disk_limit=disk_limit)
     async with running(make) as provider:
+        looks = functools.partial(keep_looking, lambda: [each.freezer for each in provider.instances.values()])
+        provider.nursery.start_soon(looks)
+        if provider.host_uids is not None:
+            provider.nursery.start_soon(provider.host_uids.keep)
         yield provider
 
 

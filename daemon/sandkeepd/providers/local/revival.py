@@ -65,9 +65,7 @@ class LocalRevival(Reviving):
         provider, decided = self._provider, msgspec.convert(plan, Plan)
         with trio.CancelScope(shield=True):
             await provider.in_thread(provider.cleanup.end, sandbox_id, decided, handle)
-            instance = provider.instances.get(sandbox_id)
-            if instance is not None:
-                await provider.see_end(instance)
+            await provider.see_end(sandbox_id)
             await provider.in_thread(provider.cleanup.end_escaped, sandbox_id, decided)
 
 
