@@ -19,6 +19,7 @@ from sandkeep.system.openat2 import open_in_root
 from sandkeepd.host import mounts
 from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper import program
+from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.common.inside import HOME, INSIDE, PATH, WORKSPACE, environment, write_etc
 from sandkeepd.providers.common.tree_copies import copy_tree
 from sandkeepd.providers.common.views import shown
@@ -29,13 +30,6 @@ _TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _OWN_ETC: Final = ("hosts", "resolv.conf")
 _PLACES: Final = ("/mnt", "/media", "/srv", "/opt")
 _CAPABILITIES: Final = ("bounding", "effective", "inheritable", "permitted", "ambient")
-
-
-class Lower(Struct, frozen=True, kw_only=True):
-    """A directory of files that the sandbox begins with, and their owner's uid."""
-
-    root: str
-    uid: int | None
 
 
 def is_root_file_system(lowers: Sequence[Lower]) -> bool:
@@ -160,7 +154,8 @@ def mount_root(place: str, lowers: Sequence[Lower], bundle: Bundle) -> str:
         seen = [f"{place}/{number}" for number in range(len(lowers))]
         for directory in (f"{place}/made", f"{place}/root", *seen):
             os.mkdir(directory, 0o755)
-        _show(list(map(mounts.at, opened)), lowers, seen, bundle.plan.uid)
+        owners = [lower.uid for lower in lowers]
+        mounts.bind_mapped(list(zip(map(mounts.at, opened), seen, owners, strict=True)), bundle.plan.uid, again=True)
         made = f"{place}/made"
         if bundle.whole:
             _make_whole(made, bundle)
@@ -177,12 +172,6 @@ def mount_root(place: str, lowers: Sequence[Lower], bundle: Bundle) -> str:
     finally:
         for fd in opened:
             os.close(fd)
-
-
-def _show(places: Sequence[str], lowers: Sequence[Lower], seen: Sequence[str], uid: int) -> None:
-    """Mount the files as owned by the sandbox's user."""
-    owners = [0 if lower.uid is None else lower.uid for lower in lowers]
-    mounts.bind_mapped(list(zip(places, seen, owners, strict=True)), uid, again=True)
 
 
 def make_skeleton(root: str, bundle: Bundle) -> None:

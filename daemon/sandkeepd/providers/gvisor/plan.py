@@ -2,14 +2,12 @@
 
 from typing import Final
 
-from msgspec import Struct, field
-
 from sandkeep.errors import SetupError
 from sandkeep.model import SandboxSpec
 from sandkeep.settings import gvisor as settings
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.providers.common.directory_provider import DirectoryPlan, enforcer
 from sandkeepd.providers.common.inside import inner_user
-from sandkeepd.providers.common.layers import Layer
 
 PIDS: Final = (
     "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "
@@ -21,22 +19,14 @@ HOST_THREADS: Final = 8192
 """Maximum number of host threads of a sandbox, so that it cannot use up the machine's. A process takes six or seven."""
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    """A decided plan. `uid` and `gid` are those inside. The sandbox begins with `layers`, each of which hides parts of
-    the next, and, with `over_image`, with the image beneath them.
-    """
+class Plan(DirectoryPlan, frozen=True, kw_only=True):
+    """A decided plan. `uid` and `gid` are those inside."""
 
     uid: int
     gid: int
     network: str
     rootless: bool
     writable: bool
-    limits: Limits
-    disk_bytes: int
-    layers: list[Layer] = field(default_factory=list)
-    over_image: bool = True
-    cgroups: dict[str, str] = field(default_factory=dict)
-    held_by: dict[str, str] = field(default_factory=dict)
 
 
 def decide(sandbox_id: str, spec: SandboxSpec, hierarchies: Hierarchies, *, disk_limit: int, root: bool) -> Plan:
@@ -87,12 +77,8 @@ def _inner_user(user: str | None, *, rootless: bool) -> tuple[int, int]:
 def _held_by(limits: Limits, hierarchies: Hierarchies) -> dict[str, str]:
     held = {"disk": "watcher, of its output"}
     for name, controller in (("memory", "memory"), ("cpus", "cpu")):
-        if controller not in limits.controllers():
-            continue
-        if not hierarchies.has(controller):
-            words = f"{name} cannot be limited here: the daemon needs a writable {controller} control group"
-            raise SetupError("not_supported", words, field=name)
-        held[name] = "cgroup"
+        if controller in limits.controllers():
+            held[name] = enforcer(name, controller, hierarchies)
     return held
 
 

@@ -23,23 +23,20 @@ from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings import gvisor as settings
 from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Caller
-from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
-from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.host.cgroups.groups import Limits
 from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_known, open_process, reap
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
-from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
+from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower
 from sandkeepd.providers.common.inside import INSIDE, environment
-from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
-from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.keeper_provider import running
 from sandkeepd.providers.common.layout import log_of
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
 from sandkeepd.providers.gvisor import plan as gvisor_plan
 from sandkeepd.providers.gvisor import probe, runsc, start
-from sandkeepd.providers.gvisor.bundle import Lower
 from sandkeepd.providers.gvisor.checkpoints import GvisorCheckpoints
 from sandkeepd.providers.gvisor.instance import GvisorInstance
 from sandkeepd.providers.gvisor.layers import GvisorLayers
@@ -66,31 +63,24 @@ class Handle(Struct, frozen=True, kw_only=True):
     secrets: list[str] = field(default_factory=list)
 
 
-class GvisorProvider(KeeperProvider[GvisorInstance]):
+class GvisorProvider(DirectoryProvider[GvisorInstance]):
     """See `Provider`. It runs tasks of its own, so `open_gvisor` makes it."""
 
     name = "gvisor"
+    first = "its kernel"
 
     def __init__(
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, uid_base: int, disk_limit: int
     ) -> None:
-        super().__init__(state_dir, log_id, watcher, nursery, threads=32)
-        self.root = os.geteuid() == 0
-        self._store = Layers(self.layout, log_id, uid_base if self.root else None)
-        self._disk_limit = disk_limit
+        super().__init__(state_dir, log_id, watcher, nursery, uid_base=uid_base, disk_limit=disk_limit, threads=32)
         self.starts = Threads(trio.CapacityLimiter(max(8, 4 * len(os.sched_getaffinity(0)))))
         self._saves = Saves(self)
-        self.images = DirectoryImages(self.layout, log_id, self.in_thread, self._store.uid)
         self.checkpoints = GvisorCheckpoints(self, self._saves)
         self.layers = GvisorLayers(self.layout, self.images, self._store, self.in_thread)
         self.replacement = GvisorReplacement(self)
         self.snapshots = GvisorSnapshots(self.instances, self.layout.state_dir, root=self.root)
 
     # Where things are
-
-    @functools.cached_property
-    def _hierarchies(self) -> Hierarchies:
-        return Hierarchies(log_id=self.log_id)
 
     def _base(self, given: str | None) -> str:
         return given or f"{self.layout.state_dir}/{_DEFAULT_BASE}"
@@ -157,11 +147,8 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         )  # fmt: skip
 
     async def _lowers(self, image_id: str, plan: Plan) -> list[Lower]:
-        """Return the layers that a sandbox of that plan begins with. Raises `not_found`, `not_supported`."""
-        lowers = [Lower(root=self._store.root(layer.name), uid=layer.uid) for layer in plan.layers]
-        if plan.over_image:
-            lowers.append(Lower(root=self.images.root(image_id), uid=self._store.uid))
-        await require_there(lower.root for lower in lowers)
+        """Do as `lowers`. Raises `not_supported` for several where `runsc` is rootless."""
+        lowers = await self.lowers(image_id, plan)
         if len(lowers) > 1 and plan.rootless:
             words = "files in layers need mounts, which a rootless runsc cannot make: make a full snapshot"
             raise SetupError("not_supported", words)
@@ -220,11 +207,6 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
             raise ProviderError("provider_unavailable", "the sandbox ended while it started")
         instance.container, instance.pidfd, instance.scope = container, pidfd, trio.CancelScope()
         self.nursery.start_soon(self._await_end, instance)
-
-    async def _why_ended(self, instance: GvisorInstance) -> Ending:
-        starved = cgroups.ran_out_of_memory(instance.plan.cgroups)
-        how = "ended after it had used up its memory" if starved else "was ended from outside"
-        return Ending(kind="failed", message=f"its kernel {how}")
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]

@@ -37,11 +37,12 @@ from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, has_ended, listen, reap, spawn
 from sandkeepd.keeper import program
+from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.common.errors import translate
 from sandkeepd.providers.common.layout import SANDBOX_MARK, log_of, write_mark
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
 from sandkeepd.providers.gvisor import disk_space, open_files, runsc
-from sandkeepd.providers.gvisor.bundle import Bundle, Lower
+from sandkeepd.providers.gvisor.bundle import Bundle
 from sandkeepd.providers.gvisor.digest import Follower
 from sandkeepd.providers.gvisor.plan import Plan
 

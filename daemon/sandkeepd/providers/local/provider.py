@@ -22,10 +22,7 @@ from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxS
 from sandkeep.settings.daemon import UID_REGISTRY
 from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Caller
-from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
-from sandkeepd.host.cgroups import groups as cgroups
-from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.processes import (
     identify,
     in_fresh_thread,
@@ -35,10 +32,9 @@ from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.host.uids.registry import Registry
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
-from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
+from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
-from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider, running
-from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.keeper_provider import HeldInstance, running
 from sandkeepd.providers.local import plan as local_plan
 from sandkeepd.providers.local.claims import UidClaims
 from sandkeepd.providers.local.end import Cleanup
@@ -48,7 +44,7 @@ from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.probe import Abilities, probe
 from sandkeepd.providers.local.revival import LocalReplacement, LocalRevival
 from sandkeepd.providers.local.snapshots import LocalSnapshots, files_features
-from sandkeepd.providers.local.start import Handle, Job, Lower, Started, start
+from sandkeepd.providers.local.start import Handle, Job, Started, start
 from sandkeepd.providers.local.strays import Strays
 
 logger: Final = logging.getLogger("sandkeepd")
@@ -61,19 +57,16 @@ class LocalInstance(HeldInstance):
     freezer: FreezerPauses
 
 
-class LocalProvider(KeeperProvider[LocalInstance]):
+class LocalProvider(DirectoryProvider[LocalInstance]):
     """See `Provider`. It runs tasks of its own, so `open_local` makes it."""
 
     name = "local"
+    first = "its first process"
 
     def __init__(
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, uid_base: int, disk_limit: int
     ) -> None:
-        super().__init__(state_dir, log_id, watcher, nursery)
-        self.root = os.geteuid() == 0
-        self._store = Layers(self.layout, log_id, uid_base if self.root else None)
-        self._uid_base = uid_base
-        self._disk_limit = disk_limit
+        super().__init__(state_dir, log_id, watcher, nursery, uid_base=uid_base, disk_limit=disk_limit)
         self.host_uids: Claims | None = None
         """The host uids of its sandboxes, which only root can assign."""
         self._uids: UidClaims | None = None
@@ -87,7 +80,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         """More concurrent starts finish no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
-        self.images = DirectoryImages(self.layout, log_id, self.in_thread, self._store.uid)
         self._layers = LocalLayers(self.layout, self.images, self._store, self.in_thread, self.abilities)
         revival = LocalRevival(self)
         self.claims, self.layers, self.revival = self._uids, self._layers, revival
@@ -95,10 +87,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         self.snapshots = LocalSnapshots(self._store, self.layout.state_dir, self._layers.files_of, self.abilities)
 
     # Capabilities
-
-    @functools.cached_property
-    def _hierarchies(self) -> Hierarchies:
-        return Hierarchies(log_id=self.log_id)
 
     @functools.cached_property
     def _planner(self) -> Planner:
@@ -199,17 +187,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             raise SetupError("not_supported", f"files in layers need overlays: {why}")
         return files
 
-    async def lowers(self, image_id: str, plan: Plan) -> list[Lower]:
-        """Return the layers that a sandbox of that plan begins with. Raises `not_found` when one is missing."""
-        lowers = [
-            Lower(self._store.root(layer.name), self._uid_base if layer.uid is None else layer.uid)
-            for layer in plan.layers
-        ]
-        if plan.over_image:
-            lowers.append(Lower(self.images.root(image_id), self._uid_base))
-        await require_there(lower.root for lower in lowers)
-        return lowers
-
     def job(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, lowers: list[Lower], files: str, found: Abilities
     ) -> Job:
@@ -277,11 +254,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             return instance
 
         return self._take_hold(handle.first, make)
-
-    async def _why_ended(self, instance: LocalInstance) -> Ending:
-        starved = cgroups.ran_out_of_memory(instance.plan.cgroups)
-        how = "ended after it had used up its memory" if starved else "was ended from outside"
-        return Ending(kind="failed", message=f"its first process {how}")
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]

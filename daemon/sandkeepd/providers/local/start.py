@@ -22,6 +22,7 @@ from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.pools import ceilings
 from sandkeepd.host.processes import TOOL_ENV, Identity, identify, listen, reap, run_tool, spawn
 from sandkeepd.keeper import program, pty
+from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.common.errors import translate
 from sandkeepd.providers.common.inside import INSIDE, marks, write_etc
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
@@ -55,13 +56,6 @@ class Handle(Struct, frozen=True, kw_only=True):
     files: str
     workspace: str
     secrets: list[str] = field(default_factory=list)
-
-
-class Lower(NamedTuple):
-    """A directory of files that the sandbox begins with, and their owner's uid."""
-
-    root: str
-    uid: int
 
 
 class Job(Struct, frozen=True, kw_only=True):
