@@ -6,12 +6,10 @@ reads it, and follows no link; a program of its own applies the `.dockerignore`,
 memory or time.
 """
 
-import ctypes
 import functools
 import os
 import signal
 import stat
-import struct
 import subprocess
 import sys
 import tarfile
@@ -20,6 +18,7 @@ from contextlib import ExitStack, suppress
 from typing import IO, Final, NamedTuple
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
+from sandkeep.system.openat2 import open_in_root
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 from sandkeepd.providers.docker import ignore as docker_ignore
 
@@ -29,10 +28,6 @@ OUR_DOCKERFILE: Final = ".sandkeep.dockerfile"
 IGNORE: Final = docker_ignore.NAME
 _PIECE_BYTES: Final = 256 * 1024
 _MOST_SAID: Final = 2000
-_OPENAT2: Final = 437
-_HOW: Final = struct.Struct("QQQ")
-_IN_ROOT: Final = 0x10 | 0x02
-"""Resolve as if the directory were the root, for links too; and follow no magic links."""
 
 
 def read_below(top: str, path: str, most_bytes: int) -> bytes | None:
@@ -41,13 +36,11 @@ def read_below(top: str, path: str, most_bytes: int) -> bytes | None:
     """
     directory = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        how = _HOW.pack(os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, 0, _IN_ROOT)
-        name = os.fsencode(path)
-        opened = ctypes.CDLL(None, use_errno=True).syscall(_OPENAT2, directory, name, how, ctypes.c_size_t(_HOW.size))
+        opened = open_in_root(directory, path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
     finally:
         os.close(directory)
-    if opened < 0:
-        return None
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
         return None
