@@ -90,7 +90,7 @@ def _packed(added: Mapping[str, bytes], tar: Sequence[str], lister: Sequence[str
     pack.
     """
     for name, content in added.items():
-        yield _entry(name, content)
+        yield tar_entry(name, content)
     with ExitStack() as stack:
         listing = _start(stack, lister, subprocess.DEVNULL) if lister else None
         packing = _start(stack, tar, listing.process.stdout if listing else subprocess.DEVNULL)
@@ -136,7 +136,7 @@ def _failure(program: _Program) -> SandkeepError:
     return ProviderError("provider_unavailable", f"what is to be built from could not be packed: {lines[-1]}")
 
 
-def _entry(name: str, content: bytes) -> bytes:
+def tar_entry(name: str, content: bytes) -> bytes:
     """Return a file in a tar archive, without the archive's end."""
     header = tarfile.TarInfo(name)
     header.size, header.mode = len(content), 0o644

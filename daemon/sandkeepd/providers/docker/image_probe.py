@@ -4,12 +4,13 @@ The container for that has its image's own user and no rights, no network and no
 output comes from the image, and is believed only as far as it can be checked or hurts only its owner.
 """
 
+import io
 import posixpath
 import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, Any, Final, cast
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -26,6 +27,7 @@ ANSWER_S: Final = 15
 
 _MOST_SAID_BYTES: Final = 16 * 1024
 _MOST_PASSWD_BYTES: Final = 1024 * 1024
+_MOST_HEADER_BYTES: Final = 64 * 1024
 _MOST_ID: Final = 2**32 - 2
 NO_SHELL: Final = "its image has no shell"
 _MARK: Final = "sandkeep-probe"
@@ -228,29 +230,17 @@ def _first_entry(client: Client, container: str, path: str) -> tarfile.TarInfo |
 
 
 def _archive(client: Client, container: str, path: str) -> tarfile.TarFile:
-    """Open the engine's archive of a path; only its beginning is read. Raises TarError when the path is missing."""
+    """Open the beginning of the engine's archive of a path. Raises TarError when the path is missing."""
     from docker.errors import NotFound
 
     try:
         pieces, _ = client.get_archive(container, path, chunk_size=64 * 1024)
     except NotFound:
         raise tarfile.TarError(path) from None
-    return tarfile.open(fileobj=cast("IO[bytes]", _Pieces(pieces)), mode="r|")
-
-
-class _Pieces:
-    """An iterator of bytes, as a file to read from."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._rest = b""
-
-    def read(self, size: int) -> bytes:
-        """Return `size` bytes, or as many as are left."""
-        while len(self._rest) < size:
-            piece = next(self._pieces, b"")
-            if not piece:
-                break
-            self._rest += piece
-        answer, self._rest = self._rest[:size], self._rest[size:]
-        return answer
+    beginning = io.BytesIO()
+    for piece in pieces:
+        beginning.write(piece)
+        if beginning.tell() > _MOST_PASSWD_BYTES + _MOST_HEADER_BYTES:
+            break
+    beginning.seek(0)
+    return tarfile.open(fileobj=beginning, mode="r:")

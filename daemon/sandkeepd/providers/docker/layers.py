@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError
+from sandkeepd.providers.docker.build_context import tar_entry
 from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.engine import Client, Engine, inspect_image
 from sandkeepd.providers.docker.plan import Details
@@ -120,29 +121,17 @@ def _archive(image: dict[str, Any], beneath: Sequence[str], name: str, layer: La
     """Stream the input of `docker load`; of the layers beneath, which the engine has, only the names."""
     config = json.dumps(image).encode()
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": [*beneath, _LAYER]}]
-    yield from _file("config.json", config)
-    yield from _file("manifest.json", json.dumps(manifest).encode())
-    yield _header(_LAYER, layer.size_bytes)
+    yield tar_entry("config.json", config)
+    yield tar_entry("manifest.json", json.dumps(manifest).encode())
+    header = tarfile.TarInfo(_LAYER)
+    header.size = layer.size_bytes
+    yield header.tobuf(tarfile.GNU_FORMAT)
     offset = 0
     while piece := os.pread(layer.descriptor, _PIECE_BYTES, offset):
         yield piece
         offset += len(piece)
-    yield _padding(offset)
+    yield bytes(-offset % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
-
-
-def _file(name: str, content: bytes) -> Generator[bytes]:
-    yield _header(name, len(content)) + content + _padding(len(content))
-
-
-def _header(name: str, size: int) -> bytes:
-    entry = tarfile.TarInfo(name)
-    entry.size = size
-    return entry.tobuf(tarfile.GNU_FORMAT)
-
-
-def _padding(size: int) -> bytes:
-    return bytes(-size % tarfile.BLOCKSIZE)
 
 
 def kept(client: Client) -> list[tuple[str, str | None]]:
