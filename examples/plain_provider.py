@@ -24,7 +24,7 @@ from sandkeepd.host.processes import TOOL_ENV, Identity
 from sandkeepd.keeper import program
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
-from sandkeepd.providers.common.errors import translate
+from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider, running
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 
@@ -76,7 +76,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
 
     def _start(self, sandbox_id: str, image_id: str) -> Identity:
         directory = self.layout.sandbox(sandbox_id)
-        try:
+        with converted_errors():
             self.layout.discard([f"{directory}/out"])  # of a daemon that was killed in here
             shutil.copytree(self.images.root(image_id), f"{directory}/upper", symlinks=True)
             for name in ("in", "out", "out/p"):
@@ -85,8 +85,6 @@ class PlainProvider(KeeperProvider[HeldInstance]):
             os.mkfifo(f"{directory}/in/.control", 0o600)
             os.mknod(f"{directory}/out/exits")
             return start_keeper(directory)
-        except OSError as error:
-            raise translate(error, "the sandbox") from None
 
     async def begin(
         self, sandbox_id: str, spec: SandboxSpec, secrets: Mapping[str, str], first: Identity

@@ -12,7 +12,7 @@ from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, Images, ImportedImage
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.caller_paths import import_tree
-from sandkeepd.providers.common.errors import translate
+from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, write_mark
 
 
@@ -46,11 +46,9 @@ class DirectoryImages(Images):
     def begin(self, image_id: str) -> None:
         """Make the directory of an image, without its files. Blocks."""
         directory = self._layout.image(image_id)
-        try:
+        with converted_errors("the image"):
             os.mkdir(directory, 0o755)
             write_mark(f"{directory}/{IMAGE_MARK}", self._log_id)
-        except OSError as error:
-            raise translate(error, "the image") from None
 
     async def remove(self, image_id: str) -> None:
         await self._in_thread(self._layout.discard, [self._layout.image(image_id)])

@@ -29,6 +29,7 @@ from sandkeepd.host import mounts
 from sandkeepd.host.hostile_files import NotAFileError
 from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper.journal import open_regular
+from sandkeepd.providers.common.errors import stderr_of
 from sandkeepd.providers.common.views import open_for_careful
 
 MANY: Final = 1000
@@ -197,8 +198,7 @@ class Layout:
         finally:
             os.close(trash)
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip()[:200]
-            raise DaemonError("storage_unavailable", f"files could not be removed: {said}")
+            raise DaemonError("storage_unavailable", f"files could not be removed: {stderr_of(done)}")
 
 
 def _run_with_all_rights(remove: Sequence[str], directory: int) -> "subprocess.CompletedProcess[bytes]":

@@ -16,12 +16,13 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import CallerError, DaemonError, SandkeepError
+from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.settings import docker
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.host.caller_paths import import_tree
+from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build as docker_build
 from sandkeepd.providers.docker import build_context as docker_context
@@ -166,11 +167,8 @@ class Builder:
 
     def _make_place(self, image_id: str) -> None:
         self._layout.prepare()
-        try:
+        with storage_errors():
             os.makedirs(self._place(image_id), mode=0o700)
-        except OSError as error:
-            message = f"the state directory cannot be written: {error.strerror}: make room there"
-            raise DaemonError("storage_unavailable", message) from None
 
     async def discard(self, image_id: str) -> None:
         """Remove the build context of an image. Safe to repeat."""

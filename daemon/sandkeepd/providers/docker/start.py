@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field
 
 from sandkeep import failpoints
-from sandkeep.errors import CallerError, DaemonError, ProviderError, SetupError, StateError
+from sandkeep.errors import CallerError, ProviderError, SetupError, StateError
 from sandkeep.model import SandboxSpec
 from sandkeepd.host import mounts
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
@@ -21,6 +21,7 @@ from sandkeepd.host.processes import Identity, identify, run_tool
 from sandkeepd.host.seccomp import docker_profile
 from sandkeepd.keeper import program
 from sandkeepd.keeper.program import COUNTED
+from sandkeepd.providers.common.errors import stderr_of, storage_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.views import open_for_careful
 from sandkeepd.providers.docker import inotify
@@ -83,7 +84,7 @@ def owner_of_files(plan: Plan) -> tuple[int, int] | None:
 
 def make_directories(job: Job) -> None:
     """Make the directories shared with the keeper: `in`, and `out`, in which only `p` and `exits` are the code's."""
-    try:
+    with storage_errors():
         os.makedirs(job.directory, mode=0o700, exist_ok=True)
         for name in ("in", "out", "out/p"):
             os.makedirs(f"{job.directory}/{name}", mode=0o755, exist_ok=True)
@@ -94,9 +95,6 @@ def make_directories(job: Job) -> None:
         program.install(f"{job.directory}/in")
         _make_control(job)
         _give_away(job)
-    except OSError as error:
-        words = f"the state directory cannot be written: {error.strerror}: make room there"
-        raise DaemonError("storage_unavailable", words) from None
 
 
 def _make_control(job: Job) -> None:
@@ -202,8 +200,8 @@ def _give_workspace(client: Client, plan: Plan) -> None:
     finally:
         os.close(opened)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[:300]
-        raise ProviderError("provider_unavailable", f"the workspace could not be given to its user: {said}")
+        message = f"the workspace could not be given to its user: {stderr_of(done)}"
+        raise ProviderError("provider_unavailable", message)
 
 
 def _written(found: dict[str, Any], plan: Plan) -> list[str]:

@@ -22,6 +22,7 @@ from sandkeepd.contract.checkpoints import Checkpointed, Checkpointing
 from sandkeepd.contract.instance import Ending
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import run_tool
+from sandkeepd.providers.common.errors import stderr_of, storage_errors
 from sandkeepd.providers.common.views import shown, writable
 from sandkeepd.providers.gvisor import open_files, runsc, start
 from sandkeepd.providers.gvisor import plan as gvisor_plan
@@ -196,16 +197,13 @@ def _keep(job: Job, directory: str, process_ids: Collection[str], *, stays: bool
     """Put the saved state, and the shared files with it, into an empty directory. With `stays`, the saved state is all
     that is left of the sandbox, and is fsynced. Raises `storage_unavailable`.
     """
-    try:
+    with storage_errors("the checkpoint"):
         for name in start.saved_files(job.saved):
             os.chmod(f"{job.saved}/{name}", 0o600)
             _link(f"{job.saved}/{name}", f"{directory}/{name}")
         _pack_shared(job.directory, f"{directory}/{SHARED}", _needed(job, process_ids))
         if stays:
             start.have_written(job)  # last, as the disk is writing meanwhile
-    except OSError as error:
-        words = f"the checkpoint cannot be written: {error.strerror}: make room there"
-        raise DaemonError("storage_unavailable", words) from None
 
 
 def _link(source: str, target: str) -> None:
@@ -254,15 +252,15 @@ def _pack_shared(directory: str, target: str, journals: Collection[str]) -> None
 def _tar(argv: Sequence[str], directory: int) -> None:
     done = run_tool(["tar", "-C", f"/proc/self/fd/{directory}/.", *argv], descriptors=[directory])
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[:300]
-        raise DaemonError("storage_unavailable", f"the checkpoint cannot be written or read: {said}")
+        message = f"the checkpoint cannot be written or read: {stderr_of(done)}"
+        raise DaemonError("storage_unavailable", message)
 
 
 def _lay_out(job: Job, directory: str, *, anew: bool) -> None:
     """Put the files of a checkpoint into a sandbox's directories. Unless `anew`, the files that the sandbox has written
     stay.
     """
-    try:
+    with storage_errors():
         start.claim(job)
         os.makedirs(job.directory, mode=0o700, exist_ok=True)
         keep = [] if anew else ["--skip-old-files"]
@@ -279,9 +277,6 @@ def _lay_out(job: Job, directory: str, *, anew: bool) -> None:
         os.mkdir(f"{job.bundle}/saved", 0o700)
         for name in start.saved_files(directory):
             _link(f"{directory}/{name}", f"{job.saved}/{name}")
-    except OSError as error:
-        words = f"the state directory cannot be written: {error.strerror}: make room there"
-        raise DaemonError("storage_unavailable", words) from None
 
 
 def _make_places(directory: str) -> None:

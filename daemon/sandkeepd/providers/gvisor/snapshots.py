@@ -8,7 +8,7 @@ from typing import Any, Final
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError, SetupError, StateError
+from sandkeep.errors import SetupError, StateError
 from sandkeep.model import SandboxSpec
 from sandkeep_store.archives.tar.inspect import Examined
 from sandkeep_store.archives.trees.pack import NO_LIMITS, write
@@ -19,6 +19,7 @@ from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import unnamed
 from sandkeepd.keeper.copies import copying
+from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.packing import CODECS, told
 from sandkeepd.providers.gvisor.instance import GvisorInstance
@@ -28,14 +29,10 @@ _PIECE_BYTES: Final = 1 << 20
 
 def _receive(pipe: int, into: int) -> None:
     """Read a pipe to its end, and close it. Raises `storage_unavailable`."""
-    with open(pipe, "rb", buffering=0) as source:
-        try:
-            while data := source.read(_PIECE_BYTES):
-                while data:
-                    data = data[os.write(into, data) :]
-        except OSError as error:
-            words = f"the state directory cannot be written: {error.strerror}: make room there"
-            raise DaemonError("storage_unavailable", words) from None
+    with open(pipe, "rb", buffering=0) as source, storage_errors():
+        while data := source.read(_PIECE_BYTES):
+            while data:
+                data = data[os.write(into, data) :]
 
 
 def _pack(received: int, request: PackRequest, moved: Meter) -> PackedFiles:

@@ -22,7 +22,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -38,7 +38,7 @@ from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, has_ended, listen, reap, spawn
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.directory_provider import Lower
-from sandkeepd.providers.common.errors import translate
+from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, log_of, write_mark
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
 from sandkeepd.providers.gvisor import disk_space, open_files, runsc
@@ -119,7 +119,7 @@ def claim(job: Job) -> None:
 
 def make_directories(job: Job) -> None:
     """Make the directories shared with the keeper, and the bundle. Raises `storage_unavailable`."""
-    try:
+    with converted_errors():
         claim(job)
         for path in (job.root, job.directory):
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -133,8 +133,6 @@ def make_directories(job: Job) -> None:
             program.install(f"{job.directory}/in")
             program.install_statx(f"{job.directory}/in")
         _give_away(job)
-    except OSError as error:
-        raise translate(error) from None
 
 
 def _give_away(job: Job) -> None:
@@ -167,10 +165,10 @@ def start(job: Job, *, restore: bool = False) -> Started:
     Raises `provider_unavailable` with the error of `runsc`, `snapshot_corrupt` for a state that cannot be restored. The
     saved state is still there then.
     """
-    control = -1
     container = runsc.new_container(job.sandbox_id)
-    try:
+    with converted_errors(), ExitStack() as opened:
         control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened.callback(os.close, control)
         if not stat.S_ISFIFO(os.fstat(control).st_mode):
             raise DaemonError("storage_unavailable", f"{job.directory}/in/.control is no FIFO: create the sandbox anew")
         runsc.forget_ended(job.bundle)
@@ -184,11 +182,6 @@ def start(job: Job, *, restore: bool = False) -> Started:
             first, child = _bring_back(job, wrapper, container, control)
         else:
             first, child = _begin(job, [*wrapper, *job.words()], container, control)
-    except OSError as error:
-        raise translate(error) from None
-    finally:
-        if control >= 0:
-            os.close(control)
     workspace = gvisor_bundle.workspace_of(job.lowers, whole=whole)
     return Started(container=container, first=first, child=child, whole=whole, workspace=workspace)
 
@@ -301,9 +294,10 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
         found = follower.found() if digest and code == 0 else None
         if code == 0 and not go_on and not digest:
             have_written(job)
-    except OSError as error:
+    except OSError:
         drop(saving)
-        raise translate(error, "the checkpoint") from None
+        with converted_errors("the checkpoint"):
+            raise
     finally:
         follower.close()
     failpoints.reach("gvisor.saved")
@@ -398,21 +392,17 @@ def saved_files(directory: str) -> list[str]:
 def put_aside(job: Job) -> None:
     """Keep the saved state of a sandbox, while another one is restored in its place."""
     aside = f"{job.bundle}/aside"
-    try:
+    with converted_errors("the sandbox's place"):
         drop(aside)
         with _exits(job, os.O_RDONLY) as answers, open(f"{job.saved}/{EXITS}", "wb", buffering=0) as copy:
             _copy_data(answers, copy.fileno())
         os.rename(job.saved, aside)
-    except OSError as error:
-        raise translate(error, "the sandbox's place") from None
 
 
 def put_nothing_aside(job: Job) -> None:
     """Record that there was no state to put aside before a restore."""
-    try:
+    with converted_errors("the sandbox's place"):
         os.makedirs(f"{job.bundle}/aside", mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise translate(error, "the sandbox's place") from None
 
 
 def put_back(job: Job) -> bool:

@@ -22,8 +22,9 @@ from sandkeepd.host.cgroups.pause import Pause, processes
 from sandkeepd.host.mapped_files import mapped_files
 from sandkeepd.host.processes import run_tool
 from sandkeepd.host.threads import Meter
+from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.inside import WORKSPACE
-from sandkeepd.providers.common.layers import Layers, unwritable
+from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.common.packing import CODECS, told
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.local.files import HeldFiles
@@ -91,10 +92,8 @@ class Packer:
         """List the open upper directory during the freeze, and write the list to the catalogue."""
         found = changes.look(tree, self._layers.enter, self._overlay)
         mapped = mapped_files(processes(held.plan.cgroups, held.first_pid), held.handle.workspace)
-        try:
+        with storage_errors(request.catalogue):
             changes.save(changes.doubted(found, mapped), request.catalogue)
-        except OSError as error:
-            raise unwritable(request.catalogue, error) from None
         return found
 
     def _pack_changes(self, held: HeldFiles, request: PackRequest, moved: Meter) -> tuple[Packed, Pause]:

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 import msgspec
@@ -23,7 +24,7 @@ from sandkeepd.host.pools import ceilings
 from sandkeepd.host.processes import TOOL_ENV, Identity, identify, listen, reap, run_tool, spawn
 from sandkeepd.keeper import program, pty
 from sandkeepd.providers.common.directory_provider import Lower
-from sandkeepd.providers.common.errors import translate
+from sandkeepd.providers.common.errors import converted_errors, stderr_of
 from sandkeepd.providers.common.inside import INSIDE, marks, write_etc
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.tree_copies import copy_tree
@@ -110,11 +111,11 @@ def start(job: Job) -> Started:
     Raises `provider_unavailable` with the error of bubblewrap or the keeper, `storage_unavailable` for a full disk.
     Partial work is left for `terminate` to remove.
     """
-    control = -1
-    try:
+    with converted_errors(), ExitStack() as opened:
         _make_directories(job)
         failpoints.reach("create.directories")
         control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)  # before mounts can hide it
+        opened.callback(os.close, control)
         if job.plan.uid is not None:
             words, workspace = _as_root(job)
         else:
@@ -122,11 +123,6 @@ def start(job: Job) -> Started:
         groups = job.hierarchies.create(job.plan.cgroups, job.plan.limits)
         job.hierarchies.join_thread(groups)
         return _run(job, words.after(job.hierarchies.wrapper(groups)), control, workspace)
-    except OSError as error:
-        raise translate(error) from None
-    finally:
-        if control >= 0:
-            os.close(control)
 
 
 def _make_directories(job: Job) -> None:
@@ -168,8 +164,8 @@ def _copy_files(job: Job) -> None:
             words = ["chown", "-R", "-h", f"{job.plan.uid}:{job.plan.gid}", "--", f"/proc/self/fd/{opened}/."]
             done = run_tool(words, descriptors=[opened])
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip()[:300]
-            raise ProviderError("provider_unavailable", f"the files could not be given to their user: {said}")
+            message = f"the files could not be given to their user: {stderr_of(done)}"
+            raise ProviderError("provider_unavailable", message)
 
 
 def _as_root(job: Job) -> tuple[Argv, str]:
@@ -332,5 +328,4 @@ def _limit_terminals(child: int, first: Identity) -> None:
     mount = ["mount", "--no-canonicalize", "-i", "-n", "-t", "devpts", "-o", options, "devpts", "/dev/pts"]
     done = run_tool(["nsenter", *enter, *mount])
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[:300]
-        logger.warning("the terminals of a sandbox could not be limited: %s", said)
+        logger.warning("the terminals of a sandbox could not be limited: %s", stderr_of(done))
