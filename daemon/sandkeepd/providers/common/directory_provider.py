@@ -8,10 +8,12 @@ import trio
 from msgspec import Struct, field
 
 from sandkeep.errors import SetupError
+from sandkeep.model import Capability
 from sandkeepd.contract.instance import Ending
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
 from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider
 from sandkeepd.providers.common.layers import Layer, Layers
@@ -47,6 +49,13 @@ def enforcer(limit: str, controller: str, hierarchies: Hierarchies, *, or_rlimit
         return "rlimit"
     message = f"{limit} cannot be limited here: the daemon needs a writable {controller} control group"
     raise SetupError("not_supported", message, field=limit)
+
+
+def counting(hierarchies: Hierarchies) -> Capability:
+    """Return the capability to count the usage of sandboxes."""
+    uncounted = ", ".join(hierarchies.uncounted())
+    why = f"there are no writable control groups that count {uncounted}: start the daemon as a service"
+    return capability(not uncounted, why)
 
 
 class DirectoryProvider(KeeperProvider[DirectoryInstanceT]):

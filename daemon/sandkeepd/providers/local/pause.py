@@ -8,7 +8,6 @@ from typing import Final
 
 import trio
 
-from sandkeep.model import Capability
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups.freezer import Freezer
 from sandkeepd.keeper.pause import Pause, Pauses
@@ -18,11 +17,6 @@ LOOK_S: Final = 5.0
 
 NO_FREEZER: Final = "there is no writable freezer control group"
 WHY_NOT_SUSPENDED: Final = f"{NO_FREEZER}: start the daemon as a service"
-
-
-def suspension(*, freezer: bool) -> Capability:
-    """Return the capability to suspend, for `Provider.capabilities`."""
-    return Capability(works=freezer, why=None if freezer else WHY_NOT_SUSPENDED)
 
 
 class FreezerPauses(Pauses):

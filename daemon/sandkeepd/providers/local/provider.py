@@ -32,14 +32,15 @@ from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.host.uids.registry import Registry
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
-from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower
+from sandkeepd.providers.common.capabilities import capability
+from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower, counting
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.common.keeper_provider import HeldInstance, running
 from sandkeepd.providers.local import plan as local_plan
 from sandkeepd.providers.local.claims import UidClaims
 from sandkeepd.providers.local.end import Cleanup
 from sandkeepd.providers.local.layers import LocalLayers
-from sandkeepd.providers.local.pause import FreezerPauses, keep_looking, suspension
+from sandkeepd.providers.local.pause import WHY_NOT_SUSPENDED, FreezerPauses, keep_looking
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.probe import Abilities, probe
 from sandkeepd.providers.local.revival import LocalReplacement, LocalRevival
@@ -121,10 +122,12 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         features = {
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink, **limits,
             "no_nested_user_namespaces": found.no_nested_userns, "seccomp": found.seccomp,
-            "stats": _stats(self._hierarchies.uncounted()),
-            "terminals": _terminals(), "suspend": suspension(freezer=freezes),
+            "stats": counting(self._hierarchies),
+            # Sandboxes see the programs of the host.
+            "terminals": capability(shutil.which("tmux", path=PATH), "tmux is missing: install the package tmux"),
+            "suspend": capability(freezes, WHY_NOT_SUSPENDED),
             **files_features(found, freezer=freezes),
-            "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root has uids to give"),
+            "uid_per_sandbox": capability(self.root, "only root has uids to give"),
             "network_bridge": Capability(works=False, why="the local provider has no bridge: use none or host"),
         }  # fmt: skip
         return self._with_watches(
@@ -366,19 +369,3 @@ async def open_local(
         if provider.host_uids is not None:
             provider.nursery.start_soon(provider.host_uids.keep)
         yield provider
-
-
-def _terminals() -> Capability:
-    """Return the capability for terminals. Sandboxes see the programs of the host, so a program missing here is missing
-    there.
-    """
-    if shutil.which("tmux", path=PATH):
-        return Capability(works=True)
-    return Capability(works=False, why="tmux is missing: install the package tmux")
-
-
-def _stats(uncounted: Sequence[str]) -> Capability:
-    if not uncounted:
-        return Capability(works=True)
-    why = f"there are no writable control groups that count {', '.join(uncounted)}: start the daemon as a service"
-    return Capability(works=False, why=why)
