@@ -45,7 +45,7 @@ from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.probe import Abilities, probe
 from sandkeepd.providers.local.revival import LocalReplacement, LocalRevival
 from sandkeepd.providers.local.snapshots import LocalSnapshots, files_features
-from sandkeepd.providers.local.start import Handle, Job, Started, start
+from sandkeepd.providers.local.start import Handle, Job, start
 from sandkeepd.providers.local.strays import Strays
 
 logger: Final = logging.getLogger("sandkeepd")
@@ -205,32 +205,20 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         """Start a sandbox, and hold it."""
         with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
             started = await self._starts(in_fresh_thread, functools.partial(start, job))
-        instance = self._instance(job.sandbox_id, spec, job.plan, started, job.files, found, list(secrets))
-        await instance.share_secrets(secrets)
-        failpoints.reach("create.secrets")
-        return instance
-
-    def _instance(
-        self,
-        sandbox_id: str,
-        spec: SandboxSpec,
-        plan: Plan,
-        started: Started,
-        files: str,
-        found: Abilities,
-        secrets: list[str],
-    ) -> LocalInstance:
+        plan, files = job.plan, job.files
         workspace = WORKSPACE if plan.mechanism == "bubblewrap" else started.workspace
-        handle = Handle(first=started.first, files=files, workspace=workspace, secrets=secrets)
+        handle = Handle(first=started.first, files=files, workspace=workspace, secrets=list(secrets))
         isolation = Isolation(
             mechanism=plan.mechanism, files=files, host_uid=os.geteuid() if plan.uid is None else plan.uid,
             workspace=workspace, limits=plan.held_by, notes=local_plan.notes(plan, files, found),
         )  # fmt: skip
-        instance = self._hold(sandbox_id, spec, plan, isolation, handle)
+        instance = self._hold(job.sandbox_id, spec, plan, isolation, handle)
         if instance is None:
             reap(started.child)
             raise ProviderError("provider_unavailable", "the sandbox ended while it started")
         instance.child = started.child
+        await instance.share_secrets(secrets)
+        failpoints.reach("create.secrets")
         return instance
 
     def _hold(
