@@ -12,15 +12,13 @@ import msgspec
 import trio
 
 from sandkeep.errors import CallerError
-from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.layers import KeptArchive, Layering
 from sandkeepd.host.caller_paths import digest_tree
 from sandkeepd.host.threads import watched
-from sandkeepd.providers.common.directory_images import DirectoryImages
-from sandkeepd.providers.common.layers import Layer, Layers
-from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.directory_provider import DirectoryProvider
+from sandkeepd.providers.common.layers import Layer
 from sandkeepd.providers.common.views import shown
 
 
@@ -29,11 +27,9 @@ class DirectoryLayers(Layering):
 
     no_forks: str | None = None
 
-    def __init__(self, layout: Layout, images: DirectoryImages, store: Layers, in_thread: Threads) -> None:
-        self._layout = layout
-        self._images = images
-        self._store = store
-        self._in_thread = in_thread
+    def __init__(self, provider: DirectoryProvider[Any]) -> None:
+        self._layout, self._in_thread = provider.layout, provider.in_thread
+        self._images, self._store = provider.images, provider.store
 
     async def open_image(self, image_id: str) -> int:
         return await self._images.open(image_id)

@@ -71,8 +71,8 @@ class DirectoryProvider(KeeperProvider[DirectoryInstanceT]):
         self.root = os.geteuid() == 0
         self._uid_base = uid_base
         self._disk_limit = disk_limit
-        self._store = Layers(self.layout, log_id, uid_base if self.root else None)
-        self.images = DirectoryImages(self.layout, log_id, self.in_thread, self._store.uid)
+        self.store = Layers(self.layout, log_id, uid_base if self.root else None)
+        self.images = DirectoryImages(self.layout, log_id, self.in_thread, self.store.uid)
 
     @functools.cached_property
     def _hierarchies(self) -> Hierarchies:
@@ -81,7 +81,7 @@ class DirectoryProvider(KeeperProvider[DirectoryInstanceT]):
     async def lowers(self, image_id: str, plan: DirectoryPlan) -> list[Lower]:
         """Return the layers that a sandbox of that plan begins with. Raises `not_found` when one is missing."""
         lowers = [
-            Lower(self._store.root(layer.name), self._uid_base if layer.uid is None else layer.uid)
+            Lower(self.store.root(layer.name), self._uid_base if layer.uid is None else layer.uid)
             for layer in plan.layers
         ]
         if plan.over_image:

@@ -7,13 +7,12 @@ at the place of a volume are copied by the engine into a new volume.
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
-from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.layers import Frozen, KeptArchive, Layering
@@ -23,58 +22,42 @@ from sandkeepd.host.threads import watched
 from sandkeepd.host.unnamed_file import unnamed
 from sandkeepd.providers.common.views import open_shown
 from sandkeepd.providers.docker import layers as docker_layers
-from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.found_files import FoundFiles
-from sandkeepd.providers.docker.images import DockerImages, untag
-from sandkeepd.providers.docker.instance import DockerInstance
+from sandkeepd.providers.docker.images import untag
 from sandkeepd.providers.docker.layers import Layer
 from sandkeepd.providers.docker.pack import Packer, as_layer
 
+if TYPE_CHECKING:
+    from sandkeepd.providers.docker.provider import DockerProvider
+
 
 class DockerLayers(Layering):
-    """The layers of one log in an engine. `nursery` runs removals that have to wait for the engine."""
+    """The layers of a provider's log in its engine."""
 
     no_forks: str | None = None
 
-    def __init__(
-        self,
-        engine: Engine,
-        images: DockerImages,
-        packer: Packer,
-        files: FoundFiles,
-        instances: Mapping[str, DockerInstance],
-        *,
-        state_dir: str,
-        log_id: str,
-        in_thread: Threads,
-        nursery: trio.Nursery,
-    ) -> None:
-        self._engine = engine
-        self._images = images
-        self._packer = packer
-        self._files = files
-        self._instances = instances
-        self._state_dir = state_dir
-        self._log_id = log_id
-        self._in_thread = in_thread
-        self._nursery = nursery
+    def __init__(self, provider: "DockerProvider", files: FoundFiles, packer: Packer) -> None:
+        self._provider = provider
+        self._engine, self._images = provider.docker, provider.images
+        self._files, self._packer = files, packer
 
     async def open_image(self, image_id: str) -> int:
         layers = await self._files.of_image(self._images.tag(image_id))
-        return await self._in_thread(open_shown, layers, self._state_dir)
+        return await self._provider.in_thread(open_shown, layers, self._provider.layout.state_dir)
 
     async def freeze(self, name: str, source: Source) -> Frozen:
         files = await self._files.of(source)
         beneath = await self._engine.call(partial(docker_layers.of_image, image=files.image))
-        container = self._instances.get(source.sandbox_id)
-        with unnamed(self._state_dir) as output:
+        container = self._provider.instances.get(source.sandbox_id)
+        with unnamed(self._provider.layout.state_dir) as output:
             with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
-                changes = await self._in_thread(self._packer.changes, files, container, output, "layer.frozen")
+                changes = await self._provider.in_thread(self._packer.changes, files, container, output, "layer.frozen")
             failpoints.reach("layer.copied")
             try:
                 await self._give(name, beneath, changes.layer)
             except SandkeepError:
-                self._nursery.start_soon(self._discard_later, name)  # no sandbox will begin with files of that name
+                # No sandbox will begin with files of that name.
+                self._provider.nursery.start_soon(self._discard_later, name)
                 raise
         document = await self.filled([name], None)
         size = changes.layer.size_bytes
@@ -83,7 +66,7 @@ class DockerLayers(Layering):
     async def _give(self, name: str, beneath: docker_layers.Beneath, layer: Layer) -> None:
         """Load it into the engine; on any error nothing is left of it."""
         try:
-            await docker_layers.give(self._engine, name, self._log_id, beneath, layer)
+            await docker_layers.give(self._engine, name, self._provider.log_id, beneath, layer)
         except BaseException:
             with trio.CancelScope(shield=True), suppress(SandkeepError):  # without the engine, the next start does it
                 await self.discard_layers([name])
@@ -111,7 +94,7 @@ class DockerLayers(Layering):
             assert archive.beneath is not None or archive.image_id is not None
             image = docker_layers.tag(archive.beneath) if archive.beneath else self._images.tag(archive.image_id or "")
             beneath = await self._engine.call(partial(docker_layers.of_image, image=image))
-        with unnamed(self._state_dir) as descriptor:
+        with unnamed(self._provider.layout.state_dir) as descriptor:
             layer = await watched(partial(as_layer, archive, descriptor), progress, "unpacking the files")
             await progress("giving the files to the Docker engine")
             await self._give(name, beneath, layer)
@@ -140,7 +123,7 @@ class DockerLayers(Layering):
         """Remove kept files that no sandbox needs. Safe to repeat."""
         removed, foreign = [], []
         for name, log_id in await self._engine.call(docker_layers.kept):
-            if log_id != self._log_id:
+            if log_id != self._provider.log_id:
                 foreign.append(f"image {docker_layers.tag(name)}")
             elif not ledger.owns_layer(name):
                 removed.append(f"kept files {name}")

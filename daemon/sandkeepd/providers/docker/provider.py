@@ -66,17 +66,14 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, engine: Engine, disk_limit: int
     ) -> None:
         super().__init__(state_dir, log_id, watcher, nursery)
-        self.engine = self._engine = engine
+        self.engine = self.docker = engine
         self.images = DockerImages(engine, self.layout, log_id)
         self._disk_limit = disk_limit
         self._driver: str | None = None
         self._following = False
         files, packer = FoundFiles(engine), Packer(self.layout.state_dir)
-        self._kept = DockerLayers(
-            engine, self.images, packer, files, self.instances,
-            state_dir=self.layout.state_dir, log_id=log_id, in_thread=self.in_thread, nursery=nursery,
-        )  # fmt: skip
-        self._replacement = DockerReplacement(self, engine)
+        self._kept = DockerLayers(self, files, packer)
+        self._replacement = DockerReplacement(self)
         self.builder, self.layers, self.replacement = self.images, self._kept, self._replacement
         self.revival = DockerRevival(self)
         self.snapshots = DockerSnapshots(packer, files, self.instances)
@@ -123,8 +120,8 @@ class DockerProvider(KeeperProvider[DockerInstance]):
                 self.nursery.start_soon(self._undo_later, sandbox_id, plan)
 
     async def _undo_later(self, sandbox_id: str, plan: dict[str, Any]) -> None:
-        await self._engine.recovered()
-        await self._engine.quiet()
+        await self.docker.recovered()
+        await self.docker.quiet()
         await self._undo(sandbox_id, plan)
 
     def job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
@@ -142,14 +139,14 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         failpoints.reach("docker.directories")
         with docker_start.control_held_open(job):
             with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
-                handle = await self._engine.call(lambda client: start(client, job))
+                handle = await self.docker.call(lambda client: start(client, job))
             return await self._begin(job, handle, secrets)
 
     async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """End the processes of a sandbox, and leave its files. Safe to repeat."""
         with trio.CancelScope(shield=True):
             await self.in_thread(_kill, handle)
-            await self._engine.call(lambda client: docker_start.halt(client, sandbox_id, self.log_id))
+            await self.docker.call(lambda client: docker_start.halt(client, sandbox_id, self.log_id))
             await self.see_end(sandbox_id)
 
     async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> DockerInstance:
@@ -178,14 +175,14 @@ class DockerProvider(KeeperProvider[DockerInstance]):
                 handle=msgspec.to_builtins(handle), env=env, working_dir=spec.working_dir or plan.workspace,
                 input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE,
             )  # fmt: skip
-            made.contain(plan, self._engine, self.layout.read_mark(sandbox_id))
+            made.contain(plan, self.docker, self.layout.read_mark(sandbox_id))
             return made
 
         return self._take_hold(handle.first, make)
 
     async def _isolation(self, plan: Plan, *, counted: bool) -> Isolation:
         if self._driver is None:
-            self._driver = await self._engine.call(lambda client: str(client.info().get("Driver") or "unknown"))
+            self._driver = await self.docker.call(lambda client: str(client.info().get("Driver") or "unknown"))
         held = {"pids": "cgroup", "disk": "rlimit and watcher"}
         held |= {name: "cgroup" for name, limit in (("memory", plan.memory_bytes), ("cpus", plan.cpus)) if limit}
         notes = []
@@ -217,7 +214,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self._replacement.forget(sandbox_id)
         await self.in_thread(_kill, handle)
         failpoints.reach("docker.killed")
-        await self._engine.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
+        await self.docker.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
         failpoints.reach("docker.removed")
         await self.see_end(sandbox_id)
         await self.in_thread(self.layout.clear, sandbox_id)
@@ -226,14 +223,14 @@ class DockerProvider(KeeperProvider[DockerInstance]):
 
     async def follow_engine(self) -> None:
         """Probe the engine, and follow the events of our containers from now on."""
-        await self._engine.answer()
+        await self.docker.answer()
         self._begin_to_follow()
 
     def _begin_to_follow(self) -> None:
         if not self._following:
             self._following = True
             filters = {"type": ["container"], "label": [f"{LOG_LABEL}={self.log_id}"]}
-            self.nursery.start_soon(self._engine.follow, filters, self._hear, self._look_soon)
+            self.nursery.start_soon(self.docker.follow, filters, self._hear, self._look_soon)
 
     def _hear(self, event: Event) -> None:
         """Handle an event of one of our containers, perhaps caused from outside. A late event may be outdated, so look
@@ -252,7 +249,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
 
     async def _state(self, handle: Handle) -> dict[str, Any] | None:
         """Return the engine's view of a container's state; None when there is no such container."""
-        return await self._engine.call(lambda client: docker_start.state_of(client, handle.container_id))
+        return await self.docker.call(lambda client: docker_start.state_of(client, handle.container_id))
 
     async def _last_state(self, handle: Handle) -> dict[str, Any] | None:
         """Return the state of a container that has ended; None when it was removed, as it is a moment after it was
@@ -266,7 +263,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         return state
 
     async def _why_ended(self, instance: DockerInstance) -> Ending:
-        with_engine = self._engine.was_away
+        with_engine = self.docker.was_away
         try:
             with trio.fail_after(NEWS_S):
                 state = await self._last_state(msgspec.convert(instance.handle, Handle))
@@ -285,23 +282,23 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     async def capabilities(self) -> ProviderCapabilities:
         try:
             with trio.fail_after(ASKED_S):
-                found = await self._engine.call(probe.look)
+                found = await self.docker.call(probe.look)
         except Exception as error:  # noqa: BLE001 - a report of missing capabilities must not fail
             why = error.message if isinstance(error, SandkeepError) else "the Docker engine is too slow"
             return ProviderCapabilities(provider=self.name, works=False, why=why)
         return self._with_watches(probe.report(self.name, found, root=os.geteuid() == 0))
 
     async def found(self) -> tuple[list[str], list[str]]:
-        containers = await self._engine.call(docker_start.marked)
+        containers = await self.docker.call(docker_start.marked)
         sandboxes = sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id})
         return sandboxes, await self.images.found()
 
     async def clean_up(self, ledger: Ledger) -> Swept:
         """See `Provider.clean_up`. Where there never was an engine, there is nothing to be cleaned."""
-        if not self._engine.is_there and not ledger.plans():
+        if not self.docker.is_there and not ledger.plans():
             return Swept()
         removed, foreign = dict[str, None](), dict[str, None]()
-        for mark in await self._engine.call(docker_start.marked):
+        for mark in await self.docker.call(docker_start.marked):
             if mark.log_id != self.log_id:
                 foreign[f"{mark.kind} {mark.name}"] = None
             elif not ledger.owns_sandbox(mark.sandbox_id):  # asked last, as sandboxes are made meanwhile

@@ -21,7 +21,6 @@ from sandkeepd.contract.replacement import Replacing
 from sandkeepd.host.processes import identify
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
-from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.instance import DockerInstance
 from sandkeepd.providers.docker.plan import Plan
 from sandkeepd.providers.docker.start import Handle
@@ -35,9 +34,9 @@ logger = logging.getLogger("sandkeepd")
 class DockerReplacement(Replacing):
     """Replaces the containers of a provider's sandboxes."""
 
-    def __init__(self, provider: "DockerProvider", engine: Engine) -> None:
+    def __init__(self, provider: "DockerProvider") -> None:
         self._provider = provider
-        self._engine = engine
+        self._engine = provider.docker
         self._turns: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
         self._owed: dict[str, str] = {}
         """By sandbox, the only container to keep, if the others could not be removed."""

@@ -76,7 +76,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         self.starts = Threads(trio.CapacityLimiter(max(8, 4 * len(os.sched_getaffinity(0)))))
         self._saves = Saves(self)
         self.checkpoints = GvisorCheckpoints(self, self._saves)
-        self.layers = GvisorLayers(self.layout, self.images, self._store, self.in_thread)
+        self.layers = GvisorLayers(self)
         self.replacement = GvisorReplacement(self)
         self.snapshots = GvisorSnapshots(self.instances, self.layout.state_dir, root=self.root)
 

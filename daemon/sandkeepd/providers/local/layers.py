@@ -5,42 +5,34 @@ whose files are still there.
 """
 
 import functools
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import SetupError, StateError
-from sandkeep_store.threads import Threads
 from sandkeepd.contract.layers import Frozen
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.host.cgroups.pause import Pause
-from sandkeepd.providers.common.directory_images import DirectoryImages
 from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
-from sandkeepd.providers.common.layers import MOST_LAYERS, Layer, Layers
-from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.layers import MOST_LAYERS, Layer
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.local.files import HeldFiles
 from sandkeepd.providers.local.plan import Plan
-from sandkeepd.providers.local.probe import Abilities
 from sandkeepd.providers.local.start import Handle
+
+if TYPE_CHECKING:
+    from sandkeepd.providers.local.provider import LocalProvider
 
 
 class LocalLayers(DirectoryLayers):
-    """`Layering` for local sandboxes. `abilities` returns the probed abilities of this machine."""
+    """`Layering` for local sandboxes."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        images: DirectoryImages,
-        store: Layers,
-        in_thread: Threads,
-        abilities: Callable[[], Awaitable[Abilities]],
-    ) -> None:
-        super().__init__(layout, images, store, in_thread)
-        self._abilities = abilities
+    def __init__(self, provider: "LocalProvider") -> None:
+        super().__init__(provider)
+        self._abilities = provider.abilities
 
     async def files_of(self, source: Source) -> HeldFiles:
         """Locate the files of a sandbox. Raises `not_ready` when they are gone."""

@@ -81,11 +81,11 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         """More concurrent starts finish no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
-        self._layers = LocalLayers(self.layout, self.images, self._store, self.in_thread, self.abilities)
+        self._layers = LocalLayers(self)
         revival = LocalRevival(self)
         self.claims, self.layers, self.revival = self._uids, self._layers, revival
         self.replacement = LocalReplacement(self, revival)
-        self.snapshots = LocalSnapshots(self._store, self.layout.state_dir, self._layers.files_of, self.abilities)
+        self.snapshots = LocalSnapshots(self, self._layers)
 
     # Capabilities
 
@@ -311,7 +311,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
                 await self._layers.discard_layers([name])
                 removed.append(f"files {name}")
             else:
-                await self.in_thread(self._store.discard_stages, name)
+                await self.in_thread(self.store.discard_stages, name)
         if self.host_uids is not None:
             uids = {msgspec.convert(plan, Plan).own_uid: name for name, plan in ledger.plans().items()}
             on_record = {uid: name for uid, name in uids.items() if uid is not None}
