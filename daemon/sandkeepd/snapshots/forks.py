@@ -82,7 +82,7 @@ class Forks(SandboxBatch):
         plan = self._sandboxes.reservations.plan(
             provider, sandbox_id, asked.image_id, spec, request.caller, source.owner
         )
-        layered = layering(provider).layered(plan, frozen.files)
+        layered = {**plan, **frozen.files}
         name = self._sandboxes.reservations.keep(sandbox_id, provider.name, layered)
         event = events.SandboxCreateRequested(
             owner=source.owner,
@@ -94,7 +94,7 @@ class Forks(SandboxBatch):
             forked_from=source.sandbox_id,
             fork_id=fork_id,
             restored_from=source.restored_from,
-            needs_image=frozen.needs_image,
+            needs_image=layering(provider).needs_image(frozen.files),
             name=name,
         )
         return NewEvent(sandbox_id, event, sandbox_id, 0)

@@ -126,7 +126,7 @@ class Restores:
         files = await layering(provider).filled(names_of(core, snapshot), image_beneath(core, snapshot))
         image_id = asked.image_id or snapshot.snapshot_id
         plan = self._reservations.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)
-        plan = layering(provider).layered(plan, files)
+        plan = {**plan, **files}
         name = self._reservations.keep(sandbox_id, provider.name, plan)
         return events.SandboxCreateRequested(
             owner=request.owner,

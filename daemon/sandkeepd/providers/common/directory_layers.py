@@ -71,9 +71,6 @@ class DirectoryLayers(Layering):
                 await self.discard_layers([name])
             raise
 
-    def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        return {**plan, **files}
-
     def needs_image(self, files: Mapping[str, Any]) -> bool:
         return bool(files["over_image"])
 

@@ -61,7 +61,7 @@ class DockerLayers(Layering):
                 raise
         document = await self.filled([name], None)
         size = changes.layer.size_bytes
-        return Frozen(files=document, needs_image=False, pause_ms=changes.pause.ms, size_bytes=size)
+        return Frozen(files=document, pause_ms=changes.pause.ms, size_bytes=size)
 
     async def _give(self, name: str, beneath: docker_layers.Beneath, layer: Layer) -> None:
         """Load it into the engine; on any error nothing is left of it."""
@@ -104,9 +104,6 @@ class DockerLayers(Layering):
     ) -> ImportedImage:
         """See `Layering.promote`. It is the same image to the engine, under one more name."""
         return await self._images.take_over(image_id, files["image"], progress)
-
-    def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        return {**plan, **files}
 
     def needs_image(self, files: Mapping[str, Any]) -> bool:
         return False

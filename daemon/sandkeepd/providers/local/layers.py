@@ -62,10 +62,8 @@ class LocalLayers(DirectoryLayers):
             raise
         layer = Layer(name=name, uid=held.plan.uid)
         layers = [layer] if flat else [layer, *held.plan.layers]
-        over_image = held.plan.over_image and not flat
-        return Frozen(
-            files=document(layers, over_image=over_image), needs_image=over_image, pause_ms=pause.ms, size_bytes=size
-        )
+        files = document(layers, over_image=held.plan.over_image and not flat)
+        return Frozen(files=files, pause_ms=pause.ms, size_bytes=size)
 
     def _freeze(self, name: str, held: HeldFiles, *, flat: bool) -> Pause:
         making = self._store.begin(name)
