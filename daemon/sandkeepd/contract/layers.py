@@ -36,8 +36,8 @@ from sandkeepd.contract.snapshots import Source
 
 
 class Frozen(Struct, frozen=True, kw_only=True):
-    """The result of a copy of a sandbox's changed files: the `files` that others can begin with. The sandbox stood still
-    for `pause_ms`; None where it could not.
+    """The result of a copy of a sandbox's changed files: the `files` that others can begin with. The sandbox was frozen
+    for `pause_ms`; None where it could not be.
     """
 
     files: dict[str, Any]

@@ -7,10 +7,10 @@ interrupted, that is how its remains are found. Another build could reuse them, 
 import os
 import re
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -46,18 +46,12 @@ TREE: Final = "tree"
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?")
 
 
-class Have(Protocol):
-    """Pulls an image if it is missing, and returns the engine's document about it."""
-
-    async def __call__(self, reference: str, progress: Progress, *, anew: bool = False) -> dict[str, Any]:
-        """See `DockerImages.have`."""
-        ...
-
-
 class Builder:
-    """Builds images, and removes intermediate ones."""
+    """Builds images, and removes intermediate ones. `have` is `DockerImages.have`."""
 
-    def __init__(self, engine: Engine, layout: Layout, log_id: str, have: Have) -> None:
+    def __init__(
+        self, engine: Engine, layout: Layout, log_id: str, have: Callable[..., Awaitable[dict[str, Any]]]
+    ) -> None:
         self._engine = engine
         self._layout = layout
         self._log_id = log_id
@@ -71,7 +65,7 @@ class Builder:
         """Build an image, under our name for it. Returns the description of the copied files. Raises `invalid`, with
         the place where a build failed.
         """
-        tree = f"{self._place(image_id)}/{TREE}"
+        tree = f"{self._layout.build(image_id)}/{TREE}"
         await trio.to_thread.run_sync(self._make_place, image_id)
         copied = await import_tree(
             request.source, caller, tree, owner=None, hide=self._layout.state_dir, progress=progress
@@ -162,18 +156,15 @@ class Builder:
 
     # Clean-up
 
-    def _place(self, image_id: str) -> str:
-        return self._layout.build(image_id)
-
     def _make_place(self, image_id: str) -> None:
         self._layout.prepare()
         with storage_errors():
-            os.makedirs(self._place(image_id), mode=0o700)
+            os.makedirs(self._layout.build(image_id), mode=0o700)
 
     async def discard(self, image_id: str) -> None:
         """Remove the build context of an image. Safe to repeat."""
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._layout.discard, [self._place(image_id)])
+            await trio.to_thread.run_sync(self._layout.discard, [self._layout.build(image_id)])
 
     async def _sweep(self, pauses_s: Sequence[float]) -> None:
         """Remove the remains of failed builds, unless another build is running, which then removes them.

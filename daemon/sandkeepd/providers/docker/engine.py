@@ -82,6 +82,16 @@ def inspect_image(client: Client, name: str) -> dict[str, Any]:
     raise CallerError("not_found", f"the image {name} is gone from the Docker engine: make it again")
 
 
+def names_in(client: Client, repository: str, label: str) -> list[tuple[str, str | None]]:
+    """Return the tags of the images that have names in a repository, each with the value of a label."""
+    return [
+        (tag, (image.get("Labels") or {}).get(label))
+        for image in client.images(name=repository)
+        for found, _, tag in (name.rpartition(":") for name in image.get("RepoTags") or ())
+        if found == repository
+    ]
+
+
 class HangingError(ProviderError):
     """Raised when the engine does not answer, although its socket accepts connections."""
 

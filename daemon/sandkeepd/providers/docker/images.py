@@ -23,7 +23,7 @@ from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build, image_probe
 from sandkeepd.providers.docker.builder import Builder
 from sandkeepd.providers.docker.container import LOG_LABEL
-from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Engine, RefusedError, Tolerate
+from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Engine, RefusedError, Tolerate, names_in
 from sandkeepd.providers.docker.plan import Details
 from sandkeepd.providers.docker.stream import StreamedRequest, telling
 
@@ -81,7 +81,7 @@ class DockerImages(Images, Building):
             made, named = ImportedImage(digest=found["Id"], size_bytes=found["Size"]), request.source
         else:
             copied = await self._builder.build(image_id, request, caller, progress)
-            named = _tag(image_id)
+            named = tag(image_id)
             found = await self._engine.call(partial(_inspect, name=named))
             made = msgspec.structs.replace(copied, digest=found["Id"], size_bytes=found["Size"], file_count=0)
         failpoints.reach("docker.tagged")
@@ -91,7 +91,7 @@ class DockerImages(Images, Building):
 
     async def _probe(self, image_id: str, found: Document, progress: Progress) -> Details:
         await progress("finding out what the image has")
-        look = partial(image_probe.probe, image_id=image_id, found=found, tag=_tag(image_id), log_id=self._log_id)
+        look = partial(image_probe.probe, image_id=image_id, found=found, tag=tag(image_id), log_id=self._log_id)
         details = await self._engine.call(look)
         if details.why in (None, image_probe.NO_SHELL):  # other answers may be better another time
             self._probed[details.docker_image_id] = details
@@ -140,10 +140,6 @@ class DockerImages(Images, Building):
         if log.error is not None:
             raise build.not_pulled(wanted.in_full, log.error)
 
-    def tag(self, image_id: str) -> str:
-        """Return the engine's name for an image."""
-        return _tag(image_id)
-
     async def take_over(self, image_id: str, source: str, progress: Progress) -> ImportedImage:
         """Make an image of one that the engine has already, by tagging it with our name."""
         self._making.add(image_id)
@@ -160,7 +156,7 @@ class DockerImages(Images, Building):
             raise
         finally:
             self._making.discard(image_id)
-        told = {**msgspec.to_builtins(details), "docker_image_tag": _tag(image_id)}
+        told = {**msgspec.to_builtins(details), "docker_image_tag": tag(image_id)}
         return ImportedImage(digest=found["Id"], size_bytes=found["Size"], details=told)
 
     # Removing
@@ -168,7 +164,7 @@ class DockerImages(Images, Building):
     async def remove(self, image_id: str) -> None:
         """See `Images.remove`. The image goes with our name for it, unless it has another."""
         await self._builder.discard(image_id)
-        await self._engine.call(partial(untag, tag=_tag(image_id)))
+        await self._engine.call(partial(untag, tag=tag(image_id)))
 
     async def found(self) -> list[str]:
         """Return the ids of the images labelled with this log, as all built ones are."""
@@ -184,7 +180,7 @@ class DockerImages(Images, Building):
                 removed.append(f"image {image_id}")
                 await self.remove(image_id)
             else:
-                foreign.append(f"image {_tag(image_id)}")
+                foreign.append(f"image {tag(image_id)}")
         probes = await self._engine.call(partial(_probes, log_id=self._log_id))
         for container, image_id in probes:
             if image_id not in self._making:
@@ -194,7 +190,8 @@ class DockerImages(Images, Building):
         return Swept(removed=removed, foreign=foreign)
 
 
-def _tag(image_id: str) -> str:
+def tag(image_id: str) -> str:
+    """Return the engine's name for an image."""
     return f"{image_references.OUR_NAME}:{image_id}"
 
 
@@ -223,14 +220,7 @@ def untag(client: Client, tag: str) -> None:
 
 def _tagged(client: Client) -> list[tuple[str, str | None]]:
     """Return the ids in names of ours, each with the id of the log in the image's label."""
-    found = []
-    for image in client.images(name=image_references.OUR_NAME):
-        labels, names = image.get("Labels") or {}, image.get("RepoTags") or ()
-        for name in names:
-            repository, _, image_id = name.rpartition(":")
-            if repository == image_references.OUR_NAME:
-                found.append((image_id, labels.get(LOG_LABEL)))
-    return found
+    return names_in(client, image_references.OUR_NAME, LOG_LABEL)
 
 
 def _probes(client: Client, log_id: str) -> list[tuple[str, str]]:

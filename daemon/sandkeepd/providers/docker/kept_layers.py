@@ -21,6 +21,7 @@ from sandkeepd.contract.snapshots import Source
 from sandkeepd.host.threads import watched
 from sandkeepd.host.unnamed_file import unnamed
 from sandkeepd.providers.common.views import open_shown
+from sandkeepd.providers.docker import images as docker_images
 from sandkeepd.providers.docker import layers as docker_layers
 from sandkeepd.providers.docker.found_files import FoundFiles
 from sandkeepd.providers.docker.images import untag
@@ -42,7 +43,7 @@ class DockerLayers(Layering):
         self._files, self._packer = files, packer
 
     async def open_image(self, image_id: str) -> int:
-        layers = await self._files.of_image(self._images.tag(image_id))
+        layers = await self._files.of_image(docker_images.tag(image_id))
         return await self._provider.in_thread(open_shown, layers, self._provider.layout.state_dir)
 
     async def freeze(self, name: str, source: Source) -> Frozen:
@@ -92,7 +93,7 @@ class DockerLayers(Layering):
             beneath = docker_layers.of_nothing(archive.details)
         else:
             assert archive.beneath is not None or archive.image_id is not None
-            image = docker_layers.tag(archive.beneath) if archive.beneath else self._images.tag(archive.image_id or "")
+            image = docker_layers.tag(archive.beneath) if archive.beneath else docker_images.tag(archive.image_id or "")
             beneath = await self._engine.call(partial(docker_layers.of_image, image=image))
         with unnamed(self._provider.layout.state_dir) as descriptor:
             layer = await watched(partial(as_layer, archive, descriptor), progress, "unpacking the files")

@@ -18,7 +18,7 @@ from msgspec import Struct
 from sandkeep.errors import CallerError, DaemonError, ProviderError
 from sandkeepd.providers.docker.build_context import tar_entry
 from sandkeepd.providers.docker.container import LOG_LABEL
-from sandkeepd.providers.docker.engine import Client, Engine, inspect_image
+from sandkeepd.providers.docker.engine import Client, Engine, inspect_image, names_in
 from sandkeepd.providers.docker.plan import Details
 from sandkeepd.providers.docker.stream import StreamedRequest
 
@@ -136,13 +136,7 @@ def _archive(image: dict[str, Any], beneath: Sequence[str], name: str, layer: La
 
 def kept(client: Client) -> list[tuple[str, str | None]]:
     """Return the names that files are kept under, each with the id of the log in its label."""
-    found = []
-    for image in client.images(name=REPOSITORY):
-        for name in image.get("RepoTags") or ():
-            repository, _, kept_as = name.rpartition(":")
-            if repository == REPOSITORY:
-                found.append((kept_as, (image.get("Labels") or {}).get(LOG_LABEL)))
-    return found
+    return names_in(client, REPOSITORY, LOG_LABEL)
 
 
 def is_kept(client: Client, name: str) -> bool:
