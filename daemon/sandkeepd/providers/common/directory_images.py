@@ -13,7 +13,7 @@ from sandkeepd.contract.images import ImageRequest, Images, ImportedImage
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.caller_paths import import_tree
 from sandkeepd.providers.common.errors import converted_errors
-from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, write_mark
+from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, log_of, unmount_below, write_mark
 
 
 class DirectoryImages(Images):
@@ -65,10 +65,11 @@ class DirectoryImages(Images):
         """Remove the images that no event owns; report those of other logs. Safe to repeat."""
         removed, foreign = [], []
         for image_id in filter(is_name, (await self._in_thread(self._layout.found))[1]):
-            log_id = self._layout.log_of_image(image_id)
+            log_id = log_of(f"{self._layout.image(image_id)}/{IMAGE_MARK}")
             if log_id not in (None, self._log_id):
                 foreign.append(f"directory {self._layout.image(image_id)} of log {log_id}")
             elif not ledger.owns_image(image_id):
+                await self._in_thread(unmount_below, self._layout.image(image_id))
                 await self.remove(image_id)
                 removed.append(f"image {image_id}")
         return Swept(removed=removed, foreign=foreign)

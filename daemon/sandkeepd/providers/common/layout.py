@@ -85,10 +85,6 @@ class Layout:
         """Return the names of all layers, complete or half made."""
         return sorted(_list(self.layers))
 
-    def log_of_layer(self, name: str) -> str | None:
-        """Return the id of the log in a layer's mark; None when there is none."""
-        return log_of(f"{self.layer(name)}/{LAYER_MARK}")
-
     def build(self, image_id: str) -> str:
         """Return the directory of an image's build context."""
         return f"{self._builds}/{check_name(image_id, 'image_id')}"
@@ -109,10 +105,6 @@ class Layout:
         """Return the sandboxes that have more than journals, and the images."""
         sandboxes = [name for name in _list(self.sandboxes) if set(TEMPORARY) & set(_list(f"{self.sandboxes}/{name}"))]
         return sorted(sandboxes), sorted(_list(self.images))
-
-    def log_of_image(self, image_id: str) -> str | None:
-        """Return the id of the log in an image's mark; None when there is none."""
-        return log_of(f"{self.image(image_id)}/{IMAGE_MARK}")
 
     def log_of_sandbox(self, sandbox_id: str) -> str | None:
         """Return the id of the log in a sandbox's mark; None when there is none."""
@@ -232,6 +224,12 @@ def _tidy_few(directory: int) -> bool:
         if not _JOURNAL.fullmatch(entry.name):
             os.unlink(entry.name, dir_fd=directory)
     return True
+
+
+def unmount_below(directory: str) -> None:
+    """Unmount everything in a directory. Blocks."""
+    for place in mounts.below(directory):
+        mounts.unmount(place)
 
 
 def write_mark(path: str, log_id: str) -> None:

@@ -14,7 +14,7 @@ from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import kill_all, kill_known, marked
 from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.providers.common.inside import marks
-from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.layout import Layout, unmount_below
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.start import Handle
 from sandkeepd.providers.local.strays import Strays
@@ -77,7 +77,7 @@ class Cleanup:
         directory, plan = self._layout.sandbox(sandbox_id), self.plan_of_stray(sandbox_id)
         strays.thaw(sandbox_id)
         strays.kill(sandbox_id)
-        strays.unmount(directory)
+        unmount_below(directory)
         self.end(sandbox_id, plan, {})
         strays.remove_groups(sandbox_id)
         self.end_for_good(sandbox_id, plan)

@@ -36,6 +36,7 @@ from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower, counting
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.common.keeper_provider import HeldInstance, running
+from sandkeepd.providers.common.layout import LAYER_MARK, log_of, unmount_below
 from sandkeepd.providers.local import plan as local_plan
 from sandkeepd.providers.local.claims import UidClaims
 from sandkeepd.providers.local.end import Cleanup
@@ -286,7 +287,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
     async def clean_up(self, ledger: Ledger) -> Swept:
         strays = Strays(self.layout, self._hierarchies, self.log_id, everybodys=self.root)
         await self.abilities()  # their probe uses the trash
-        await self.in_thread(strays.unmount_trash)
+        await self.in_thread(unmount_below, self.layout.trash)
         await self.in_thread(self.layout.empty_trash)
         await self.in_thread(strays.look)
         failpoints.reach("sweep.found")
@@ -298,13 +299,9 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
                 except SandkeepError as error:  # it keeps no other from being removed
                     failures.append(error)
                 removed.append(f"sandbox {sandbox_id}")
-        for image_id in sorted(strays.images):
-            if not ledger.owns_image(image_id):
-                await self.in_thread(strays.unmount, self.layout.image(image_id))
-                await self.images.remove(image_id)
-                removed.append(f"image {image_id}")
+        images = await self.images.clean_up(ledger)
         for name in filter(is_name, self.layout.layer_names()):
-            log_id = self.layout.log_of_layer(name)
+            log_id = log_of(f"{self.layout.layer(name)}/{LAYER_MARK}")
             if log_id not in (None, self.log_id):
                 strays.foreign.append(f"directory {self.layout.layer(name)} of log {log_id}")
             elif not ledger.owns_layer(name):
@@ -318,7 +315,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             strays.foreign += await self.in_thread(self.host_uids.settle, on_record)
         if failures:
             raise failures[0]
-        return Swept(removed=removed, foreign=strays.foreign)
+        return Swept(removed=removed + images.removed, foreign=strays.foreign + images.foreign)
 
     async def _clear_stray(self, strays: Strays, sandbox_id: str, ledger: Ledger) -> None:
         """Remove the remains of a sandbox; the creation of another one under the same id waits for that."""

@@ -23,15 +23,13 @@ MOST_TOLD: Final = 50
 
 
 class Strays:
-    """One look at everything. `sandboxes` and `images` are those of our log, owned or not; `foreign` are the objects of
-    others.
+    """One look at everything. `sandboxes` are those of our log, owned or not; `foreign` are the objects of others.
 
     With `everybodys`, processes of all users count. Blocks, all of it.
     """
 
     def __init__(self, layout: Layout, hierarchies: Hierarchies, log_id: str, *, everybodys: bool) -> None:
         self.sandboxes: set[str] = set()
-        self.images: set[str] = set()
         self.foreign: list[str] = []
         self._layout = layout
         self._hierarchies = hierarchies
@@ -50,19 +48,12 @@ class Strays:
             self.foreign[MOST_TOLD:] = [f"and {more} more"]
 
     def _look_at_directories(self) -> None:
-        sandboxes, images = self._layout.found()
-        for sandbox_id in filter(is_name, sandboxes):
+        for sandbox_id in filter(is_name, self._layout.found()[0]):
             log_id = self._layout.log_of_sandbox(sandbox_id)
             if log_id in (None, self._log_id):
                 self.sandboxes.add(sandbox_id)
             else:
                 self.foreign.append(f"directory {self._layout.sandbox(sandbox_id)} of log {log_id}")
-        for image_id in filter(is_name, images):
-            log_id = self._layout.log_of_image(image_id)
-            if log_id in (None, self._log_id):
-                self.images.add(image_id)
-            else:
-                self.foreign.append(f"directory {self._layout.image(image_id)} of log {log_id}")
 
     def _look_at_processes(self) -> None:
         others: dict[tuple[str, str], list[int]] = {}
@@ -125,12 +116,3 @@ class Strays:
 
     def _groups(self, sandbox_id: str) -> dict[str, str]:
         return {d: d for d in self._hierarchies.found() if log_and_sandbox(d) == (self._log_id, sandbox_id)}
-
-    def unmount(self, directory: str) -> None:
-        """Unmount everything in a directory."""
-        for place in mounts.below(directory):
-            mounts.unmount(place)
-
-    def unmount_trash(self) -> None:
-        """Unmount everything in the trash."""
-        self.unmount(self._layout.trash)
