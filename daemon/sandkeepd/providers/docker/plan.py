@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from sandkeep.errors import CallerError, SetupError
 from sandkeep.model import Network, SandboxSpec
 from sandkeep.settings import docker as settings
+from sandkeepd.providers.common.inside import inner_user
 
 INSIDE: Final = "/run/sandkeep"
 WORKSPACE: Final = "/workspace"
@@ -151,15 +152,10 @@ def _beyond(setting: str, field: str, words: str) -> CallerError:
 def _user(spec: SandboxSpec, image: Details) -> tuple[int, int]:
     decided = settings.USER()
     if not decided:
-        return image.user if spec.user is None else _numbers(spec.user)
-    if spec.user is not None and _numbers(spec.user) != _numbers(decided):
+        return image.user if spec.user is None else inner_user(spec.user)
+    if spec.user is not None and inner_user(spec.user) != inner_user(decided):
         raise _beyond(settings.USER.name, "user", f"it can only be {decided}")
-    return _numbers(decided)
-
-
-def _numbers(user: str) -> tuple[int, int]:
-    uid, _, gid = user.partition(":")
-    return int(uid), int(gid or uid)
+    return inner_user(decided)
 
 
 def _pids(asked: int | None) -> int:

@@ -29,7 +29,7 @@ from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
 from sandkeepd.providers.docker import inotify, probe
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
-from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL
+from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL, Job
 from sandkeepd.providers.docker.engine import Client, Engine, Event
 from sandkeepd.providers.docker.found_files import FoundFiles
 from sandkeepd.providers.docker.image_probe import NO_SHELL
@@ -41,7 +41,7 @@ from sandkeepd.providers.docker.plan import Plan
 from sandkeepd.providers.docker.replacement import DockerReplacement
 from sandkeepd.providers.docker.revival import DockerRevival
 from sandkeepd.providers.docker.snapshots import DockerSnapshots
-from sandkeepd.providers.docker.start import Handle, Job
+from sandkeepd.providers.docker.start import Handle
 
 ASKED_S: Final = 20.0
 """Seconds that the report of capabilities may take."""

@@ -14,9 +14,8 @@ from msgspec import Struct, field
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SetupError, StateError
-from sandkeep.model import SandboxSpec
 from sandkeepd.host import mounts
-from sandkeepd.host.hostile_files import HostileTree, NotAFileError
+from sandkeepd.host.hostile_files import NotAFileError
 from sandkeepd.host.processes import Identity, identify, run_tool
 from sandkeepd.host.seccomp import docker_profile
 from sandkeepd.keeper import program
@@ -26,7 +25,7 @@ from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.views import open_for_careful
 from sandkeepd.providers.docker import inotify
 from sandkeepd.providers.docker import plan as docker_plan
-from sandkeepd.providers.docker.container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
+from sandkeepd.providers.docker.container import LOG_LABEL, SAID, SANDBOX_LABEL, Job, configuration, keeper
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
 from sandkeepd.providers.docker.plan import Plan
 
@@ -63,18 +62,6 @@ RETIRED: Final = (
 def is_retired(plan: Plan, handle: Handle) -> bool:
     """Return True if it is of the kind that earlier versions made of images without a shell: without a keeper."""
     return plan.shell is None and not handle.keeper
-
-
-class Job(Struct, frozen=True, kw_only=True):
-    """The parameters of one start. `files` is `directory`, as a place in which the code inside may own files."""
-
-    sandbox_id: str
-    directory: str
-    files: HostileTree
-    plan: Plan
-    spec: SandboxSpec
-    log_id: str
-    secrets: list[str]
 
 
 def owner_of_files(plan: Plan) -> tuple[int, int] | None:
@@ -144,19 +131,12 @@ def _give_away(job: Job) -> None:
 
 def start(client: Client, job: Job) -> Handle:
     """Make and start the container; return its handle. Converts the engine's errors into ours."""
-    body = configuration(
-        job.sandbox_id, job.log_id, job.plan, job.spec, job.directory, _keeper(job.plan), _profile(job.plan.seccomp),
-        job.secrets,
-    )  # fmt: skip
-    container_id = _create(client, job, body)
+    filtered = job.plan.seccomp != "unconfined"
+    argv = keeper(job.plan.disk_bytes, counted=filtered and inotify.can_count())
+    container_id = _create(client, job, configuration(job, argv, _profile(job.plan.seccomp)))
     failpoints.reach("docker.created")
     _give_workspace(client, job.plan)
     return _begin(client, container_id, job)
-
-
-def _keeper(plan: Plan) -> list[str]:
-    filtered = plan.seccomp != "unconfined"
-    return keeper(plan.disk_bytes, counted=filtered and inotify.can_count())
 
 
 def start_again(client: Client, container_id: str, job: Job) -> Handle:

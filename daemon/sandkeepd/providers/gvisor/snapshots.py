@@ -20,7 +20,7 @@ from sandkeepd.host.threads import Meter, watched
 from sandkeepd.host.unnamed_file import unnamed
 from sandkeepd.keeper.copies import copying
 from sandkeepd.providers.common.errors import storage_errors
-from sandkeepd.providers.common.inside import WORKSPACE
+from sandkeepd.providers.common.inside import WORKSPACE, inner_user
 from sandkeepd.providers.common.packing import CODECS, told
 from sandkeepd.providers.gvisor.instance import GvisorInstance
 
@@ -53,8 +53,7 @@ class GvisorSnapshots(Snapshotting):
         return WORKSPACE
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
-        uid, _, gid = (spec.user or ("1000" if self._root else "0")).partition(":")
-        return int(uid), int(gid or uid)
+        return inner_user(spec.user if self._root else "0")
 
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
         return "only gVisor's kernel knows what was changed"

@@ -8,7 +8,7 @@ from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
 from sandkeepd.host.threads import watched
-from sandkeepd.providers.common.inside import WORKSPACE
+from sandkeepd.providers.common.inside import WORKSPACE, inner_user
 from sandkeepd.providers.local.layers import LocalLayers
 from sandkeepd.providers.local.pack import Packer, paths
 from sandkeepd.providers.local.pause import NO_FREEZER
@@ -29,8 +29,7 @@ class LocalSnapshots(Snapshotting):
         return WORKSPACE
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
-        uid, _, gid = (spec.user or "1000").partition(":")
-        return int(uid), int(gid or uid)
+        return inner_user(spec.user)
 
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
         return None if handle.get("files") == "overlay" else "the sandbox has a copy of its image"
