@@ -10,6 +10,7 @@ from sandkeepd.host import mounts
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.host.processes import pids_where, run_tool
+from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.views import open_for_careful
 
 BLOCK_BYTES: Final = 4096
@@ -69,14 +70,11 @@ def _removed(first: int, groups: Mapping[str, str], inside: Sequence[str]) -> in
 
 def _devices(first: int, inside: Sequence[str]) -> Iterator[int]:
     """Return the devices of places as a process finds them, through any links that the code inside has made there."""
-    root = os.open(f"/proc/{first}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with descriptor(os.open(f"/proc/{first}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         for name in inside:
             found = open_in_root(root, name, os.O_PATH)
             yield os.fstat(found).st_dev
             os.close(found)
-    finally:
-        os.close(root)
 
 
 def _open_and_removed(pids: Sequence[int], devices: Collection[int]) -> int:

@@ -29,6 +29,7 @@ from sandkeepd.host import mounts
 from sandkeepd.host.hostile_files import NotAFileError
 from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper.journal import open_regular
+from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.errors import stderr_of
 from sandkeepd.providers.common.views import open_for_careful
 
@@ -144,14 +145,12 @@ class Layout:
             directory = _opened_up(f"{self.sandbox(sandbox_id)}/out/p")
         except OSError:
             return
-        try:
+        with descriptor(directory):
             if not _tidy_few(directory):
                 journals = ["-type", "f", "-regextype", "posix-extended", "-regex", f".*/{_JOURNAL.pattern}"]
                 place = f"/proc/self/fd/{directory}/."
                 find = ["find", place, "-mindepth", "1", "-maxdepth", "1", "!", "(", *journals, ")"]
                 _run_with_all_rights([*find, "-exec", *_RM, "{}", "+"], directory)
-        finally:
-            os.close(directory)
 
     def clear(self, sandbox_id: str) -> None:
         """Remove the files of a sandbox that has ended, all but its journals. Blocks. Safe to repeat."""
@@ -185,10 +184,8 @@ class Layout:
         except OSError as error:
             words = f"{self.trash} cannot be emptied: {error.strerror}"
             raise DaemonError("storage_unavailable", words) from None
-        try:
+        with descriptor(trash):
             done = _run_with_all_rights([*_RM, *(f"/proc/self/fd/{trash}/{name}" for name in names)], trash)
-        finally:
-            os.close(trash)
         if done.returncode:
             raise DaemonError("storage_unavailable", f"files could not be removed: {stderr_of(done)}")
 
@@ -206,12 +203,9 @@ def _run_with_all_rights(remove: Sequence[str], directory: int) -> "subprocess.C
 
 def _opened_up(path: str) -> int:
     """Open a directory, also one whose permissions the code inside has removed. Raises OSError."""
-    place = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with descriptor(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as place:
         os.chmod(f"/proc/self/fd/{place}", 0o755)  # noqa: S103 - as it was made
         return os.open(".", _OPEN, dir_fd=place)
-    finally:
-        os.close(place)
 
 
 def _tidy_few(directory: int) -> bool:

@@ -10,14 +10,15 @@ may have none, the directory is opened as it is.
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Final
 
 from sandkeep.errors import ProviderError, SetupError
 from sandkeep_store.archives.trees.read import can_enter_namespaces
 from sandkeepd.host import mounts
 from sandkeepd.host.processes import in_fresh_thread, reap, spawn
+from sandkeepd.providers.common.descriptors import descriptor
 
 _OPTIONS: Final = "nosuid,nodev,noexec,nosymfollow"
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -36,13 +37,6 @@ def open_shown(roots: Sequence[str], above: str) -> int:
     return _mounted_by_program(above, ["-t", "overlay", "-o", options, "sandkeep", "layers"], f"{above}/layers")
 
 
-def open_writable(path: str) -> int:
-    """Open a directory of ours in which programs write, or remove, files chosen by hostile code."""
-    if os.geteuid() == 0:
-        return mounts.open_detached(path, mounts.TO_WRITE)
-    return _bound_by_program(path, _OPTIONS)
-
-
 def open_for_careful(path: str, flags: int) -> int:
     """Open a directory for programs that follow no link by themselves, such as `rm` and `du`: on a mount with `flags`
     where root may make one, else as it is. Raises OSError.
@@ -53,24 +47,16 @@ def open_for_careful(path: str, flags: int) -> int:
     return os.open(path, _OPEN | os.O_NOFOLLOW)
 
 
-@contextmanager
-def shown(*roots: str, above: str) -> Iterator[int]:
+def shown(*roots: str, above: str) -> AbstractContextManager[int]:
     """Do as `open_shown` for the length of a block."""
-    opened = open_shown(roots, above)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
+    return descriptor(open_shown(roots, above))
 
 
-@contextmanager
-def writable(path: str) -> Iterator[int]:
-    """Do as `open_writable` for the length of a block."""
-    opened = open_writable(path)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
+def writable(path: str) -> AbstractContextManager[int]:
+    """Open a directory of ours, for a block in which programs write, or remove, files chosen by hostile code."""
+    if os.geteuid() == 0:
+        return descriptor(mounts.open_detached(path, mounts.TO_WRITE))
+    return descriptor(_bound_by_program(path, _OPTIONS))
 
 
 def _mounted(roots: Sequence[str]) -> int:

@@ -20,6 +20,7 @@ from sandkeepd.host.processes import Identity, identify, run_tool
 from sandkeepd.host.seccomp import docker_profile
 from sandkeepd.keeper import program
 from sandkeepd.keeper.program import COUNTED
+from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.errors import stderr_of, storage_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.views import open_for_careful
@@ -102,11 +103,8 @@ def _make_control(job: Job) -> None:
 @contextmanager
 def control_held_open(job: Job) -> Iterator[None]:
     """Keep requests to the keeper for the length of a block: a FIFO that no process has open loses its data."""
-    fd = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with descriptor(os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)):
         yield
-    finally:
-        os.close(fd)
 
 
 def close_control(job: Job) -> None:
@@ -170,15 +168,12 @@ def _give_workspace(client: Client, plan: Plan) -> None:
     if volume is None or not volume.own or os.geteuid() != 0:
         return
     place = client.inspect_volume(volume.source)["Mountpoint"]
-    opened = open_for_careful(place, mounts.TO_WRITE)
-    try:
+    with descriptor(open_for_careful(place, mounts.TO_WRITE)) as opened:
         if plan.writable or volume.read_only:
             os.chown(opened, plan.uid, plan.gid)
             return
         words = ["chown", "-R", "-h", "-P", f"{plan.uid}:{plan.gid}", "--", f"/proc/self/fd/{opened}/."]
         done = run_tool(words, descriptors=[opened])
-    finally:
-        os.close(opened)
     if done.returncode:
         message = f"the workspace could not be given to its user: {stderr_of(done)}"
         raise ProviderError("provider_unavailable", message)

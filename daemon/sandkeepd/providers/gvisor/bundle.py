@@ -19,6 +19,7 @@ from sandkeep.system.openat2 import open_in_root
 from sandkeepd.host import mounts
 from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper import program
+from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.common.inside import HOME, INSIDE, PATH, WORKSPACE, environment, write_etc
 from sandkeepd.providers.common.tree_copies import copy_tree
@@ -39,13 +40,9 @@ def is_root_file_system(lowers: Sequence[Lower]) -> bool:
 
 def _has(lower: Lower, path: str, flags: int) -> bool:
     """Return True if the path exists for a process with these files as its root directory: links may lead anywhere."""
-    with suppress(OSError):
-        root = os.open(lower.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.close(open_in_root(root, path, os.O_PATH | flags))
-            return True
-        finally:
-            os.close(root)
+    with suppress(OSError), descriptor(os.open(lower.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        os.close(open_in_root(root, path, os.O_PATH | flags))
+        return True
     return False
 
 
@@ -247,16 +244,10 @@ def copy_root(root: str, lowers: Sequence[Lower], bundle: Bundle) -> None:
 
 def _make_shared_inside(root: str) -> None:
     """Do as `_make_shared` in an image's files: links are resolved as inside."""
-    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with descriptor(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
         for name in ("in", "out", "tty"):
             parts = f"{INSIDE}/{name}".split("/")
             for depth in range(1, len(parts)):
                 above = open_in_root(top, "/".join(parts[:depth]) or "/", os.O_PATH | os.O_DIRECTORY)
-                try:
-                    with suppress(FileExistsError):
-                        os.mkdir(parts[depth], 0o755, dir_fd=above)
-                finally:
-                    os.close(above)
-    finally:
-        os.close(top)
+                with descriptor(above), suppress(FileExistsError):
+                    os.mkdir(parts[depth], 0o755, dir_fd=above)

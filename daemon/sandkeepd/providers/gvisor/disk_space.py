@@ -38,9 +38,7 @@ class DiskSpace:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            message = (
-                f"a checkpoint may need {self._size >> 20} MiB, and {self._directory} has less room"
-            )
+            message = f"a checkpoint may need {self._size >> 20} MiB, and {self._directory} has less room"
             message += ": make room there, or end processes in the sandbox"
             raise DaemonError("storage_unavailable", message) from None
         self._left = self._size

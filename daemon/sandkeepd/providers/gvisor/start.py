@@ -37,6 +37,7 @@ from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, has_ended, listen, reap, spawn
 from sandkeepd.keeper import program
+from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, log_of, write_mark
@@ -353,12 +354,9 @@ def failed_to_save(said: bytes) -> SandkeepError:
 
 @contextmanager
 def _locked(job: Job) -> Iterator[int]:
-    fd = os.open(f"{job.bundle}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with descriptor(os.open(f"{job.bundle}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
-    finally:
-        os.close(fd)
 
 
 def await_saving(job: Job, seconds: float) -> None:

@@ -13,6 +13,7 @@ from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import in_fresh_thread, run_tool
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.capabilities import capability
+from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.errors import stderr_of
 
 
@@ -71,11 +72,8 @@ def _seccomp(image_uid: int, root: bool) -> Capability:
     why = program.why_missing() or seccomp.why_missing() or ("" if _has_bwrap() else "bwrap is missing")
     if why:
         return Capability(works=False, why=f"system calls are not filtered: {why}")
-    fd = seccomp.open_program()
-    try:
+    with descriptor(seccomp.open_program()) as fd:
         done = run_tool([*_enter(image_uid, root), *_BWRAP, "--seccomp", "0", "true"], timeout_s=20, stdin=fd)
-    finally:
-        os.close(fd)
     return capability(done.returncode == 0, f"system calls are not filtered: {stderr_of(done)}")
 
 
