@@ -237,7 +237,7 @@ def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) 
     os.close(os.open(f"{mark}.not", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     argv = [*wrapper, *_then_move(job, 0o022, f"{mark}.not", mark), *job.words(), *words]
     with _locked(job) as lock, open_files.present(source, job.files):
-        code, said = _run(argv, stdin=control, log=f"{job.bundle}/said", lock=lock)
+        code, said = _run(argv, f"{job.bundle}/said", lock, stdin=control)
     failpoints.reach("gvisor.restored")
     found = runsc.running(job.bundle)
     if code == 0 and found is not None and found[0] == container:
@@ -255,15 +255,29 @@ def _then_move(job: Job, umask: int, source: str, target: str) -> list[str]:
     return program.moving_after(program.on_host(job.bundle), umask, source, target)
 
 
-def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, bytes]:
-    """Run a command that holds a lock to its end; return its exit code and output. Its descendants may keep the output
-    open.
+def _run(
+    argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[], bool] | None = None, *, stdin: int | None = None
+) -> tuple[int, bytes]:
+    """Run a command that holds a lock to its end, and call `meanwhile` repeatedly; after True, at once again. Return
+    its exit code and output. Its descendants may keep the output open.
     """
-    with open(log, "w+b") as file:
-        child = spawn(argv, stdin=stdin, output=file.fileno(), third=lock, roomy=True)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with open(log, "w+b") as file, open(os.devnull, "rb") as null:
+        given = null.fileno() if stdin is None else stdin
+        child = spawn(argv, stdin=given, output=file.fileno(), third=lock, roomy=stdin is not None)
+        try:
+            if meanwhile is not None:
+                _call_until_ended(child, meanwhile)
+        finally:
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         file.seek(0)
         return code, file.read(_MOST_SAID)
+
+
+def _call_until_ended(child: int, meanwhile: Callable[[], bool]) -> None:
+    more = False
+    with descriptor(os.pidfd_open(child)) as pidfd:
+        while not has_ended(pidfd, 0 if more else _GIVE_WAY_S):
+            more = meanwhile()
 
 
 # Saving
@@ -317,28 +331,11 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
     if found is not None and found[0] == container and runsc.version() in runsc.KNOWN_KERNELS:
         runner, image = program.on_host(job.bundle), f"{saving}/{IMAGE}"
         argv = program.saving(runner, container, found[1].pid, image, saving, job.saved)
-        code, said = _run_watched(argv, log, lock, meanwhile)
+        code, said = _run(argv, log, lock, meanwhile)
         if code != program.NOT_ASKED:
             return code, said
     words = [*job.words(), "checkpoint", f"--image-path={saving}", container]
-    return _run_watched([*_then_move(job, 0o077, saving, job.saved), *words], log, lock, meanwhile)
-
-
-def _run_watched(argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
-    """Run a command that holds a lock to its end, and call `meanwhile` repeatedly; after True, at once again."""
-    with open(log, "w+b") as file, open(os.devnull, "rb") as null:
-        child = spawn(argv, stdin=null.fileno(), output=file.fileno(), third=lock)
-        pidfd, more = -1, False
-        try:
-            pidfd = os.pidfd_open(child)
-            while not has_ended(pidfd, 0 if more else _GIVE_WAY_S):
-                more = meanwhile()
-        finally:
-            if pidfd >= 0:
-                os.close(pidfd)
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        file.seek(0)
-        return code, file.read(_MOST_SAID)
+    return _run([*_then_move(job, 0o077, saving, job.saved), *words], log, lock, meanwhile)
 
 
 def have_written(job: Job) -> None:
