@@ -4,7 +4,7 @@ The settings are upper bounds for callers, and are read here: the decision is on
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from secrets import token_hex
 from typing import Any, Final
@@ -143,6 +143,14 @@ def beside(plan: Plan) -> Plan:
     if volume is not None and volume.own:
         volume = replace(volume, source=_MARK.sub("", volume.source) + f".{mark}")
     return replace(plan, name=_MARK.sub("", plan.name) + f".{mark}", workspace_volume=volume)
+
+
+def own_volumes(mounts: Iterable[Mapping[str, Any]], plan: Plan) -> list[Mapping[str, Any]]:
+    """Return those of a container's mounts that are volumes of this sandbox alone."""
+    shared = {volume.source for volume in plan.volumes}
+    if plan.workspace_volume is not None and not plan.workspace_volume.own:
+        shared.add(plan.workspace_volume.source)
+    return [mount for mount in mounts if mount["Type"] == "volume" and mount.get("Name") not in shared]
 
 
 def _beyond(setting: str, field: str, words: str) -> CallerError:

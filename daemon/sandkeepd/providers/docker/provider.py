@@ -6,9 +6,8 @@ that into the engine's terms, `start` makes it. See `contract.provider` for the 
 """
 
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -22,7 +21,6 @@ from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.hostile_files import HostileTree
-from sandkeepd.host.processes import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
@@ -41,7 +39,7 @@ from sandkeepd.providers.docker.plan import Plan
 from sandkeepd.providers.docker.replacement import DockerReplacement
 from sandkeepd.providers.docker.revival import DockerRevival
 from sandkeepd.providers.docker.snapshots import DockerSnapshots
-from sandkeepd.providers.docker.start import Handle
+from sandkeepd.providers.docker.start import Handle, kill
 
 ASKED_S: Final = 20.0
 """Seconds that the report of capabilities may take."""
@@ -73,9 +71,9 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self._following = False
         files, packer = FoundFiles(engine), Packer(self.layout.state_dir)
         self._kept = DockerLayers(self, files, packer)
-        self._replacement = DockerReplacement(self)
+        self.revival = self._revival = DockerRevival(self)
+        self._replacement = DockerReplacement(self, self._revival)
         self.builder, self.layers, self.replacement = self.images, self._kept, self._replacement
-        self.revival = DockerRevival(self)
         self.snapshots = DockerSnapshots(packer, files, self.instances)
 
     # Sandboxes
@@ -142,13 +140,6 @@ class DockerProvider(KeeperProvider[DockerInstance]):
                 handle = await self.docker.call(lambda client: start(client, job))
             return await self._begin(job, handle, secrets)
 
-    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """End the processes of a sandbox, and leave its files. Safe to repeat."""
-        with trio.CancelScope(shield=True):
-            await self.in_thread(_kill, handle)
-            await self.docker.call(lambda client: docker_start.halt(client, sandbox_id, self.log_id))
-            await self.see_end(sandbox_id)
-
     async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> DockerInstance:
         """Hold a container that was just started, once its keeper answers."""
         isolation = await self._isolation(job.plan, counted=handle.counted)
@@ -203,7 +194,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         """See `Provider.adopt`. A container whose first process runs is taken over without the engine."""
         decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
         if docker_start.is_retired(decided, earlier):
-            await self.halt(sandbox_id, plan, handle)
+            await self._revival.halt(sandbox_id, plan, handle)
             return Ending(kind="lost", message=docker_start.RETIRED)
         self._begin_to_follow()
         return await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
@@ -212,7 +203,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         """See `Provider.terminate`. Processes end at once, also when the engine is down; the rest waits for it."""
         self._begin_end(sandbox_id)
         self._replacement.forget(sandbox_id)
-        await self.in_thread(_kill, handle)
+        await self.in_thread(kill, handle)
         failpoints.reach("docker.killed")
         await self.docker.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
         failpoints.reach("docker.removed")
@@ -318,7 +309,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         return disk_usage.occupied(places, handle.first.pid, instance.cgroups, inside, root=os.geteuid() == 0)
 
     async def _end_for_disk(self, instance: DockerInstance) -> None:
-        await self.in_thread(_kill, instance.handle)
+        await self.in_thread(kill, instance.handle)
 
 
 def _lost_with_engine() -> Ending:
@@ -327,17 +318,6 @@ def _lost_with_engine() -> Ending:
         "resume the sandbox"
     )
     return Ending(kind="lost", message=message)
-
-
-def _kill(handle: dict[str, Any]) -> None:
-    """Kill the first process of a container, and so all of them, without the engine, if we may. Blocks."""
-    pidfd = open_process(msgspec.convert(handle, Handle).first) if handle else None
-    if pidfd is not None:
-        try:
-            with suppress(OSError):  # only root may; then the engine does it
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        finally:
-            os.close(pidfd)
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
 from sandkeepd.providers.docker.instance import DockerInstance
 from sandkeepd.providers.docker.plan import Plan
+from sandkeepd.providers.docker.revival import DockerRevival
 from sandkeepd.providers.docker.start import Handle
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ logger = logging.getLogger("sandkeepd")
 class DockerReplacement(Replacing):
     """Replaces the containers of a provider's sandboxes."""
 
-    def __init__(self, provider: "DockerProvider") -> None:
+    def __init__(self, provider: "DockerProvider", revival: DockerRevival) -> None:
+        self._revival = revival
         self._provider = provider
         self._engine = provider.docker
         self._turns: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
@@ -58,7 +60,7 @@ class DockerReplacement(Replacing):
         provider, (before, after) = self._provider, plans
         async with self._turn(sandbox_id):
             self.forget(sandbox_id)
-            await provider.halt(sandbox_id, before, handle)
+            await self._revival.halt(sandbox_id, before, handle)
             try:
                 await self._leave_only(sandbox_id, _container_of(handle))  # the next start is nothing's but this one's
                 failpoints.reach("replace.aside")

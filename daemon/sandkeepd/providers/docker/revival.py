@@ -38,7 +38,7 @@ class DockerRevival(Reviving):
         if docker_start.is_retired(msgspec.convert(plan, Plan), earlier):
             raise StateError("not_ready", docker_start.RETIRED, sandbox_id=sandbox_id)
         await self._provider.follow_engine()
-        await self._provider.halt(sandbox_id, plan, handle)
+        await self.halt(sandbox_id, plan, handle)
         try:
             return await self._provider.start(
                 self._provider.job(sandbox_id, spec, secrets, plan),
@@ -47,8 +47,12 @@ class DockerRevival(Reviving):
             )
         except BaseException:
             with trio.CancelScope(shield=True), suppress(SandkeepError):
-                await self._provider.halt(sandbox_id, plan, {})
+                await self.halt(sandbox_id, plan, {})
             raise
 
     async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        await self._provider.halt(sandbox_id, plan, handle)
+        provider = self._provider
+        with trio.CancelScope(shield=True):
+            await provider.in_thread(docker_start.kill, handle)
+            await provider.docker.call(lambda client: docker_start.halt(client, sandbox_id, provider.log_id))
+            await provider.see_end(sandbox_id)

@@ -5,18 +5,20 @@ container that the engine is removing already, which is waited for; or by a fore
 """
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from msgspec import Struct, field
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SetupError, StateError
 from sandkeepd.host import mounts
 from sandkeepd.host.hostile_files import NotAFileError
-from sandkeepd.host.processes import Identity, identify, run_tool
+from sandkeepd.host.processes import Identity, identify, open_process, run_tool
 from sandkeepd.host.seccomp import docker_profile
 from sandkeepd.keeper import program
 from sandkeepd.keeper.program import COUNTED
@@ -28,7 +30,7 @@ from sandkeepd.providers.docker import inotify
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker.container import LOG_LABEL, SAID, SANDBOX_LABEL, Job, configuration, keeper
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
-from sandkeepd.providers.docker.plan import Plan
+from sandkeepd.providers.docker.plan import Plan, own_volumes
 
 GONE_S: Final = 30.0
 """Seconds that the removal of a container may take."""
@@ -183,14 +185,7 @@ def _written(found: dict[str, Any], plan: Plan) -> list[str]:
     """Return the directories of the host in which the engine keeps files that only this sandbox writes: not shared
     ones.
     """
-    shared = {volume.source for volume in plan.volumes}
-    if plan.workspace_volume is not None and not plan.workspace_volume.own:
-        shared.add(plan.workspace_volume.source)
-    volumes = [
-        mount["Source"]
-        for mount in found["Mounts"]
-        if mount["Type"] == "volume" and mount.get("RW") and mount.get("Name") not in shared
-    ]
+    volumes = [mount["Source"] for mount in own_volumes(found["Mounts"], plan) if mount.get("RW")]
     layer = (found.get("GraphDriver") or {}).get("Data") or {}
     return [path for path in (layer.get("UpperDir"), *volumes) if path]
 
@@ -297,6 +292,14 @@ def rename(client: Client, container_id: str, sandbox_id: str) -> None:
     name = docker_plan.name_of(sandbox_id)
     if client.inspect_container(container_id)["Name"] != f"/{name}":
         client.rename(container_id, name)
+
+
+def kill(handle: dict[str, Any]) -> None:
+    """Kill the first process of a container, and so all of them, without the engine, if we may."""
+    pidfd = open_process(msgspec.convert(handle, Handle).first) if handle else None
+    if pidfd is not None:
+        with descriptor(pidfd), suppress(OSError):  # only root may; then the engine does it
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 def halt(client: Client, sandbox_id: str, log_id: str) -> None:

@@ -19,7 +19,7 @@ from sandkeep_store.archives.trees.read import Remarks
 from sandkeep_store.archives.trees.tree import Overlay, Tree, directory_member
 from sandkeepd.host import mounts
 from sandkeepd.providers.docker.engine import NOT_FOUND, Client, Tolerate
-from sandkeepd.providers.docker.plan import INSIDE, Plan
+from sandkeepd.providers.docker.plan import INSIDE, Plan, own_volumes
 
 DRIVER: Final = "overlay2"
 """The storage driver of the engine that is supported here."""
@@ -103,13 +103,9 @@ def layers_of(found: Mapping[str, Any]) -> list[str]:
 
 
 def _volumes(mounts: Sequence[Mapping[str, Any]], plan: Plan) -> list[OwnVolume]:
-    shared = {volume.source for volume in plan.volumes}
-    if plan.workspace_volume is not None and not plan.workspace_volume.own:
-        shared.add(plan.workspace_volume.source)
     found = [
         OwnVolume(place=os.fsencode(mount["Destination"].strip("/")), source=mount["Source"])
-        for mount in mounts
-        if mount["Type"] == "volume" and mount.get("Name") not in shared
+        for mount in own_volumes(mounts, plan)
     ]
     return sorted(found, key=lambda volume: volume.place)
 
