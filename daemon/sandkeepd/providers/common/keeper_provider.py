@@ -18,16 +18,9 @@ from msgspec.structs import replace
 from sandkeep.errors import ProviderError
 from sandkeep.model import Capability, Network, ProviderCapabilities
 from sandkeep_store.threads import Threads
-from sandkeepd.contract.checkpoints import Checkpointing
-from sandkeepd.contract.claims import Claiming
-from sandkeepd.contract.engine import Recovering
-from sandkeepd.contract.images import Building
 from sandkeepd.contract.instance import Ending
-from sandkeepd.contract.layers import Layering
 from sandkeepd.contract.processes import Chunk, Dropped, Exit
-from sandkeepd.contract.replacement import Replacing
-from sandkeepd.contract.revival import Reviving
-from sandkeepd.contract.snapshots import Snapshotting
+from sandkeepd.contract.provider import Parts
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, keep_descriptors_private, kill_and_wait, open_process, reap, wait_ended
@@ -88,22 +81,12 @@ InstanceT = TypeVar("InstanceT", bound=HeldInstance)
 ProviderT = TypeVar("ProviderT", bound="KeeperProvider[Any]")
 
 
-class KeeperProvider(ABC, Generic[InstanceT]):
+class KeeperProvider(Parts, ABC, Generic[InstanceT]):
     """The part of a `Provider` that is the same for all that have keepers.
 
     A subclass determines why a sandbox ended if no reason was given; a provider's other capabilities are passed to it
     as parts. Its objects lie in `layout` and carry `log_id`. It needs the tasks that `running` starts.
     """
-
-    # Parts that a provider may have; see `Provider`.
-    builder: Building | None = None
-    checkpoints: Checkpointing | None = None
-    claims: Claiming | None = None
-    engine: Recovering | None = None
-    layers: Layering | None = None
-    replacement: Replacing | None = None
-    revival: Reviving | None = None
-    snapshots: Snapshotting | None = None
 
     def __init__(
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, threads: int = 16

@@ -94,8 +94,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     ) -> dict[str, Any]:
         self.layout.sandbox(sandbox_id)
         decided = docker_plan.decide(sandbox_id, owner, spec, details, self._disk_limit)
-        document: dict[str, Any] = msgspec.to_builtins(decided)
-        return document
+        return dict(msgspec.to_builtins(decided))
 
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]

@@ -50,8 +50,7 @@ class DockerReplacement(Replacing):
     def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
         """See `Replacing.replaced`. While both are there they cannot have the same names."""
         after = docker_plan.beside(msgspec.convert({**plan, **files}, Plan))
-        document: dict[str, Any] = msgspec.to_builtins(after)
-        return document
+        return dict(msgspec.to_builtins(after))
 
     async def replace_files(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],

@@ -118,8 +118,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         if runsc.program() is None:
             raise SetupError("not_supported", probe.MISSING)
         decided = gvisor_plan.decide(sandbox_id, spec, self._hierarchies, disk_limit=self._disk_limit, root=self.root)
-        document: dict[str, Any] = msgspec.to_builtins(decided)
-        return document
+        return dict(msgspec.to_builtins(decided))
 
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
@@ -193,10 +192,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         return instance
 
     def _runsc(self, sandbox_id: str, plan: Plan) -> Runsc:
-        words = runsc.command(
-            self.runsc_root(sandbox_id), plan.network, writable=plan.writable, rootless=plan.rootless,
-            sandbox_id=sandbox_id,
-        )  # fmt: skip
+        words = runsc.command(self.runsc_root(sandbox_id), plan, sandbox_id)
         user, blocks = f"{plan.uid}:{plan.gid}", gvisor_bundle.file_blocks(plan)
         return Runsc(bundle=self.bundle(sandbox_id), words=words, user=user, file_blocks=blocks)
 

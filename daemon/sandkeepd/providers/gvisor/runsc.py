@@ -20,6 +20,7 @@ from msgspec import Struct
 from sandkeep.errors import ProviderError
 from sandkeep.settings import gvisor as settings
 from sandkeepd.host.processes import TOOL_PATH, Identity, identify, kill_all, pids_where, run_tool
+from sandkeepd.providers.gvisor.plan import Plan
 
 PROGRAM_PATH: Final = f"/usr/local/bin:{TOOL_PATH}"
 _FIRST: Final = "runsc-cont-"
@@ -61,16 +62,14 @@ def new_container(sandbox_id: str) -> str:
     return f"{_FIRST}{sandbox_id}-{secrets.token_hex(4)}"
 
 
-def command(root: str, network: str, *, writable: bool, rootless: bool, sandbox_id: str = "") -> list[str]:
-    """Return the argv before a subcommand. `root` is the directory of `runsc`'s state; with `writable`, writes go into
-    memory.
-    """
-    words = [program() or "runsc", f"--root={root}", f"--platform={settings.PLATFORM()}", f"--network={network}"]
+def command(root: str, plan: Plan, sandbox_id: str) -> list[str]:
+    """Return the argv before a subcommand. `root` is the directory of `runsc`'s state."""
+    words = [program() or "runsc", f"--root={root}", f"--platform={settings.PLATFORM()}", f"--network={plan.network}"]
     if settings.IGNORE_CGROUPS():
         words.append("--ignore-cgroups")
-    if rootless:
+    if plan.rootless:
         words.append("--rootless")
-    if writable:
+    if plan.writable:  # into memory
         words.append("--overlay2=root:memory")
     debug = settings.DEBUG_LOG_DIR()
     if debug is not None:

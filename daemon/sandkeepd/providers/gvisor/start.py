@@ -87,10 +87,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
     def words(self) -> list[str]:
         """Return the argv before a subcommand of `runsc`."""
-        plan = self.plan
-        return runsc.command(
-            self.root, plan.network, writable=plan.writable, rootless=plan.rootless, sandbox_id=self.sandbox_id
-        )
+        return runsc.command(self.root, self.plan, self.sandbox_id)
 
 
 class Started(Struct, frozen=True, kw_only=True):

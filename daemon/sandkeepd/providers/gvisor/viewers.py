@@ -34,6 +34,7 @@ from sandkeep.ids import new_id
 from sandkeepd.host.processes import has_ended, kill_and_wait, open_process, run_tool, spawn
 from sandkeepd.keeper import requests, terminal
 from sandkeepd.keeper.viewers import Viewers
+from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.gvisor import runsc as gvisor_runsc
 
 START_DEADLINE_S: Final = 20.0
@@ -265,13 +266,11 @@ def see_gone(runsc: Runsc, container: str) -> None:
         pidfd = _waiting(runsc.bundle, viewer)
         if pidfd is None:
             continue
-        try:
+        with descriptor(pidfd):
             if not has_ended(pidfd, GOING_S):
                 _kill(runsc, container, viewer)
                 if not has_ended(pidfd, GOING_S):
                     kill_and_wait(pidfd)
-        finally:
-            os.close(pidfd)
     _viewers(runsc.bundle)
 
 

@@ -61,10 +61,6 @@ class Cleanup:
         """Kill escaped processes, release the uid, and remove the files, all but the journals. That can take long."""
         if self._claims is not None and plan.own_uid is not None:
             self._claims.release(sandbox_id, plan.own_uid)
-        self.clear(sandbox_id)
-
-    def clear(self, sandbox_id: str) -> None:
-        """Remove the files of a sandbox that has ended, all but its journals. That can take long."""
         self._layout.clear(sandbox_id)
 
     def plan_of_stray(self, sandbox_id: str) -> Plan:

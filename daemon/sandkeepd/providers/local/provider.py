@@ -155,8 +155,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         decided = self._planner.decide(sandbox_id, spec, caller)
         if self._uids is not None and self._planner.needs_uid(decided):
             decided = self._uids.claim(sandbox_id, decided, {plan.get("uid") for plan in taken})
-        document: dict[str, Any] = msgspec.to_builtins(decided)
-        return document
+        return dict(msgspec.to_builtins(decided))
 
     def require_uid(self, sandbox_id: str, plan: Plan) -> None:
         """Raise `provider_unavailable` when the host uid of a plan no longer belongs to the sandbox."""
