@@ -23,7 +23,7 @@ from sandkeepd.host import processes
 from sandkeepd.host.processes import TOOL_ENV, Identity
 from sandkeepd.keeper import program
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
+from sandkeepd.providers.common.directory_images import DirectoryImages, require_directories
 from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider, running
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
@@ -65,7 +65,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
         plan: Json,
     ) -> HeldInstance:  # fmt: skip
         try:
-            await require_there([self.images.root(image_id)])
+            await require_directories([self.images.root(image_id)])
             with trio.CancelScope(shield=True):  # an abandoned start could not be undone
                 first = await self.in_thread(self._start, sandbox_id, image_id)
             return await self.begin(sandbox_id, spec, secrets, first)
@@ -113,7 +113,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
             handle=handle, env={name: env[name] for name in env.keys() - set(handle["secrets"])},
             working_dir=spec.working_dir or isolation.workspace, inside=directory,
         )  # fmt: skip
-        return self._take_hold(msgspec.convert(handle["first"], Identity), make)
+        return self._hold_first(msgspec.convert(handle["first"], Identity), make)
 
     async def _why_ended(self, instance: HeldInstance) -> Ending:
         return Ending(kind="failed", message="its keeper was ended from outside")
@@ -121,12 +121,12 @@ class PlainProvider(KeeperProvider[HeldInstance]):
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: Json, isolation: Isolation, handle: Json
     ) -> HeldInstance | None:  # fmt: skip
-        return await self._take_over(lambda: self._hold(sandbox_id, spec, isolation, handle))
+        return await self._hold_earlier(lambda: self._hold(sandbox_id, spec, isolation, handle))
 
     async def end(self, sandbox_id: str, handle: Json) -> None:
         """End the processes of a sandbox, and leave its files."""
         await self.in_thread(kill, self.layout.sandbox(sandbox_id), handle)
-        await self.see_end(sandbox_id)
+        await self.await_end(sandbox_id)
 
     async def terminate(self, sandbox_id: str, plan: Json, handle: Json) -> None:
         with trio.CancelScope(shield=True):

@@ -415,7 +415,7 @@ async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script:
 async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(world.provider, LocalProvider)
     large, small = await world.sandbox(), await world.sandbox(disk_bytes=1 << 20)
-    watch = DiskWatch(dict(world.provider.instances), world.provider._occupied, world.provider._end_for_disk)
+    watch = DiskWatch(dict(world.provider.instances), world.provider._occupied_bytes, world.provider._end_for_disk)
     monkeypatch.setattr(world.provider.disks, "_instances", {})  # its own look is not to come to the rescue
     looked, go_on = trio.Event(), threading.Event()
     occupied, token = disk_usage.occupied, trio.lowlevel.current_trio_token()

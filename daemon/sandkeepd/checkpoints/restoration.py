@@ -206,7 +206,7 @@ class CheckpointReturn(SandboxChange):
             exit_of = runtime.instance.exit_of if runtime is not None else lambda _: None
             under_way.ended = last_words(self.core, sandbox, exit_of, KILLED, runtime=runtime)
             old, new = under_way.plans
-            under_way.instance = made = await provider.return_to(
+            under_way.instance = made = await provider.restore_in_place(
                 sandbox_id, asked.image_id, sandbox.spec, (old, new), sandbox.handle, had.directory
             )
             back = await _found(made, checkpoint, [(one.process_id, one) for one in kept])
@@ -292,7 +292,7 @@ class _FromCheckpoint(Maker):
     async def make(self, provider: Provider, sandbox: SandboxState) -> Instance:
         """See `Maker.make`. Secrets are in the checkpoint itself."""
         able, asked, sandbox_id = checkpointing(provider), sandbox.requested, sandbox.sandbox_id
-        instance = await able.create_saved(
+        instance = await able.create_from_checkpoint(
             sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._had.directory
         )
         try:

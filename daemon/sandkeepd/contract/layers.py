@@ -35,7 +35,7 @@ from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.snapshots import Source
 
 
-class Frozen(Struct, frozen=True, kw_only=True):
+class CopiedChanges(Struct, frozen=True, kw_only=True):
     """The result of a copy of a sandbox's changed files: the `files` that others can begin with. The sandbox was frozen
     for `pause_ms`; None where it could not be.
     """
@@ -71,19 +71,19 @@ class Layering(Protocol):
     no_forks: str | None
     """The reason why a sandbox's changed files cannot be kept so, or None."""
 
-    async def freeze(self, name: str, source: Source) -> Frozen:
+    async def freeze(self, name: str, source: Source) -> CopiedChanges:
         """Keep a copy of a sandbox's changed files, as they are at one moment. The sandbox goes on. On any error
         nothing is left of the copy.
         """
         ...
 
-    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
+    async def files_of_layers(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         """Return the `files` that consist of the files kept under these names, each hiding parts of the next, and of an
         image beneath them or of nothing. No effect. Raises `not_supported` where that is impossible.
         """
         ...
 
-    async def is_filled(self, name: str) -> bool:
+    async def has_layer(self, name: str) -> bool:
         """Return True if files of that name are present and complete."""
         ...
 

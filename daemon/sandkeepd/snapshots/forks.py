@@ -13,7 +13,7 @@ from sandkeep.protocol.methods import SandboxFork
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd.contract.layers import Frozen, Layering
+from sandkeepd.contract.layers import CopiedChanges, Layering
 from sandkeepd.contract.provider import Provider
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.core import rules
@@ -74,7 +74,7 @@ class Forks(SandboxBatch):
         return [NewEvent(order.stream, done, source.sandbox_id), *created]
 
     def _created(
-        self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: Frozen
+        self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: CopiedChanges
     ) -> NewEvent:
         """The intent to make one of them; from here on its plan is known to those that follow."""
         asked, provider = source.requested, self.core.provider(source.requested.provider)

@@ -52,7 +52,7 @@ class Unpacking:
         provider = layering(self._core.provider(provider_name))
         for each in reversed(list(chain(self._core.state, snapshot))):
             async with self._layers.turn(each.snapshot_id):
-                if not await provider.is_filled(each.snapshot_id):
+                if not await provider.has_layer(each.snapshot_id):
                     await self._fill(provider, each, progress)
 
     async def _fill(self, provider: Layering, snapshot: SnapshotState, progress: Progress) -> None:
@@ -123,7 +123,7 @@ class Restores:
     ) -> events.SandboxCreateRequested:
         core, asked = self._core, snapshot.requested
         provider = core.provider_of(snapshot)
-        files = await layering(provider).filled(names_of(core, snapshot), image_beneath(core, snapshot))
+        files = await layering(provider).files_of_layers(names_of(core, snapshot), image_beneath(core, snapshot))
         image_id = asked.image_id or snapshot.snapshot_id
         plan = self._reservations.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)
         plan = {**plan, **files}
@@ -177,10 +177,10 @@ class OwnRestore(SandboxChange):
         if beneath not in (None, sandbox.requested.image_id):
             words = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
             raise CallerError("invalid", words, field="snapshot_id")
-        files = await layering(provider).filled(names_of(core, snapshot), beneath)
+        files = await layering(provider).files_of_layers(names_of(core, snapshot), beneath)
         event = events.SandboxRestoreRequested(
             snapshot_id=snapshot.snapshot_id,
-            plan=replacement.replaced(sandbox.requested.plan, files),
+            plan=replacement.plan_replacement(sandbox.requested.plan, files),
             needs_image=layering(provider).needs_image(files),
         )
         with self._layers.held(*names_of(core, snapshot)):

@@ -168,7 +168,7 @@ def test_what_is_removed_is_the_sandboxs(layout: Layout, closed: Closed, what: s
         place.mkdir(parents=True)
         os.chown(place, STRANGER, STRANGER)
         plant(place, closed, STRANGER, pairs=PAIRS, files=1)
-        work = layout.tidy if what == "tidy" else lambda name: layout.discard([layout.sandbox(name)])
+        work = layout.remove_all_but_journals if what == "tidy" else lambda name: layout.discard([layout.sandbox(name)])
         with exchanged(place, STRANGER, pairs=PAIRS, most_s=0), suppress(DaemonError):
             work(f"box{number}")
         work(f"box{number}")

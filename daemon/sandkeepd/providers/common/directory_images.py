@@ -75,7 +75,7 @@ class DirectoryImages(Images):
         return Swept(removed=removed, foreign=foreign)
 
 
-async def require_there(roots: Iterable[str]) -> None:
+async def require_directories(roots: Iterable[str]) -> None:
     """Raise `not_found` when one of the directories that a sandbox begins with is missing."""
     for root in roots:
         if not await trio.Path(root).is_dir():

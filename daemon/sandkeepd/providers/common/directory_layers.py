@@ -60,8 +60,8 @@ class DirectoryLayers(Layering):
         roots = [self._store.root(name) for name in names]
         return roots if image_id is None else [*roots, self._images.root(image_id)]
 
-    async def is_filled(self, name: str) -> bool:
-        return await self._in_thread(self._store.is_there, name)
+    async def has_layer(self, name: str) -> bool:
+        return await self._in_thread(self._store.is_complete, name)
 
     async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
         try:

@@ -14,7 +14,7 @@ from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common.capabilities import capability
-from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
+from sandkeepd.providers.common.directory_images import DirectoryImages, require_directories
 from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider
 from sandkeepd.providers.common.layers import Layer, Layers
 
@@ -86,7 +86,7 @@ class DirectoryProvider(KeeperProvider[DirectoryInstanceT]):
         ]
         if plan.over_image:
             lowers.append(Lower(self.images.root(image_id), self._uid_base))
-        await require_there(lower.root for lower in lowers)
+        await require_directories(lower.root for lower in lowers)
         return lowers
 
     async def _why_ended(self, instance: DirectoryInstanceT) -> Ending:

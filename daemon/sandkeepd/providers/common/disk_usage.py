@@ -11,7 +11,7 @@ from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.host.processes import pids_where, run_tool
 from sandkeepd.providers.common.descriptors import descriptor
-from sandkeepd.providers.common.views import open_for_careful
+from sandkeepd.providers.common.views import open_for_tool
 
 BLOCK_BYTES: Final = 4096
 """Minimum bytes counted for a file or directory: a filesystem runs out of inodes, too."""
@@ -22,7 +22,7 @@ _REMOVED: Final = 'find -L "$@" -maxdepth 1 -type f -links 0 -printf "%D %i %b\\
 """Shell command that prints device, inode and blocks of each unlinked file that is open in one of the processes."""
 
 
-def occupied(
+def occupied_bytes(
     places: Sequence[str | HostileTree], first: int, groups: Mapping[str, str], inside: Sequence[str], *, root: bool
 ) -> int:
     """Return the bytes that a sandbox with the first process `first` has on the disk: in these directories, and in
@@ -41,7 +41,7 @@ def _open(place: str | HostileTree, stack: ExitStack, *, root: bool) -> int | No
     try:
         if isinstance(place, HostileTree):
             return stack.enter_context(place.directory())
-        fd = open_for_careful(place, mounts.TO_READ) if root else os.open(place, _OPEN)
+        fd = open_for_tool(place, mounts.TO_READ) if root else os.open(place, _OPEN)
     except OSError:
         return None
     stack.callback(os.close, fd)

@@ -23,18 +23,18 @@ _AT_ONCE: Final = 4
 
 
 class DiskWatch:
-    """Measures the disk usage of those of a provider's sandboxes that have a limit. `occupied` blocks and returns the
-    bytes of one; `end` ends one.
+    """Measures the disk usage of those of a provider's sandboxes that have a limit. `occupied_bytes` blocks and
+    returns those of one; `end` ends one.
     """
 
     def __init__(
         self,
         instances: Mapping[str, "HeldInstance"],
-        occupied: Callable[[Any], int],
+        occupied_bytes: Callable[[Any], int],
         end: Callable[[Any], Awaitable[None]],
     ) -> None:
         self._instances = instances
-        self._occupied = occupied
+        self._occupied_bytes = occupied_bytes
         self._end = end
         self._limiter = trio.CapacityLimiter(_AT_ONCE)
 
@@ -61,7 +61,7 @@ class DiskWatch:
 
     async def check(self, instance: "HeldInstance") -> None:
         """Measure a sandbox's disk usage once, and end the sandbox if that exceeds the limit."""
-        written = await trio.to_thread.run_sync(self._occupied, instance, limiter=self._limiter)
+        written = await trio.to_thread.run_sync(self._occupied_bytes, instance, limiter=self._limiter)
         limit = instance.disk_bytes
         if limit is not None and written > limit and instance.ending is None:
             message = f"it had written {written} bytes, and its limit is {limit}"

@@ -36,7 +36,7 @@ logger = logging.getLogger("sandkeepd")
 SWEEP_PERIOD_S: Final = 20.0
 """Seconds between polls of the keepers for exits that were not reported."""
 
-END_TOLD_S: Final = 5.0
+END_REPORT_S: Final = 5.0
 """Seconds that the end of a killed sandbox may take to be noticed."""
 
 
@@ -56,7 +56,7 @@ class HeldInstance(KeeperInstance):
     look_after: float = 0.0
     """By Trio's clock, the earliest time of the next measurement of that."""
 
-    def let_go_of_process(self) -> None:
+    def release_process(self) -> None:
         """Stop waiting for the sandbox's end, and release its first process. Must be done once."""
         self.scope.cancel()
         trio.lowlevel.notify_closing(self.pidfd)
@@ -64,7 +64,7 @@ class HeldInstance(KeeperInstance):
 
     async def aclose(self) -> None:
         if not self.is_closed:
-            self.let_go_of_process()
+            self.release_process()
         await super().aclose()
 
 
@@ -98,13 +98,13 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
         self.nursery = nursery
         self.instances: dict[str, InstanceT] = {}
         self._hostile_roots: dict[str, HostileRoot] = {}
-        self.disks = DiskWatch(self.instances, self._occupied, self._end_for_disk)
+        self.disks = DiskWatch(self.instances, self._occupied_bytes, self._end_for_disk)
 
     @abstractmethod
     async def _why_ended(self, instance: InstanceT) -> Ending:
         """Return the reason for the end of a sandbox that this daemon did not end."""
 
-    def _occupied(self, instance: InstanceT) -> int:
+    def _occupied_bytes(self, instance: InstanceT) -> int:
         """Return the bytes that a sandbox with a disk limit has on the disk. Blocks."""
         return 0
 
@@ -123,7 +123,7 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
 
     # Holding
 
-    def _take_hold(self, first: Identity, make: Callable[[], InstanceT]) -> InstanceT | None:
+    def _hold_first(self, first: Identity, make: Callable[[], InstanceT]) -> InstanceT | None:
         """Hold the sandbox whose first process is `first`, as the instance that `make` makes, until it is released.
 
         Returns None when it has ended, or has made its answers unreadable.
@@ -142,10 +142,10 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
         _limit_terminals(first.pid)  # of a new sandbox no code runs yet
         instance.pidfd, instance.scope = pidfd, trio.CancelScope()
         self.instances[instance.sandbox_id] = instance
-        self.nursery.start_soon(self._await_end, instance)
+        self.nursery.start_soon(self._watch_end, instance)
         return instance
 
-    async def _take_over(self, hold: Callable[[], InstanceT | None]) -> InstanceT | None:
+    async def _hold_earlier(self, hold: Callable[[], InstanceT | None]) -> InstanceT | None:
         """Hold a sandbox of an earlier daemon, with the exits reported to that one. Returns None when it is gone.
 
         Raises `provider_unavailable` when it cannot be examined, which leaves open if it is gone.
@@ -157,13 +157,13 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
             try:
                 await instance.remember_earlier()
             except BaseException:
-                await self._let_go(instance)
+                await self._release(instance)
                 raise
         except OSError as error:
             raise ProviderError("provider_unavailable", f"it cannot be looked at: {error.strerror}") from error
         return instance
 
-    async def _await_end(self, instance: InstanceT) -> None:
+    async def _watch_end(self, instance: InstanceT) -> None:
         with instance.scope:
             await trio.lowlevel.checkpoint()  # it may have been closed already
             await wait_ended(instance.pidfd)
@@ -172,29 +172,29 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
                 await trio.to_thread.run_sync(reap, instance.child)
             await instance.went(instance.ending or await self._why_ended(instance))
 
-    async def _let_go(self, instance: InstanceT) -> None:
+    async def _release(self, instance: InstanceT) -> None:
         """Release it. The sandbox goes on, if it was not ended."""
         with trio.CancelScope(shield=True):
             await instance.aclose()
         if self.instances.get(instance.sandbox_id) is instance:
             del self.instances[instance.sandbox_id]
 
-    def _begin_end(self, sandbox_id: str) -> None:
+    def _mark_terminated(self, sandbox_id: str) -> None:
         """Note that a sandbox, if it is held, ends because it is terminated."""
         instance = self.instances.get(sandbox_id)
         if instance is not None:
             instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
 
-    async def see_end(self, sandbox_id: str) -> None:
+    async def await_end(self, sandbox_id: str) -> None:
         """Wait until the end of a killed sandbox, if it is held, has been delivered to those waiting for it, and
         release it.
         """
         instance = self.instances.get(sandbox_id)
         if instance is None:
             return
-        with trio.move_on_after(END_TOLD_S):  # a closed instance never reports its end
+        with trio.move_on_after(END_REPORT_S):  # a closed instance never reports its end
             await instance.ended()
-        await self._let_go(instance)
+        await self._release(instance)
 
     async def aclose(self) -> None:
         for instance in list(self.instances.values()):

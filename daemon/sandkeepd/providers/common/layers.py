@@ -53,7 +53,7 @@ class Layers:
         self._log_id = log_id
         self.uid = uid
 
-    def is_there(self, name: str) -> bool:
+    def is_complete(self, name: str) -> bool:
         """Return True if it is complete."""
         return os.path.isdir(self.root(name))
 
@@ -79,7 +79,7 @@ class Layers:
 
     def discard_stages(self, name: str) -> None:
         """Remove temporary files beside a complete layer, left when the machine crashed while it was being made."""
-        if self.is_there(name):
+        if self.is_complete(name):
             self._layout.discard(swap.leftovers(self._layout.layer(name)))
 
     def discard(self, names: Collection[str]) -> None:
@@ -87,7 +87,7 @@ class Layers:
         self._layout.discard([self._layout.layer(name) for name in names])
 
     def copy(self, source: int, target: str) -> None:
-        """Copy the content of an open directory, one from `open_shown`."""
+        """Copy the content of an open directory, one from `open_merged`."""
         copy_tree(source, target, enter=self.enter)
 
     def size_bytes(self, path: str) -> int:

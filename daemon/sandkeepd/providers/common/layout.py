@@ -31,7 +31,7 @@ from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper.journal import open_regular
 from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.errors import stderr_of
-from sandkeepd.providers.common.views import open_for_careful
+from sandkeepd.providers.common.views import open_for_tool
 
 MANY: Final = 1000
 """Maximum number of files handled here; more are left to a program, which does not hold the interpreter's lock."""
@@ -137,16 +137,16 @@ class Layout:
         """Remove trees with any content: move them to the trash at once, then delete them. Blocks. Safe to repeat."""
         self._remove([name for path in paths if (name := self._move_to_trash(path))])
 
-    def tidy(self, sandbox_id: str) -> None:
+    def remove_all_but_journals(self, sandbox_id: str) -> None:
         """Remove everything but journals from the journals' directory of an ended sandbox: the code inside can have put
         any number of any files there. Blocks. Safe to repeat.
         """
         try:
-            directory = _opened_up(f"{self.sandbox(sandbox_id)}/out/p")
+            directory = _open_directory(f"{self.sandbox(sandbox_id)}/out/p")
         except OSError:
             return
         with descriptor(directory):
-            if not _tidy_few(directory):
+            if not _remove_few(directory):
                 journals = ["-type", "f", "-regextype", "posix-extended", "-regex", f".*/{_JOURNAL.pattern}"]
                 place = f"/proc/self/fd/{directory}/."
                 find = ["find", place, "-mindepth", "1", "-maxdepth", "1", "!", "(", *journals, ")"]
@@ -154,7 +154,7 @@ class Layout:
 
     def clear(self, sandbox_id: str) -> None:
         """Remove the files of a sandbox that has ended, all but its journals. Blocks. Safe to repeat."""
-        self.tidy(sandbox_id)
+        self.remove_all_but_journals(sandbox_id)
         self.discard([f"{self.sandbox(sandbox_id)}/{name}" for name in TEMPORARY])
 
     def empty_trash(self) -> None:
@@ -180,7 +180,7 @@ class Layout:
         if not names:
             return
         try:
-            trash = open_for_careful(self.trash, mounts.TO_WRITE)
+            trash = open_for_tool(self.trash, mounts.TO_WRITE)
         except OSError as error:
             words = f"{self.trash} cannot be emptied: {error.strerror}"
             raise DaemonError("storage_unavailable", words) from None
@@ -201,14 +201,14 @@ def _run_with_all_rights(remove: Sequence[str], directory: int) -> "subprocess.C
     return run_tool([*enter, *remove], descriptors=[directory])
 
 
-def _opened_up(path: str) -> int:
+def _open_directory(path: str) -> int:
     """Open a directory, also one whose permissions the code inside has removed. Raises OSError."""
     with descriptor(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as place:
         os.chmod(f"/proc/self/fd/{place}", 0o755)  # noqa: S103 - as it was made
         return os.open(".", _OPEN, dir_fd=place)
 
 
-def _tidy_few(directory: int) -> bool:
+def _remove_few(directory: int) -> bool:
     """Remove files other than journals, if all entries are files, and few. Returns True if that was so."""
     with os.scandir(directory) as entries:
         seen = list(islice(entries, MANY + 1))

@@ -30,8 +30,8 @@ _CAPABILITIES: Final = (
 
 
 def copy_tree(source: int, target: str, *, enter: Sequence[str] = (), reflink: str = "auto") -> None:
-    """Copy the content of the open directory `source`, one from `open_shown`, to `target`. `enter` is the argv before a
-    program.
+    """Copy the content of the open directory `source`, one from `open_merged`, to `target`. `enter` is the argv before
+    a program.
 
     Raises `storage_unavailable` when the disk is full, and `provider_unavailable`.
     """

@@ -24,20 +24,20 @@ _OPTIONS: Final = "nosuid,nodev,noexec,nosymfollow"
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def open_shown(roots: Sequence[str], above: str) -> int:
+def open_merged(roots: Sequence[str], above: str) -> int:
     """Open the merged view of directories below `above`, each hiding parts of the next, as a directory for reading."""
     if os.geteuid() == 0:
         if len(roots) == 1:
             return mounts.open_detached(roots[0], mounts.TO_READ)
-        return in_fresh_thread(functools.partial(_mounted, roots))
+        return in_fresh_thread(functools.partial(_mount_merged, roots))
     if len(roots) == 1:
-        return _bound_by_program(roots[0], f"ro,{_OPTIONS}")
+        return _bind_by_program(roots[0], f"ro,{_OPTIONS}")
     lower = ":".join(os.path.relpath(root, above) for root in roots)  # names of ours only
     options = f"ro,{_OPTIONS},lowerdir={lower},userxattr,redirect_dir=nofollow,metacopy=off"
-    return _mounted_by_program(above, ["-t", "overlay", "-o", options, "sandkeep", "layers"], f"{above}/layers")
+    return _mount_by_program(above, ["-t", "overlay", "-o", options, "sandkeep", "layers"], f"{above}/layers")
 
 
-def open_for_careful(path: str, flags: int) -> int:
+def open_for_tool(path: str, flags: int) -> int:
     """Open a directory for programs that follow no link by themselves, such as `rm` and `du`: on a mount with `flags`
     where root may make one, else as it is. Raises OSError.
     """
@@ -48,18 +48,18 @@ def open_for_careful(path: str, flags: int) -> int:
 
 
 def shown(*roots: str, above: str) -> AbstractContextManager[int]:
-    """Do as `open_shown` for the length of a block."""
-    return descriptor(open_shown(roots, above))
+    """Do as `open_merged` for the length of a block."""
+    return descriptor(open_merged(roots, above))
 
 
 def writable(path: str) -> AbstractContextManager[int]:
     """Open a directory of ours, for a block in which programs write, or remove, files chosen by hostile code."""
     if os.geteuid() == 0:
         return descriptor(mounts.open_detached(path, mounts.TO_WRITE))
-    return descriptor(_bound_by_program(path, _OPTIONS))
+    return descriptor(_bind_by_program(path, _OPTIONS))
 
 
-def _mounted(roots: Sequence[str]) -> int:
+def _mount_merged(roots: Sequence[str]) -> int:
     """Mount the merged view. The mount ends with this thread, except for open descriptors of it."""
     place = mounts.enter_private_namespace()
     opened = [mounts.open_place(root) for root in roots]
@@ -78,10 +78,10 @@ def _mounted(roots: Sequence[str]) -> int:
             os.close(fd)
 
 
-def _bound_by_program(path: str, options: str) -> int:
+def _bind_by_program(path: str, options: str) -> int:
     if not can_enter_namespaces():
         return os.open(path, _OPEN | os.O_NOFOLLOW)
-    return _mounted_by_program(path, ["-o", f"bind,{options}", ".", path], path)
+    return _mount_by_program(path, ["-o", f"bind,{options}", ".", path], path)
 
 
 # Mounts for a user's daemon, in the namespaces that `unshare` made: $1 is where paths begin, the rest mount's words.
@@ -92,7 +92,7 @@ exec cat >/dev/null
 """
 
 
-def _mounted_by_program(begin: str, words: Sequence[str], place: str) -> int:
+def _mount_by_program(begin: str, words: Sequence[str], place: str) -> int:
     """Open the directory `place` as seen by a program that has mounted something there: a user's daemon cannot enter a
     namespace in which it may mount.
     """

@@ -31,7 +31,7 @@ from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.dockerfile import Step
 from sandkeepd.providers.docker.engine import Client, Engine, RefusedError
 from sandkeepd.providers.docker.plan import WORKSPACE
-from sandkeepd.providers.docker.stream import StreamedRequest, telling
+from sandkeepd.providers.docker.stream import StreamedRequest, report_from_thread
 
 UNFINISHED_LABEL: Final = "sandkeep.unfinished"
 """Label of intermediate images; its value is the log's id. Finished images have it empty."""
@@ -47,15 +47,15 @@ _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-
 
 
 class Builder:
-    """Builds images, and removes intermediate ones. `have` is `DockerImages.have`."""
+    """Builds images, and removes intermediate ones. `require_image` is `DockerImages.require_image`."""
 
     def __init__(
-        self, engine: Engine, layout: Layout, log_id: str, have: Callable[..., Awaitable[dict[str, Any]]]
+        self, engine: Engine, layout: Layout, log_id: str, require_image: Callable[..., Awaitable[dict[str, Any]]]
     ) -> None:
         self._engine = engine
         self._layout = layout
         self._log_id = log_id
-        self._have = have
+        self._require_image = require_image
         self._building = 0
         self._unswept_since: float | None = None
         self._gate = trio.Lock()
@@ -92,14 +92,14 @@ class Builder:
         offline = docker.NETWORK() == "none"
         read = dockerfile.read(content, offline=offline)
         for image in read.images:
-            found = await self._have(image, progress, anew=request.clean)
+            found = await self._require_image(image, progress, anew=request.clean)
             dockerfile.check_triggers((found.get("Config") or {}).get("OnBuild") or (), offline=offline)
         return read.marked(UNFINISHED_LABEL, self._log_id)
 
     async def _onto_base(self, request: ImageRequest, progress: Progress) -> tuple[str, list[Step | None]]:
         """Return a Dockerfile of ours that puts a directory onto its base, for the user that sandboxes run as."""
         assert request.base is not None
-        base = await self._have(request.base, progress, anew=request.clean)
+        base = await self._require_image(request.base, progress, anew=request.clean)
         config = base.get("Config") or {}
         if config.get("OnBuild"):
             words = f"base: {request.base} says what is to be done with a directory (ONBUILD): use a Dockerfile"
@@ -136,11 +136,11 @@ class Builder:
         whole = False
         try:
             for last in (False, False, True):
-                log = docker_build.BuildLog(steps, telling(progress))
+                log = docker_build.BuildLog(steps, report_from_thread(progress))
                 try:
-                    await StreamedRequest("/build", params, log.take, context(), lambda _: headers).run(self._engine)
+                    await StreamedRequest("/build", params, log.receive, context(), lambda _: headers).run(self._engine)
                 except RefusedError as refused:
-                    raise log.refusal(refused.words) from None
+                    raise log.refusal_error(refused.words) from None
                 if log.error is None:
                     break
                 if last or not log.has_lost_layer:

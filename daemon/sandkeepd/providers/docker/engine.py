@@ -96,7 +96,7 @@ class HangingError(ProviderError):
     """Raised when the engine does not answer, although its socket accepts connections."""
 
 
-class _Errand:
+class _Request:
     """A request in flight, which can be abandoned; its thread may go on with it, until `finished`."""
 
     def __init__(self) -> None:
@@ -115,9 +115,9 @@ class Engine:
         self._asking: APIClient | None = None
         self._hanging: HangingError | None = None
         self._hangs = trio.Event()
-        self._is_looked_after = False
-        self._under_way: set[_Errand] = set()
-        self._given_up: list[_Errand] = []
+        self._is_watched = False
+        self._under_way: set[_Request] = set()
+        self._given_up: list[_Request] = []
         self._probing = trio.Lock()
         self._heard_since = -math.inf
 
@@ -127,7 +127,7 @@ class Engine:
         return self._path or docker.HOST()
 
     @property
-    def is_there(self) -> bool:
+    def has_socket(self) -> bool:
         """Return True if there is a socket at all, as there is wherever an engine was ever started."""
         with suppress(SetupError):
             return os.path.exists(self.path)
@@ -138,48 +138,48 @@ class Engine:
         `provider_unavailable` when the engine is down or hangs, and a `RefusedError` when it refuses.
         """
         self._require_awake()
-        errand = _Errand()
-        self._under_way.add(errand)
+        request = _Request()
+        self._under_way.add(request)
         try:
-            with errand.scope:
+            with request.scope:
                 return await trio.to_thread.run_sync(
-                    self._run, work, errand, limiter=self._limiter, abandon_on_cancel=True
+                    self._run, work, request, limiter=self._limiter, abandon_on_cancel=True
                 )
         except HangingError as error:
-            self._found_hanging(error)
+            self._note_hanging(error)
             raise
         finally:
-            self._under_way.remove(errand)
-            if errand.begun and not errand.finished.is_set():
-                self._given_up.append(errand)
+            self._under_way.remove(request)
+            if request.begun and not request.finished.is_set():
+                self._given_up.append(request)
         self._require_awake()
-        raise self._down("timed out")  # it answered again at that instant
+        raise self._unavailable("timed out")  # it answered again at that instant
 
     async def answer(self) -> None:
         """Probe the engine. Raises as `call` does."""
         await self.call(_nothing)
 
-    def _run(self, work: Callable[[Client], T], errand: _Errand) -> T:
-        errand.begun = True
+    def _run(self, work: Callable[[Client], T], request: _Request) -> T:
+        request.begun = True
         try:
             return self._work(work)
         finally:
-            errand.finished.set()
+            request.finished.set()
 
     def _require_awake(self) -> None:
         if self._hanging is not None:
             raise HangingError(self._hanging.code, self._hanging.message, **self._hanging.data)
 
-    def _found_hanging(self, error: HangingError) -> None:
-        if self._is_looked_after:
+    def _note_hanging(self, error: HangingError) -> None:
+        if self._is_watched:
             self._hanging = error
             self._hangs.set()
-            for errand in self._under_way:
-                errand.scope.cancel()
+            for request in self._under_way:
+                request.scope.cancel()
 
-    async def look_after(self) -> None:
+    async def watch(self) -> None:
         """Watch for an engine that hangs during a request, and for its next answer. Runs until cancelled."""
-        self._is_looked_after = True
+        self._is_watched = True
         while True:
             with trio.move_on_after(ANSWER_S):
                 await self._hangs.wait()
@@ -192,17 +192,17 @@ class Engine:
         try:
             await trio.to_thread.run_sync(self._work, _nothing, abandon_on_cancel=True)
         except HangingError as error:
-            self._found_hanging(error)
+            self._note_hanging(error)
             return False
         except ProviderError:
             pass  # it is down, and says so at once
         self._hanging = None
         return True
 
-    async def quiet(self) -> None:
+    async def drained(self) -> None:
         """Wait until no abandoned request runs any more."""
         while self._given_up:
-            self._given_up = [errand for errand in self._given_up if not errand.finished.is_set()]
+            self._given_up = [request for request in self._given_up if not request.finished.is_set()]
             await trio.sleep(_POLL_S)
 
     async def stream(self, work: Callable[[Client], T]) -> T:
@@ -222,17 +222,17 @@ class Engine:
         except APIError as refused:
             raise RefusedError(refused.status_code or 500, _sentence(refused)) from None
         except (requests.RequestException, DockerException, OSError) as error:
-            raise self._down(error) from None
+            raise self._unavailable(error) from None
 
     def _awake(self) -> Client:
         """Return the client, once the engine has answered."""
-        self._knock()
+        self._check_socket()
         self._asking = self._asking or self._connect(ANSWER_S)
         self._asking.ping()
         self._client = self._client or self._connect(REQUEST_S)
         return self._client
 
-    def _knock(self) -> None:
+    def _check_socket(self) -> None:
         """Raise OSError when nothing listens. The SDK would leave a socket open each time."""
         with socket.socket(socket.AF_UNIX) as door:
             door.settimeout(ANSWER_S)
@@ -254,7 +254,7 @@ class Engine:
         finally:
             client.close()
 
-    def _down(self, error: object) -> ProviderError:
+    def _unavailable(self, error: object) -> ProviderError:
         """Return the error for an engine that does not answer."""
         hangs = "timed out" in str(error).lower()
         why = "does not answer" if hangs else "is not running"

@@ -50,7 +50,7 @@ class Root:
 
         def inside() -> T:
             with descriptor(self._open()) as place:
-                _become(*self._user)
+                _take_rights_of(*self._user)
                 return work(_Inside(place), os.fsencode(os.path.join(self._working_dir, path)))
 
         try:
@@ -75,7 +75,7 @@ class Root:
         return StateError("not_ready", f"sandbox {self._sandbox_id} has ended: create another")
 
 
-def _become(uid: int, gid: int) -> None:
+def _take_rights_of(uid: int, gid: int) -> None:
     """Give this thread the rights of a user, and no capabilities. The other threads keep theirs: so not by libc."""
     _check(_libc.syscall(ctypes.c_long(_SETGROUPS), ctypes.c_long(0), None))
     _libc.setfsgid(ctypes.c_uint(gid))

@@ -33,7 +33,7 @@ class FoundFiles:
         """Raise `not_supported` unless the engine keeps its files in a supported way, readable and writable."""
         if not self._has_files:
             found = await self._engine.call(lambda client: client.info())
-            why = trees.why_not(found, root=os.geteuid() == 0)
+            why = trees.why_unreadable(found, root=os.geteuid() == 0)
             if why is not None:
                 raise SetupError("not_supported", why)
             self._has_files = True

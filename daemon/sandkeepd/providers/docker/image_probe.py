@@ -138,7 +138,7 @@ def _ask(client: Client, container: str) -> tuple[Answer, str | None]:
             client.kill(container)
         return Answer(), f"its image's shell did not answer within {ANSWER_S} s"
     said = client.logs(container, stdout=True, stderr=False, tail=64)[:_MOST_SAID_BYTES]
-    answer = understood(said)
+    answer = parse_answer(said)
     if answer is None:
         words = said.decode(errors="replace").strip()[:100]
         return Answer(), f"its image's shell does not work: it ended with {code}" + (
@@ -156,7 +156,7 @@ def _why_not_started(words: str) -> str:
     return f"its image's shell cannot be started: {words[:300]}"
 
 
-def understood(said: bytes) -> Answer | None:
+def parse_answer(said: bytes) -> Answer | None:
     """Parse the lines; return None when they are not our script's."""
     lines = said.decode("utf-8", "replace").splitlines()
     if not lines or lines[0] != _MARK or lines[-1] != "end":

@@ -25,7 +25,7 @@ from sandkeepd.providers.docker.builder import Builder
 from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Engine, RefusedError, Tolerate, names_in
 from sandkeepd.providers.docker.plan import Details
-from sandkeepd.providers.docker.stream import StreamedRequest, telling
+from sandkeepd.providers.docker.stream import StreamedRequest, report_from_thread
 
 IMPORT_S: Final = 3600.0
 """Seconds that the making of an image may take in total."""
@@ -45,7 +45,7 @@ class DockerImages(Images, Building):
     def __init__(self, engine: Engine, layout: Layout, log_id: str) -> None:
         self._engine = engine
         self._log_id = log_id
-        self._builder = Builder(engine, layout, log_id, self.have)
+        self._builder = Builder(engine, layout, log_id, self.require_image)
         self._turns: WeakValueDictionary[str, trio.Semaphore] = WeakValueDictionary()
         self._making: set[str] = set()
         self._probed: dict[str, Details] = {}
@@ -74,7 +74,7 @@ class DockerImages(Images, Building):
     async def _make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
         await self._engine.call(lambda client: client.ping())  # before anything is copied for it
         if request.kind == "reference":
-            found = await self.have(request.source, progress, anew=request.clean)
+            found = await self.require_image(request.source, progress, anew=request.clean)
             await self._engine.call(
                 lambda client: client.tag(found["Id"], image_references.OUR_NAME, image_id, force=True)
             )
@@ -99,7 +99,7 @@ class DockerImages(Images, Building):
                 del self._probed[next(iter(self._probed))]
         return details
 
-    async def have(self, reference: str, progress: Progress, *, anew: bool = False) -> Document:
+    async def require_image(self, reference: str, progress: Progress, *, anew: bool = False) -> Document:
         """Return the engine's document about an image, which is pulled if it is missing; with `anew` also if it came
         from a registry, which need not be reachable then.
 
@@ -116,7 +116,7 @@ class DockerImages(Images, Building):
                 await progress(f"taking {wanted.in_full} as it is here: {error.message}")
             found = await self._known(wanted.in_full)
         if found is None:
-            raise build.not_pulled(wanted.in_full, "not found")
+            raise build.pull_error(wanted.in_full, "not found")
         return found
 
     async def _known(self, name: str) -> Document | None:
@@ -129,18 +129,18 @@ class DockerImages(Images, Building):
 
     async def _pull(self, wanted: image_references.Reference, progress: Progress) -> None:
         await progress(f"pulling {wanted.in_full}")
-        log = build.PullLog(wanted.in_full, telling(progress))
+        log = build.PullLog(wanted.in_full, report_from_thread(progress))
         params = {"fromImage": wanted.name, "tag": wanted.digest or wanted.tag or "latest"}
         try:
-            await StreamedRequest("/images/create", params, log.take, headers=partial(_login, wanted.name)).run(
+            await StreamedRequest("/images/create", params, log.receive, headers=partial(_login, wanted.name)).run(
                 self._engine
             )
         except RefusedError as refused:
-            raise build.not_pulled(wanted.in_full, refused.words) from None
+            raise build.pull_error(wanted.in_full, refused.words) from None
         if log.error is not None:
-            raise build.not_pulled(wanted.in_full, log.error)
+            raise build.pull_error(wanted.in_full, log.error)
 
-    async def take_over(self, image_id: str, source: str, progress: Progress) -> ImportedImage:
+    async def adopt_image(self, image_id: str, source: str, progress: Progress) -> ImportedImage:
         """Make an image of one that the engine has already, by tagging it with our name."""
         self._making.add(image_id)
         try:

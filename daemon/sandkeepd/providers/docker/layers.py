@@ -32,7 +32,7 @@ _PIECE_BYTES: Final = 1024 * 1024
 _LAYER: Final = "layer.tar"
 
 
-class Beneath(Struct, frozen=True, kw_only=True):
+class Base(Struct, frozen=True, kw_only=True):
     """The base of a layer: the engine's digests of layers, and the configuration that programs run with."""
 
     layers: list[str]
@@ -55,23 +55,23 @@ def tag(name: str) -> str:
     return f"{REPOSITORY}:{name}"
 
 
-def of_image(client: Client, image: str) -> Beneath:
+def base_of_image(client: Client, image: str) -> Base:
     """Return an image as the base of a layer. Raises `not_found`."""
     found = inspect_image(client, image)
-    return Beneath(layers=found["RootFS"].get("Layers") or [], config=found.get("Config") or {})
+    return Base(layers=found["RootFS"].get("Layers") or [], config=found.get("Config") or {})
 
 
-def of_nothing(details: Mapping[str, Any]) -> Beneath:
+def empty_base(details: Mapping[str, Any]) -> Base:
     """Return an empty base, for complete files; `details` are those of the image that provides their programs."""
     known = {name: details[name] for name in ("user", "workdir", "env") if name in details}
     plain = Details(docker_image_id="", docker_image_tag="", **known)
     uid, gid = plain.user
-    return Beneath(
+    return Base(
         layers=[], config={"Env": list(plain.env), "WorkingDir": plain.workdir, "User": f"{uid}:{gid}"}
     )  # fmt: skip
 
 
-async def give(engine: Engine, name: str, log_id: str, beneath: Beneath, layer: Layer) -> None:
+async def load(engine: Engine, name: str, log_id: str, beneath: Base, layer: Layer) -> None:
     """Load an image of a layer upon others into the engine. Raises `storage_unavailable`, `provider_unavailable`, and
     `disk_limit` for files that would take more room than they do.
     """
@@ -91,18 +91,18 @@ async def give(engine: Engine, name: str, log_id: str, beneath: Beneath, layer: 
     }
     failed: list[str] = []
 
-    def take(document: dict[str, Any]) -> None:
+    def receive(document: dict[str, Any]) -> None:
         if document.get("error"):
             failed.append(str(document["error"]))
 
     body = _archive(image, [f"beneath/{number}" for number in range(len(beneath.layers))], tag(name), layer)
     kind = {"Content-Type": "application/x-tar"}
-    await StreamedRequest("/images/load", {"quiet": "1"}, take, body, headers=lambda _: kind).run_while_awake(engine)
+    await StreamedRequest("/images/load", {"quiet": "1"}, receive, body, headers=lambda _: kind).run_while_awake(engine)
     if failed:
-        raise _not_taken(failed[0])
-    made = await engine.call(lambda client: of_image(client, tag(name)))
+        raise _load_error(failed[0])
+    made = await engine.call(lambda client: base_of_image(client, tag(name)))
     if made.layers != layers:
-        raise _not_taken("it made another image of them")
+        raise _load_error("it made another image of them")
 
 
 def _machine(client: Client) -> tuple[str, str]:
@@ -110,7 +110,7 @@ def _machine(client: Client) -> tuple[str, str]:
     return version["Arch"], version["Os"]
 
 
-def _not_taken(why: str) -> ProviderError | DaemonError:
+def _load_error(why: str) -> ProviderError | DaemonError:
     words = f"the Docker engine did not take the files: {' '.join(why.split())[:300]}"
     if "no space left" in why:
         return DaemonError("storage_unavailable", f"{words}: make room for it")
@@ -134,12 +134,12 @@ def _archive(image: dict[str, Any], beneath: Sequence[str], name: str, layer: La
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def kept(client: Client) -> list[tuple[str, str | None]]:
+def list_layers(client: Client) -> list[tuple[str, str | None]]:
     """Return the names that files are kept under, each with the id of the log in its label."""
     return names_in(client, REPOSITORY, LOG_LABEL)
 
 
-def is_kept(client: Client, name: str) -> bool:
+def layer_exists(client: Client, name: str) -> bool:
     """Return True if there are files of that name."""
     with suppress(CallerError):
         inspect_image(client, tag(name))

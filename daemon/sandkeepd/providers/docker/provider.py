@@ -105,21 +105,21 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             return await self.start(self.job(sandbox_id, spec, secrets, plan), secrets, docker_start.start)
         except BaseException:
             with trio.CancelScope(shield=True):
-                await self._undo(sandbox_id, plan)
+                await self._remove_remains(sandbox_id, plan)
             raise
 
-    async def _undo(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+    async def _remove_remains(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Remove the remains of a failed container; if the engine does not answer, once it does again."""
         try:
             await self.terminate(sandbox_id, plan, {})
         except SandkeepError as error:
             if "engine" in error.data:
-                self.nursery.start_soon(self._undo_later, sandbox_id, plan)
+                self.nursery.start_soon(self._remove_remains_later, sandbox_id, plan)
 
-    async def _undo_later(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+    async def _remove_remains_later(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         await self.docker.recovered()
-        await self.docker.quiet()
-        await self._undo(sandbox_id, plan)
+        await self.docker.drained()
+        await self._remove_remains(sandbox_id, plan)
 
     def job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
         """Return the parameters for starting a container."""
@@ -165,10 +165,10 @@ class DockerProvider(KeeperProvider[DockerInstance]):
                 handle=msgspec.to_builtins(handle), env=env, working_dir=spec.working_dir or plan.workspace,
                 input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE,
             )  # fmt: skip
-            made.contain(plan, self.docker, self.layout.read_mark(sandbox_id))
+            made.set_up(plan, self.docker, self.layout.read_mark(sandbox_id))
             return made
 
-        return self._take_hold(handle.first, make)
+        return self._hold_first(handle.first, make)
 
     async def _isolation(self, plan: Plan, *, counted: bool) -> Isolation:
         if self._driver is None:
@@ -196,17 +196,17 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             await self._revival.halt(sandbox_id, plan, handle)
             return Ending(kind="lost", message=docker_start.RETIRED)
         self._begin_to_follow()
-        return await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
+        return await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`. Processes end at once, also when the engine is down; the rest waits for it."""
-        self._begin_end(sandbox_id)
+        self._mark_terminated(sandbox_id)
         self._replacement.forget(sandbox_id)
         await self.in_thread(kill, handle)
         failpoints.reach("docker.killed")
         await self.docker.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
         failpoints.reach("docker.removed")
-        await self.see_end(sandbox_id)
+        await self.await_end(sandbox_id)
         await self.in_thread(self.layout.clear, sandbox_id)
 
     # Events of the engine
@@ -220,9 +220,9 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         if not self._following:
             self._following = True
             filters = {"type": ["container"], "label": [f"{LOG_LABEL}={self.log_id}"]}
-            self.nursery.start_soon(self.docker.follow, filters, self._hear, self._look_soon)
+            self.nursery.start_soon(self.docker.follow, filters, self._on_event, self._refresh_pauses)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """Handle an event of one of our containers, perhaps caused from outside. A late event may be outdated, so look
         at the state.
         """
@@ -230,7 +230,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         if instance is not None and event.get("Action") in ("pause", "unpause"):
             instance.pause.set(instance.is_suspended())
 
-    def _look_soon(self) -> None:
+    def _refresh_pauses(self) -> None:
         """Look at the state of all containers, after events may have been missed: the end of a container is seen
         without the engine.
         """
@@ -279,16 +279,16 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         return self._with_watches(probe.report(self.name, found, root=os.geteuid() == 0))
 
     async def found(self) -> tuple[list[str], list[str]]:
-        containers = await self.docker.call(docker_start.marked)
+        containers = await self.docker.call(docker_start.list_objects)
         sandboxes = sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id})
         return sandboxes, await self.images.found()
 
     async def clean_up(self, ledger: Ledger) -> Swept:
         """See `Provider.clean_up`. Where there never was an engine, there is nothing to be cleaned."""
-        if not self.docker.is_there and not ledger.plans():
+        if not self.docker.has_socket and not ledger.plans():
             return Swept()
         removed, foreign = dict[str, None](), dict[str, None]()
-        for mark in await self.docker.call(docker_start.marked):
+        for mark in await self.docker.call(docker_start.list_objects):
             if mark.log_id != self.log_id:
                 foreign[f"{mark.kind} {mark.name}"] = None
             elif not ledger.owns_sandbox(mark.sandbox_id):  # asked last, as sandboxes are made meanwhile
@@ -301,11 +301,11 @@ class DockerProvider(KeeperProvider[DockerInstance]):
 
     # Background tasks
 
-    def _occupied(self, instance: DockerInstance) -> int:
+    def _occupied_bytes(self, instance: DockerInstance) -> int:
         handle = msgspec.convert(instance.handle, Handle)
         places: list[str | HostileTree] = [*handle.written, self._out(instance.sandbox_id)]
         inside = [instance.plan.workspace, "/", f"{docker_plan.INSIDE}/out"]
-        return disk_usage.occupied(places, handle.first.pid, instance.cgroups, inside, root=os.geteuid() == 0)
+        return disk_usage.occupied_bytes(places, handle.first.pid, instance.cgroups, inside, root=os.geteuid() == 0)
 
     async def _end_for_disk(self, instance: DockerInstance) -> None:
         await self.in_thread(kill, instance.handle)
@@ -330,7 +330,7 @@ async def open_docker(
     way = engine or Engine()
     try:
         async with running(partial(DockerProvider, state_dir, log_id, engine=way, disk_limit=disk_limit)) as provider:
-            provider.nursery.start_soon(way.look_after)
+            provider.nursery.start_soon(way.watch)
             yield provider
     finally:
         way.close()

@@ -55,4 +55,4 @@ class DockerRevival(Reviving):
         with trio.CancelScope(shield=True):
             await provider.in_thread(docker_start.kill, handle)
             await provider.docker.call(lambda client: docker_start.halt(client, sandbox_id, provider.log_id))
-            await provider.see_end(sandbox_id)
+            await provider.await_end(sandbox_id)

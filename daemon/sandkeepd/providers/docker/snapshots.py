@@ -47,7 +47,7 @@ class DockerSnapshots(Snapshotting):
 
 def files_features(found: Mapping[str, Any], *, root: bool) -> dict[str, Capability]:
     """Return the capabilities that concern files, for an engine with this description, for `Provider.capabilities`."""
-    why = trees.why_not(found, root=root)
+    why = trees.why_unreadable(found, root=root)
     works = why is None
     return {
         "snapshots": Capability(works=works, why=why),

@@ -25,7 +25,7 @@ from sandkeepd.keeper.program import COUNTED
 from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.errors import stderr_of, storage_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
-from sandkeepd.providers.common.views import open_for_careful
+from sandkeepd.providers.common.views import open_for_tool
 from sandkeepd.providers.docker import inotify
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker.container import LOG_LABEL, SAID, SANDBOX_LABEL, Job, configuration, keeper
@@ -84,7 +84,7 @@ def make_directories(job: Job) -> None:
             pass
         program.install(f"{job.directory}/in")
         _make_control(job)
-        _give_away(job)
+        _give_to_user(job)
 
 
 def _make_control(job: Job) -> None:
@@ -119,7 +119,7 @@ def close_control(job: Job) -> None:
         job.files.unlink(f"out/{SAID}")
 
 
-def _give_away(job: Job) -> None:
+def _give_to_user(job: Job) -> None:
     owner = owner_of_files(job.plan)
     for name, mode in (("out/p", 0o1777), ("out/exits", 0o666)):
         path = f"{job.directory}/{name}"
@@ -157,8 +157,8 @@ def _begin(client: Client, container_id: str, job: Job) -> Handle:
         raise ProviderError("provider_unavailable", why_not_started(job, state))
     counted = COUNTED in found["Config"]["Entrypoint"] and inotify.begin(first, job.directory)
     return Handle(
-        first=first, container_id=container_id, secrets=job.secrets, written=_written(found, job.plan), counted=counted,
-        keeper=True,
+        first=first, container_id=container_id, secrets=job.secrets, written=_written_directories(found, job.plan),
+        counted=counted, keeper=True,
     )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def _give_workspace(client: Client, plan: Plan) -> None:
     if volume is None or not volume.own or os.geteuid() != 0:
         return
     place = client.inspect_volume(volume.source)["Mountpoint"]
-    with descriptor(open_for_careful(place, mounts.TO_WRITE)) as opened:
+    with descriptor(open_for_tool(place, mounts.TO_WRITE)) as opened:
         if plan.writable or volume.read_only:
             os.chown(opened, plan.uid, plan.gid)
             return
@@ -181,7 +181,7 @@ def _give_workspace(client: Client, plan: Plan) -> None:
         raise ProviderError("provider_unavailable", message)
 
 
-def _written(found: dict[str, Any], plan: Plan) -> list[str]:
+def _written_directories(found: dict[str, Any], plan: Plan) -> list[str]:
     """Return the directories of the host in which the engine keeps files that only this sandbox writes: not shared
     ones.
     """
@@ -219,12 +219,12 @@ def _create(client: Client, job: Job, body: dict[str, Any]) -> str:
         except APIError as refused:
             if refused.status_code != CONFLICT or time.monotonic() > deadline:
                 raise
-            _make_way(client, job)
+            _free_name(client, job)
         else:
             return made
 
 
-def _make_way(client: Client, job: Job) -> None:
+def _free_name(client: Client, job: Job) -> None:
     """Free the name: remove the remains of an earlier attempt, or wait for their removal."""
     found = None
     with Tolerate(NOT_FOUND):
@@ -331,7 +331,7 @@ def _labels(sandbox_id: str, log_id: str) -> list[str]:
     return [f"{LOG_LABEL}={log_id}", f"{SANDBOX_LABEL}={sandbox_id}"]
 
 
-class Mark(NamedTuple):
+class LabelledObject(NamedTuple):
     """A ``container`` or ``volume`` of a sandbox, and the ids in its labels."""
 
     kind: str
@@ -340,12 +340,15 @@ class Mark(NamedTuple):
     log_id: str
 
 
-def marked(client: Client) -> list[Mark]:
+def list_objects(client: Client) -> list[LabelledObject]:
     """Return every container and volume labelled as a sandbox's, of any log."""
     filters = {"label": [LOG_LABEL, SANDBOX_LABEL]}
     found = [("container", each["Names"][0].lstrip("/"), each) for each in client.containers(all=True, filters=filters)]
     found += [("volume", each["Name"], each) for each in client.volumes(filters=filters)["Volumes"] or ()]
-    return [Mark(kind, name, each["Labels"][SANDBOX_LABEL], each["Labels"][LOG_LABEL]) for kind, name, each in found]
+    return [
+        LabelledObject(kind, name, each["Labels"][SANDBOX_LABEL], each["Labels"][LOG_LABEL])
+        for kind, name, each in found
+    ]
 
 
 def _remove_container(client: Client, container_id: str) -> None:

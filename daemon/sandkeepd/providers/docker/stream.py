@@ -31,19 +31,19 @@ Document = dict[str, Any]
 
 
 class StreamedRequest:
-    """One request. `body` yields its data in pieces; `take` gets each document of the answer, in the thread."""
+    """One request. `body` yields its data in pieces; `receive` gets each document of the answer, in the thread."""
 
     def __init__(
         self,
         path: str,
         params: Mapping[str, str],
-        take: Callable[[Document], None],
+        receive: Callable[[Document], None],
         body: Generator[bytes] | None = None,
         headers: Callable[[Client], dict[str, str]] = lambda _: {},
     ) -> None:
         self._path = path
         self._params = params
-        self._take = take
+        self._receive = receive
         self._body = body
         self._headers = headers
         self._cut = threading.Event()
@@ -52,7 +52,7 @@ class StreamedRequest:
 
     async def run(self, engine: Engine) -> None:
         """Send the request, and read the whole answer. Raises as `Engine.stream` does, and the errors of `body` and
-        `take`.
+        `receive`.
         """
         ended = trio.Event()
         token = trio.lowlevel.current_trio_token()
@@ -124,7 +124,7 @@ class StreamedRequest:
             except requests.HTTPError as error:
                 create_api_error_from_http_exception(error)
             for line in self._lines():
-                self._take(_document(line))
+                self._receive(_document(line))
         finally:
             if self._body is not None:
                 self._body.close()
@@ -151,7 +151,7 @@ class StreamedRequest:
             yield rest
 
 
-def telling(progress: Callable[[str], Awaitable[None]]) -> Callable[[str], None]:
+def report_from_thread(progress: Callable[[str], Awaitable[None]]) -> Callable[[str], None]:
     """Return `progress` for use in a thread. Raises `Cancelled` there when the caller is gone."""
     return lambda words: trio.from_thread.run(progress, words)
 

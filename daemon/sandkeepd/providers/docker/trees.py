@@ -73,7 +73,7 @@ def _require_own_workspace(plan: Plan) -> None:
     raise SetupError("not_supported", words)
 
 
-def why_not(found: Mapping[str, Any], *, root: bool) -> str | None:
+def why_unreadable(found: Mapping[str, Any], *, root: bool) -> str | None:
     """Return the reason why an engine with this description gives no access to the files of containers, or None."""
     options = [option.partition(",")[0] for option in found.get("SecurityOptions") or ()]
     if not root:

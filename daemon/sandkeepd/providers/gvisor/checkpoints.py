@@ -18,7 +18,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.checkpoints import Checkpointed, Checkpointing
+from sandkeepd.contract.checkpoints import Checkpointing, CheckpointResult
 from sandkeepd.contract.instance import Ending
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import run_tool
@@ -71,7 +71,7 @@ class GvisorCheckpoints(Checkpointing):
 
     async def checkpoint(
         self, sandbox_id: str, directory: str, process_ids: Collection[str], *, leave_running: bool
-    ) -> Checkpointed:
+    ) -> CheckpointResult:
         instance = self._provider.instances.get(sandbox_id)
         if instance is None or instance.is_closed:
             raise StateError("not_ready", f"sandbox {sandbox_id} has ended", sandbox_id=sandbox_id)
@@ -80,7 +80,7 @@ class GvisorCheckpoints(Checkpointing):
             keep = functools.partial(_keep, job, directory, process_ids)
             if instance.is_suspended:
                 await self._provider.in_thread(functools.partial(keep, stays=False))
-                return Checkpointed(pause_ms=None)
+                return CheckpointResult(pause_ms=None)
             began = trio.current_time()
             digests = await self._saves.save(instance, job, go_on=leave_running, digest=True)
             failpoints.reach("checkpoint.saved")
@@ -98,9 +98,9 @@ class GvisorCheckpoints(Checkpointing):
             else:
                 instance.suspended.set(True)
             paused = (trio.current_time() - began) * 1000 if leave_running else None
-        return Checkpointed(pause_ms=paused, digests=digests)
+        return CheckpointResult(pause_ms=paused, digests=digests)
 
-    async def create_saved(
+    async def create_from_checkpoint(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, plan: dict[str, Any], secrets: Collection[str],
         directory: str,
     ) -> GvisorInstance:  # fmt: skip
@@ -119,11 +119,11 @@ class GvisorCheckpoints(Checkpointing):
             raise
         return instance
 
-    async def return_to(
+    async def restore_in_place(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, plans: tuple[dict[str, Any], dict[str, Any]],
         handle: dict[str, Any], directory: str,
     ) -> GvisorInstance:  # fmt: skip
-        """See `Checkpointing.return_to`. The running state is saved before, and restored when the rest fails."""
+        """See `Checkpointing.restore_in_place`. The running state is saved before, and restored when the rest fails."""
         before = self._provider.instances.get(sandbox_id)
         secrets = handle.get("secrets", [])
         job = await self._provider.job(sandbox_id, image_id, spec, secrets, msgspec.convert(plans[1], Plan))

@@ -78,10 +78,10 @@ class GvisorInstance(HeldInstance):
 
     # Being held
 
-    def let_go_of_process(self) -> None:
+    def release_process(self) -> None:
         """Release its first process, as that is about to end, or has."""
         if self.pidfd >= 0:
-            super().let_go_of_process()
+            super().release_process()
             self.pidfd = -1
 
     async def aclose(self) -> None:

@@ -202,7 +202,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         if pidfd is None:
             raise ProviderError("provider_unavailable", "the sandbox ended while it started")
         instance.container, instance.pidfd, instance.scope = container, pidfd, trio.CancelScope()
-        self.nursery.start_soon(self._await_end, instance)
+        self.nursery.start_soon(self._watch_end, instance)
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -224,21 +224,21 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
                 self.hold(instance, found.container, found.first)
             await instance.remember_earlier()
         except BaseException:
-            await self._let_go(instance)
+            await self._release(instance)
             raise
         return instance
 
     # Ending
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        self._begin_end(sandbox_id)
+        self._mark_terminated(sandbox_id)
         with trio.CancelScope(shield=True):
             await self.in_thread(self._end, sandbox_id, plan)
             failpoints.reach("gvisor.killed")
             instance = self.instances.get(sandbox_id)
             if instance is not None and instance.pidfd < 0 and instance.ending is not None:  # no process will end
                 await instance.went(instance.ending)
-            await self.see_end(sandbox_id)
+            await self.await_end(sandbox_id)
             await self.in_thread(self._clear, sandbox_id)
 
     def _end(self, sandbox_id: str, plan: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
 
     def _clear(self, sandbox_id: str) -> None:
         """Remove the files of a sandbox that has ended, all but its journals. Blocks."""
-        self.layout.tidy(sandbox_id)
+        self.layout.remove_all_but_journals(sandbox_id)
         theirs = self._whose(sandbox_id) not in (None, self.log_id)
         self.layout.discard([f"{self.layout.sandbox(sandbox_id)}/in"])
         if theirs:
@@ -313,8 +313,8 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         shared = settings.BUNDLE_DIR_BASE() or settings.ROOT_DIR_BASE()
         return said or (None if shared else self.log_id)
 
-    def _occupied(self, instance: GvisorInstance) -> int:
-        return disk_usage.occupied([self._out(instance.sandbox_id)], 0, {}, [], root=self.root)
+    def _occupied_bytes(self, instance: GvisorInstance) -> int:
+        return disk_usage.occupied_bytes([self._out(instance.sandbox_id)], 0, {}, [], root=self.root)
 
 
 async def _reap(child: int) -> None:

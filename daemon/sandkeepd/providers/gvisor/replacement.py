@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class GvisorReplacement(Replacing):
-    """Puts back, or drops, the state that `GvisorCheckpoints.return_to` has put aside."""
+    """Puts back, or drops, the state that `GvisorCheckpoints.restore_in_place` has put aside."""
 
     def __init__(self, provider: "GvisorProvider") -> None:
         self._provider = provider
 
-    def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+    def plan_replacement(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
         words = "gVisor sandboxes are brought back whole, from checkpoints: restore the snapshot into a new sandbox"
         raise SetupError("not_supported", words)
 
@@ -33,7 +33,7 @@ class GvisorReplacement(Replacing):
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
         plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
     ) -> GvisorInstance:  # fmt: skip
-        raise SetupError("not_supported", str(self.replaced(plans[0], {})))
+        raise SetupError("not_supported", str(self.plan_replacement(plans[0], {})))
 
     async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
         """See `Replacing.put_back`. `adopt` restores the state that is put back."""

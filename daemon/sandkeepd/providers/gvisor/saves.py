@@ -60,7 +60,7 @@ class Saves:
         await instance.without_viewers()
         instance.stand()
         pidfd, container = os.dup(instance.pidfd), instance.container
-        instance.let_go_of_process()
+        instance.release_process()
         try:
             with trio.CancelScope(shield=True):
                 work = functools.partial(start.save, job, container, go_on=go_on, digest=digest)

@@ -21,7 +21,7 @@ from sandkeepd.host.unnamed_file import unnamed
 from sandkeepd.keeper.copies import copying
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.inside import WORKSPACE, inner_user
-from sandkeepd.providers.common.packing import CODECS, told
+from sandkeepd.providers.common.packing import CODECS, packed_files
 from sandkeepd.providers.gvisor.instance import GvisorInstance
 
 _PIECE_BYTES: Final = 1 << 20
@@ -38,7 +38,7 @@ def _receive(pipe: int, into: int) -> None:
 def _pack(received: int, request: PackRequest, moved: Meter) -> PackedFiles:
     os.lseek(received, 0, os.SEEK_SET)
     packed = write(Examined(received, NO_LIMITS), request.output, CODECS[request.format], Remarks(), moved=moved)
-    return told(packed, Pause())
+    return packed_files(packed, Pause())
 
 
 class GvisorSnapshots(Snapshotting):

@@ -130,10 +130,10 @@ def make_directories(job: Job) -> None:
         if not os.path.exists(f"{job.directory}/in/{program.NAME}"):
             program.install(f"{job.directory}/in")
             program.install_statx(f"{job.directory}/in")
-        _give_away(job)
+        _give_to_user(job)
 
 
-def _give_away(job: Job) -> None:
+def _give_to_user(job: Job) -> None:
     """Let the code inside write its journals and answers; links that were restored in their place are not followed."""
     with _exits(job, os.O_WRONLY | os.O_CREAT) as answers:
         if job.plan.rootless:

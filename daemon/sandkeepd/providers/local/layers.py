@@ -13,7 +13,7 @@ import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import SetupError, StateError
-from sandkeepd.contract.layers import Frozen
+from sandkeepd.contract.layers import CopiedChanges
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
@@ -48,7 +48,7 @@ class LocalLayers(DirectoryLayers):
         mark = self._layout.read_mark(source.sandbox_id)
         return HeldFiles(plan=plan, handle=handle, upper=upper, lowers=lowers, mark=mark)
 
-    async def freeze(self, name: str, source: Source) -> Frozen:
+    async def freeze(self, name: str, source: Source) -> CopiedChanges:
         held = await self.files_of(source)
         flat = not held.lowers or len(held.plan.layers) >= MOST_LAYERS
         try:
@@ -63,7 +63,7 @@ class LocalLayers(DirectoryLayers):
         layer = Layer(name=name, uid=held.plan.uid)
         layers = [layer] if flat else [layer, *held.plan.layers]
         files = document(layers, over_image=held.plan.over_image and not flat)
-        return Frozen(files=files, pause_ms=pause.ms, size_bytes=size)
+        return CopiedChanges(files=files, pause_ms=pause.ms, size_bytes=size)
 
     def _freeze(self, name: str, held: HeldFiles, *, flat: bool) -> Pause:
         making = self._store.begin(name)
@@ -74,7 +74,7 @@ class LocalLayers(DirectoryLayers):
         self._store.complete(name)
         return pause
 
-    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
+    async def files_of_layers(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         if len(names) + (image_id is not None) > 1:
             overlay = (await self._abilities()).overlay
             if not overlay.works:

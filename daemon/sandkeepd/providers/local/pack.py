@@ -25,7 +25,7 @@ from sandkeepd.host.threads import Meter
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.layers import Layers
-from sandkeepd.providers.common.packing import CODECS, told
+from sandkeepd.providers.common.packing import CODECS, packed_files
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.local.files import HeldFiles
 
@@ -53,7 +53,7 @@ class Packer:
                 packed = self._pack_tree([upper], request, held, self._overlay, moved)
         else:
             packed, pause = self._pack_changes(held, request, moved)
-        return told(packed, pause)
+        return packed_files(packed, pause)
 
     @contextmanager
     def _at_one_moment(self, held: HeldFiles, name: str, request: PackRequest) -> Iterator[tuple[str, Pause]]:

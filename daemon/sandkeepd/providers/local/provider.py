@@ -244,7 +244,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             instance.pauses = instance.freezer = FreezerPauses(instance.pause, plan.cgroups, mark)
             return instance
 
-        return self._take_hold(handle.first, make)
+        return self._hold_first(handle.first, make)
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -256,7 +256,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         decided = msgspec.convert(plan, Plan)
         if self._uids is not None:
             self._uids.keep(sandbox_id, decided)
-        instance = await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
+        instance = await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
         if instance is not None:
             return instance
         if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
@@ -267,11 +267,11 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         decided = await self._decided(sandbox_id, plan)
-        self._begin_end(sandbox_id)
+        self._mark_terminated(sandbox_id)
         with trio.CancelScope(shield=True):
             await self.in_thread(self.cleanup.end, sandbox_id, decided, handle)
             failpoints.reach("end.killed")
-            await self.see_end(sandbox_id)
+            await self.await_end(sandbox_id)
             await self._clear_in_thread(self.cleanup.end_for_good, sandbox_id, decided)
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
@@ -327,11 +327,11 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             del self._being_cleared[sandbox_id]
             cleared.set()
 
-    def _occupied(self, instance: LocalInstance) -> int:
+    def _occupied_bytes(self, instance: LocalInstance) -> int:
         first, groups = instance.handle["first"]["pid"], instance.plan.cgroups
         files = self.files(instance.sandbox_id)
         places = [files.below("upper"), files.below("out")]
-        return disk_usage.occupied(places, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
+        return disk_usage.occupied_bytes(places, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
 
     async def _end_for_disk(self, instance: LocalInstance) -> None:
         await self.in_thread(self.cleanup.end, instance.sandbox_id, instance.plan, instance.handle)

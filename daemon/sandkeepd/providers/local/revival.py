@@ -65,7 +65,7 @@ class LocalRevival(Reviving):
         provider, decided = self._provider, msgspec.convert(plan, Plan)
         with trio.CancelScope(shield=True):
             await provider.in_thread(provider.cleanup.end, sandbox_id, decided, handle)
-            await provider.see_end(sandbox_id)
+            await provider.await_end(sandbox_id)
             await provider.in_thread(provider.cleanup.end_escaped, sandbox_id, decided)
 
 
@@ -76,7 +76,7 @@ class LocalReplacement(Replacing):
         self._provider = provider
         self._revival = revival
 
-    def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+    def plan_replacement(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
         return {**plan, **files}
 
     async def replace_files(
