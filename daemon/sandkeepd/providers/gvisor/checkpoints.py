@@ -77,7 +77,7 @@ class GvisorCheckpoints(Checkpointing):
             raise StateError("not_ready", f"sandbox {sandbox_id} has ended", sandbox_id=sandbox_id)
         async with instance.turn:
             job = await self._saves.job_of(instance)
-            keep = functools.partial(_keep, job, directory, process_ids)
+            keep = functools.partial(_write_checkpoint, job, directory, process_ids)
             if instance.is_suspended:
                 await self._provider.in_thread(functools.partial(keep, stays=False))
                 return CheckpointResult(pause_ms=None)
@@ -90,10 +90,10 @@ class GvisorCheckpoints(Checkpointing):
                 with suppress(OSError):
                     os.unlink(f"{directory}/{SHARED}")  # it may have used up the room
                 with suppress(SandkeepError):  # else it stands still, which is seen
-                    await self._saves.bring_back(instance, job)
+                    await self._saves.restore(instance, job)
                 raise
             if leave_running:
-                await self._saves.bring_back(instance, job)
+                await self._saves.restore(instance, job)
                 failpoints.reach("checkpoint.back")
             else:
                 instance.suspended.set(True)
@@ -108,10 +108,10 @@ class GvisorCheckpoints(Checkpointing):
         require_savable(decided)
         job = await self._provider.job(sandbox_id, image_id, spec, sorted(secrets), decided)
         try:
-            await self._provider.in_thread(functools.partial(_lay_out, job, directory, anew=True))
+            await self._provider.in_thread(functools.partial(_unpack_checkpoint, job, directory, anew=True))
             failpoints.reach("gvisor.laid_out")
             started = await self._saves.start_saved(job)
-            instance = self._provider.made(job, image_id, started)
+            instance = self._provider.hold_started(job, image_id, started)
             await instance.remember_earlier()
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -128,22 +128,22 @@ class GvisorCheckpoints(Checkpointing):
         secrets = handle.get("secrets", [])
         job = await self._provider.job(sandbox_id, image_id, spec, secrets, msgspec.convert(plans[1], Plan))
         async with self._put_aside(before, job):
-            await self._provider.in_thread(functools.partial(_lay_out, job, directory, anew=False))
+            await self._provider.in_thread(functools.partial(_unpack_checkpoint, job, directory, anew=False))
             failpoints.reach("gvisor.laid_out")
             with trio.CancelScope(shield=True):
                 started = await self._saves.start_saved(job)
             try:
-                instance = self._provider.made(job, image_id, started)
+                instance = self._provider.hold_started(job, image_id, started)
                 await instance.remember_earlier()
             except BaseException:
                 with trio.CancelScope(shield=True):
-                    await self._take_back(sandbox_id, before)
+                    await self._hold_again(sandbox_id, before)
                 raise
         if before is not None:
             await before.aclose()
         return instance
 
-    async def _take_back(self, sandbox_id: str, before: GvisorInstance | None) -> None:
+    async def _hold_again(self, sandbox_id: str, before: GvisorInstance | None) -> None:
         """Hold the earlier instance again, and release the one made in its place."""
         made = self._provider.instances.get(sandbox_id)
         if made is not None and made is not before:
@@ -156,7 +156,7 @@ class GvisorCheckpoints(Checkpointing):
         """Save a sandbox and put its state aside for the length of a block, and let it go on if that fails."""
         if before is None or before.is_closed:
             await self._provider.in_thread(runsc.end, job.root)
-            await self._provider.in_thread(start.put_nothing_aside, job)
+            await self._provider.in_thread(start.make_empty_aside, job)
             yield
             return
         async with before.turn:
@@ -177,14 +177,14 @@ class GvisorCheckpoints(Checkpointing):
         """Return a sandbox to its earlier state. When that fails, it has ended, and that state stays aside."""
         try:
             await self._provider.in_thread(start.put_back, job)
-            before.put_back()
+            before.listen_anew()
         except (SandkeepError, OSError, NotAFileError) as error:
             words = f"it could not be put back: {error}"
             await before.went(before.ending or Ending(kind="failed", message=words))
             return
         if go_on:
             with suppress(SandkeepError):  # else it stands still, which is seen
-                await self._saves.bring_back(before, job)
+                await self._saves.restore(before, job)
 
     async def rename(self, sandbox_id: str, process_id: str, new: str) -> None:
         await self._provider.instances[sandbox_id].rename(process_id, new)
@@ -193,7 +193,7 @@ class GvisorCheckpoints(Checkpointing):
 # Content of a checkpoint
 
 
-def _keep(job: Job, directory: str, process_ids: Collection[str], *, stays: bool) -> None:
+def _write_checkpoint(job: Job, directory: str, process_ids: Collection[str], *, stays: bool) -> None:
     """Put the saved state, and the shared files with it, into an empty directory. With `stays`, the saved state is all
     that is left of the sandbox, and is fsynced. Raises `storage_unavailable`.
     """
@@ -201,9 +201,9 @@ def _keep(job: Job, directory: str, process_ids: Collection[str], *, stays: bool
         for name in start.saved_files(job.saved):
             os.chmod(f"{job.saved}/{name}", 0o600)
             _link(f"{job.saved}/{name}", f"{directory}/{name}")
-        _pack_shared(job.directory, f"{directory}/{SHARED}", _needed(job, process_ids))
+        _pack_shared(job.directory, f"{directory}/{SHARED}", _journals_to_pack(job, process_ids))
         if stays:
-            start.have_written(job)  # last, as the disk is writing meanwhile
+            start.sync_saved(job)  # last, as the disk is writing meanwhile
 
 
 def _link(source: str, target: str) -> None:
@@ -215,12 +215,12 @@ def _link(source: str, target: str) -> None:
         os.chmod(target, 0o600)
 
 
-def _needed(job: Job, process_ids: Collection[str]) -> list[str]:
+def _journals_to_pack(job: Job, process_ids: Collection[str]) -> list[str]:
     """Return the journals to pack: those of the processes on record, and those that any process in the sandbox had
     open.
     """
     there = {f"out/p/{name}" for name in _files_in(job.files, "out/p")}
-    opened = open_files.kept(job.saved)
+    opened = open_files.load_names(job.saved)
     if opened is None:
         return sorted(there)
     own = (f"out/p/{process_id}.{end}" for process_id in process_ids for end in ("stdout", "stderr"))
@@ -256,7 +256,7 @@ def _tar(argv: Sequence[str], directory: int) -> None:
         raise DaemonError("storage_unavailable", message)
 
 
-def _lay_out(job: Job, directory: str, *, anew: bool) -> None:
+def _unpack_checkpoint(job: Job, directory: str, *, anew: bool) -> None:
     """Put the files of a checkpoint into a sandbox's directories. Unless `anew`, the files that the sandbox has written
     stay.
     """
@@ -267,18 +267,18 @@ def _lay_out(job: Job, directory: str, *, anew: bool) -> None:
         if not anew:
             with suppress(FileNotFoundError):
                 os.unlink(f"{job.directory}/out/exits")
-        _make_places(job.directory)
+        _make_shared_directories(job.directory)
         shared = f"{directory}/{SHARED}"
         argv = ["-x", "-S", "-p", *keep, "--numeric-owner", "-f", shared]
         with writable(job.directory) as opened:
             _tar(argv, opened)
         start.make_directories(job)
-        start.drop(f"{job.bundle}/saved")
+        start.remove_directory(f"{job.bundle}/saved")
         os.mkdir(f"{job.bundle}/saved", 0o700)
         for name in start.saved_files(directory):
             _link(f"{directory}/{name}", f"{job.saved}/{name}")
 
 
-def _make_places(directory: str) -> None:
+def _make_shared_directories(directory: str) -> None:
     for name in ("in", "out", "out/p"):
         os.makedirs(f"{directory}/{name}", 0o755, exist_ok=True)

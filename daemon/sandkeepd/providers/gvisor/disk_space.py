@@ -31,7 +31,7 @@ class DiskSpace:
         self.fd = os.open(f"{directory}/{_BLANKS}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.unlink(f"{directory}/{_BLANKS}")  # its blocks are taken as long as it is open
 
-    def take(self) -> None:
+    def reserve(self) -> None:
         """Reserve the space. Raises `storage_unavailable` when there is not so much, and OSError."""
         try:
             os.posix_fallocate(self.fd, 0, self._size)
@@ -42,14 +42,14 @@ class DiskSpace:
             message += ": make room there, or end processes in the sandbox"
             raise DaemonError("storage_unavailable", message) from None
         self._left = self._size
-        self.give_way()
+        self.shrink()
 
     @property
-    def is_taken(self) -> bool:
+    def is_reserved(self) -> bool:
         """True if room is reserved."""
         return self._left > 0
 
-    def give_way(self) -> None:
+    def shrink(self) -> None:
         """Leave to the other files their present size, and the bytes that they may grow by until the next call."""
         if not self._left:
             return
@@ -82,7 +82,7 @@ def reserved(directory: str, size: int) -> Iterator[DiskSpace]:
     room = DiskSpace(directory, size)
     try:
         if not _is_plenty(directory, size):
-            room.take()
+            room.reserve()
         yield room
     finally:
         os.close(room.fd)

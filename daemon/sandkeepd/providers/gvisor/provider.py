@@ -158,13 +158,13 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
             work = functools.partial(start.start, job)
             started = await self.starts(in_fresh_thread, work)
             self.nursery.start_soon(_reap, started.child)
-        return self.made(job, image_id, started)
+        return self.hold_started(job, image_id, started)
 
-    def made(self, job: Job, image_id: str, started: Started) -> GvisorInstance:
+    def hold_started(self, job: Job, image_id: str, started: Started) -> GvisorInstance:
         """Hold a started container as a sandbox."""
         handle = Handle(image_id=image_id, workspace=started.workspace, whole=started.whole, secrets=job.secrets)
         instance = self._make(job.sandbox_id, job.spec, job.plan, self._isolation(job.plan, started), handle)
-        self.hold(instance, started.container, started.first)
+        self.hold_container(instance, started.container, started.first)
         return instance
 
     def _isolation(self, plan: Plan, started: Started) -> Isolation:
@@ -192,11 +192,11 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         return instance
 
     def _runsc(self, sandbox_id: str, plan: Plan) -> Runsc:
-        words = runsc.command(self.runsc_root(sandbox_id), plan, sandbox_id)
+        argv = runsc.command(self.runsc_root(sandbox_id), plan, sandbox_id)
         user, blocks = f"{plan.uid}:{plan.gid}", gvisor_bundle.file_blocks(plan)
-        return Runsc(bundle=self.bundle(sandbox_id), words=words, user=user, file_blocks=blocks)
+        return Runsc(bundle=self.bundle(sandbox_id), argv=argv, user=user, file_blocks=blocks)
 
-    def hold(self, instance: GvisorInstance, container: str, first: Identity) -> None:
+    def hold_container(self, instance: GvisorInstance, container: str, first: Identity) -> None:
         """Hold its running container from now on."""
         pidfd = open_process(first)
         if pidfd is None:
@@ -210,18 +210,18 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         """See `Provider.adopt`. A sandbox that an earlier daemon saved only for a moment goes on."""
         decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
         job = await self.job(sandbox_id, earlier.image_id, spec, earlier.secrets, decided)
-        found = await self.in_thread(_look, job)
+        found = await self.in_thread(_find_state, job)
         if found is None:
             return None
         instance = self._make(sandbox_id, spec, decided, isolation, earlier)
         try:
             if found.first is None:
-                instance.stand()
+                instance.hold_requests()
                 instance.suspended.set(True)
                 if found.goes_on:
                     await self._saves.resume(instance)
             else:
-                self.hold(instance, found.container, found.first)
+                self.hold_container(instance, found.container, found.first)
             await instance.remember_earlier()
         except BaseException:
             await self._release(instance)
@@ -243,7 +243,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
 
     def _end(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Kill its processes and remove its control groups. Blocks."""
-        if self._whose(sandbox_id) in (None, self.log_id):
+        if self._log_of(sandbox_id) in (None, self.log_id):
             found = runsc.running(self.bundle(sandbox_id))
             if found is not None:
                 kill_known(found[1])
@@ -258,12 +258,12 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
     def _clear(self, sandbox_id: str) -> None:
         """Remove the files of a sandbox that has ended, all but its journals. Blocks."""
         self.layout.remove_all_but_journals(sandbox_id)
-        theirs = self._whose(sandbox_id) not in (None, self.log_id)
+        theirs = self._log_of(sandbox_id) not in (None, self.log_id)
         self.layout.discard([f"{self.layout.sandbox(sandbox_id)}/in"])
         if theirs:
             return
         for directory in (self.bundle(sandbox_id), self.runsc_root(sandbox_id)):  # perhaps not in the state directory
-            start.drop(directory)
+            start.remove_directory(directory)
 
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`. The images are also those of the local provider, which keeps them alike."""
@@ -290,7 +290,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
     async def clean_up(self, ledger: Ledger) -> Swept:
         removed, foreign, failures = list[str](), list[str](), list[SandkeepError]()
         for sandbox_id in filter(is_name, await self.in_thread(self._bundles)):
-            whose = await self.in_thread(self._whose, sandbox_id)
+            whose = await self.in_thread(self._log_of, sandbox_id)
             if whose != self.log_id:
                 foreign.append(f"directory {self.bundle(sandbox_id)}" + (f" of log {whose}" if whose else ""))
             elif not ledger.owns_sandbox(sandbox_id):
@@ -304,7 +304,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
             raise failures[0]
         return Swept(removed=removed + images.removed, foreign=foreign + images.foreign)
 
-    def _whose(self, sandbox_id: str) -> str | None:
+    def _log_of(self, sandbox_id: str) -> str | None:
         """Return the id of the log in a bundle's mark. One without a mark is ours, unless other daemons share the
         directory.
         """
@@ -330,7 +330,7 @@ class Found(Struct, frozen=True, kw_only=True):
     goes_on: bool = False
 
 
-def _look(job: Job) -> Found | None:
+def _find_state(job: Job) -> Found | None:
     """Return the state of a sandbox, once it is no longer being saved. None: it is gone. Blocks."""
     if not os.path.isdir(job.bundle):
         return None
@@ -338,13 +338,13 @@ def _look(job: Job) -> Found | None:
     start.end_saved(job)
     running_one = runsc.running(job.bundle)
     if running_one is not None:
-        start.drop_leftovers(job.bundle)
+        start.remove_saved(job.bundle)
         return Found(container=running_one[0], first=running_one[1])
     if not start.recover_saved(job.bundle):
         return None
     goes_on = os.path.exists(f"{job.saved}/{start.GO_ON}")
     if not goes_on:
-        start.stay(job)  # the daemon that saved it may have died before it was on the disk
+        start.stay_suspended(job)  # the daemon that saved it may have died before it was on the disk
     return Found(goes_on=goes_on)
 
 

@@ -43,4 +43,4 @@ class GvisorReplacement(Replacing):
         return await self._provider.in_thread(start.put_back, job)
 
     async def drop_replaced(self, sandbox_id: str) -> None:
-        await self._provider.in_thread(start.drop_aside, self._provider.bundle(sandbox_id))
+        await self._provider.in_thread(start.remove_aside, self._provider.bundle(sandbox_id))

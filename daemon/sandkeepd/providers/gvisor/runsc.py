@@ -100,22 +100,22 @@ def cpu_features() -> str:
 
 def running(bundle: str) -> tuple[str, Identity] | None:
     """Return the running container of a sandbox, and its first process on the host; None when none runs."""
-    for name in _listed(bundle):
+    for name in _names_in(bundle):
         match = _PID_FILE.fullmatch(name)
-        first = named_in(f"{bundle}/{name}", match[1]) if match else None
+        first = process_of(f"{bundle}/{name}", match[1]) if match else None
         if match and first is not None:
             return match[1], first
     return None
 
 
-def _listed(directory: str) -> list[str]:
+def _names_in(directory: str) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def named_in(pid_file: str, word: str) -> Identity | None:
+def process_of(pid_file: str, word: str) -> Identity | None:
     """Return the process named in that file, if it runs, and has that word in its argv."""
     try:
         with open(pid_file, encoding="ascii") as file:
@@ -123,10 +123,10 @@ def named_in(pid_file: str, word: str) -> Identity | None:
     except (OSError, ValueError):
         return None
     first = identify(pid)
-    return first if first is not None and word in _words_of(pid) else None
+    return first if first is not None and word in _argv_of(pid) else None
 
 
-def _words_of(pid: int) -> list[str]:
+def _argv_of(pid: int) -> list[str]:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read(65536).decode(errors="replace").split("\0")
@@ -134,13 +134,13 @@ def _words_of(pid: int) -> list[str]:
         return []
 
 
-def most_saved(bundle: str) -> int:
+def max_saved_bytes(bundle: str) -> int:
     """Return the maximum bytes of a save of the running container: its memory, which includes its files."""
     found = running(bundle)
     total = _BESIDES_BYTES
     if found is not None:
         places = f"/proc/{found[1].pid}/fd"
-        for number in _listed(places):
+        for number in _names_in(places):
             with suppress(OSError):
                 if "runsc-memory" in os.readlink(f"{places}/{number}"):
                     return total + os.stat(f"{places}/{number}").st_blocks * 512 * 33 // 32
@@ -149,7 +149,7 @@ def most_saved(bundle: str) -> int:
 
 def forget_ended(bundle: str) -> None:
     """Remove the files about containers, all of which have ended."""
-    for name in _listed(bundle):
+    for name in _names_in(bundle):
         if name.endswith((_RAN, f"{_RAN}.not")) or _PID_FILE.fullmatch(name):
             with suppress(FileNotFoundError):
                 os.unlink(f"{bundle}/{name}")
@@ -170,7 +170,7 @@ def processes(root: str) -> list[int]:
     word = f"--root={root}"
 
     def ours(pid: int) -> bool:
-        words = _words_of(pid)
+        words = _argv_of(pid)
         return word in words and "runsc" in words[0]
 
     return pids_where(ours)
@@ -186,7 +186,7 @@ def holders(root: str, container: str) -> list[int]:
     except (OSError, msgspec.MsgspecError):
         return processes(root)
     word = f"--root={root}"
-    found = [pid for pid in (known.sandbox.pid, known.gofer_pid) if word in _words_of(pid)]
+    found = [pid for pid in (known.sandbox.pid, known.gofer_pid) if word in _argv_of(pid)]
     return found if len(found) == 2 else processes(root)
 
 
@@ -197,7 +197,7 @@ def end(root: str) -> None:
 
 def forget(root: str, container: str) -> None:
     """Remove `runsc`'s state files of a container that has ended."""
-    for name in _listed(root):
+    for name in _names_in(root):
         if name.startswith(f"{container}_"):
             with suppress(FileNotFoundError):
                 os.unlink(f"{root}/{name}")
@@ -209,7 +209,7 @@ def roots_in_use(base: str) -> set[str]:
     found = set[str]()
 
     def look(pid: int) -> bool:
-        words = _words_of(pid)
+        words = _argv_of(pid)
         if words and "runsc" in words[0]:
             found.update(word.removeprefix("--root=") for word in words if word.startswith(prefix))
         return False
@@ -218,7 +218,7 @@ def roots_in_use(base: str) -> set[str]:
     return found
 
 
-def sentence(said: bytes) -> str:
+def error_in(said: bytes) -> str:
     """Return the output of `runsc` as the end of a sentence: of a crash's trace its first line."""
     lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
     kept = [line for line in lines if line != "ready" and not line.startswith(("goroutine ", "created by "))]

@@ -85,7 +85,7 @@ class Job(Struct, frozen=True, kw_only=True):
         """The directory of its saved state."""
         return f"{self.bundle}/saved"
 
-    def words(self) -> list[str]:
+    def argv(self) -> list[str]:
         """Return the argv before a subcommand of `runsc`."""
         return runsc.command(self.root, self.plan, self.sandbox_id)
 
@@ -135,7 +135,7 @@ def make_directories(job: Job) -> None:
 
 def _give_to_user(job: Job) -> None:
     """Let the code inside write its journals and answers; links that were restored in their place are not followed."""
-    with _exits(job, os.O_WRONLY | os.O_CREAT) as answers:
+    with _open_answers(job, os.O_WRONLY | os.O_CREAT) as answers:
         if job.plan.rootless:
             return
         os.fchown(answers, job.plan.uid, job.plan.gid)
@@ -144,7 +144,7 @@ def _give_to_user(job: Job) -> None:
 
 
 @contextmanager
-def _exits(job: Job, flags: int) -> Iterator[int]:
+def _open_answers(job: Job, flags: int) -> Iterator[int]:
     """Open the file with the answers for the length of a block. Raises OSError and `storage_unavailable`."""
     try:
         opened = job.files.open_regular("out/exits", flags)
@@ -177,9 +177,9 @@ def start(job: Job, *, restore: bool = False) -> Started:
         job.hierarchies.join_thread(groups)
         wrapper = job.hierarchies.wrapper(groups)
         if restore:
-            first, child = _bring_back(job, wrapper, container, control)
+            first, child = _restore(job, wrapper, container, control)
         else:
-            first, child = _begin(job, [*wrapper, *job.words()], container, control)
+            first, child = _run_new(job, [*wrapper, *job.argv()], container, control)
     workspace = gvisor_bundle.workspace_of(job.lowers, whole=whole)
     return Started(container=container, first=first, child=child, whole=whole, workspace=workspace)
 
@@ -200,7 +200,7 @@ def _prepare(job: Job, *, whole: bool) -> None:
     gvisor_bundle.write_configuration(bundle, f"{job.bundle}/config.json")
 
 
-def _begin(job: Job, argv: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
+def _run_new(job: Job, argv: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
     talk, talk_end = os.pipe()
     try:
         words = ["run", "--detach", "--bundle", job.bundle, "--pid-file", f"{job.bundle}/{container}.pid", container]
@@ -218,10 +218,10 @@ def _begin(job: Job, argv: Sequence[str], container: str, control: int) -> tuple
         return found[1], child
     runsc.end(job.root)
     reap(child)
-    raise ProviderError("provider_unavailable", f"the sandbox did not start: {runsc.sentence(said)}")
+    raise ProviderError("provider_unavailable", f"the sandbox did not start: {runsc.error_in(said)}")
 
 
-def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
+def _restore(job: Job, wrapper: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
     """Restore it by a program that marks when it runs: the file with the pid exists before its memory is loaded. The
     lock makes a later daemon wait.
     """
@@ -232,22 +232,22 @@ def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) 
     words = ["restore", "--detach", "--bundle", job.bundle, f"--image-path={source}", "--pid-file", pid_file, container]
     mark = runsc.ran_mark(job.bundle, container)
     os.close(os.open(f"{mark}.not", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    argv = [*wrapper, *_then_move(job, 0o022, f"{mark}.not", mark), *job.words(), *words]
-    with _locked(job) as lock, open_files.present(source, job.files):
+    argv = [*wrapper, *_moving_after(job, 0o022, f"{mark}.not", mark), *job.argv(), *words]
+    with _locked(job) as lock, open_files.recreated(source, job.files):
         code, said = _run(argv, f"{job.bundle}/said", lock, stdin=control)
     failpoints.reach("gvisor.restored")
     found = runsc.running(job.bundle)
     if code == 0 and found is not None and found[0] == container:
-        drop(source)
+        remove_directory(source)
         return found[1], -1
     runsc.end(job.root)
     runsc.forget_ended(job.bundle)
     os.rename(source, job.saved)
-    words_ = f"runsc cannot bring it back: {runsc.sentence(said)}"
+    words_ = f"runsc cannot bring it back: {runsc.error_in(said)}"
     raise DataError("snapshot_corrupt", words_)
 
 
-def _then_move(job: Job, umask: int, source: str, target: str) -> list[str]:
+def _moving_after(job: Job, umask: int, source: str, target: str) -> list[str]:
     """Return the argv before a command, see `program.moving_after`."""
     return program.moving_after(program.on_host(job.bundle), umask, source, target)
 
@@ -282,44 +282,44 @@ def _call_until_ended(child: int, meanwhile: Callable[[], bool]) -> None:
 
 def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tuple[str, int] | None:
     """Save a container by `runsc`, which ends it; return the digest and size of `IMAGE`, if asked for and known. A
-    digested file is not fsynced: see `have_written`.
+    digested file is not fsynced: see `sync_saved`.
 
     Raises `provider_unavailable` with the error of `runsc`; then the sandbox may run still.
     """
     saving = f"{job.bundle}/saving"
     follower = Follower(f"{saving}/{IMAGE}")
     try:
-        drop(saving)
+        remove_directory(saving)
         os.mkdir(saving, 0o700)
         if go_on:
             with open(f"{saving}/{GO_ON}", "wb"):
                 pass
-        open_files.keep(saving, job.files, runsc.holders(job.root, container))
-        with _locked(job) as lock, disk_space.reserved(saving, runsc.most_saved(job.bundle)) as room:
-            follower.syncs = not go_on and not room.is_taken
+        open_files.save_names(saving, job.files, runsc.holders(job.root, container))
+        with _locked(job) as lock, disk_space.reserved(saving, runsc.max_saved_bytes(job.bundle)) as room:
+            follower.syncs = not go_on and not room.is_reserved
 
             def meanwhile() -> bool:
-                room.give_way()
-                return digest and follower.take()
+                room.shrink()
+                return digest and follower.advance()
 
-            code, said = _have_saved(job, container, saving, lock, meanwhile)
-        found = follower.found() if digest and code == 0 else None
+            code, said = _checkpoint(job, container, saving, lock, meanwhile)
+        found = follower.result() if digest and code == 0 else None
         if code == 0 and not go_on and not digest:
-            have_written(job)
+            sync_saved(job)
     except OSError:
-        drop(saving)
+        remove_directory(saving)
         with converted_errors("the checkpoint"):
             raise
     finally:
         follower.close()
     failpoints.reach("gvisor.saved")
     if code != 0:
-        drop(saving)
+        remove_directory(saving)
         raise failed_to_save(said)
     return found
 
 
-def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
+def _checkpoint(job: Job, container: str, saving: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
     """Make a kernel save itself: asked by our own program where the request is known, since `runsc`, which only passes
     it on, takes 20 ms to begin.
     """
@@ -331,11 +331,11 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
         code, said = _run(argv, log, lock, meanwhile)
         if code != program.NOT_ASKED:
             return code, said
-    words = [*job.words(), "checkpoint", f"--image-path={saving}", container]
-    return _run([*_then_move(job, 0o077, saving, job.saved), *words], log, lock, meanwhile)
+    words = [*job.argv(), "checkpoint", f"--image-path={saving}", container]
+    return _run([*_moving_after(job, 0o077, saving, job.saved), *words], log, lock, meanwhile)
 
 
-def have_written(job: Job) -> None:
+def sync_saved(job: Job) -> None:
     """Fsync the saved state, where it is all that is left of the sandbox. Raises OSError."""
     for path in (*(f"{job.saved}/{name}" for name in saved_files(job.saved)), job.saved, job.bundle):
         sync(path)
@@ -343,7 +343,7 @@ def have_written(job: Job) -> None:
 
 def failed_to_save(said: bytes) -> SandkeepError:
     """Return the error for a failed save."""
-    return ProviderError("provider_unavailable", f"runsc cannot save the sandbox: {runsc.sentence(said)}")
+    return ProviderError("provider_unavailable", f"runsc cannot save the sandbox: {runsc.error_in(said)}")
 
 
 @contextmanager
@@ -385,13 +385,13 @@ def put_aside(job: Job) -> None:
     """Keep the saved state of a sandbox, while another one is restored in its place."""
     aside = f"{job.bundle}/aside"
     with converted_errors("the sandbox's place"):
-        drop(aside)
-        with _exits(job, os.O_RDONLY) as answers, open(f"{job.saved}/{EXITS}", "wb", buffering=0) as copy:
+        remove_directory(aside)
+        with _open_answers(job, os.O_RDONLY) as answers, open(f"{job.saved}/{EXITS}", "wb", buffering=0) as copy:
             _copy_data(answers, copy.fileno())
         os.rename(job.saved, aside)
 
 
-def put_nothing_aside(job: Job) -> None:
+def make_empty_aside(job: Job) -> None:
     """Record that there was no state to put aside before a restore."""
     with converted_errors("the sandbox's place"):
         os.makedirs(f"{job.bundle}/aside", mode=0o700, exist_ok=True)
@@ -407,20 +407,20 @@ def put_back(job: Job) -> bool:
         return runsc.running(job.bundle) is None and not recover_saved(job.bundle)
     runsc.end(job.root)
     runsc.forget_ended(job.bundle)
-    drop(job.saved)
+    remove_directory(job.saved)
     for name in os.listdir(job.bundle):
         if name.startswith("from-"):
-            drop(f"{job.bundle}/{name}")
+            remove_directory(f"{job.bundle}/{name}")
     if not os.path.exists(f"{aside}/{IMAGE}"):
-        drop(aside)
+        remove_directory(aside)
         return True
     if os.path.exists(f"{aside}/{EXITS}"):  # else an earlier daemon put it back and got no further
-        _replace_exits(job, f"{aside}/{EXITS}")
+        _replace_answers(job, f"{aside}/{EXITS}")
     os.rename(aside, job.saved)
     return False
 
 
-def _replace_exits(job: Job, source: str) -> None:
+def _replace_answers(job: Job, source: str) -> None:
     if not job.plan.rootless:
         os.chown(source, job.plan.uid, job.plan.gid)
     try:
@@ -430,7 +430,7 @@ def _replace_exits(job: Job, source: str) -> None:
             raise
         with suppress(FileNotFoundError):
             job.files.unlink("out/exits")
-        with open(source, "rb") as copy, _exits(job, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as answers:
+        with open(source, "rb") as copy, _open_answers(job, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as answers:
             _copy_data(copy.fileno(), answers)
             if not job.plan.rootless:
                 os.fchown(answers, job.plan.uid, job.plan.gid)
@@ -457,9 +457,9 @@ def _copy_data(source: int, target: int) -> None:
             at += sent
 
 
-def drop_aside(bundle: str) -> None:
+def remove_aside(bundle: str) -> None:
     """Remove the state put aside: its replacement runs, and that is on record."""
-    drop(f"{bundle}/aside")
+    remove_directory(f"{bundle}/aside")
 
 
 def end_saved(job: Job) -> None:
@@ -479,23 +479,23 @@ def recover_saved(bundle: str) -> bool:
     return os.path.exists(f"{saved}/{IMAGE}")
 
 
-def stay(job: Job) -> None:
+def stay_suspended(job: Job) -> None:
     """Leave a sandbox suspended that could not be restored: a later daemon must not resume it by itself. Fsync its
     state, if possible: it may be only in memory.
     """
     with suppress(OSError):
         os.unlink(f"{job.saved}/{GO_ON}")
     with suppress(OSError):
-        have_written(job)
+        sync_saved(job)
 
 
-def drop_leftovers(bundle: str) -> None:
+def remove_saved(bundle: str) -> None:
     """Remove the saved state of a sandbox that runs."""
     for name in os.listdir(bundle):
         if name in ("saving", "saved") or name.startswith("from-"):
-            drop(f"{bundle}/{name}")
+            remove_directory(f"{bundle}/{name}")
 
 
-def drop(path: str) -> None:
+def remove_directory(path: str) -> None:
     """Remove a directory of ours, if it is there."""
     shutil.rmtree(path, ignore_errors=True)

@@ -72,7 +72,7 @@ class Runsc(Struct, frozen=True, kw_only=True):
     """
 
     bundle: str
-    words: list[str]
+    argv: list[str]
     user: str
     file_blocks: int
 
@@ -83,7 +83,7 @@ class GvisorViewers(Viewers):
     _instance: Any
 
     async def attach(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool) -> int:
-        async with self._instance.helping():  # it is not saved meanwhile
+        async with self._instance.delaying_saves():  # it is not saved meanwhile
             if self._talk.known(process_id).exit:
                 raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)
             if self._instance.pidfd < 0:
@@ -136,8 +136,8 @@ class GvisorViewers(Viewers):
             with trio.move_on_after(DETACH_S), suppress(SandkeepError):
                 await run(["sh", "-c", _ASK_TO_GO, self._place.sockets, SAVED])
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(see_gone, runsc, self._instance.container)
-        if await trio.to_thread.run_sync(is_held, runsc.bundle):
+                await trio.to_thread.run_sync(await_gone, runsc, self._instance.container)
+        if await trio.to_thread.run_sync(has_host_terminal, runsc.bundle):
             words = "a viewer's terminal is held by what it showed, whose tmux may hang: end that process, then repeat"
             raise StateError("conflict", words, sandbox_id=self._instance.sandbox_id)
 
@@ -175,12 +175,12 @@ def open_viewer(runsc: Runsc, container: str, viewer: str, script: str, rows: in
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"/proc/self/fd/{bundle}/{viewer}.socket")  # its own path may be too long for a socket
             listener.listen(1)
-            fd, said = _start(_words(runsc, container, viewer, script), bundle, listener, (rows, cols))
+            fd, said = _start(_argv(runsc, container, viewer, script), bundle, listener, (rows, cols))
         waiting = _waiting(runsc.bundle, viewer)
         if fd >= 0 and waiting is not None:
             return fd, waiting
         _close(fd, waiting)
-        words = f"no viewer could be started in the sandbox: {gvisor_runsc.sentence(said)}"
+        words = f"no viewer could be started in the sandbox: {gvisor_runsc.error_in(said)}"
         raise ProviderError("provider_unavailable", words)
     except OSError as error:
         words = f"no terminal could be made for the viewer: {error.strerror}"
@@ -214,10 +214,10 @@ def _close(*opened: int | None) -> None:
             os.close(fd)
 
 
-def _words(runsc: Runsc, container: str, viewer: str, script: str) -> list[str]:
+def _argv(runsc: Runsc, container: str, viewer: str, script: str) -> list[str]:
     files = [f"--pid-file={runsc.bundle}/{viewer}.pid", f"--internal-pid-file={runsc.bundle}/{viewer}.inside"]
     where = [f"--console-socket=/proc/self/fd/3/{viewer}.socket", "--detach", f"--user={runsc.user}", "--cwd=/"]
-    return [*runsc.words, "exec", *where, *files, container, "sh", script]
+    return [*runsc.argv, "exec", *where, *files, container, "sh", script]
 
 
 def _receive(listener: socket.socket, child: int, size: tuple[int, int]) -> int:
@@ -256,11 +256,11 @@ def _viewers(bundle: str) -> list[str]:
 def _waiting(bundle: str, viewer: str) -> int | None:
     """Return a pidfd of the process that waits for a viewer; None when that has ended."""
     pid_file = f"{bundle}/{viewer}.pid"
-    found = gvisor_runsc.named_in(pid_file, f"--pid-file={pid_file}")
+    found = gvisor_runsc.process_of(pid_file, f"--pid-file={pid_file}")
     return open_process(found) if found is not None else None
 
 
-def see_gone(runsc: Runsc, container: str) -> None:
+def await_gone(runsc: Runsc, container: str) -> None:
     """Wait until all viewers have ended; kill those that do not. Blocks."""
     for viewer in _viewers(runsc.bundle):
         pidfd = _waiting(runsc.bundle, viewer)
@@ -274,7 +274,7 @@ def see_gone(runsc: Runsc, container: str) -> None:
     _viewers(runsc.bundle)
 
 
-def is_held(bundle: str) -> bool:
+def has_host_terminal(bundle: str) -> bool:
     """Return True if the sandbox's kernel still has a terminal of the host, some seconds after its viewer has ended.
     Blocks.
     """
@@ -305,7 +305,7 @@ def _kill(runsc: Runsc, container: str, viewer: str) -> None:
     with suppress(OSError, ValueError, SandkeepError):
         with open(f"{runsc.bundle}/{viewer}.inside", encoding="ascii") as file:
             pid = int(file.read(32))
-        run_tool([*runsc.words, "kill", f"--pid={pid}", container, str(int(signal.SIGKILL))])
+        run_tool([*runsc.argv, "kill", f"--pid={pid}", container, str(int(signal.SIGKILL))])
 
 
 def _unlink(path: str) -> None:

@@ -46,7 +46,7 @@ class UidClaims(Claiming):
         words = f"the host uid {plan.own_uid} of sandbox {sandbox_id} belongs to somebody else by now"
         raise ProviderError("provider_unavailable", f"{words}: make another of its files, by a fork or a snapshot")
 
-    def keep(self, sandbox_id: str, plan: Plan) -> None:
+    def claim_running(self, sandbox_id: str, plan: Plan) -> None:
         """Claim the uid of a sandbox that may run for it. If that is impossible, log a warning; the sandbox is not
         ended.
         """

@@ -40,7 +40,7 @@ class Cleanup:
 
     def end(self, sandbox_id: str, plan: Plan, handle: dict[str, Any]) -> None:
         """Kill its processes: the first process of the namespace takes all the others with it."""
-        _doom(plan.cgroups)
+        _kill_frozen(plan.cgroups)
         if handle:
             kill_known(msgspec.convert(handle, Handle).first)
         if not handle or plan.mechanism == "none":
@@ -66,7 +66,7 @@ class Cleanup:
     def plan_of_stray(self, sandbox_id: str) -> Plan:
         """Reconstruct the plan of a sandbox that no event owns."""
         uid = self._claims.uid_of(sandbox_id) if self._claims is not None else None
-        return self._planner.of_stray(sandbox_id, uid)
+        return self._planner.plan_of_stray(sandbox_id, uid)
 
     def remove_stray(self, strays: Strays, sandbox_id: str, *, forgotten: bool) -> None:
         """Remove the remains of a sandbox that no event owns, its journals only when it is `forgotten`."""
@@ -90,7 +90,7 @@ def _let_parent_end(groups: Mapping[str, str]) -> None:
         time.sleep(0.0002)
 
 
-def _doom(groups: Mapping[str, str]) -> None:
+def _kill_frozen(groups: Mapping[str, str]) -> None:
     """Kill frozen processes before they are thawed: they end only when thawed, and must not run on before."""
     if freezer.stand_still(groups):
         for pid in cgroups.members(groups):

@@ -10,7 +10,7 @@ from sandkeepd.providers.local.plan import Plan
 from sandkeepd.providers.local.start import Handle
 
 
-class HeldFiles(Struct, frozen=True, kw_only=True):
+class SandboxFiles(Struct, frozen=True, kw_only=True):
     """The files of a sandbox. Its changes lie in `upper`, and hide parts of `lowers`, each of which hides parts of the
     next. The file `mark` exists while it stands still only to be read.
     """
@@ -27,7 +27,7 @@ class HeldFiles(Struct, frozen=True, kw_only=True):
         first = self.handle.first
         return first.pid if self.plan.mechanism == "bubblewrap" and identify(first.pid) == first else None
 
-    def standing(self) -> AbstractContextManager[Pause]:
+    def freeze(self) -> AbstractContextManager[Pause]:
         """Freeze it for the length of a block. See `pause.frozen`."""
         return frozen(self.plan.cgroups, self.first_pid, self.mark)
 

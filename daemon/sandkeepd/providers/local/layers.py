@@ -19,7 +19,7 @@ from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
 from sandkeepd.providers.common.layers import MOST_LAYERS, Layer
 from sandkeepd.providers.common.views import shown
-from sandkeepd.providers.local.files import HeldFiles
+from sandkeepd.providers.local.files import SandboxFiles
 from sandkeepd.providers.local.plan import Plan
 from sandkeepd.providers.local.start import Handle
 
@@ -34,7 +34,7 @@ class LocalLayers(DirectoryLayers):
         super().__init__(provider)
         self._abilities = provider.abilities
 
-    async def files_of(self, source: Source) -> HeldFiles:
+    async def files_of(self, source: Source) -> SandboxFiles:
         """Locate the files of a sandbox. Raises `not_ready` when they are gone."""
         plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
         upper = f"{self._layout.sandbox(source.sandbox_id)}/upper"
@@ -46,7 +46,7 @@ class LocalLayers(DirectoryLayers):
             names = [layer.name for layer in plan.layers]
             lowers = self.roots(names, source.image_id if plan.over_image else None)
         mark = self._layout.read_mark(source.sandbox_id)
-        return HeldFiles(plan=plan, handle=handle, upper=upper, lowers=lowers, mark=mark)
+        return SandboxFiles(plan=plan, handle=handle, upper=upper, lowers=lowers, mark=mark)
 
     async def freeze(self, name: str, source: Source) -> CopiedChanges:
         held = await self.files_of(source)
@@ -65,10 +65,10 @@ class LocalLayers(DirectoryLayers):
         files = document(layers, over_image=held.plan.over_image and not flat)
         return CopiedChanges(files=files, pause_ms=pause.ms, size_bytes=size)
 
-    def _freeze(self, name: str, held: HeldFiles, *, flat: bool) -> Pause:
+    def _freeze(self, name: str, held: SandboxFiles, *, flat: bool) -> Pause:
         making = self._store.begin(name)
         roots = [held.upper, *held.lowers] if flat else [held.upper]
-        with shown(*roots, above=self._layout.state_dir) as source, held.standing() as pause:
+        with shown(*roots, above=self._layout.state_dir) as source, held.freeze() as pause:
             failpoints.reach("layer.frozen")
             self._store.copy(source, making)
         self._store.complete(name)

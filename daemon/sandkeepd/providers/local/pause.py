@@ -28,9 +28,9 @@ class FreezerPauses(Pauses):
         freezer.recover(groups, mark)
         self._freezer: Freezer | None = freezer.freezer_of(groups, mark)
         super().__init__(pause, None if self._freezer else WHY_NOT_SUSPENDED)
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read from the kernel if it is suspended, by the daemon or from outside."""
         suspended = self._freezer.is_suspended() if self._freezer else False
         if suspended is not None:
@@ -47,10 +47,10 @@ class FreezerPauses(Pauses):
         self.pause.set(False)
 
 
-async def keep_looking(frozen: Callable[[], Sequence[FreezerPauses]]) -> None:
+async def poll_freezers(frozen: Callable[[], Sequence[FreezerPauses]]) -> None:
     """Poll them all periodically, until cancelled, yielding to other tasks between two."""
     while True:
         await trio.sleep(LOOK_S)
         for pauses in frozen():
-            pauses.look()
+            pauses.refresh()
             await trio.lowlevel.checkpoint()

@@ -72,7 +72,7 @@ class Planner:
         """Return True if a host uid has to be claimed for it."""
         return self._root and plan.mechanism == "bubblewrap" and plan.uid is None
 
-    def of_stray(self, sandbox_id: str, uid: int | None) -> Plan:
+    def plan_of_stray(self, sandbox_id: str, uid: int | None) -> Plan:
         """Reconstruct the plan of a sandbox that no event owns. `uid` is the uid still claimed for it."""
         everything = Limits(pids=DEFAULT_PIDS, memory_bytes=1, cpus=1)
         return Plan(

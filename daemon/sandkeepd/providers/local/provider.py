@@ -41,7 +41,7 @@ from sandkeepd.providers.local import plan as local_plan
 from sandkeepd.providers.local.claims import UidClaims
 from sandkeepd.providers.local.end import Cleanup
 from sandkeepd.providers.local.layers import LocalLayers
-from sandkeepd.providers.local.pause import WHY_NOT_SUSPENDED, FreezerPauses, keep_looking
+from sandkeepd.providers.local.pause import WHY_NOT_SUSPENDED, FreezerPauses, poll_freezers
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.probe import Abilities, probe
 from sandkeepd.providers.local.revival import LocalReplacement, LocalRevival
@@ -255,7 +255,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             return None
         decided = msgspec.convert(plan, Plan)
         if self._uids is not None:
-            self._uids.keep(sandbox_id, decided)
+            self._uids.claim_running(sandbox_id, decided)
         instance = await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
         if instance is not None:
             return instance
@@ -284,11 +284,11 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         return await self.in_thread(self.layout.found)
 
     async def clean_up(self, ledger: Ledger) -> Swept:
-        strays = Strays(self.layout, self._hierarchies, self.log_id, everybodys=self.root)
+        strays = Strays(self.layout, self._hierarchies, self.log_id, all_users=self.root)
         await self.abilities()  # their probe uses the trash
         await self.in_thread(unmount_below, self.layout.trash)
         await self.in_thread(self.layout.empty_trash)
-        await self.in_thread(strays.look)
+        await self.in_thread(strays.scan)
         failpoints.reach("sweep.found")
         removed, failures = list[str](), list[SandkeepError]()
         for sandbox_id in sorted(strays.sandboxes):
@@ -348,7 +348,7 @@ async def open_local(
 
     make = functools.partial(LocalProvider, state_dir, log_id, uid_base=uid_base, disk_limit=disk_limit)
     async with running(make) as provider:
-        looks = functools.partial(keep_looking, lambda: [each.freezer for each in provider.instances.values()])
+        looks = functools.partial(poll_freezers, lambda: [each.freezer for each in provider.instances.values()])
         provider.nursery.start_soon(looks)
         if provider.host_uids is not None:
             provider.nursery.start_soon(provider.host_uids.keep)

@@ -188,7 +188,7 @@ def _as_root(job: Job) -> tuple[Argv, str]:
         for fd in (*opened.values(), *lowers):
             os.close(fd)
     view = _view(job, f"{place}/workspace", f"{place}/in", f"{place}/out")
-    return _program(job, view).after(_take_uid(job.plan)), view.workspace
+    return _program(job, view).after(_drop_root(job.plan)), view.workspace
 
 
 def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mapping[str, int]) -> None:
@@ -206,7 +206,7 @@ def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mappin
     mounts.overlay(":".join(seen), upper, mounts.at(opened["work"]), target)
 
 
-def _take_uid(plan: Plan) -> list[str]:
+def _drop_root(plan: Plan) -> list[str]:
     """Return the argv that gives up root for good: no capabilities, no way to get any back."""
     groups = ["--groups", ",".join(map(str, plan.groups))] if plan.groups else ["--clear-groups"]
     return [
@@ -269,7 +269,7 @@ def _limits(plan: Plan) -> list[str]:
 def _run(job: Job, words: Argv, control: int, workspace: str) -> Started:
     talk, talk_end = os.pipe()
     info, info_end = os.pipe()
-    apart, filtered = _file_of(words.apart), -1
+    apart, filtered = _arguments_file(words.apart), -1
     try:
         more = [info_end, apart]
         if job.seccomp:
@@ -280,14 +280,14 @@ def _run(job: Job, words: Argv, control: int, workspace: str) -> Started:
         os.close(talk_end)
         os.close(info_end)
         talk_end = info_end = -1
-        return Started(first=_first(job, child, talk, info), child=child, workspace=workspace)
+        return Started(first=_await_first(job, child, talk, info), child=child, workspace=workspace)
     finally:
         for fd in (talk, info, talk_end, info_end, apart, filtered):
             if fd >= 0:
                 os.close(fd)
 
 
-def _file_of(words: Sequence[str]) -> int:
+def _arguments_file(words: Sequence[str]) -> int:
     """Make a descriptor from which arguments are read, each ended by a NUL."""
     fd = os.memfd_create("arguments", os.MFD_CLOEXEC)
     try:
@@ -299,7 +299,7 @@ def _file_of(words: Sequence[str]) -> int:
     return fd
 
 
-def _first(job: Job, child: int, talk: int, info: int) -> Identity:
+def _await_first(job: Job, child: int, talk: int, info: int) -> Identity:
     """Wait for the keeper's first word, and identify the process that is the sandbox.
 
     Ends the child when there is none.

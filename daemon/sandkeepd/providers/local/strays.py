@@ -18,36 +18,36 @@ from sandkeepd.host.processes import bearing, is_inside, kill_all
 from sandkeepd.providers.common.inside import LOG_MARK, MARK
 from sandkeepd.providers.common.layout import Layout
 
-MOST_TOLD: Final = 50
+MOST_REPORTED: Final = 50
 """Maximum number of reported objects of other logs, each a sentence."""
 
 
 class Strays:
     """One look at everything. `sandboxes` are those of our log, owned or not; `foreign` are the objects of others.
 
-    With `everybodys`, processes of all users count. Blocks, all of it.
+    With `all_users`, processes of all users count. Blocks, all of it.
     """
 
-    def __init__(self, layout: Layout, hierarchies: Hierarchies, log_id: str, *, everybodys: bool) -> None:
+    def __init__(self, layout: Layout, hierarchies: Hierarchies, log_id: str, *, all_users: bool) -> None:
         self.sandboxes: set[str] = set()
         self.foreign: list[str] = []
         self._layout = layout
         self._hierarchies = hierarchies
         self._log_id = log_id
-        self._uids = None if everybodys else {os.geteuid()}
+        self._uids = None if all_users else {os.geteuid()}
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Find all that there is."""
-        self._look_at_directories()
-        self._look_at_processes()
-        self._look_at_groups()
-        self._look_at_mounts()
+        self._scan_directories()
+        self._scan_processes()
+        self._scan_groups()
+        self._scan_mounts()
         self.foreign.sort(key=lambda what: not what.startswith("directory"))  # those in our own place come first
-        more = len(self.foreign) - MOST_TOLD
+        more = len(self.foreign) - MOST_REPORTED
         if more > 0:
-            self.foreign[MOST_TOLD:] = [f"and {more} more"]
+            self.foreign[MOST_REPORTED:] = [f"and {more} more"]
 
-    def _look_at_directories(self) -> None:
+    def _scan_directories(self) -> None:
         for sandbox_id in filter(is_name, self._layout.found()[0]):
             log_id = self._layout.log_of_sandbox(sandbox_id)
             if log_id in (None, self._log_id):
@@ -55,7 +55,7 @@ class Strays:
             else:
                 self.foreign.append(f"directory {self._layout.sandbox(sandbox_id)} of log {log_id}")
 
-    def _look_at_processes(self) -> None:
+    def _scan_processes(self) -> None:
         others: dict[tuple[str, str], list[int]] = {}
         for pid, sandbox_id, log_id in self._processes():
             if log_id == self._log_id:
@@ -78,7 +78,7 @@ class Strays:
                 found.append((pid, values[MARK], values[LOG_MARK]))
         return found
 
-    def _look_at_groups(self) -> None:
+    def _scan_groups(self) -> None:
         for directory in self._hierarchies.found():
             whose = log_and_sandbox(directory)
             if whose is not None and whose[0] == self._log_id:
@@ -86,7 +86,7 @@ class Strays:
             else:
                 self.foreign.append(f"control group {directory}" + (f" of log {whose[0]}" if whose else ""))
 
-    def _look_at_mounts(self) -> None:
+    def _scan_mounts(self) -> None:
         """Find mounts in our own namespace: the provider makes none, but an administrator may have mounted a sandbox's
         files.
         """

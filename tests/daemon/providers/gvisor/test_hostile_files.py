@@ -145,7 +145,7 @@ def test_holes_stay_holes_on_another_file_system(job: Job) -> None:
         Path(kept).touch()
         assert os.stat(kept).st_dev != os.stat(job.directory).st_dev
         before = sparse(kept)
-        start._replace_exits(job, kept)
+        start._replace_answers(job, kept)
     exits = f"{job.directory}/out/exits"
     found = os.stat(exits)
     assert found.st_uid == STRANGER
