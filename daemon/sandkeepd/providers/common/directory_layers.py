@@ -91,5 +91,5 @@ def _digest(root: str) -> tuple[str, int, int]:
         return digest_tree(root)
     except PermissionError as error:
         closed = os.fsdecode(error.filename).removeprefix(root).lstrip("/")
-        words = f"{closed!r} is closed to its owner, and a user's daemon can make no image of it: chmod it first"
-        raise CallerError("permission_denied", words) from None
+        message = f"{closed!r} is closed to its owner, and a user's daemon can make no image of it: chmod it first"
+        raise CallerError("permission_denied", message) from None

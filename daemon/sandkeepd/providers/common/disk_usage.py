@@ -51,8 +51,8 @@ def _open(place: str | HostileTree, stack: ExitStack, *, root: bool) -> int | No
 def _total(unit: list[str], opened: Sequence[int], root: bool) -> int:
     # In a namespace of his own a user can look into directories that the code inside has closed.
     enter = [] if root else ["unshare", "--user", "--map-root-user", "--"]
-    words = [f"/proc/self/fd/{fd}/" for fd in opened]  # no path that could lead elsewhere by now
-    done = run_tool([*enter, "du", "-s", "-x", *unit, "-c", "--", *words], timeout_s=120, descriptors=opened)
+    paths = [f"/proc/self/fd/{fd}/" for fd in opened]  # no path that could lead elsewhere by now
+    done = run_tool([*enter, "du", "-s", "-x", *unit, "-c", "--", *paths], timeout_s=120, descriptors=opened)
     *_, total = done.stdout.splitlines() or [b"0"]
     return int(total.split()[0])
 

@@ -182,8 +182,8 @@ class Layout:
         try:
             trash = open_for_tool(self.trash, mounts.TO_WRITE)
         except OSError as error:
-            words = f"{self.trash} cannot be emptied: {error.strerror}"
-            raise DaemonError("storage_unavailable", words) from None
+            message = f"{self.trash} cannot be emptied: {error.strerror}"
+            raise DaemonError("storage_unavailable", message) from None
         with descriptor(trash):
             done = _run_with_all_rights([*_RM, *(f"/proc/self/fd/{trash}/{name}" for name in names)], trash)
         if done.returncode:

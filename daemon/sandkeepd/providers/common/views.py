@@ -84,7 +84,7 @@ def _bind_by_program(path: str, options: str) -> int:
     return _mount_by_program(path, ["-o", f"bind,{options}", ".", path], path)
 
 
-# Mounts for a user's daemon, in the namespaces that `unshare` made: $1 is where paths begin, the rest mount's words.
+# Mounts for a user's daemon, in the namespaces that `unshare` made: $1 is the directory, the rest mount's arguments.
 _USER_MOUNT: Final = """
 cd -- "$1" && shift && mount "$@" || exit 1
 echo mounted
@@ -92,11 +92,11 @@ exec cat >/dev/null
 """
 
 
-def _mount_by_program(begin: str, words: Sequence[str], place: str) -> int:
+def _mount_by_program(begin: str, arguments: Sequence[str], place: str) -> int:
     """Open the directory `place` as seen by a program that has mounted something there: a user's daemon cannot enter a
     namespace in which it may mount.
     """
-    enter = ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", _USER_MOUNT, "sh", begin, *words]
+    enter = ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", _USER_MOUNT, "sh", begin, *arguments]
     waiting, ours = os.pipe()
     said, saying = os.pipe()
     child = -1

@@ -43,15 +43,15 @@ class ProgressReport:
         self._report = report
         self._last = float("-inf")
 
-    def report(self, words: str) -> None:
+    def report(self, message: str) -> None:
         """Report an important message."""
         self._last = time.monotonic()
-        self._report(words)
+        self._report(message)
 
-    def report_if_due(self, words: str) -> None:
+    def report_if_due(self, message: str) -> None:
         """Report a message unless another one was reported just now."""
         if time.monotonic() - self._last >= _REPORT_PERIOD_S:
-            self.report(words)
+            self.report(message)
 
 
 class BuildLog:
@@ -80,9 +80,9 @@ class BuildLog:
             else:
                 self._add_output(said)
 
-    def refusal_error(self, words: str) -> SandkeepError:
+    def refusal_error(self, message: str) -> SandkeepError:
         """Return the error for a build that the engine did not even begin."""
-        return self._failure({"error": words})
+        return self._failure({"error": message})
 
     def _begin(self) -> None:
         self._now += 1
@@ -112,15 +112,15 @@ class BuildLog:
     def _failure(self, document: Document) -> SandkeepError:
         detail = document.get("errorDetail")
         code = detail.get("code") if isinstance(detail, dict) else None
-        words = _plain(str(document["error"]))
-        self.has_lost_layer = _LOST_LAYER.search(words) is not None
-        found = _EXIT.search(words)
+        message = _plain(str(document["error"]))
+        self.has_lost_layer = _LOST_LAYER.search(message) is not None
+        found = _EXIT.search(message)
         exit_code = int(found[1]) if found else code
-        if not exit_code and (self.has_lost_layer or _ENGINES_OWN.search(words)):
-            return ProviderError("provider_unavailable", f"the Docker engine could not build: {words}")
+        if not exit_code and (self.has_lost_layer or _ENGINES_OWN.search(message)):
+            return ProviderError("provider_unavailable", f"the Docker engine could not build: {message}")
         if self._step is None:
-            return CallerError("invalid", f"the build failed: {words}", field="source")
-        how = f" with exit code {exit_code}" if exit_code else f": {words}"
+            return CallerError("invalid", f"the build failed: {message}", field="source")
+        how = f" with exit code {exit_code}" if exit_code else f": {message}"
         step = f"{self._where} (line {self._step.first_line}, {_shown(self._step.text)})"
         tail = [*self._tail, *filter(None, [_plain(self._rest)])][-LAST_LINES:]
         return CallerError("invalid", "\n".join([f"the build failed at {step}{how}", *tail]))
@@ -152,11 +152,11 @@ class PullLog:
 
 
 def pull_error(reference: str, said: str) -> SandkeepError:
-    """Return the error for a reference that the engine could not pull, from its words."""
+    """Return the error for a reference that the engine could not pull, from its message."""
     lowered = said.lower()
     if any(word in lowered for word in ("not found", "manifest unknown", "does not exist", "no matching manifest")):
-        words = f"there is no image {reference}, neither here nor in its registry, or it needs a login there"
-        return CallerError("not_found", words, reference=reference)
+        message = f"there is no image {reference}, neither here nor in its registry, or it needs a login there"
+        return CallerError("not_found", message, reference=reference)
     if any(word in lowered for word in ("unauthorized", "forbidden", "denied", "no basic auth")):
         return CallerError(
             "permission_denied", f"the registry does not let this engine pull {reference}: log in there", field="source"

@@ -104,18 +104,18 @@ def _packed(added: Mapping[str, bytes], tar: Sequence[str], lister: Sequence[str
                 raise _failure(program)
 
 
-def _start(stack: ExitStack, words: Sequence[str], stdin: "int | IO[bytes] | None") -> _Program:
+def _start(stack: ExitStack, argv: Sequence[str], stdin: "int | IO[bytes] | None") -> _Program:
     """Start a program that is ended at the stack's end."""
     said = stack.enter_context(os.fdopen(os.memfd_create("said"), "w+b", buffering=0))
-    process = in_fresh_thread(functools.partial(_spawn, words, stdin, said))
+    process = in_fresh_thread(functools.partial(_spawn, argv, stdin, said))
     stack.callback(_end, process)
     return _Program(process, said)
 
 
-def _spawn(words: Sequence[str], stdin: "int | IO[bytes] | None", said: IO[bytes]) -> "subprocess.Popen[bytes]":
+def _spawn(argv: Sequence[str], stdin: "int | IO[bytes] | None", said: IO[bytes]) -> "subprocess.Popen[bytes]":
     with ordinary_priority():
         return subprocess.Popen(
-            words, stdin=stdin, stdout=subprocess.PIPE, stderr=said, env=TOOL_ENV, cwd="/", process_group=0
+            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=said, env=TOOL_ENV, cwd="/", process_group=0
         )
 
 

@@ -72,8 +72,10 @@ class Builder:
         )
         failpoints.reach("docker.staged")
         if copied.size_bytes > MOST_CONTEXT_BYTES:
-            words = f"source: {request.source} has more than {MOST_CONTEXT_BYTES >> 30} GiB: choose a smaller directory"
-            raise CallerError("invalid", words, field="source")
+            message = (
+                f"source: {request.source} has more than {MOST_CONTEXT_BYTES >> 30} GiB: choose a smaller directory"
+            )
+            raise CallerError("invalid", message, field="source")
         if request.kind == "dockerfile":
             text, steps = await self._by_dockerfile(tree, request, progress)
             await self._run(image_id, partial(docker_context.of_context, tree, text), steps, request, progress)
@@ -102,8 +104,8 @@ class Builder:
         base = await self._require_image(request.base, progress, anew=request.clean)
         config = base.get("Config") or {}
         if config.get("OnBuild"):
-            words = f"base: {request.base} says what is to be done with a directory (ONBUILD): use a Dockerfile"
-            raise CallerError("invalid", words, field="base")
+            message = f"base: {request.base} says what is to be done with a directory (ONBUILD): use a Dockerfile"
+            raise CallerError("invalid", message, field="base")
         user = docker.USER() or config.get("User") or ""
         if user and not _USER.fullmatch(user):
             raise CallerError("invalid", f"base: the user of {request.base} is not understood", field="base")
@@ -140,7 +142,7 @@ class Builder:
                 try:
                     await StreamedRequest("/build", params, log.receive, context(), lambda _: headers).run(self._engine)
                 except RefusedError as refused:
-                    raise log.refusal_error(refused.words) from None
+                    raise log.refusal_error(refused.reason) from None
                 if log.error is None:
                     break
                 if last or not log.has_lost_layer:

@@ -53,10 +53,10 @@ Event = dict[str, Any]
 class RefusedError(ProviderError):
     """Raised when the engine refused a request: `status` is that of HTTP."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__("provider_unavailable", f"the Docker engine refused: {words}")
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__("provider_unavailable", f"the Docker engine refused: {reason}")
         self.status = status
-        self.words = words
+        self.reason = reason
 
 
 class Tolerate:
@@ -258,8 +258,8 @@ class Engine:
         """Return the error for an engine that does not answer."""
         hangs = "timed out" in str(error).lower()
         why = "does not answer" if hangs else "is not running"
-        words = f"the Docker engine at {self.path} {why}: start it, or say by DOCKER_HOST where it is"
-        return (HangingError if hangs else ProviderError)("provider_unavailable", words, engine="docker")
+        message = f"the Docker engine at {self.path} {why}: start it, or say by DOCKER_HOST where it is"
+        return (HangingError if hangs else ProviderError)("provider_unavailable", message, engine="docker")
 
     async def follow(self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]) -> None:
         """Follow events until cancelled; call `begun` each time from which on none is missed."""

@@ -140,20 +140,20 @@ def _ask(client: Client, container: str) -> tuple[Answer, str | None]:
     said = client.logs(container, stdout=True, stderr=False, tail=64)[:_MOST_SAID_BYTES]
     answer = parse_answer(said)
     if answer is None:
-        words = said.decode(errors="replace").strip()[:100]
+        message = said.decode(errors="replace").strip()[:100]
         return Answer(), f"its image's shell does not work: it ended with {code}" + (
-            f", saying {words!r}" if words else ""
+            f", saying {message!r}" if message else ""
         )
     return answer, None
 
 
-def _why_not_started(words: str) -> str:
-    lowered = words.lower()
+def _why_not_started(message: str) -> str:
+    lowered = message.lower()
     if "executable file not found" in lowered or "no such file or directory" in lowered:
         return NO_SHELL
     if "unable to find user" in lowered or "no matching entries in" in lowered:
         raise CallerError("invalid", "source: the image's own user is not in its /etc/passwd: build it with another")
-    return f"its image's shell cannot be started: {words[:300]}"
+    return f"its image's shell cannot be started: {message[:300]}"
 
 
 def parse_answer(said: bytes) -> Answer | None:

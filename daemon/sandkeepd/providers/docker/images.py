@@ -136,7 +136,7 @@ class DockerImages(Images, Building):
                 self._engine
             )
         except RefusedError as refused:
-            raise build.pull_error(wanted.in_full, refused.words) from None
+            raise build.pull_error(wanted.in_full, refused.reason) from None
         if log.error is not None:
             raise build.pull_error(wanted.in_full, log.error)
 

@@ -116,8 +116,8 @@ class ShelllessInstance(DockerInstance):
     async def _run_in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Run work with its files in a thread, once it is not suspended."""
         if os.geteuid() != 0:
-            words = "the sandbox's image has no shell, and only root's daemon reaches its files: put a shell into it"
-            raise SetupError("not_supported", words)
+            message = "the sandbox's image has no shell, and only root's daemon reaches its files: put a shell into it"
+            raise SetupError("not_supported", message)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._give_up_when_gone, nursery.cancel_scope)
             await self.pause.changed(True)

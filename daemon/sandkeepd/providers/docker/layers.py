@@ -77,8 +77,8 @@ async def load(engine: Engine, name: str, log_id: str, beneath: Base, layer: Lay
     """
     if layer.hole_bytes > MOST_HOLE_BYTES:
         holes, most = layer.hole_bytes >> 20, MOST_HOLE_BYTES >> 20
-        words = f"its files have {holes} MiB of holes, which a Docker engine writes out; at most {most} MiB"
-        raise ProviderError("disk_limit", f"{words}: remove sparse files, or exclude them from the snapshot")
+        message = f"its files have {holes} MiB of holes, which a Docker engine writes out; at most {most} MiB"
+        raise ProviderError("disk_limit", f"{message}: remove sparse files, or exclude them from the snapshot")
     architecture, system = await engine.call(_machine)
     layers = [*beneath.layers, f"sha256:{layer.sha256}"]
     image = {
@@ -111,10 +111,10 @@ def _machine(client: Client) -> tuple[str, str]:
 
 
 def _load_error(why: str) -> ProviderError | DaemonError:
-    words = f"the Docker engine did not take the files: {' '.join(why.split())[:300]}"
+    message = f"the Docker engine did not take the files: {' '.join(why.split())[:300]}"
     if "no space left" in why:
-        return DaemonError("storage_unavailable", f"{words}: make room for it")
-    return ProviderError("provider_unavailable", words)
+        return DaemonError("storage_unavailable", f"{message}: make room for it")
+    return ProviderError("provider_unavailable", message)
 
 
 def _archive(image: dict[str, Any], beneath: Sequence[str], name: str, layer: Layer) -> Generator[bytes]:

@@ -107,10 +107,12 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
     try:
         image = msgspec.convert(dict(details), Details)
     except msgspec.ValidationError:
-        words = "the image was not made for Docker: make it again with provider='docker'"
+        message = "the image was not made for Docker: make it again with provider='docker'"
         if not details:
-            words = "nothing is known of how Docker is to run these files: import them with the image that they are of"
-        raise SetupError("not_supported", words) from None
+            message = (
+                "nothing is known of how Docker is to run these files: import them with the image that they are of"
+            )
+        raise SetupError("not_supported", message) from None
     uid, gid = _user(spec, image)
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
@@ -153,8 +155,8 @@ def own_volumes(mounts: Iterable[Mapping[str, Any]], plan: Plan) -> list[Mapping
     return [mount for mount in mounts if mount["Type"] == "volume" and mount.get("Name") not in shared]
 
 
-def _beyond(setting: str, field: str, words: str) -> CallerError:
-    return CallerError("permission_denied", f"{field}: {words}, says the administrator by {setting}", field=field)
+def _beyond(setting: str, field: str, limit: str) -> CallerError:
+    return CallerError("permission_denied", f"{field}: {limit}, says the administrator by {setting}", field=field)
 
 
 def _user(spec: SandboxSpec, image: Details) -> tuple[int, int]:
@@ -187,8 +189,8 @@ def _workspace_volume(sandbox_id: str, owner: str, workspace: str, *, read_only:
     if mode == "none":
         return None
     if mode == "static" and not settings.VOLUME_NAME():
-        words = f"{settings.VOLUME_NAME.name} must name the volume, as {settings.VOLUME_MODE.name} is static"
-        raise SetupError("not_configured", words, setting=settings.VOLUME_NAME.name)
+        message = f"{settings.VOLUME_NAME.name} must name the volume, as {settings.VOLUME_MODE.name} is static"
+        raise SetupError("not_configured", message, setting=settings.VOLUME_NAME.name)
     names = {
         "session": f"{prefix}sandbox-{sandbox_id}", "user": f"{prefix}user-{_slug(owner)}",
         "static": settings.VOLUME_NAME(),
@@ -203,8 +205,8 @@ def _volumes(spec: SandboxSpec, owner: str, workspace: str) -> list[Volume]:
     for asked in spec.volumes:
         target = asked.target.rstrip("/")
         if not _is_free(target, taken):
-            words = f"volumes: {asked.target!r} cannot be a place for one: use an absolute path of its own"
-            raise CallerError("invalid", words, field="volumes")
+            message = f"volumes: {asked.target!r} cannot be a place for one: use an absolute path of its own"
+            raise CallerError("invalid", message, field="volumes")
         taken.append(target)
         host = asked.source.startswith("/")
         source = asked.source if host else f"{settings.VOLUME_PREFIX()}volume-{_slug(owner)}-{asked.source}"

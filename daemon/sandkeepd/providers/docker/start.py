@@ -143,8 +143,8 @@ def start_again(client: Client, container_id: str, job: Job) -> Handle:
     """Start a container that has ended. Raises `not_ready` when it is missing."""
     with Tolerate(NOT_FOUND):
         return _begin(client, container_id, job)
-    words = f"the container of sandbox {job.sandbox_id} was removed, and its files with it: create another"
-    raise StateError("not_ready", words, sandbox_id=job.sandbox_id)
+    message = f"the container of sandbox {job.sandbox_id} was removed, and its files with it: create another"
+    raise StateError("not_ready", message, sandbox_id=job.sandbox_id)
 
 
 def _begin(client: Client, container_id: str, job: Job) -> Handle:
@@ -174,8 +174,8 @@ def _give_workspace(client: Client, plan: Plan) -> None:
         if plan.writable or volume.read_only:
             os.chown(opened, plan.uid, plan.gid)
             return
-        words = ["chown", "-R", "-h", "-P", f"{plan.uid}:{plan.gid}", "--", f"/proc/self/fd/{opened}/."]
-        done = run_tool(words, descriptors=[opened])
+        argv = ["chown", "-R", "-h", "-P", f"{plan.uid}:{plan.gid}", "--", f"/proc/self/fd/{opened}/."]
+        done = run_tool(argv, descriptors=[opened])
     if done.returncode:
         message = f"the workspace could not be given to its user: {stderr_of(done)}"
         raise ProviderError("provider_unavailable", message)
@@ -202,8 +202,8 @@ def _profile(seccomp: str) -> str | None:
         with open(seccomp, encoding="utf-8") as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        words = f"SANDBOX_DOCKER_SECCOMP: the profile {seccomp} cannot be read: {error}"
-        raise SetupError("not_configured", words, setting="SANDBOX_DOCKER_SECCOMP") from None
+        message = f"SANDBOX_DOCKER_SECCOMP: the profile {seccomp} cannot be read: {error}"
+        raise SetupError("not_configured", message, setting="SANDBOX_DOCKER_SECCOMP") from None
 
 
 def _create(client: Client, job: Job, body: dict[str, Any]) -> str:
@@ -214,8 +214,8 @@ def _create(client: Client, job: Job, body: dict[str, Any]) -> str:
         try:
             made: str = client.create_container_from_config(body, job.plan.name)["Id"]  # type: ignore[no-untyped-call]
         except ImageNotFound:
-            words = "its image is gone from the Docker engine: make the image again, with clean"
-            raise CallerError("not_found", words) from None
+            message = "its image is gone from the Docker engine: make the image again, with clean"
+            raise CallerError("not_found", message) from None
         except APIError as refused:
             if refused.status_code != CONFLICT or time.monotonic() > deadline:
                 raise
@@ -234,8 +234,8 @@ def _free_name(client: Client, job: Job) -> None:
         return
     marks = found["Config"].get("Labels") or {}
     if (marks.get(LOG_LABEL), marks.get(SANDBOX_LABEL)) != (job.log_id, job.sandbox_id):
-        words = f"the container {job.plan.name} is not ours: remove it, or choose another id"
-        raise StateError("conflict", words, sandbox_id=job.sandbox_id)
+        message = f"the container {job.plan.name} is not ours: remove it, or choose another id"
+        raise StateError("conflict", message, sandbox_id=job.sandbox_id)
     _remove_container(client, found["Id"])
 
 
@@ -247,8 +247,8 @@ def _start(client: Client, container_id: str) -> None:
     except NotFound:
         raise
     except APIError as refused:
-        words = " ".join(str(refused.explanation).split())
-        raise ProviderError("provider_unavailable", f"the container did not start: {words[:500]}") from None
+        message = " ".join(str(refused.explanation).split())
+        raise ProviderError("provider_unavailable", f"the container did not start: {message[:500]}") from None
 
 
 def state_of(client: Client, container_id: str) -> dict[str, Any] | None:

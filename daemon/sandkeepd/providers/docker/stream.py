@@ -153,7 +153,7 @@ class StreamedRequest:
 
 def report_from_thread(progress: Callable[[str], Awaitable[None]]) -> Callable[[str], None]:
     """Return `progress` for use in a thread. Raises `Cancelled` there when the caller is gone."""
-    return lambda words: trio.from_thread.run(progress, words)
+    return lambda message: trio.from_thread.run(progress, message)
 
 
 def _document(line: bytes) -> Document:

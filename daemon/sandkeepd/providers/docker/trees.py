@@ -52,8 +52,8 @@ def find(client: Client, container_id: str, sandbox_id: str, plan: Plan) -> Cont
     with Tolerate(NOT_FOUND):
         found = client.inspect_container(container_id)
     if found is None:
-        words = f"the container of sandbox {sandbox_id} was removed, and its files with it"
-        raise StateError("not_ready", words, sandbox_id=sandbox_id)
+        message = f"the container of sandbox {sandbox_id} was removed, and its files with it"
+        raise StateError("not_ready", message, sandbox_id=sandbox_id)
     layers = layers_of(found)
     _require_own_workspace(plan)
     return ContainerFiles(
@@ -69,8 +69,8 @@ def _require_own_workspace(plan: Plan) -> None:
         why = f"is the volume {plan.workspace_volume.source}, which others write to as well"
     else:
         return
-    words = f"its workspace {why}: only with {VOLUME_MODE.name}=session, the administrator's, are its files kept"
-    raise SetupError("not_supported", words)
+    message = f"its workspace {why}: only with {VOLUME_MODE.name}=session, the administrator's, are its files kept"
+    raise SetupError("not_supported", message)
 
 
 def why_unreadable(found: Mapping[str, Any], *, root: bool) -> str | None:
@@ -96,8 +96,8 @@ def layers_of(found: Mapping[str, Any]) -> list[str]:
     driver = found.get("GraphDriver") or {}
     data = driver.get("Data") or {}
     if driver.get("Name") != DRIVER or not os.path.isdir(data.get("UpperDir", "")):
-        words = f"the files of its containers are not to be had from this Docker engine: it needs {DRIVER}, and root"
-        raise SetupError("not_supported", words)
+        message = f"the files of its containers are not to be had from this Docker engine: it needs {DRIVER}, and root"
+        raise SetupError("not_supported", message)
     lower = data.get("LowerDir") or ""
     return [data["UpperDir"], *(lower.split(":") if lower else ())]
 
@@ -198,8 +198,8 @@ class ContainerTree:
             try:
                 directory = os.open(part, _OPEN, dir_fd=directory)
             except OSError:
-                words = f"the place of a volume, /{os.fsdecode(place)!s}, is behind a link: nothing can be kept of it"
-                raise SetupError("not_supported", words) from None
+                message = f"the place of a volume, /{os.fsdecode(place)!s}, is behind a link: nothing can be kept of it"
+                raise SetupError("not_supported", message) from None
             opened.callback(os.close, directory)
             name = part if name == TOP else name + b"/" + part
             yield name, directory

@@ -64,9 +64,9 @@ class GvisorCheckpoints(Checkpointing):
             "machine": "it was made on a {} machine, and this one is {}",
             "cpu": "it was made on a machine whose processor has other features ({}, here {})",
         }
-        for name, words in names.items():
+        for name, template in names.items():
             if facts.get(name) != here[name]:
-                return words.format(facts.get(name), here[name])
+                return template.format(facts.get(name), here[name])
         return None
 
     async def checkpoint(
@@ -179,8 +179,8 @@ class GvisorCheckpoints(Checkpointing):
             await self._provider.in_thread(start.put_back, job)
             before.listen_anew()
         except (SandkeepError, OSError, NotAFileError) as error:
-            words = f"it could not be put back: {error}"
-            await before.went(before.ending or Ending(kind="failed", message=words))
+            message = f"it could not be put back: {error}"
+            await before.went(before.ending or Ending(kind="failed", message=message))
             return
         if go_on:
             with suppress(SandkeepError):  # else it stands still, which is seen

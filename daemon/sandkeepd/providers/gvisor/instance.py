@@ -120,8 +120,8 @@ class GvisorInstance(HeldInstance):
             while self._helpers_running:
                 await self._helper_ended.wait()
         if self._helpers_running:
-            words = f"files of sandbox {self.sandbox_id} are being copied: try again when that is done"
-            raise StateError("conflict", words, sandbox_id=self.sandbox_id)
+            message = f"files of sandbox {self.sandbox_id} are being copied: try again when that is done"
+            raise StateError("conflict", message, sandbox_id=self.sandbox_id)
 
     async def run_command(
         self,

@@ -52,14 +52,14 @@ def _refuse(spec: SandboxSpec) -> None:
     if spec.isolation == "none":
         raise SetupError("not_supported", "gVisor isolates: leave out isolation, or use the local provider")
     if settings.USE_SUDO():
-        words = "RUNSC_USE_SUDO: sudo is not used: have the daemon run as root, or set it to 0"
-        raise SetupError("not_configured", words, setting="RUNSC_USE_SUDO")
+        message = "RUNSC_USE_SUDO: sudo is not used: have the daemon run as root, or set it to 0"
+        raise SetupError("not_configured", message, setting="RUNSC_USE_SUDO")
 
 
 def _network(spec: SandboxSpec) -> str:
     if spec.network == "bridge":
-        words = "this runsc cannot bring a network of its own back from a checkpoint: use network 'none' or 'host'"
-        raise SetupError("not_supported", words)
+        message = "this runsc cannot bring a network of its own back from a checkpoint: use network 'none' or 'host'"
+        raise SetupError("not_supported", message)
     if spec.network == "host" and settings.DISABLE_NETWORKING():
         raise SetupError("not_supported", "RUNSC_DISABLE_NETWORKING is set: gVisor sandboxes have no network")
     return spec.network

@@ -149,8 +149,8 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         """Do as `lowers`. Raises `not_supported` for several where `runsc` is rootless."""
         lowers = await self.lowers(image_id, plan)
         if len(lowers) > 1 and plan.rootless:
-            words = "files in layers need mounts, which a rootless runsc cannot make: make a full snapshot"
-            raise SetupError("not_supported", words)
+            message = "files in layers need mounts, which a rootless runsc cannot make: make a full snapshot"
+            raise SetupError("not_supported", message)
         return lowers
 
     async def _start(self, job: Job, image_id: str) -> GvisorInstance:

@@ -26,8 +26,8 @@ class GvisorReplacement(Replacing):
         self._provider = provider
 
     def plan_replacement(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        words = "gVisor sandboxes are brought back whole, from checkpoints: restore the snapshot into a new sandbox"
-        raise SetupError("not_supported", words)
+        message = "gVisor sandboxes are brought back whole, from checkpoints: restore the snapshot into a new sandbox"
+        raise SetupError("not_supported", message)
 
     async def replace_files(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],

@@ -64,19 +64,19 @@ def new_container(sandbox_id: str) -> str:
 
 def command(root: str, plan: Plan, sandbox_id: str) -> list[str]:
     """Return the argv before a subcommand. `root` is the directory of `runsc`'s state."""
-    words = [program() or "runsc", f"--root={root}", f"--platform={settings.PLATFORM()}", f"--network={plan.network}"]
+    argv = [program() or "runsc", f"--root={root}", f"--platform={settings.PLATFORM()}", f"--network={plan.network}"]
     if settings.IGNORE_CGROUPS():
-        words.append("--ignore-cgroups")
+        argv.append("--ignore-cgroups")
     if plan.rootless:
-        words.append("--rootless")
+        argv.append("--rootless")
     if plan.writable:  # into memory
-        words.append("--overlay2=root:memory")
+        argv.append("--overlay2=root:memory")
     debug = settings.DEBUG_LOG_DIR()
     if debug is not None:
-        words += ["--debug", f"--debug-log={debug}/{sandbox_id}/"]
-        words += ["--strace"] if settings.STRACE() else []
-        words += ["--log-packets"] if settings.LOG_PACKETS() else []
-    return words
+        argv += ["--debug", f"--debug-log={debug}/{sandbox_id}/"]
+        argv += ["--strace"] if settings.STRACE() else []
+        argv += ["--log-packets"] if settings.LOG_PACKETS() else []
+    return argv
 
 
 @functools.cache
@@ -170,8 +170,8 @@ def processes(root: str) -> list[int]:
     word = f"--root={root}"
 
     def ours(pid: int) -> bool:
-        words = _argv_of(pid)
-        return word in words and "runsc" in words[0]
+        argv = _argv_of(pid)
+        return word in argv and "runsc" in argv[0]
 
     return pids_where(ours)
 
@@ -209,9 +209,9 @@ def roots_in_use(base: str) -> set[str]:
     found = set[str]()
 
     def look(pid: int) -> bool:
-        words = _argv_of(pid)
-        if words and "runsc" in words[0]:
-            found.update(word.removeprefix("--root=") for word in words if word.startswith(prefix))
+        argv = _argv_of(pid)
+        if argv and "runsc" in argv[0]:
+            found.update(word.removeprefix("--root=") for word in argv if word.startswith(prefix))
         return False
 
     pids_where(look)

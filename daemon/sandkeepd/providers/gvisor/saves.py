@@ -88,8 +88,8 @@ class Saves:
             with suppress(SandkeepError):  # else it stands still, which is seen
                 await self.restore(instance, job)
         else:
-            words = "its kernel ended while it was being saved"
-            await instance.went(instance.ending or Ending(kind="failed", message=words))
+            message = "its kernel ended while it was being saved"
+            await instance.went(instance.ending or Ending(kind="failed", message=message))
 
     def _is_held(self, instance: GvisorInstance, container: str, first: Identity) -> bool:
         """Hold its running container; return False if that ends at this instant."""
@@ -110,8 +110,8 @@ class Saves:
                     await self._provider.in_thread(start.stay_suspended, job)
                     instance.suspended.set(True)
                 else:
-                    words = f"it could not be brought back: {error}"
-                    await instance.went(instance.ending or Ending(kind="failed", message=words))
+                    message = f"it could not be brought back: {error}"
+                    await instance.went(instance.ending or Ending(kind="failed", message=message))
                 raise
             instance.release_requests()
             instance.suspended.set(False)

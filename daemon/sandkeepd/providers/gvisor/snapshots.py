@@ -64,11 +64,11 @@ class GvisorSnapshots(Snapshotting):
         """
         instance = self._instances.get(source.sandbox_id)
         if instance is None or instance.is_closed or instance.is_suspended:
-            words = f"sandbox {source.sandbox_id} does not run, and its files are where it is saved: resume it first"
-            raise StateError("not_ready", words, sandbox_id=source.sandbox_id)
+            message = f"sandbox {source.sandbox_id} does not run, and its files are where it is saved: resume it first"
+            raise StateError("not_ready", message, sandbox_id=source.sandbox_id)
         if source.handle.get("whole") or request.include or request.exclude:
-            words = "of a gVisor sandbox all of a workspace is kept, or all of it as a checkpoint"
-            raise SetupError("not_supported", words)
+            message = "of a gVisor sandbox all of a workspace is kept, or all of it as a checkpoint"
+            raise SetupError("not_supported", message)
         with unnamed(self._state_dir) as received:
             async with copying(instance, WORKSPACE, incoming=False, form="contents") as copy:
                 await trio.to_thread.run_sync(_receive, copy.take_data(), received, abandon_on_cancel=True)

@@ -111,8 +111,8 @@ def claim(job: Job) -> None:
         write_mark(f"{job.bundle}/{BUNDLE_MARK}", job.log_id)
     except FileExistsError:
         if log_of(f"{job.bundle}/{BUNDLE_MARK}") not in (None, job.log_id):
-            words = f"{job.bundle} is of another daemon's: give each its own RUNSC_BUNDLE_DIR_BASE"
-            raise SetupError("not_configured", words, setting="RUNSC_BUNDLE_DIR_BASE") from None
+            message = f"{job.bundle} is of another daemon's: give each its own RUNSC_BUNDLE_DIR_BASE"
+            raise SetupError("not_configured", message, setting="RUNSC_BUNDLE_DIR_BASE") from None
 
 
 def make_directories(job: Job) -> None:
@@ -149,8 +149,8 @@ def _open_answers(job: Job, flags: int) -> Iterator[int]:
     try:
         opened = job.files.open_regular("out/exits", flags)
     except NotAFileError:
-        words = f"{job.directory}/out/exits is no file: create the sandbox anew"
-        raise DaemonError("storage_unavailable", words) from None
+        message = f"{job.directory}/out/exits is no file: create the sandbox anew"
+        raise DaemonError("storage_unavailable", message) from None
     try:
         yield opened
     finally:
@@ -203,8 +203,8 @@ def _prepare(job: Job, *, whole: bool) -> None:
 def _run_new(job: Job, argv: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
     talk, talk_end = os.pipe()
     try:
-        words = ["run", "--detach", "--bundle", job.bundle, "--pid-file", f"{job.bundle}/{container}.pid", container]
-        child = spawn([*argv, *words], stdin=control, output=talk_end, roomy=True)
+        command = ["run", "--detach", "--bundle", job.bundle, "--pid-file", f"{job.bundle}/{container}.pid", container]
+        child = spawn([*argv, *command], stdin=control, output=talk_end, roomy=True)
         failpoints.reach("gvisor.spawned")
         os.close(talk_end)
         talk_end = -1
@@ -229,10 +229,10 @@ def _restore(job: Job, wrapper: Sequence[str], container: str, control: int) -> 
     os.rename(job.saved, source)
     failpoints.reach("gvisor.renamed")
     pid_file = f"{job.bundle}/{container}.pid"
-    words = ["restore", "--detach", "--bundle", job.bundle, f"--image-path={source}", "--pid-file", pid_file, container]
+    command = ["restore", "--detach", "--bundle", job.bundle, f"--image-path={source}", "--pid-file", pid_file]
     mark = runsc.ran_mark(job.bundle, container)
     os.close(os.open(f"{mark}.not", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    argv = [*wrapper, *_moving_after(job, 0o022, f"{mark}.not", mark), *job.argv(), *words]
+    argv = [*wrapper, *_moving_after(job, 0o022, f"{mark}.not", mark), *job.argv(), *command, container]
     with _locked(job) as lock, open_files.recreated(source, job.files):
         code, said = _run(argv, f"{job.bundle}/said", lock, stdin=control)
     failpoints.reach("gvisor.restored")
@@ -243,8 +243,8 @@ def _restore(job: Job, wrapper: Sequence[str], container: str, control: int) -> 
     runsc.end(job.root)
     runsc.forget_ended(job.bundle)
     os.rename(source, job.saved)
-    words_ = f"runsc cannot bring it back: {runsc.error_in(said)}"
-    raise DataError("snapshot_corrupt", words_)
+    message = f"runsc cannot bring it back: {runsc.error_in(said)}"
+    raise DataError("snapshot_corrupt", message)
 
 
 def _moving_after(job: Job, umask: int, source: str, target: str) -> list[str]:
@@ -331,8 +331,8 @@ def _checkpoint(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
         code, said = _run(argv, log, lock, meanwhile)
         if code != program.NOT_ASKED:
             return code, said
-    words = [*job.argv(), "checkpoint", f"--image-path={saving}", container]
-    return _run([*_moving_after(job, 0o077, saving, job.saved), *words], log, lock, meanwhile)
+    subcommand = [*job.argv(), "checkpoint", f"--image-path={saving}", container]
+    return _run([*_moving_after(job, 0o077, saving, job.saved), *subcommand], log, lock, meanwhile)
 
 
 def sync_saved(job: Job) -> None:

@@ -87,8 +87,8 @@ class GvisorViewers(Viewers):
             if self._talk.known(process_id).exit:
                 raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)
             if self._instance.pidfd < 0:
-                words = f"sandbox {self._instance.sandbox_id} is suspended: resume it"
-                raise StateError("not_ready", words, sandbox_id=self._instance.sandbox_id)
+                message = f"sandbox {self._instance.sandbox_id} is suspended: resume it"
+                raise StateError("not_ready", message, sandbox_id=self._instance.sandbox_id)
             viewer = new_id(terminal.VIEWER)
             try:
                 await self._place.write(viewer, self._script(viewer, process_id, term, read_only=read_only))
@@ -100,8 +100,8 @@ class GvisorViewers(Viewers):
         """Return the script of a viewer: it is a file, as `runsc exec` drops all arguments that contain "detach".
         Errors go to stderr, away from the terminal.
         """
-        words = terminal.viewer(self._place.sockets, process_id, None, term, read_only=read_only)
-        command = b" ".join(requests.quote(os.fsencode(word)) for word in words)
+        argv = terminal.viewer(self._place.sockets, process_id, None, term, read_only=read_only)
+        command = b" ".join(requests.quote(os.fsencode(word)) for word in argv)
         opening = f"ulimit -f {self._instance.runsc.file_blocks}\ncd {self._place.journals} && exec 2>{viewer}.stderr"
         return opening.encode() + b" || exit\nexec " + command + b"\n"
 
@@ -138,8 +138,10 @@ class GvisorViewers(Viewers):
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(await_gone, runsc, self._instance.container)
         if await trio.to_thread.run_sync(has_host_terminal, runsc.bundle):
-            words = "a viewer's terminal is held by what it showed, whose tmux may hang: end that process, then repeat"
-            raise StateError("conflict", words, sandbox_id=self._instance.sandbox_id)
+            message = (
+                "a viewer's terminal is held by what it showed, whose tmux may hang: end that process, then repeat"
+            )
+            raise StateError("conflict", message, sandbox_id=self._instance.sandbox_id)
 
 
 async def _shown(fd: int, pidfd: int) -> bool:
@@ -180,11 +182,11 @@ def open_viewer(runsc: Runsc, container: str, viewer: str, script: str, rows: in
         if fd >= 0 and waiting is not None:
             return fd, waiting
         _close(fd, waiting)
-        words = f"no viewer could be started in the sandbox: {gvisor_runsc.error_in(said)}"
-        raise ProviderError("provider_unavailable", words)
+        message = f"no viewer could be started in the sandbox: {gvisor_runsc.error_in(said)}"
+        raise ProviderError("provider_unavailable", message)
     except OSError as error:
-        words = f"no terminal could be made for the viewer: {error.strerror}"
-        raise ProviderError("provider_unavailable", words) from None
+        message = f"no terminal could be made for the viewer: {error.strerror}"
+        raise ProviderError("provider_unavailable", message) from None
     finally:
         os.close(bundle)
         _unlink(f"{runsc.bundle}/{viewer}.socket")

@@ -39,8 +39,8 @@ class LocalLayers(DirectoryLayers):
         plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
         upper = f"{self._layout.sandbox(source.sandbox_id)}/upper"
         if not await trio.Path(upper).is_dir():
-            words = f"the files of sandbox {source.sandbox_id} are gone: nothing can be kept of them"
-            raise StateError("not_ready", words, sandbox_id=source.sandbox_id)
+            message = f"the files of sandbox {source.sandbox_id} are gone: nothing can be kept of them"
+            raise StateError("not_ready", message, sandbox_id=source.sandbox_id)
         lowers = list[str]()
         if handle.files == "overlay":
             names = [layer.name for layer in plan.layers]

@@ -141,8 +141,8 @@ def paths(given: Sequence[str]) -> list[bytes]:
         inner = path
         if path.startswith("/"):
             if not f"{path}/".startswith(f"{WORKSPACE}/"):
-                words = f"{path!r} is not in {WORKSPACE}, and nothing else of a local sandbox is kept: leave it out"
-                raise CallerError("invalid", words, field="include")
+                message = f"{path!r} is not in {WORKSPACE}, and nothing else of a local sandbox is kept: leave it out"
+                raise CallerError("invalid", message, field="include")
             inner = path.removeprefix(WORKSPACE)
         found.append(inner.strip("/").encode("utf-8", "surrogateescape") or TOP)
     return found

@@ -117,12 +117,12 @@ def start(job: Job) -> Started:
         control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)  # before mounts can hide it
         opened.callback(os.close, control)
         if job.plan.uid is not None:
-            words, workspace = _as_root(job)
+            argv, workspace = _as_root(job)
         else:
-            words, workspace = _as_user(job)
+            argv, workspace = _as_user(job)
         groups = job.hierarchies.create(job.plan.cgroups, job.plan.limits)
         job.hierarchies.join_thread(groups)
-        return _run(job, words.after(job.hierarchies.wrapper(groups)), control, workspace)
+        return _run(job, argv.after(job.hierarchies.wrapper(groups)), control, workspace)
 
 
 def _make_directories(job: Job) -> None:
@@ -161,8 +161,8 @@ def _copy_files(job: Job) -> None:
         copy_tree(source, upper, reflink=way)
     if job.plan.uid is not None:
         with writable(upper) as opened:
-            words = ["chown", "-R", "-h", f"{job.plan.uid}:{job.plan.gid}", "--", f"/proc/self/fd/{opened}/."]
-            done = run_tool(words, descriptors=[opened])
+            argv = ["chown", "-R", "-h", f"{job.plan.uid}:{job.plan.gid}", "--", f"/proc/self/fd/{opened}/."]
+            done = run_tool(argv, descriptors=[opened])
         if done.returncode:
             message = f"the files could not be given to their user: {stderr_of(done)}"
             raise ProviderError("provider_unavailable", message)
@@ -266,16 +266,16 @@ def _limits(plan: Plan) -> list[str]:
     return [blocks, pids, str(memory // 1024) if memory else ""]
 
 
-def _run(job: Job, words: Argv, control: int, workspace: str) -> Started:
+def _run(job: Job, argv: Argv, control: int, workspace: str) -> Started:
     talk, talk_end = os.pipe()
     info, info_end = os.pipe()
-    apart, filtered = _arguments_file(words.apart), -1
+    apart, filtered = _arguments_file(argv.apart), -1
     try:
         more = [info_end, apart]
         if job.seccomp:
             filtered = seccomp.open_program()
             more.append(filtered)
-        child = spawn(words.argv, stdin=control, output=talk_end, more=more, env={**TOOL_ENV, **job.marks})
+        child = spawn(argv.argv, stdin=control, output=talk_end, more=more, env={**TOOL_ENV, **job.marks})
         failpoints.reach("create.spawned")
         os.close(talk_end)
         os.close(info_end)
@@ -287,11 +287,11 @@ def _run(job: Job, words: Argv, control: int, workspace: str) -> Started:
                 os.close(fd)
 
 
-def _arguments_file(words: Sequence[str]) -> int:
+def _arguments_file(argv: Sequence[str]) -> int:
     """Make a descriptor from which arguments are read, each ended by a NUL."""
     fd = os.memfd_create("arguments", os.MFD_CLOEXEC)
     try:
-        os.write(fd, b"".join(os.fsencode(word) + b"\0" for word in words))  # a file in memory takes it whole
+        os.write(fd, b"".join(os.fsencode(word) + b"\0" for word in argv))  # a file in memory takes it whole
         os.lseek(fd, 0, os.SEEK_SET)
     except BaseException:
         os.close(fd)

@@ -74,7 +74,7 @@ def processes_of(box: str) -> dict[int, list[str]]:
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
         if "runsc" in words[0] and any(word.endswith(f"runsc_root_{box}") for word in words):
