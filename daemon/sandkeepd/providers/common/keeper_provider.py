@@ -160,7 +160,7 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
                 await self._release(instance)
                 raise
         except OSError as error:
-            raise ProviderError("provider_unavailable", f"it cannot be looked at: {error.strerror}") from error
+            raise ProviderError("provider_unavailable", f"its state cannot be read: {error.strerror}") from error
         return instance
 
     async def _watch_end(self, instance: InstanceT) -> None:

@@ -74,7 +74,7 @@ def _follow(said: int, child: int) -> str:
         before = now
         if waiting_s >= STUCK_S:
             os.kill(child, signal.SIGKILL)
-            return "opening one of them waits for something in the sandbox"
+            return "a file could not be opened within 20 s"
 
 
 def _waits(child: int) -> str:

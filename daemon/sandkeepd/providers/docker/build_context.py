@@ -133,7 +133,7 @@ def _failure(program: _Program) -> SandkeepError:
     lines = program.said.read(_MOST_SAID).decode(errors="replace").strip().splitlines() or ["no reason was given"]
     if program.process.returncode == docker_ignore.MALFORMED and lines[0].startswith(IGNORE):
         return CallerError("invalid", f"source: {lines[0]}", field="source")
-    return ProviderError("provider_unavailable", f"what is to be built from could not be packed: {lines[-1]}")
+    return ProviderError("provider_unavailable", f"the build context could not be packed: {lines[-1]}")
 
 
 def tar_entry(name: str, content: bytes) -> bytes:

@@ -109,9 +109,7 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
     except msgspec.ValidationError:
         message = "the image was not made for Docker: make it again with provider='docker'"
         if not details:
-            message = (
-                "nothing is known of how Docker is to run these files: import them with the image that they are of"
-            )
+            message = "these files have no image for Docker: import the snapshot with its image"
         raise SetupError("not_supported", message) from None
     uid, gid = _user(spec, image)
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
@@ -156,7 +154,7 @@ def own_volumes(mounts: Iterable[Mapping[str, Any]], plan: Plan) -> list[Mapping
 
 
 def _beyond(setting: str, field: str, limit: str) -> CallerError:
-    return CallerError("permission_denied", f"{field}: {limit}, says the administrator by {setting}", field=field)
+    return CallerError("permission_denied", f"{field}: {limit}, as the administrator set {setting}", field=field)
 
 
 def _user(spec: SandboxSpec, image: Details) -> tuple[int, int]:
@@ -205,7 +203,7 @@ def _volumes(spec: SandboxSpec, owner: str, workspace: str) -> list[Volume]:
     for asked in spec.volumes:
         target = asked.target.rstrip("/")
         if not _is_free(target, taken):
-            message = f"volumes: {asked.target!r} cannot be a place for one: use an absolute path of its own"
+            message = f"volumes: {asked.target!r} is no valid mount point: give an absolute path that nothing else uses"
             raise CallerError("invalid", message, field="volumes")
         taken.append(target)
         host = asked.source.startswith("/")

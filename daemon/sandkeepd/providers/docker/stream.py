@@ -26,6 +26,7 @@ ENDED_S: Final = 10.0
 """Seconds that a thread whose connection was cut may take to notice."""
 
 _PIECE_BYTES: Final = 64 * 1024
+_MALFORMED: Final = "the Docker engine's answer is malformed: check that DOCKER_HOST is a Docker engine"
 
 Document = dict[str, Any]
 
@@ -137,7 +138,7 @@ class StreamedRequest:
     def _until_cut(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
             if self._cut.is_set():
-                raise ProviderError("provider_unavailable", "it was broken off")
+                raise ProviderError("provider_unavailable", "the request to the Docker engine was cancelled")
             yield piece
 
     def _lines(self) -> Iterator[bytes]:
@@ -146,7 +147,7 @@ class StreamedRequest:
             *lines, rest = (rest + piece).split(b"\n")
             yield from (line for line in lines if line.strip())
             if len(rest) > MOST_LINE_BYTES:
-                raise ProviderError("provider_unavailable", "the Docker engine answers what nobody understands")
+                raise ProviderError("provider_unavailable", _MALFORMED)
         if rest.strip():
             yield rest
 
@@ -160,7 +161,7 @@ def _document(line: bytes) -> Document:
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
-        raise ProviderError("provider_unavailable", "the Docker engine answers what nobody understands") from None
+        raise ProviderError("provider_unavailable", _MALFORMED) from None
 
 
 def _shut(response: Any) -> None:

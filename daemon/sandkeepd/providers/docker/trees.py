@@ -64,12 +64,12 @@ def find(client: Client, container_id: str, sandbox_id: str, plan: Plan) -> Cont
 def _require_own_workspace(plan: Plan) -> None:
     """Raise `not_supported` where a copy of its workspace could not be a copy's own."""
     if plan.workspace_volume is None:
-        why = "is in memory, and goes with it"
+        why = "is in memory, and is lost when it ends"
     elif not plan.workspace_volume.own:
         why = f"is the volume {plan.workspace_volume.source}, which others write to as well"
     else:
         return
-    message = f"its workspace {why}: only with {VOLUME_MODE.name}=session, the administrator's, are its files kept"
+    message = f"its workspace {why}: its files are kept only if the administrator sets {VOLUME_MODE.name}=session"
     raise SetupError("not_supported", message)
 
 
@@ -77,13 +77,13 @@ def why_unreadable(found: Mapping[str, Any], *, root: bool) -> str | None:
     """Return the reason why an engine with this description gives no access to the files of containers, or None."""
     options = [option.partition(",")[0] for option in found.get("SecurityOptions") or ()]
     if not root:
-        return "only root's daemon sees the files of containers"
+        return "reading the files of containers needs root: run the daemon as root"
     if found.get("Driver") != DRIVER:
         return f"the engine keeps files by {found.get('Driver')}, not by {DRIVER}"
     if not os.path.isdir(found.get("DockerRootDir") or ""):
         return "the engine's files are on another machine"
     if "name=userns" in options or "name=rootless" in options:
-        return "the engine gives the files of containers to other users than they seem to have"
+        return "the engine maps the users of containers (userns-remap, or rootless)"
     if ["Native Overlay Diff", "true"] not in (found.get("DriverStatus") or ()):
         return "this machine's overlays move directories by reference (redirect_dir, or metacopy): switch that off"
     return None
@@ -198,7 +198,7 @@ class ContainerTree:
             try:
                 directory = os.open(part, _OPEN, dir_fd=directory)
             except OSError:
-                message = f"the place of a volume, /{os.fsdecode(place)!s}, is behind a link: nothing can be kept of it"
+                message = f"the volume at /{os.fsdecode(place)} is behind a symbolic link: its files cannot be kept"
                 raise SetupError("not_supported", message) from None
             opened.callback(os.close, directory)
             name = part if name == TOP else name + b"/" + part

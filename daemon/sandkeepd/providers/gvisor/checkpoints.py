@@ -179,7 +179,7 @@ class GvisorCheckpoints(Checkpointing):
             await self._provider.in_thread(start.put_back, job)
             before.listen_anew()
         except (SandkeepError, OSError, NotAFileError) as error:
-            message = f"it could not be put back: {error}"
+            message = f"its earlier state could not be restored: {error}"
             await before.went(before.ending or Ending(kind="failed", message=message))
             return
         if go_on:

@@ -13,8 +13,8 @@ PIDS: Final = (
     "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "
     "pids, and limit memory"
 )
-HOST_NETWORK: Final = "gVisor saves no sandbox with the host's network: create it with network 'none'"
-ROOTLESS: Final = "a rootless runsc brings nothing back that was saved: have the daemon run as root"
+HOST_NETWORK: Final = "gVisor cannot save a sandbox with the host's network: create it with network 'none'"
+ROOTLESS: Final = "a rootless runsc cannot restore what it saved: run the daemon as root"
 HOST_THREADS: Final = 8192
 """Maximum number of host threads of a sandbox, so that it cannot use up the machine's. A process takes six or seven."""
 
@@ -58,7 +58,7 @@ def _refuse(spec: SandboxSpec) -> None:
 
 def _network(spec: SandboxSpec) -> str:
     if spec.network == "bridge":
-        message = "this runsc cannot bring a network of its own back from a checkpoint: use network 'none' or 'host'"
+        message = "this runsc cannot restore a sandbox with a network of its own: use network 'none' or 'host'"
         raise SetupError("not_supported", message)
     if spec.network == "host" and settings.DISABLE_NETWORKING():
         raise SetupError("not_supported", "RUNSC_DISABLE_NETWORKING is set: gVisor sandboxes have no network")

@@ -42,7 +42,7 @@ def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
         "stats": counting(hierarchies),
         "network_host": Capability(works=True, why=plan.HOST_NETWORK),
         "network_bridge": Capability(
-            works=False, why="this runsc cannot bring a network of its own back from a checkpoint: use none or host"
+            works=False, why="this runsc cannot restore a sandbox with a network of its own: use none or host"
         ),
         "snapshots": Capability(works=True, why=SNAPSHOTS),
         "incremental_snapshots": Capability(works=False, why="only gVisor's kernel knows what was changed"),
@@ -51,7 +51,7 @@ def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
     }
 
 
-_SAME = "they are brought back by the same runsc, on a processor with the same features"
+_SAME = "they are restored by the same version of runsc, on a processor with the same features"
 _KEYS = "where a program leaves its keys to the terminal, an end of input typed into an empty line does nothing"
 SNAPSHOTS = "the sandbox's own tar reads its workspace while all goes on, and may find changes in part"
 FORKS = "files lie in the memory of gVisor's kernel: make a checkpoint that leaves it running, and restore that"

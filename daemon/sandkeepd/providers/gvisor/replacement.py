@@ -26,7 +26,7 @@ class GvisorReplacement(Replacing):
         self._provider = provider
 
     def plan_replacement(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        message = "gVisor sandboxes are brought back whole, from checkpoints: restore the snapshot into a new sandbox"
+        message = "the files of a gVisor sandbox cannot be replaced: restore the snapshot into a new sandbox"
         raise SetupError("not_supported", message)
 
     async def replace_files(

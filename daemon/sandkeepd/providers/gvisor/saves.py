@@ -110,7 +110,7 @@ class Saves:
                     await self._provider.in_thread(start.stay_suspended, job)
                     instance.suspended.set(True)
                 else:
-                    message = f"it could not be brought back: {error}"
+                    message = f"it could not be restored: {error}"
                     await instance.went(instance.ending or Ending(kind="failed", message=message))
                 raise
             instance.release_requests()

@@ -64,10 +64,12 @@ class GvisorSnapshots(Snapshotting):
         """
         instance = self._instances.get(source.sandbox_id)
         if instance is None or instance.is_closed or instance.is_suspended:
-            message = f"sandbox {source.sandbox_id} does not run, and its files are where it is saved: resume it first"
+            message = (
+                f"sandbox {source.sandbox_id} is not running, and only a running one can be packed: resume it"
+            )
             raise StateError("not_ready", message, sandbox_id=source.sandbox_id)
         if source.handle.get("whole") or request.include or request.exclude:
-            message = "of a gVisor sandbox all of a workspace is kept, or all of it as a checkpoint"
+            message = "a snapshot of a gVisor sandbox has its whole workspace: leave out include and exclude"
             raise SetupError("not_supported", message)
         with unnamed(self._state_dir) as received:
             async with copying(instance, WORKSPACE, incoming=False, form="contents") as copy:

@@ -111,7 +111,7 @@ def claim(job: Job) -> None:
         write_mark(f"{job.bundle}/{BUNDLE_MARK}", job.log_id)
     except FileExistsError:
         if log_of(f"{job.bundle}/{BUNDLE_MARK}") not in (None, job.log_id):
-            message = f"{job.bundle} is of another daemon's: give each its own RUNSC_BUNDLE_DIR_BASE"
+            message = f"{job.bundle} belongs to another daemon: give each its own RUNSC_BUNDLE_DIR_BASE"
             raise SetupError("not_configured", message, setting="RUNSC_BUNDLE_DIR_BASE") from None
 
 
@@ -149,7 +149,7 @@ def _open_answers(job: Job, flags: int) -> Iterator[int]:
     try:
         opened = job.files.open_regular("out/exits", flags)
     except NotAFileError:
-        message = f"{job.directory}/out/exits is no file: create the sandbox anew"
+        message = f"{job.directory}/out/exits is not a file: create the sandbox anew"
         raise DaemonError("storage_unavailable", message) from None
     try:
         yield opened
@@ -243,7 +243,7 @@ def _restore(job: Job, wrapper: Sequence[str], container: str, control: int) -> 
     runsc.end(job.root)
     runsc.forget_ended(job.bundle)
     os.rename(source, job.saved)
-    message = f"runsc cannot bring it back: {runsc.error_in(said)}"
+    message = f"runsc cannot restore the sandbox: {runsc.error_in(said)}"
     raise DataError("snapshot_corrupt", message)
 
 
@@ -367,7 +367,7 @@ def await_saving(job: Job, seconds: float) -> None:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise ProviderError(
-                        "provider_unavailable", "it is being saved, or brought back, still: wait"
+                        "provider_unavailable", "the sandbox is still being saved or restored: try again later"
                     ) from None
                 time.sleep(0.02)
             else:

@@ -138,9 +138,7 @@ class GvisorViewers(Viewers):
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(await_gone, runsc, self._instance.container)
         if await trio.to_thread.run_sync(has_host_terminal, runsc.bundle):
-            message = (
-                "a viewer's terminal is held by what it showed, whose tmux may hang: end that process, then repeat"
-            )
+            message = "a process still holds a viewer's terminal, perhaps a tmux that hangs: end it, then try again"
             raise StateError("conflict", message, sandbox_id=self._instance.sandbox_id)
 
 

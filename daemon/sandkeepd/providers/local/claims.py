@@ -43,8 +43,8 @@ class UidClaims(Claiming):
         """Raise `provider_unavailable` when the uid of a plan no longer belongs to the sandbox."""
         if plan.own_uid is None or self._uids.hold(sandbox_id, plan.own_uid):
             return
-        message = f"the host uid {plan.own_uid} of sandbox {sandbox_id} belongs to somebody else by now"
-        raise ProviderError("provider_unavailable", f"{message}: make another of its files, by a fork or a snapshot")
+        message = f"the host uid {plan.own_uid} of sandbox {sandbox_id} was taken by another user"
+        raise ProviderError("provider_unavailable", f"{message}: fork it, or restore a snapshot of it")
 
     def claim_running(self, sandbox_id: str, plan: Plan) -> None:
         """Claim the uid of a sandbox that may run for it. If that is impossible, log a warning; the sandbox is not

@@ -39,7 +39,7 @@ class LocalLayers(DirectoryLayers):
         plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
         upper = f"{self._layout.sandbox(source.sandbox_id)}/upper"
         if not await trio.Path(upper).is_dir():
-            message = f"the files of sandbox {source.sandbox_id} are gone: nothing can be kept of them"
+            message = f"the files of sandbox {source.sandbox_id} are gone: nothing is left to fork or to snapshot"
             raise StateError("not_ready", message, sandbox_id=source.sandbox_id)
         lowers = list[str]()
         if handle.files == "overlay":
