@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import trio
@@ -218,7 +218,11 @@ class Engine:
 
         try:
             client = self._awake()
-            return self._patiently(work) if patiently else work(client)
+            if not patiently:
+                return work(client)
+            with closing(self._connect(ANSWER_S)) as own:  # the work may be abandoned, and its connection with it
+                own.timeout = None  # type: ignore[assignment]
+                return work(own)
         except APIError as refused:
             raise RefusedError(refused.status_code or 500, _sentence(refused)) from None
         except (requests.RequestException, DockerException, OSError) as error:
@@ -244,15 +248,6 @@ class Engine:
 
         version = self._client.api_version if self._client is not None else "auto"
         return APIClient(f"unix://{self.path}", version=version, timeout=timeout_s, max_pool_size=AT_ONCE)
-
-    def _patiently(self, work: Callable[[Client], T]) -> T:
-        """Run some work of any length, which may be abandoned, with a client of its own."""
-        client = self._connect(ANSWER_S)
-        client.timeout = None  # type: ignore[assignment]
-        try:
-            return work(client)
-        finally:
-            client.close()
 
     def _unavailable(self, error: object) -> ProviderError:
         """Return the error for an engine that does not answer."""

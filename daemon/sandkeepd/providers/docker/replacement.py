@@ -62,7 +62,7 @@ class DockerReplacement(Replacing):
             await self._revival.halt(sandbox_id, before, handle)
             try:
                 await self._remove_others(
-                    sandbox_id, _container_of(handle)
+                    sandbox_id, handle["container_id"]
                 )  # the next start is nothing's but this one's
                 failpoints.reach("replace.aside")
                 job = provider.job(sandbox_id, spec, secrets, after)
@@ -82,13 +82,13 @@ class DockerReplacement(Replacing):
 
     async def _put_back(self, sandbox_id: str, handle: dict[str, Any]) -> None:
         try:
-            await self._remove_others(sandbox_id, _container_of(handle))
+            await self._remove_others(sandbox_id, handle["container_id"])
         except SandkeepError as error:
-            self._remove_others_later(sandbox_id, _container_of(handle), error)
+            self._remove_others_later(sandbox_id, handle["container_id"], error)
             raise
         finally:
             instance = self._provider.instances.get(sandbox_id)
-            if instance is not None and _container_of(instance.handle) != _container_of(handle):
+            if instance is not None and instance.handle["container_id"] != handle["container_id"]:
                 await self._provider.await_end(sandbox_id)
 
     async def drop_replaced(self, sandbox_id: str) -> None:
@@ -101,7 +101,7 @@ class DockerReplacement(Replacing):
         async with self._lock_of(sandbox_id):
             if instance is None or self._provider.instances.get(sandbox_id) is not instance:
                 return  # it is being replaced itself
-            container_id = _container_of(instance.handle)
+            container_id = instance.handle["container_id"]
             try:
                 await self._keep_only(sandbox_id, container_id)
             except SandkeepError as error:
@@ -137,7 +137,3 @@ class DockerReplacement(Replacing):
 
     def _lock_of(self, sandbox_id: str) -> trio.Lock:
         return self._locks.setdefault(sandbox_id, trio.Lock())
-
-
-def _container_of(handle: dict[str, Any]) -> str:
-    return msgspec.convert(handle, Handle).container_id

@@ -116,7 +116,8 @@ class StreamedRequest:
         try:
             self._response = client.post(
                 f"{client.base_url}/v{client.api_version}{self._path}",
-                params=self._params, data=self._sent(), headers=self._headers(client), stream=True, timeout=None,
+                params=self._params, data=self._body and self._until_cut(self._body), headers=self._headers(client),
+                stream=True, timeout=None,
             )  # fmt: skip
             if self._cut.is_set():
                 return
@@ -131,9 +132,6 @@ class StreamedRequest:
                 self._body.close()
             if self._response is not None:
                 self._response.close()
-
-    def _sent(self) -> Iterator[bytes] | None:
-        return None if self._body is None else self._until_cut(self._body)
 
     def _until_cut(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:

@@ -201,14 +201,8 @@ def _make_like(path: str, place: str) -> None:
 def _make_whole(root: str, bundle: Bundle) -> None:
     """Make the directories and files to mount over an image that is a whole root file system."""
     _make_shared(root)
-    write_etc(f"{root}/own", bundle.sandbox_id, 0, 0, host_network=bundle.plan.network == "host")
-    os.mkdir(f"{root}/etc", 0o755)
+    write_etc(f"{root}/etc", bundle.sandbox_id, 0, 0, host_network=bundle.plan.network == "host", only=_OWN_ETC)
     _preload(root)
-    for name in _OWN_ETC:
-        os.rename(f"{root}/own/{name}", f"{root}/etc/{name}")
-    for name in os.listdir(f"{root}/own"):
-        os.unlink(f"{root}/own/{name}")
-    os.rmdir(f"{root}/own")
     for name in ("dev", "proc", "tmp"):
         os.mkdir(f"{root}/{name}", 0o755)
 
@@ -217,11 +211,6 @@ def _preload(root: str) -> None:
     """Preload the library built from `statx.c` into all programs."""
     with open(f"{root}/etc/ld.so.preload", "w", encoding="ascii") as file:
         file.write(f"{INSIDE}/in/{program.STATX_NAME}\n")
-
-
-def _make_shared(root: str) -> None:
-    for name in ("in", "out", "tty"):
-        os.makedirs(f"{root}{INSIDE}/{name}", 0o755, exist_ok=True)
 
 
 def copy_root(root: str, lowers: Sequence[Lower], bundle: Bundle) -> None:
@@ -238,12 +227,12 @@ def copy_root(root: str, lowers: Sequence[Lower], bundle: Bundle) -> None:
         make_skeleton(making, bundle)
     with shown(lowers[0].root, above=lowers[0].root) as source:
         copy_tree(source, target)
-    _make_shared_inside(making)
+    _make_shared(making)
     os.rename(making, root)
 
 
-def _make_shared_inside(root: str) -> None:
-    """Do as `_make_shared` in an image's files: links are resolved as inside."""
+def _make_shared(root: str) -> None:
+    """Make the mount points of the shared directories. In an image's files links are resolved as inside."""
     with descriptor(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
         for name in ("in", "out", "tty"):
             parts = f"{INSIDE}/{name}".split("/")

@@ -64,11 +64,14 @@ class GvisorInstance(HeldInstance):
             self._held_control = self._place.open_fifo(CONTROL)
 
     def release_requests(self) -> None:
-        """It runs again."""
+        """Let requests to it, and the timeouts of its processes, go on: it runs again."""
+        self._close_control()
+        self.pause.set(False)
+
+    def _close_control(self) -> None:
         if self._held_control is not None:
             os.close(self._held_control)
             self._held_control = None
-        self.pause.set(False)
 
     def listen_anew(self) -> None:
         """Listen anew to the directories shared with the daemon, after another's files there were replaced by its own.
@@ -85,9 +88,7 @@ class GvisorInstance(HeldInstance):
             self.pidfd = -1
 
     async def aclose(self) -> None:
-        if self._held_control is not None:
-            os.close(self._held_control)
-            self._held_control = None
+        self._close_control()
         if self.pidfd < 0:
             self.scope.cancel()
             if not self.is_closed:

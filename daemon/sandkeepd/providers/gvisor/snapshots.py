@@ -64,9 +64,7 @@ class GvisorSnapshots(Snapshotting):
         """
         instance = self._instances.get(source.sandbox_id)
         if instance is None or instance.is_closed or instance.is_suspended:
-            message = (
-                f"sandbox {source.sandbox_id} is not running, and only a running one can be packed: resume it"
-            )
+            message = f"sandbox {source.sandbox_id} is not running, and only a running one can be packed: resume it"
             raise StateError("not_ready", message, sandbox_id=source.sandbox_id)
         if source.handle.get("whole") or request.include or request.exclude:
             message = "a snapshot of a gVisor sandbox has its whole workspace: leave out include and exclude"
