@@ -27,7 +27,7 @@ from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.common.packing import CODECS, packed_files
 from sandkeepd.providers.common.views import shown
-from sandkeepd.providers.local.files import SandboxFiles
+from sandkeepd.providers.local.layers import SandboxFiles
 
 COPIED_BYTES: Final = 32 * 1024**2
 COPIED_FILES: Final = 2000
