@@ -23,10 +23,10 @@ from sandkeepd.host.unnamed_file import unnamed
 from sandkeepd.providers.common.views import open_merged
 from sandkeepd.providers.docker import images as docker_images
 from sandkeepd.providers.docker import layers as docker_layers
-from sandkeepd.providers.docker.found_files import FoundFiles
 from sandkeepd.providers.docker.images import untag
 from sandkeepd.providers.docker.layers import Layer
-from sandkeepd.providers.docker.pack import Packer, as_layer
+from sandkeepd.providers.docker.pack import as_layer
+from sandkeepd.providers.docker.snapshots import DockerSnapshots
 
 if TYPE_CHECKING:
     from sandkeepd.providers.docker.provider import DockerProvider
@@ -37,22 +37,24 @@ class DockerLayers(Layering):
 
     no_forks: str | None = None
 
-    def __init__(self, provider: "DockerProvider", files: FoundFiles, packer: Packer) -> None:
+    def __init__(self, provider: "DockerProvider", snapshots: DockerSnapshots) -> None:
         self._provider = provider
         self._engine, self._images = provider.docker, provider.images
-        self._files, self._packer = files, packer
+        self._snapshots = snapshots
 
     async def open_image(self, image_id: str) -> int:
-        layers = await self._files.of_image(docker_images.tag(image_id))
+        layers = await self._snapshots.files_of_image(docker_images.tag(image_id))
         return await self._provider.in_thread(open_merged, layers, self._provider.layout.state_dir)
 
     async def freeze(self, name: str, source: Source) -> CopiedChanges:
-        files = await self._files.of(source)
+        files = await self._snapshots.files_of(source)
         beneath = await self._engine.call(partial(docker_layers.base_of_image, image=files.image))
         container = self._provider.instances.get(source.sandbox_id)
         with unnamed(self._provider.layout.state_dir) as output:
             with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
-                changes = await self._provider.in_thread(self._packer.changes, files, container, output, "layer.frozen")
+                changes = await self._provider.in_thread(
+                    self._snapshots.packer.changes, files, container, output, "layer.frozen"
+                )
             failpoints.reach("layer.copied")
             try:
                 await self._load(name, beneath, changes.layer)

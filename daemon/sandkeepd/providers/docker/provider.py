@@ -29,12 +29,10 @@ from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
 from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL, Job
 from sandkeepd.providers.docker.engine import Client, Engine, Event
-from sandkeepd.providers.docker.found_files import FoundFiles
 from sandkeepd.providers.docker.image_probe import NO_SHELL
 from sandkeepd.providers.docker.images import DockerImages
 from sandkeepd.providers.docker.instance import DockerInstance, ShelllessInstance
 from sandkeepd.providers.docker.kept_layers import DockerLayers
-from sandkeepd.providers.docker.pack import Packer
 from sandkeepd.providers.docker.plan import Plan
 from sandkeepd.providers.docker.replacement import DockerReplacement
 from sandkeepd.providers.docker.revival import DockerRevival
@@ -69,12 +67,11 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self._disk_limit = disk_limit
         self._driver: str | None = None
         self._following = False
-        files, packer = FoundFiles(engine), Packer(self.layout.state_dir)
-        self._kept = DockerLayers(self, files, packer)
+        self.snapshots = snapshots = DockerSnapshots(self)
+        self._kept = DockerLayers(self, snapshots)
         self.revival = self._revival = DockerRevival(self)
         self._replacement = DockerReplacement(self, self._revival)
         self.builder, self.layers, self.replacement = self.images, self._kept, self._replacement
-        self.snapshots = DockerSnapshots(packer, files, self.instances)
 
     # Sandboxes
 

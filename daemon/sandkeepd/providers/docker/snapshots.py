@@ -5,27 +5,35 @@ Names in archives begin at the container's root, and the files of its own volume
 A container stands still only while its difference from its image is packed, as a plain tar.
 """
 
+import os
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from sandkeep.errors import SetupError
 from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
 from sandkeepd.host.threads import watched
 from sandkeepd.providers.docker import trees
-from sandkeepd.providers.docker.found_files import FoundFiles
-from sandkeepd.providers.docker.instance import DockerInstance
+from sandkeepd.providers.docker.engine import inspect_image
 from sandkeepd.providers.docker.pack import Packer
+from sandkeepd.providers.docker.plan import Plan
+from sandkeepd.providers.docker.trees import ContainerFiles
+
+if TYPE_CHECKING:
+    from sandkeepd.providers.docker.provider import DockerProvider
 
 
 class DockerSnapshots(Snapshotting):
-    """Packs containers, of which those in `instances` run."""
+    """Locates and packs the files of a provider's containers."""
 
-    def __init__(self, packer: Packer, files: FoundFiles, instances: Mapping[str, DockerInstance]) -> None:
-        self._packer = packer
-        self._files = files
-        self._instances = instances
+    def __init__(self, provider: "DockerProvider") -> None:
+        self._provider = provider
+        self.packer = Packer(provider.layout.state_dir)
+        self._has_files = False
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
         return "/"
@@ -38,11 +46,27 @@ class DockerSnapshots(Snapshotting):
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
         """See `Snapshotting.pack`. No catalogue is written, so that nothing is asked for over another's."""
-        files = await self._files.of(source)
-        beneath = await self._files.of_image(files.image)
-        container = self._instances.get(source.sandbox_id)
-        packing = partial(self._packer.pack, files, beneath, container, request)
+        files = await self.files_of(source)
+        beneath = await self.files_of_image(files.image)
+        container = self._provider.instances.get(source.sandbox_id)
+        packing = partial(self.packer.pack, files, beneath, container, request)
         return await watched(packing, progress, "packing the files")
+
+    async def files_of(self, source: Source) -> ContainerFiles:
+        """Return the files of a container. Raises `not_supported` where they cannot be read, and `not_ready`."""
+        if not self._has_files:
+            found = await self._provider.docker.call(lambda client: client.info())
+            why = trees.why_unreadable(found, root=os.geteuid() == 0)
+            if why is not None:
+                raise SetupError("not_supported", why)
+            self._has_files = True
+        plan, container_id = msgspec.convert(source.plan, Plan), source.handle["container_id"]
+        find = partial(trees.find, container_id=container_id, sandbox_id=source.sandbox_id, plan=plan)
+        return await self._provider.docker.call(find)
+
+    async def files_of_image(self, image: str) -> list[str]:
+        """Return the directories of an image, by the engine's name for it. Raises `not_found`, `not_supported`."""
+        return trees.layers_of(await self._provider.docker.call(partial(inspect_image, name=image)))
 
 
 def files_features(found: Mapping[str, Any], *, root: bool) -> dict[str, Capability]:
