@@ -98,19 +98,19 @@ def _mount_by_program(begin: str, arguments: Sequence[str], place: str) -> int:
     """
     enter = ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", _USER_MOUNT, "sh", begin, *arguments]
     waiting, ours = os.pipe()
-    said, saying = os.pipe()
+    output, saying = os.pipe()
     child = -1
     try:
         child = spawn(enter, stdin=waiting, output=saying)
         os.close(saying)
         saying = -1
-        answer = os.read(said, 4096)
+        answer = os.read(output, 4096)
         if answer != b"mounted\n":
             why = answer.decode(errors="replace").strip()[:200]
             raise ProviderError("provider_unavailable", f"files could not be mounted: {why}")
         return os.open(f"/proc/{child}/root{place}", _OPEN)
     finally:
-        for fd in (waiting, ours, said, saying):
+        for fd in (waiting, ours, output, saying):
             if fd >= 0:
                 os.close(fd)
         if child >= 0:

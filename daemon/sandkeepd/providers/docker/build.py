@@ -70,15 +70,15 @@ class BuildLog:
 
     def receive(self, document: Document) -> None:
         """Take the engine's next word."""
-        said = document.get("stream") or document.get("status") or ""
+        text = document.get("stream") or document.get("status") or ""
         if "error" in document:
             self.error = self._failure(document)
-        elif isinstance(said, str):
-            begun = _STEP.match(said)
+        elif isinstance(text, str):
+            begun = _STEP.match(text)
             if begun and int(begun[1]) == self._now + 1:
                 self._begin()
             else:
-                self._add_output(said)
+                self._add_output(text)
 
     def refusal_error(self, message: str) -> SandkeepError:
         """Return the error for a build that the engine did not even begin."""
@@ -91,8 +91,8 @@ class BuildLog:
         if self._step is not None:
             self._progress.report(f"{self._where}: {_shown(self._step.text)}")
 
-    def _add_output(self, said: str) -> None:
-        *lines, self._rest = (self._rest + said).split("\n")
+    def _add_output(self, text: str) -> None:
+        *lines, self._rest = (self._rest + text).split("\n")
         self._rest = self._rest[-MOST_COLUMNS * 4 :]
         for line in filter(None, map(_plain, lines[-LAST_LINES:])):
             if not line.startswith(" ---> ") and not line.startswith("Removing intermediate container"):
@@ -151,9 +151,9 @@ class PullLog:
         )
 
 
-def pull_error(reference: str, said: str) -> SandkeepError:
+def pull_error(reference: str, text: str) -> SandkeepError:
     """Return the error for a reference that the engine could not pull, from its message."""
-    lowered = said.lower()
+    lowered = text.lower()
     if any(word in lowered for word in ("not found", "manifest unknown", "does not exist", "no matching manifest")):
         message = f"there is no image {reference}, neither here nor in its registry, or it needs a login there"
         return CallerError("not_found", message, reference=reference)
@@ -161,7 +161,7 @@ def pull_error(reference: str, said: str) -> SandkeepError:
         return CallerError(
             "permission_denied", f"the registry does not let this engine pull {reference}: log in there", field="source"
         )
-    return ProviderError("provider_unavailable", f"{reference} is not here, and its registry cannot be reached: {said}")
+    return ProviderError("provider_unavailable", f"{reference} is not here, and its registry cannot be reached: {text}")
 
 
 def _count(number: object) -> int:

@@ -82,7 +82,7 @@ class _Program(NamedTuple):
     """A running program, and the file for its stderr, so that it never blocks on that."""
 
     process: "subprocess.Popen[bytes]"
-    said: IO[bytes]
+    output: IO[bytes]
 
 
 def _packed(added: Mapping[str, bytes], tar: Sequence[str], lister: Sequence[str] | None = None) -> Generator[bytes]:
@@ -106,16 +106,16 @@ def _packed(added: Mapping[str, bytes], tar: Sequence[str], lister: Sequence[str
 
 def _start(stack: ExitStack, argv: Sequence[str], stdin: "int | IO[bytes] | None") -> _Program:
     """Start a program that is ended at the stack's end."""
-    said = stack.enter_context(os.fdopen(os.memfd_create("said"), "w+b", buffering=0))
-    process = in_fresh_thread(functools.partial(_spawn, argv, stdin, said))
+    output = stack.enter_context(os.fdopen(os.memfd_create("said"), "w+b", buffering=0))
+    process = in_fresh_thread(functools.partial(_spawn, argv, stdin, output))
     stack.callback(_end, process)
-    return _Program(process, said)
+    return _Program(process, output)
 
 
-def _spawn(argv: Sequence[str], stdin: "int | IO[bytes] | None", said: IO[bytes]) -> "subprocess.Popen[bytes]":
+def _spawn(argv: Sequence[str], stdin: "int | IO[bytes] | None", output: IO[bytes]) -> "subprocess.Popen[bytes]":
     with ordinary_priority():
         return subprocess.Popen(
-            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=said, env=TOOL_ENV, cwd="/", process_group=0
+            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=output, env=TOOL_ENV, cwd="/", process_group=0
         )
 
 
@@ -129,8 +129,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _failure(program: _Program) -> SandkeepError:
-    program.said.seek(0)
-    lines = program.said.read(_MOST_SAID).decode(errors="replace").strip().splitlines() or ["no reason was given"]
+    program.output.seek(0)
+    lines = program.output.read(_MOST_SAID).decode(errors="replace").strip().splitlines() or ["no reason was given"]
     if program.process.returncode == docker_ignore.MALFORMED and lines[0].startswith(IGNORE):
         return CallerError("invalid", f"source: {lines[0]}", field="source")
     return ProviderError("provider_unavailable", f"the build context could not be packed: {lines[-1]}")

@@ -137,10 +137,10 @@ def _ask(client: Client, container: str) -> tuple[Answer, str | None]:
         with suppress(APIError):
             client.kill(container)
         return Answer(), f"its image's shell did not answer within {ANSWER_S} s"
-    said = client.logs(container, stdout=True, stderr=False, tail=64)[:_MOST_SAID_BYTES]
-    answer = parse_answer(said)
+    output = client.logs(container, stdout=True, stderr=False, tail=64)[:_MOST_SAID_BYTES]
+    answer = parse_answer(output)
     if answer is None:
-        message = said.decode(errors="replace").strip()[:100]
+        message = output.decode(errors="replace").strip()[:100]
         return Answer(), f"its image's shell does not work: it ended with {code}" + (
             f", saying {message!r}" if message else ""
         )
@@ -156,9 +156,9 @@ def _why_not_started(message: str) -> str:
     return f"its image's shell cannot be started: {message[:300]}"
 
 
-def parse_answer(said: bytes) -> Answer | None:
+def parse_answer(output: bytes) -> Answer | None:
     """Parse the lines; return None when they are not our script's."""
-    lines = said.decode("utf-8", "replace").splitlines()
+    lines = output.decode("utf-8", "replace").splitlines()
     if not lines or lines[0] != _MARK or lines[-1] != "end":
         return None
     told = {word: rest for word, _, rest in (line.partition(" ") for line in lines[1:-1])}

@@ -263,12 +263,13 @@ def why_not_started(job: Job, state: dict[str, Any] | None) -> str:
     """Return a sentence on a container whose keeper does not answer."""
     try:
         with open(job.files.open_regular(f"out/{SAID}"), "rb") as file:
-            said = file.read(500).decode(errors="replace").strip()
+            output = file.read(500).decode(errors="replace").strip()
     except (OSError, NotAFileError):
-        said = ""
+        output = ""
     state = state or {}
-    told = said or state.get("Error") or f"it ended with {state.get('ExitCode')}" if not state.get("Running") else said
-    return f"the sandbox did not start: {told or 'its keeper does not answer'}"
+    if not state.get("Running"):
+        output = output or state.get("Error") or f"it ended with {state.get('ExitCode')}"
+    return f"the sandbox did not start: {output or 'its keeper does not answer'}"
 
 
 def remove(client: Client, sandbox_id: str, log_id: str, but: str | None = None) -> None:

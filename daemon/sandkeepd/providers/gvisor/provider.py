@@ -308,10 +308,10 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         """Return the id of the log in a bundle's mark. One without a mark is ours, unless other daemons share the
         directory.
         """
-        said = log_of(f"{self.bundle(sandbox_id)}/{start.BUNDLE_MARK}")
-        said = said or self.layout.log_of_sandbox(sandbox_id)
+        output = log_of(f"{self.bundle(sandbox_id)}/{start.BUNDLE_MARK}")
+        output = output or self.layout.log_of_sandbox(sandbox_id)
         shared = settings.BUNDLE_DIR_BASE() or settings.ROOT_DIR_BASE()
-        return said or (None if shared else self.log_id)
+        return output or (None if shared else self.log_id)
 
     def _occupied_bytes(self, instance: GvisorInstance) -> int:
         return disk_usage.occupied_bytes([self._out(instance.sandbox_id)], 0, {}, [], root=self.root)

@@ -218,9 +218,9 @@ def roots_in_use(base: str) -> set[str]:
     return found
 
 
-def error_in(said: bytes) -> str:
+def error_in(output: bytes) -> str:
     """Return the output of `runsc` as the end of a sentence: of a crash's trace its first line."""
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
     kept = [line for line in lines if line != "ready" and not line.startswith(("goroutine ", "created by "))]
     first = next((line for line in kept if "error" in line or "panic" in line or "FATAL" in line), None)
     text = first or (kept[-1] if kept else "it did not say why")

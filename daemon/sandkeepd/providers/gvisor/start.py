@@ -208,17 +208,17 @@ def _run_new(job: Job, argv: Sequence[str], container: str, control: int) -> tup
         failpoints.reach("gvisor.spawned")
         os.close(talk_end)
         talk_end = -1
-        said = listen(talk, START_DEADLINE_S)
+        output = listen(talk, START_DEADLINE_S)
     finally:
         for fd in (talk, talk_end):
             if fd >= 0:
                 os.close(fd)
     found = runsc.running(job.bundle)
-    if b"ready\n" in said and found is not None and found[0] == container:
+    if b"ready\n" in output and found is not None and found[0] == container:
         return found[1], child
     runsc.end(job.root)
     reap(child)
-    raise ProviderError("provider_unavailable", f"the sandbox did not start: {runsc.error_in(said)}")
+    raise ProviderError("provider_unavailable", f"the sandbox did not start: {runsc.error_in(output)}")
 
 
 def _restore(job: Job, wrapper: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
@@ -234,7 +234,7 @@ def _restore(job: Job, wrapper: Sequence[str], container: str, control: int) -> 
     os.close(os.open(f"{mark}.not", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
     argv = [*wrapper, *_moving_after(job, 0o022, f"{mark}.not", mark), *job.argv(), *command, container]
     with _locked(job) as lock, open_files.recreated(source, job.files):
-        code, said = _run(argv, f"{job.bundle}/said", lock, stdin=control)
+        code, output = _run(argv, f"{job.bundle}/said", lock, stdin=control)
     failpoints.reach("gvisor.restored")
     found = runsc.running(job.bundle)
     if code == 0 and found is not None and found[0] == container:
@@ -243,7 +243,7 @@ def _restore(job: Job, wrapper: Sequence[str], container: str, control: int) -> 
     runsc.end(job.root)
     runsc.forget_ended(job.bundle)
     os.rename(source, job.saved)
-    message = f"runsc cannot restore the sandbox: {runsc.error_in(said)}"
+    message = f"runsc cannot restore the sandbox: {runsc.error_in(output)}"
     raise DataError("snapshot_corrupt", message)
 
 
@@ -302,7 +302,7 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
                 room.shrink()
                 return digest and follower.advance()
 
-            code, said = _checkpoint(job, container, saving, lock, meanwhile)
+            code, output = _checkpoint(job, container, saving, lock, meanwhile)
         found = follower.result() if digest and code == 0 else None
         if code == 0 and not go_on and not digest:
             sync_saved(job)
@@ -315,7 +315,7 @@ def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tupl
     failpoints.reach("gvisor.saved")
     if code != 0:
         remove_directory(saving)
-        raise failed_to_save(said)
+        raise failed_to_save(output)
     return found
 
 
@@ -328,9 +328,9 @@ def _checkpoint(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
     if found is not None and found[0] == container and runsc.version() in runsc.KNOWN_KERNELS:
         runner, image = program.on_host(job.bundle), f"{saving}/{IMAGE}"
         argv = program.saving(runner, container, found[1].pid, image, saving, job.saved)
-        code, said = _run(argv, log, lock, meanwhile)
+        code, output = _run(argv, log, lock, meanwhile)
         if code != program.NOT_ASKED:
-            return code, said
+            return code, output
     subcommand = [*job.argv(), "checkpoint", f"--image-path={saving}", container]
     return _run([*_moving_after(job, 0o077, saving, job.saved), *subcommand], log, lock, meanwhile)
 
@@ -341,9 +341,9 @@ def sync_saved(job: Job) -> None:
         sync(path)
 
 
-def failed_to_save(said: bytes) -> SandkeepError:
+def failed_to_save(output: bytes) -> SandkeepError:
     """Return the error for a failed save."""
-    return ProviderError("provider_unavailable", f"runsc cannot save the sandbox: {runsc.error_in(said)}")
+    return ProviderError("provider_unavailable", f"runsc cannot save the sandbox: {runsc.error_in(output)}")
 
 
 @contextmanager

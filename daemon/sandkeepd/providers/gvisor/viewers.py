@@ -175,12 +175,12 @@ def open_viewer(runsc: Runsc, container: str, viewer: str, script: str, rows: in
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"/proc/self/fd/{bundle}/{viewer}.socket")  # its own path may be too long for a socket
             listener.listen(1)
-            fd, said = _start(_argv(runsc, container, viewer, script), bundle, listener, (rows, cols))
+            fd, output = _start(_argv(runsc, container, viewer, script), bundle, listener, (rows, cols))
         waiting = _waiting(runsc.bundle, viewer)
         if fd >= 0 and waiting is not None:
             return fd, waiting
         _close(fd, waiting)
-        message = f"no viewer could be started in the sandbox: {gvisor_runsc.error_in(said)}"
+        message = f"no viewer could be started in the sandbox: {gvisor_runsc.error_in(output)}"
         raise ProviderError("provider_unavailable", message)
     except OSError as error:
         message = f"no terminal could be made for the viewer: {error.strerror}"

@@ -304,9 +304,9 @@ def _await_first(job: Job, child: int, talk: int, info: int) -> Identity:
 
     Ends the child when there is none.
     """
-    said = listen(talk, START_DEADLINE_S)
+    output = listen(talk, START_DEADLINE_S)
     failpoints.reach("create.answered")
-    ready, newline, _ = said.partition(b"ready\n")
+    ready, newline, _ = output.partition(b"ready\n")
     first = None
     if newline:
         pid = child if job.plan.mechanism == "none" else msgspec.json.decode(os.read(info, 65536))["child-pid"]
