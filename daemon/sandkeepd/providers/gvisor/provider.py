@@ -308,10 +308,10 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         """Return the id of the log in a bundle's mark. One without a mark is ours, unless other daemons share the
         directory.
         """
-        output = log_of(f"{self.bundle(sandbox_id)}/{start.BUNDLE_MARK}")
-        output = output or self.layout.log_of_sandbox(sandbox_id)
+        log_id = log_of(f"{self.bundle(sandbox_id)}/{start.BUNDLE_MARK}")
+        log_id = log_id or self.layout.log_of_sandbox(sandbox_id)
         shared = settings.BUNDLE_DIR_BASE() or settings.ROOT_DIR_BASE()
-        return output or (None if shared else self.log_id)
+        return log_id or (None if shared else self.log_id)
 
     def _occupied_bytes(self, instance: GvisorInstance) -> int:
         return disk_usage.occupied_bytes([self._out(instance.sandbox_id)], 0, {}, [], root=self.root)
