@@ -2,7 +2,7 @@
 
 A fork keeps the files that the source changed, under the fork's id, and the new sandboxes begin with those::
 
-    frozen = await provider.layers.freeze("frk_1", source)     # the source stands still for frozen.pause_ms
+    frozen = await provider.layers.freeze("frk_1", source)     # the source is frozen for frozen.pause_ms
     plan = provider.plan("sbx_2", …)
     plan = {**plan, **frozen.files}                            # on record: sandbox.create_requested with this plan
     await provider.create("sbx_2", image_id, spec, secrets, plan)

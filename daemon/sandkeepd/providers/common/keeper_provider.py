@@ -133,11 +133,10 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
             return None
         try:
             instance = make()
-        except (FileNotFoundError, PermissionError, NotADirectoryError, NotAFileError):
+        except BaseException as error:
             os.close(pidfd)
-            return None
-        except BaseException:
-            os.close(pidfd)
+            if isinstance(error, (FileNotFoundError, PermissionError, NotADirectoryError, NotAFileError)):
+                return None
             raise
         _limit_terminals(first.pid)  # of a new sandbox no code runs yet
         instance.pidfd, instance.scope = pidfd, trio.CancelScope()

@@ -39,7 +39,7 @@ MANY: Final = 1000
 _JOURNAL: Final = re.compile(rf"{PROCESS}_[0-9a-z]{{26}}\.std(out|err)")
 
 READ_MARK: Final = "read"
-"""The file, in the directory of a sandbox, that exists while the sandbox stands still only to be read."""
+"""The file, in the directory of a sandbox, that exists while the sandbox is frozen only to be read."""
 
 TEMPORARY: Final = ("upper", "work", "mount", "in", "aside", READ_MARK)
 """The entries removed with a sandbox. Its journals, in `out`, stay."""
@@ -99,7 +99,7 @@ class Layout:
         return f"{self.sandboxes}/{check_name(sandbox_id, 'sandbox_id')}"
 
     def read_mark(self, sandbox_id: str) -> str:
-        """Return the path of the file that exists while a sandbox stands still only to be read."""
+        """Return the path of the file that exists while a sandbox is frozen only to be read."""
         return f"{self.sandbox(sandbox_id)}/{READ_MARK}"
 
     def found(self) -> tuple[list[str], list[str]]:

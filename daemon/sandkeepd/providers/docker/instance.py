@@ -38,7 +38,7 @@ class DockerInstance(HeldInstance):
     mark: str
 
     def set_up(self, plan: Plan, engine: Engine, mark: str) -> None:
-        """Set its plan, and read its state. The file `mark` exists while it stands still only to be read."""
+        """Set its plan, and read its state. The file `mark` exists while it is frozen only to be read."""
         self.plan, self.engine, self.mark, self.disk_bytes = plan, engine, mark, plan.disk_bytes
         self.cgroups = cgroups.groups_of_pid(self.handle["first"]["pid"])
         freezer.recover(self.cgroups, mark)

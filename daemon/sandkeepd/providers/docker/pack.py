@@ -77,7 +77,7 @@ class Packer:
         return packed_files(packed, pause)
 
     def changes(self, files: ContainerFiles, container: DockerInstance | None, output: int, failpoint: str) -> Changes:
-        """Write the difference between a container and its image to an empty file, while it stands still."""
+        """Write the difference between a container and its image to an empty file, while it is frozen."""
         with self._shown(files) as root:
             source = ContainerTree(files, root, never=[self._state_dir], as_layer=True)
             with _frozen(container) as pause:

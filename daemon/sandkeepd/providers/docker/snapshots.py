@@ -2,7 +2,7 @@
 
 Names in archives begin at the container's root, and the files of its own volumes are at the mount points inside.
 
-A container stands still only while its difference from its image is packed, as a plain tar.
+A container is frozen only while its difference from its image is packed, as a plain tar.
 """
 
 import os

@@ -89,7 +89,7 @@ class GvisorCheckpoints(Checkpointing):
             except BaseException:
                 with suppress(OSError):
                     os.unlink(f"{directory}/{SHARED}")  # it may have used up the room
-                with suppress(SandkeepError):  # else it stands still, which is seen
+                with suppress(SandkeepError):  # else it stays suspended, which is seen
                     await self._saves.restore(instance, job)
                 raise
             if leave_running:
@@ -183,7 +183,7 @@ class GvisorCheckpoints(Checkpointing):
             await before.went(before.ending or Ending(kind="failed", message=message))
             return
         if go_on:
-            with suppress(SandkeepError):  # else it stands still, which is seen
+            with suppress(SandkeepError):  # else it stays suspended, which is seen
                 await self._saves.restore(before, job)
 
     async def rename(self, sandbox_id: str, process_id: str, new: str) -> None:

@@ -54,7 +54,7 @@ class Saves:
     async def save(
         self, instance: GvisorInstance, job: Job, *, go_on: bool, digest: bool = False
     ) -> dict[str, tuple[str, int]]:
-        """Save it; return the digests, if asked for. It stands still then; on failure it runs, or it has ended."""
+        """Save it; return the digests, if asked for. It is suspended then; on failure it runs, or it has ended."""
         require_savable(instance.plan)
         await instance.await_helpers()
         await instance.end_viewers()
@@ -65,12 +65,10 @@ class Saves:
             with trio.CancelScope(shield=True):
                 work = functools.partial(start.save, job, container, go_on=go_on, digest=digest)
                 found = await self._provider.in_thread(work)
-        except SandkeepError:
+        except BaseException as error:
             os.close(pidfd)
-            await self._after_failure(instance, job)
-            raise
-        except BaseException:
-            os.close(pidfd)
+            if isinstance(error, SandkeepError):
+                await self._after_failure(instance, job)
             raise
         if instance.plan.limits.memory_bytes is None:
             self._provider.nursery.start_soon(_await_gone, pidfd, job.root, container)
@@ -85,7 +83,7 @@ class Saves:
         if found is not None and self._is_held(instance, *found):
             instance.release_requests()
         elif await self._provider.in_thread(start.recover_saved, job.bundle):
-            with suppress(SandkeepError):  # else it stands still, which is seen
+            with suppress(SandkeepError):  # else it stays suspended, which is seen
                 await self.restore(instance, job)
         else:
             message = "its kernel ended while it was being saved"

@@ -6,8 +6,8 @@ namespace, in which the root directory is put together.
 The directory of a bundle holds, besides `config.json` and the files about containers (see `runsc`)::
 
     saving/            being written by `runsc checkpoint`
-    saved/             complete: the sandbox stands still, and is restored from here; see also `open_files`
-    saved/.go-on       it was only to stand still for a moment
+    saved/             complete: the sandbox is suspended, and is restored from here; see also `open_files`
+    saved/.go-on       it was only to be saved for a moment
     aside/             a `saved` to be restored only if its replacement cannot; and `.exits`, the answers of that time
     from-CONTAINER/    the state that container was restored from, until that surely runs
 

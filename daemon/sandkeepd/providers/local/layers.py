@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 class SandboxFiles(Struct, frozen=True, kw_only=True):
     """The files of a sandbox. Its changes lie in `upper`, and hide parts of `lowers`, each of which hides parts of the
-    next. The file `mark` exists while it stands still only to be read.
+    next. The file `mark` exists while it is frozen only to be read.
     """
 
     plan: Plan

@@ -20,7 +20,7 @@ WHY_NOT_SUSPENDED: Final = f"{NO_FREEZER}: start the daemon as a service"
 
 
 class FreezerPauses(Pauses):
-    """Suspends a sandbox by its control group, if it has a freezer. `mark` exists while the sandbox stands still only
+    """Suspends a sandbox by its control group, if it has a freezer. `mark` exists while the sandbox is frozen only
     to be read.
     """
 
