@@ -58,7 +58,7 @@ class Held:
     def _save(self) -> None:
         self.checkpoint = self._client.checkpoint.create(self.box)
 
-    def bring_back(self, count: int = 1) -> float:
+    def restore(self, count: int = 1) -> float:
         return seconds(lambda: self._bring_back(count))
 
     def _bring_back(self, count: int) -> None:
@@ -86,7 +86,7 @@ class HeldRaw:
     def save(self) -> float:
         return self._by_hand.checkpoint(self.made[0], self._image)
 
-    def bring_back(self, count: int = 1) -> float:
+    def restore(self, count: int = 1) -> float:
         took, self.made = self._by_hand.restore(self._place, self._image, count)
         return took
 
@@ -155,7 +155,7 @@ def saving_rows(client: Any, image_id: str, by_hand: Raw, root: str, megabytes: 
         os.sync()
         pause = ours.stood_still()
         saves.append(in_turn(turn % 2 == 0, ours.save, bare.save))
-        restores.append(in_turn(turn % 2 == 0, ours.bring_back, bare.bring_back))
+        restores.append(in_turn(turn % 2 == 0, ours.restore, bare.restore))
         pauses.append((pause, saves[-1][1] + restores[-1][1]))
         ours.forget()
         bare.forget()
@@ -174,7 +174,7 @@ def many_row(client: Any, image_id: str, by_hand: Raw, root: str) -> Row:
     bare.save()
     pairs = []
     for turn in range(MANY_ROUNDS):
-        works = [lambda: ours.bring_back(MANY), lambda: bare.bring_back(MANY)]
+        works = [lambda: ours.restore(MANY), lambda: bare.restore(MANY)]
         pairs.append(in_turn(turn % 2 == 0, works[0], works[1]))
         ours.end()
         bare.end()

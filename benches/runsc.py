@@ -20,8 +20,9 @@ import msgspec
 from sandkeep.model import SandboxSpec
 from sandkeepd.host import mounts
 from sandkeepd.host.cgroups.groups import Limits
+from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
-from sandkeepd.providers.gvisor.bundle import Bundle, Lower
+from sandkeepd.providers.gvisor.bundle import Bundle
 from sandkeepd.providers.gvisor.plan import Plan
 
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from sandkeepd.host import processes
 from sandkeepd.host.processes import TOOL_ENV, Identity
 from sandkeepd.keeper import program
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
-from sandkeepd.providers.common.errors import translate
+from sandkeepd.providers.common.directory_images import DirectoryImages, require_directories
+from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider, running
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 
@@ -65,7 +65,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
         plan: Json,
     ) -> HeldInstance:  # fmt: skip
         try:
-            await require_there([self.images.root(image_id)])
+            await require_directories([self.images.root(image_id)])
             with trio.CancelScope(shield=True):  # an abandoned start could not be undone
                 first = await self.in_thread(self._start, sandbox_id, image_id)
             return await self.begin(sandbox_id, spec, secrets, first)
@@ -76,7 +76,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
 
     def _start(self, sandbox_id: str, image_id: str) -> Identity:
         directory = self.layout.sandbox(sandbox_id)
-        try:
+        with converted_errors():
             self.layout.discard([f"{directory}/out"])  # of a daemon that was killed in here
             shutil.copytree(self.images.root(image_id), f"{directory}/upper", symlinks=True)
             for name in ("in", "out", "out/p"):
@@ -85,8 +85,6 @@ class PlainProvider(KeeperProvider[HeldInstance]):
             os.mkfifo(f"{directory}/in/.control", 0o600)
             os.mknod(f"{directory}/out/exits")
             return start_keeper(directory)
-        except OSError as error:
-            raise translate(error, "the sandbox") from None
 
     async def begin(
         self, sandbox_id: str, spec: SandboxSpec, secrets: Mapping[str, str], first: Identity
@@ -115,7 +113,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
             handle=handle, env={name: env[name] for name in env.keys() - set(handle["secrets"])},
             working_dir=spec.working_dir or isolation.workspace, inside=directory,
         )  # fmt: skip
-        return self._take_hold(msgspec.convert(handle["first"], Identity), make)
+        return self._hold_first(msgspec.convert(handle["first"], Identity), make)
 
     async def _why_ended(self, instance: HeldInstance) -> Ending:
         return Ending(kind="failed", message="its keeper was ended from outside")
@@ -123,13 +121,12 @@ class PlainProvider(KeeperProvider[HeldInstance]):
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: Json, isolation: Isolation, handle: Json
     ) -> HeldInstance | None:  # fmt: skip
-        return await self._take_over(lambda: self._hold(sandbox_id, spec, isolation, handle))
+        return await self._hold_earlier(lambda: self._hold(sandbox_id, spec, isolation, handle))
 
     async def end(self, sandbox_id: str, handle: Json) -> None:
         """End the processes of a sandbox, and leave its files."""
         await self.in_thread(kill, self.layout.sandbox(sandbox_id), handle)
-        if sandbox_id in self.instances:
-            await self.see_end(self.instances[sandbox_id])
+        await self.await_end(sandbox_id)
 
     async def terminate(self, sandbox_id: str, plan: Json, handle: Json) -> None:
         with trio.CancelScope(shield=True):

@@ -186,4 +186,4 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) ->
 @pytest.fixture(autouse=True)
 def everything_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all that is found of other logs told, however much of it the machine has."""
-    monkeypatch.setattr(strays, "MOST_TOLD", 1 << 20)
+    monkeypatch.setattr(strays, "MOST_REPORTED", 1 << 20)

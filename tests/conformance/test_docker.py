@@ -222,10 +222,10 @@ async def test_a_pause_that_is_heard_late_is_none(world: World) -> None:
     await pauses.suspend()
     await pauses.resume()
     told = {"Action": "pause", "Actor": {"Attributes": {SANDBOX_LABEL: instance.sandbox_id}}}
-    world.provider._hear(told)
+    world.provider._on_event(told)
     assert not pauses.is_paused()
     await pauses.suspend()
-    world.provider._hear({**told, "Action": "unpause"})
+    world.provider._on_event({**told, "Action": "unpause"})
     assert pauses.is_paused()
     await pauses.resume()
 
@@ -421,7 +421,7 @@ async def test_a_build_of_which_the_engine_loses_a_layer_is_begun_again(
             if left[0] == 0:
                 return await super().run(engine)
             left[0] -= 1
-            return self._take({"error": lost})
+            return self._receive({"error": lost})
 
     monkeypatch.setattr(builder, "StreamedRequest", Losing)
     wanted = ImageRequest(kind="directory", source=str(world.source), base=world.engine.guest())

@@ -415,10 +415,10 @@ async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script:
 async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(world.provider, LocalProvider)
     large, small = await world.sandbox(), await world.sandbox(disk_bytes=1 << 20)
-    watch = DiskWatch(dict(world.provider.instances), world.provider._occupied, world.provider._end_instance)
+    watch = DiskWatch(dict(world.provider.instances), world.provider._occupied_bytes, world.provider._end_for_disk)
     monkeypatch.setattr(world.provider.disks, "_instances", {})  # its own look is not to come to the rescue
     looked, go_on = trio.Event(), threading.Event()
-    occupied, token = disk_usage.occupied, trio.lowlevel.current_trio_token()
+    occupied, token = disk_usage.occupied_bytes, trio.lowlevel.current_trio_token()
 
     def slow(paths: list[str], *rest: Any, **more: Any) -> int:
         if large.sandbox_id in str(paths[0]):
@@ -427,7 +427,7 @@ async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monk
         return occupied(paths, *rest, **more)
 
     monkeypatch.setattr(disk_watch, "PERIOD_S", 0.01)
-    monkeypatch.setattr(disk_usage, "occupied", slow)
+    monkeypatch.setattr(disk_usage, "occupied_bytes", slow)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)

@@ -160,7 +160,7 @@ GUARDS = [
     Guard(
         "A sandbox over its disk limit is ended",
         "daemon/sandkeepd/providers/common/disk_watch.py",
-        "if written > limit and instance.ending is None:",
+        "if limit is not None and written > limit and instance.ending is None:",
         "if False:",
         f"{_LOCAL}test_many_files_over_the_disk_limit_end_the_sandbox[local]",
     ),
@@ -323,8 +323,8 @@ GUARDS = [
     Guard(
         "Directories for a copied image are made below its root",
         "daemon/sandkeepd/providers/gvisor/bundle.py",
-        "    _make_shared_inside(making)\n",
         "    _make_shared(making)\n",
+        '    for name in ("in", "out", "tty"):\n        os.makedirs(f"{making}{INSIDE}/{name}", exist_ok=True)\n',
         f"{_GVISOR}test_nothing_is_made_where_links_of_an_image_lead[run]",
     ),
     Guard(

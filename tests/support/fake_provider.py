@@ -157,14 +157,14 @@ class FakeProvider(PlainProvider):
             raise self.faults.create_error
         return await super().create(sandbox_id, image_id, spec, secrets, plan)
 
-    def _take_hold(self, first: Identity, make: Callable[[], HeldInstance]) -> HeldInstance | None:
+    def _hold_first(self, first: Identity, make: Callable[[], HeldInstance]) -> HeldInstance | None:
         def pausing() -> HeldInstance:
             instance = make()
             directory = self.layout.sandbox(instance.sandbox_id)
             instance.pauses = FakePauses(instance.pause, directory, first.pid, self.faults)
             return instance
 
-        return super()._take_hold(first, pausing)
+        return super()._hold_first(first, pausing)
 
     async def _why_ended(self, instance: HeldInstance) -> Ending:
         return self.faults.ending

@@ -112,7 +112,7 @@ class LocalHouse(House):
         return Path(self.directory, READ_MARK)
 
     def notice(self, daemon: Inside) -> None:
-        daemon.provider.instances[self.sandbox_id].freezer.look()
+        daemon.provider.instances[self.sandbox_id].freezer.refresh()
 
     async def clear(self) -> None:
         if os.path.exists(self._state_dir):

@@ -164,8 +164,8 @@ class CheckpointReturn(FileReplacement):
             exit_of = runtime.instance.exit_of if runtime is not None else lambda _: None
             under_way.ended = process_ends(self.core, sandbox, exit_of, KILLED, runtime=runtime)
             old, new = under_way.plans
-            under_way.instance = made = await provider.return_to(
-                sandbox_id, asked.image_id, sandbox.spec, (old, new), sandbox.handle, copy.directory
+            under_way.instance = made = await provider.restore_in_place(
+                sandbox_id, asked.image_id, sandbox.spec, (old, new), sandbox.handle, had.directory
             )
             restored_processes = await _found(made, checkpoint, [(one.process_id, one) for one in kept])
         under_way.process_ids = [event.stream for event in restored_processes]
@@ -242,8 +242,8 @@ class _FromCheckpoint(Maker):
     async def make(self, provider: Provider, sandbox: SandboxState) -> Instance:
         """See `Maker.make`. Secrets are in the checkpoint itself."""
         able, asked, sandbox_id = checkpointing(provider), sandbox.requested, sandbox.sandbox_id
-        instance = await able.create_saved(
-            sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._copy.directory
+        instance = await able.create_from_checkpoint(
+            sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._had.directory
         )
         try:
             await self._copy.checked()

@@ -13,8 +13,8 @@ To restore it as a new sandbox, here or on another machine::
     await provider.checkpoints.rename("sbx_2", "prc_1", "prc_9")           # each process gets an id of its own
     await instance.find("prc_9")
 
-`return_to` restores it in place. Afterwards the methods of `provider.replacement` settle the state that was put aside:
-`drop_replaced`, or `put_back` when the daemon died on the way.
+`restore_in_place` restores it over itself. Afterwards the methods of `provider.replacement` settle the state that was
+put aside: `drop_replaced`, or `put_back` when the daemon died on the way.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,7 +26,7 @@ from sandkeep.model import SandboxSpec
 from sandkeepd.contract.instance import Instance
 
 
-class Checkpointed(Struct, frozen=True, kw_only=True):
+class CheckpointResult(Struct, frozen=True, kw_only=True):
     """The result of a checkpoint: the length of the pause, if the sandbox goes on; and the known `digests` of its files
     (see `digests`), with their sizes.
     """
@@ -66,14 +66,14 @@ class Checkpointing(Protocol):
 
     async def checkpoint(
         self, sandbox_id: str, directory: str, process_ids: Collection[str], *, leave_running: bool
-    ) -> Checkpointed:
+    ) -> CheckpointResult:
         """Checkpoint a sandbox into an empty directory. It goes on, or else is suspended. `process_ids` are those on
         record as running. On any error the sandbox runs, unless it has ended; the directory's content is of no use
         then.
         """
         ...
 
-    async def create_saved(
+    async def create_from_checkpoint(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, plan: dict[str, Any], secrets: Collection[str],
         directory: str,
     ) -> Instance:  # fmt: skip
@@ -82,7 +82,7 @@ class Checkpointing(Protocol):
         """
         ...
 
-    async def return_to(
+    async def restore_in_place(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, plans: tuple[dict[str, Any], dict[str, Any]],
         handle: dict[str, Any], directory: str,
     ) -> Instance:  # fmt: skip

@@ -66,7 +66,7 @@ def referred(command: ImageCreate) -> Source:
     return Source(kind="reference", source=command.source)
 
 
-def looked_for(command: ImageCreate) -> str:
+def dockerfile_path(command: ImageCreate) -> str:
     """Return the Dockerfile to look for below the directory. Raises `invalid` for a path that leads out of it."""
     if command.dockerfile is None:
         return DOCKERFILE
@@ -90,7 +90,7 @@ def seen(command: ImageCreate, what: Seen) -> Source:
         if what != "dockerfile":
             message = f"dockerfile: there is no file {command.dockerfile} in {command.source}"
             raise CallerError("invalid", message, field="dockerfile")
-        return Source(kind="dockerfile", source=command.source, dockerfile=looked_for(command))
+        return Source(kind="dockerfile", source=command.source, dockerfile=dockerfile_path(command))
     if command.base is None and what == "dockerfile":
         return Source(kind="dockerfile", source=command.source, dockerfile=DOCKERFILE)
     return Source(kind="directory", source=command.source, base=command.base)

@@ -2,16 +2,16 @@
 
 A fork keeps the files that the source changed, under the fork's id, and the new sandboxes begin with those::
 
-    frozen = await provider.layers.freeze("frk_1", source)     # the source stands still for frozen.pause_ms
+    frozen = await provider.layers.freeze("frk_1", source)     # the source is frozen for frozen.pause_ms
     plan = provider.plan("sbx_2", …)
-    plan = provider.layers.layered(plan, frozen.files)         # on record: sandbox.create_requested with this plan
+    plan = {**plan, **frozen.files}                            # on record: sandbox.create_requested with this plan
     await provider.create("sbx_2", image_id, spec, secrets, plan)
 
 A restore uses the files of archives instead. Here ``snp_2`` is a diff against ``snp_1``, which is a diff against the
 image; each is kept once, for any number of sandboxes::
 
     files = await provider.layers.filled(["snp_2", "snp_1"], image_id)
-    plan = provider.layers.layered(provider.plan("sbx_3", …), files)
+    plan = {**provider.plan("sbx_3", …), **files}
     for name in ("snp_1", "snp_2"):
         if not await provider.layers.is_filled(name):
             await provider.layers.fill(name, archive, progress)
@@ -35,13 +35,12 @@ from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.snapshots import Source
 
 
-class Frozen(Struct, frozen=True, kw_only=True):
-    """The result of a copy of a sandbox's changed files: the `files` that others can begin with, and True if some of
-    them are the image's. The sandbox stood still for `pause_ms`; None where it could not.
+class CopiedChanges(Struct, frozen=True, kw_only=True):
+    """The result of a copy of a sandbox's changed files: the `files` that others can begin with. The sandbox was frozen
+    for `pause_ms`; None where it could not be.
     """
 
     files: dict[str, Any]
-    needs_image: bool
     pause_ms: float | None
     size_bytes: int
 
@@ -66,25 +65,25 @@ class Layering(Protocol):
     """`provider.layers`: present when sandboxes can begin with other files than an image's.
 
     Such files are kept under a name of their own as long as a sandbox needs them, and are shared by all that do. They
-    are identified by a small JSON document, `files`, which goes on record as a part of a sandbox's plan.
+    are identified by a small JSON document, `files`, whose fields take the place of those of a sandbox's plan.
     """
 
     no_forks: str | None
     """The reason why a sandbox's changed files cannot be kept so, or None."""
 
-    async def freeze(self, name: str, source: Source) -> Frozen:
+    async def freeze(self, name: str, source: Source) -> CopiedChanges:
         """Keep a copy of a sandbox's changed files, as they are at one moment. The sandbox goes on. On any error
         nothing is left of the copy.
         """
         ...
 
-    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
+    async def files_of_layers(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         """Return the `files` that consist of the files kept under these names, each hiding parts of the next, and of an
         image beneath them or of nothing. No effect. Raises `not_supported` where that is impossible.
         """
         ...
 
-    async def is_filled(self, name: str) -> bool:
+    async def has_layer(self, name: str) -> bool:
         """Return True if files of that name are present and complete."""
         ...
 
@@ -93,10 +92,6 @@ class Layering(Protocol):
         before anything is made of it. On any error nothing is left of them. Raises `snapshot_corrupt`,
         `storage_unavailable`.
         """
-        ...
-
-    def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the plan of a sandbox that begins with these files."""
         ...
 
     def needs_image(self, files: Mapping[str, Any]) -> bool:

@@ -89,21 +89,25 @@ from sandkeepd.contract.revival import Reviving
 from sandkeepd.contract.snapshots import Snapshotting
 
 
-class Provider(Protocol):
-    """A back end that isolates. See the module's text for the lifecycle.
-
-    A capability of only some back ends is an object of its own behind an attribute, None where it is missing.
+class Parts(Protocol):
+    """The capabilities of only some back ends: each is an object of its own behind an attribute, None where it is
+    missing.
     """
 
+    builder: Building | None = None
+    checkpoints: Checkpointing | None = None
+    claims: Claiming | None = None
+    engine: Recovering | None = None
+    layers: Layering | None = None
+    replacement: Replacing | None = None
+    revival: Reviving | None = None
+    snapshots: Snapshotting | None = None
+
+
+class Provider(Parts, Protocol):
+    """A back end that isolates. See the module's text for the lifecycle."""
+
     name: str
-    builder: Building | None
-    checkpoints: Checkpointing | None
-    claims: Claiming | None
-    engine: Recovering | None
-    layers: Layering | None
-    replacement: Replacing | None
-    revival: Reviving | None
-    snapshots: Snapshotting | None
 
     @property
     def images(self) -> Images:

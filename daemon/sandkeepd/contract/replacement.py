@@ -22,7 +22,7 @@ from sandkeepd.contract.instance import Instance
 class Replacing(Protocol):
     """`provider.replacement`: present when the files of a sandbox can be replaced by others, as a whole."""
 
-    def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+    def plan_replacement(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
         """Return the plan by which a sandbox of that plan is started with these files instead of its own."""
         ...
 

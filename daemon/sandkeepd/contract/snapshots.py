@@ -49,8 +49,8 @@ class PackRequest(Struct, frozen=True, kw_only=True):
 
 
 class PackedFiles(Struct, frozen=True, kw_only=True):
-    """The content of a packed archive. `pause_ms` is as in `Frozen`. `remarks` counts the files that are missing or
-    changed in it, by reason.
+    """The content of a packed archive. `pause_ms` is as in `CopiedChanges`. `remarks` counts the files that are missing
+    or changed in it, by reason.
     """
 
     sha256: str

@@ -142,8 +142,8 @@ class Images:
             return image_sources.copied(command, command.provider)
         if not image_sources.is_path(command.source):
             return image_sources.referred(command)
-        looked_for = image_sources.looked_for(command)
-        return image_sources.seen(command, await caller_paths.look(command.source, caller, looked_for))
+        dockerfile_path = image_sources.dockerfile_path(command)
+        return image_sources.seen(command, await caller_paths.look(command.source, caller, dockerfile_path))
 
     async def remove(self, request: Request[ImageRemove]) -> Image:
         """Remove an image that no sandbox needs."""

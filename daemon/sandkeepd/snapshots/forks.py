@@ -13,7 +13,7 @@ from sandkeep.protocol.methods import SandboxFork
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
-from sandkeepd.contract.layers import Frozen, Layering
+from sandkeepd.contract.layers import CopiedChanges, Layering
 from sandkeepd.contract.provider import Provider
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.core import rules
@@ -76,19 +76,36 @@ class Forks(SandboxBatch):
         return [NewEvent(order.stream, done, source.sandbox_id), *created]
 
     def _created(
-        self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: Frozen
+        self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: CopiedChanges
     ) -> NewEvent:
         """The intent to make one of them; from here on its plan is known to those that follow."""
-        provider = self.core.provider(source.requested.provider)
-        return self._sandboxes.reservations.intent(
-            sandbox_id, provider, source.requested.image_id, rules.like(source.spec, request.params.labels),
-            request.caller, request.params.secrets, lambda plan: layering(provider).layered(plan, frozen.files),
-            forked_from=source.sandbox_id, fork_id=fork_id, restored_from=source.restored_from,
-            needs_image=frozen.needs_image,
-        )  # fmt: skip
+        asked, provider = source.requested, self.core.provider(source.requested.provider)
+        spec = rules.like(source.spec, request.params.labels)
+        plan = self._sandboxes.reservations.plan(
+            provider, sandbox_id, asked.image_id, spec, request.caller, source.owner
+        )
+        layered = {**plan, **frozen.files}
+        name = self._sandboxes.reservations.keep(sandbox_id, provider.name, layered)
+        event = events.SandboxCreateRequested(
+            owner=source.owner,
+            image_id=asked.image_id,
+            provider=provider.name,
+            spec=spec,
+            secrets=sorted(request.params.secrets),
+            plan=layered,
+            forked_from=source.sandbox_id,
+            fork_id=fork_id,
+            restored_from=source.restored_from,
+            needs_image=layering(provider).needs_image(frozen.files),
+            name=name,
+        )
+        return NewEvent(sandbox_id, event, sandbox_id, 0)
 
-    async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
-        """See `Creation.succeeded`."""
+    async def recorded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
+        """See `Operation.recorded`."""
+        if order.subject.error is not None:
+            await self.undone(order)
+            return
         assert order.request is not None
         for fact in facts[1:]:  # at once: the end of one that nobody makes yet would not be seen
             self._sandboxes.creation.start(fact, payload=Maker(order.request.params.secrets))

@@ -46,7 +46,7 @@ ABANDONED_AFTER_S: Final = 86_400.0
 AT_ONCE: Final = 20
 """Maximum number of archives in one event, which has to hold their paths."""
 
-MAX_REPORTED: Final = 1000
+MOST_REPORTED: Final = 1000
 
 INTERRUPTED: Final = "the daemon stopped while archives were being removed: collect again"
 
@@ -169,8 +169,8 @@ class GarbageCollector:
         freed += sum(snapshot.stored.size_bytes for snapshot in going if snapshot.stored is not None)
         return SnapshotGcReport(
             snapshots=[snapshot.snapshot_id for snapshot in going],
-            archives=removed[:MAX_REPORTED],
-            left=left[:MAX_REPORTED],
+            archives=removed[:MOST_REPORTED],
+            left=left[:MOST_REPORTED],
             freed_bytes=freed,
             dry_run=dry_run,
         )

@@ -52,7 +52,7 @@ class Unpacking:
         provider = layering(self._core.provider(provider_name))
         for each in reversed(list(chain(self._core.state, snapshot))):
             async with self._layers.turn(each.snapshot_id):
-                if not await provider.is_filled(each.snapshot_id):
+                if not await provider.has_layer(each.snapshot_id):
                     await self._fill(provider, each, progress)
 
     async def _fill(self, provider: Layering, snapshot: SnapshotState, progress: Progress) -> None:
@@ -120,16 +120,25 @@ class Restores:
 
     async def _planned(
         self, request: Request[SnapshotRestore], snapshot: SnapshotState, sandbox_id: str, spec: SandboxSpec
-    ) -> NewEvent:
-        core, provider = self._core, self._core.provider_of(snapshot)
-        layers = layering(provider)
-        files = await layers.filled(names_of(core, snapshot), image_beneath(core, snapshot))
-        image_id = snapshot.requested.image_id or snapshot.snapshot_id
-        return self._reservations.intent(
-            sandbox_id, provider, image_id, spec, request.caller, request.params.secrets,
-            lambda plan: layers.layered(plan, files),
-            restored_from=snapshot.snapshot_id, needs_image=layers.needs_image(files),
-        )  # fmt: skip
+    ) -> events.SandboxCreateRequested:
+        core, asked = self._core, snapshot.requested
+        provider = core.provider_of(snapshot)
+        files = await layering(provider).files_of_layers(names_of(core, snapshot), image_beneath(core, snapshot))
+        image_id = asked.image_id or snapshot.snapshot_id
+        plan = self._reservations.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)
+        plan = {**plan, **files}
+        name = self._reservations.keep(sandbox_id, provider.name, plan)
+        return events.SandboxCreateRequested(
+            owner=request.owner,
+            image_id=image_id,
+            provider=provider.name,
+            spec=spec,
+            secrets=sorted(request.params.secrets),
+            plan=plan,
+            restored_from=snapshot.snapshot_id,
+            needs_image=layering(provider).needs_image(files),
+            name=name,
+        )
 
 
 class Replacement(msgspec.Struct):
@@ -187,12 +196,12 @@ class OwnRestore(FileReplacement):
         rules.restore(sandbox, snapshot, command.secrets, end_processes=command.end_processes)
         beneath = image_beneath(core, snapshot)
         if beneath not in (None, sandbox.requested.image_id):
-            message = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
-            raise CallerError("invalid", message, field="snapshot_id")
-        files = await layering(provider).filled(names_of(core, snapshot), beneath)
+            words = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
+            raise CallerError("invalid", words, field="snapshot_id")
+        files = await layering(provider).files_of_layers(names_of(core, snapshot), beneath)
         event = events.SandboxRestoreRequested(
             snapshot_id=snapshot.snapshot_id,
-            plan=replacement.replaced(sandbox.requested.plan, files),
+            plan=replacement.plan_replacement(sandbox.requested.plan, files),
             needs_image=layering(provider).needs_image(files),
         )
         with self.layers.held(*names_of(core, snapshot)):

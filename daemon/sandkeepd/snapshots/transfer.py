@@ -124,7 +124,7 @@ class Promotion(ImageCreation):
             beneath = image_beneath(core, snapshot)
             with self._layers.held(*names):
                 await self._unpacking.unpack(snapshot, asked.provider, order.progress)
-                files = await provider.filled(names, beneath)
+                files = await provider.files_of_layers(names, beneath)
                 made = await provider.promote(order.stream, files, beneath, order.progress)
         finally:
             await self._layers.drop(asked.provider, names)

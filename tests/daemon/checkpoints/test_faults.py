@@ -262,7 +262,7 @@ async def test_one_that_does_not_answer_makes_way_for_what_was_there(
             await daemon.call("sandbox.restore", **back)
         assert (await daemon.call("sandbox.get", sandbox_id="box")).status == "running"
         assert (await daemon.call("sandbox.exec", sandbox_id="box", command="cat new")).stdout == b"new\n"
-        monkeypatch.setattr(start, "_replace_exits", cannot)
+        monkeypatch.setattr(start, "_replace_answers", cannot)
         with pytest.raises(ProviderError):
             await daemon.call("sandbox.restore", **back)
         assert (await daemon.call("sandbox.get", sandbox_id="box")).status == "failed"
@@ -453,7 +453,7 @@ def test_what_fits_just_so_is_saved(own_house: Callable[..., House], small: str)
     house.counting(box)
     house.client.process.launch(box, ["python3", "-c", FILL], name="full")
     until(lambda: bytes(house.client.process.read(box, "full").stdout))
-    most = runsc.most_saved(f"{small}/runsc_bundle_{box}")
+    most = runsc.max_saved_bytes(f"{small}/runsc_bundle_{box}")
     mount("-o", f"remount,size={most - (1 << 20)}", small)
     assert "room" in refused("storage_unavailable", house.checkpoint, box).message
     house.goes_on(box)
@@ -474,7 +474,7 @@ def growing(tmp_path: Path) -> Iterator[tuple[Path, Follower]]:
     """A file that is being written, and who follows it."""
     path = tmp_path / "image"
     follower = Follower(str(path))
-    assert not follower.take()
+    assert not follower.advance()
     path.write_bytes(bytes(5) + os.urandom(2 * gvisor_digest._AT_ONCE_BYTES))
     yield path, follower
     follower.close()
@@ -483,30 +483,30 @@ def growing(tmp_path: Path) -> Iterator[tuple[Path, Follower]]:
 def test_who_follows_a_file_gives_others_their_turn(growing: tuple[Path, Follower]) -> None:
     """However much is there already: meanwhile room is made for more."""
     path, follower = growing
-    assert [follower.take() for _ in range(4)] == [True, True, False, False]
+    assert [follower.advance() for _ in range(4)] == [True, True, False, False]
     with path.open("ab") as file:
         file.write(b"more")
     content, digest = path.read_bytes(), Digest(BLAKE3)
     digest.update(content)
-    assert follower.found() == (digest.text(), len(content))
+    assert follower.result() == (digest.text(), len(content))
 
 
 def test_no_digest_is_told_of_a_file_that_was_changed(growing: tuple[Path, Follower]) -> None:
     path, follower = growing
-    follower.take()
-    assert follower.found() is not None
+    follower.advance()
+    assert follower.result() is not None
     os.truncate(path, 2 * gvisor_digest._AT_ONCE_BYTES)
-    assert follower.found() is None
+    assert follower.result() is None
     with path.open("r+b") as file:
         file.truncate(5 + 2 * gvisor_digest._AT_ONCE_BYTES)
         file.write(b"head!")
-    assert follower.found() is None
+    assert follower.result() is None
 
 
 def test_what_cannot_be_read_has_no_digest_and_fails_nothing(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     for name in (".", "link", "none"):
         follower = Follower(str(tmp_path / name))
-        assert not follower.take()
-        assert follower.found() is None
+        assert not follower.advance()
+        assert follower.result() is None
         follower.close()

@@ -138,7 +138,7 @@ def test_what_is_measured_is_the_sandboxs(box: Box, closed: Closed) -> None:
     closed.changed()
     for _ in range(ROUNDS):
         with exchanged(box.upper, box.uid):
-            assert disk_usage.occupied([str(box.upper)], 0, {}, [], root=True) < 32 << 20
+            assert disk_usage.occupied_bytes([str(box.upper)], 0, {}, [], root=True) < 32 << 20
 
 
 def test_a_sandbox_ends_that_changes_its_files_meanwhile(
@@ -168,7 +168,7 @@ def test_what_is_removed_is_the_sandboxs(layout: Layout, closed: Closed, what: s
         place.mkdir(parents=True)
         os.chown(place, STRANGER, STRANGER)
         plant(place, closed, STRANGER, pairs=PAIRS, files=1)
-        work = layout.tidy if what == "tidy" else lambda name: layout.discard([layout.sandbox(name)])
+        work = layout.remove_all_but_journals if what == "tidy" else lambda name: layout.discard([layout.sandbox(name)])
         with exchanged(place, STRANGER, pairs=PAIRS, most_s=0), suppress(DaemonError):
             work(f"box{number}")
         work(f"box{number}")
@@ -259,7 +259,7 @@ def test_root_that_may_not_mount_measures_and_removes(layout: Layout) -> None:
         "import sys; from sandkeepd.providers.common import disk_usage\n"
         "from sandkeepd.providers.common.layout import Layout\n"
         "layout = Layout(sys.argv[1])\n"
-        "print(disk_usage.occupied([layout.sandbox('box')], 0, {}, [], root=True) >= 1 << 20)\n"
+        "print(disk_usage.occupied_bytes([layout.sandbox('box')], 0, {}, [], root=True) >= 1 << 20)\n"
         "layout.discard([layout.sandbox('box')])"
     )
     argv = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", work]

@@ -61,7 +61,7 @@ def test_all_of_it_is_there(disk: disks.Ext4, source: Path, tmp_path: Path, is_l
     layers.fill("snp_1", archive, lambda _: None)  # type: ignore[arg-type]
     disk.cut_power()
     disk.again()
-    assert layers.is_there("snp_1")
+    assert layers.is_complete("snp_1")
     assert described(layers.root("snp_1")) == described(source)
     os.close(archive.descriptor)
 
@@ -77,7 +77,7 @@ def test_nothing_is_there_before(
         layers.fill("snp_1", archive, lambda _: None)  # type: ignore[arg-type]
     monkeypatch.undo()
     disk.again()
-    assert not layers.is_there("snp_1")
+    assert not layers.is_complete("snp_1")
     layers.fill("snp_1", archive, lambda _: None)  # type: ignore[arg-type]
     assert described(layers.root("snp_1")) == described(source)
     os.close(archive.descriptor)

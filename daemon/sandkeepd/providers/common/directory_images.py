@@ -9,14 +9,14 @@ from sandkeep.errors import CallerError
 from sandkeep.ids import is_name
 from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Caller, Progress
-from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.images import ImageRequest, Images, ImportedImage
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.caller_paths import import_tree
-from sandkeepd.providers.common.errors import translate
-from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, write_mark
+from sandkeepd.providers.common.errors import converted_errors
+from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, log_of, unmount_below, write_mark
 
 
-class DirectoryImages:
+class DirectoryImages(Images):
     """The images of one state directory, which carry `log_id`. `owner` is the uid of their files, None: the daemon's
     own user's.
     """
@@ -32,7 +32,6 @@ class DirectoryImages:
         return f"{self._layout.image(image_id)}/root"
 
     async def make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
-        """See `Images.make`."""
         self._layout.prepare()
         root = self.root(image_id)
         try:
@@ -47,14 +46,11 @@ class DirectoryImages:
     def begin(self, image_id: str) -> None:
         """Make the directory of an image, without its files. Blocks."""
         directory = self._layout.image(image_id)
-        try:
+        with converted_errors("the image"):
             os.mkdir(directory, 0o755)
             write_mark(f"{directory}/{IMAGE_MARK}", self._log_id)
-        except OSError as error:
-            raise translate(error, "the image") from None
 
     async def remove(self, image_id: str) -> None:
-        """See `Images.remove`."""
         await self._in_thread(self._layout.discard, [self._layout.image(image_id)])
 
     async def open(self, image_id: str) -> int:
@@ -69,16 +65,17 @@ class DirectoryImages:
         """Remove the images that no event owns; report those of other logs. Safe to repeat."""
         removed, foreign = [], []
         for image_id in filter(is_name, (await self._in_thread(self._layout.found))[1]):
-            log_id = self._layout.log_of_image(image_id)
+            log_id = log_of(f"{self._layout.image(image_id)}/{IMAGE_MARK}")
             if log_id not in (None, self._log_id):
                 foreign.append(f"directory {self._layout.image(image_id)} of log {log_id}")
             elif not ledger.owns_image(image_id):
+                await self._in_thread(unmount_below, self._layout.image(image_id))
                 await self.remove(image_id)
                 removed.append(f"image {image_id}")
         return Swept(removed=removed, foreign=foreign)
 
 
-async def require_there(roots: Iterable[str]) -> None:
+async def require_directories(roots: Iterable[str]) -> None:
     """Raise `not_found` when one of the directories that a sandbox begins with is missing."""
     for root in roots:
         if not await trio.Path(root).is_dir():

@@ -5,7 +5,6 @@ An image's files are copied once, and layers are kept beside them; see `Layers`.
 
 import functools
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,46 +12,31 @@ import msgspec
 import trio
 
 from sandkeep.errors import CallerError
-from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
-from sandkeepd.contract.layers import Frozen, KeptArchive
-from sandkeepd.contract.snapshots import Source
+from sandkeepd.contract.layers import KeptArchive, Layering
 from sandkeepd.host.caller_paths import digest_tree
-from sandkeepd.host.threads import run_in_thread
-from sandkeepd.providers.common.directory_images import DirectoryImages
-from sandkeepd.providers.common.layers import Layer, Layers
-from sandkeepd.providers.common.layout import Layout
+from sandkeepd.host.threads import watched
+from sandkeepd.providers.common.directory_provider import DirectoryProvider
+from sandkeepd.providers.common.layers import Layer
 from sandkeepd.providers.common.views import shown
 
 
-class DirectoryLayers(ABC):
+class DirectoryLayers(Layering):
     """`Layering` over directories. A provider's subclass finds the files that its sandboxes changed."""
 
     no_forks: str | None = None
 
-    def __init__(self, layout: Layout, images: DirectoryImages, store: Layers, in_thread: Threads) -> None:
-        self._layout = layout
-        self._images = images
-        self._store = store
-        self._in_thread = in_thread
-
-    @abstractmethod
-    async def freeze(self, name: str, source: Source) -> Frozen:
-        """See `Layering.freeze`."""
-
-    @abstractmethod
-    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
-        """See `Layering.filled`."""
+    def __init__(self, provider: DirectoryProvider[Any]) -> None:
+        self._layout, self._in_thread = provider.layout, provider.in_thread
+        self._images, self._store = provider.images, provider.store
 
     async def open_image(self, image_id: str) -> int:
-        """See `Layering.open_image`."""
         return await self._images.open(image_id)
 
     async def promote(
         self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress
     ) -> ImportedImage:
-        """See `Layering.promote`."""
         roots = self.roots(self.layers_of(files), beneath if files["over_image"] else None)
         root = self._images.root(image_id)
         try:
@@ -76,12 +60,10 @@ class DirectoryLayers(ABC):
         roots = [self._store.root(name) for name in names]
         return roots if image_id is None else [*roots, self._images.root(image_id)]
 
-    async def is_filled(self, name: str) -> bool:
-        """See `Layering.is_filled`."""
-        return await self._in_thread(self._store.is_there, name)
+    async def has_layer(self, name: str) -> bool:
+        return await self._in_thread(self._store.is_complete, name)
 
     async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
-        """See `Layering.fill`."""
         try:
             await run_in_thread(functools.partial(self._store.fill, name, archive), progress, "unpacking the files")
         except BaseException:
@@ -89,20 +71,13 @@ class DirectoryLayers(ABC):
                 await self.discard_layers([name])
             raise
 
-    def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Layering.layered`."""
-        return {**plan, **files}
-
     def needs_image(self, files: Mapping[str, Any]) -> bool:
-        """See `Layering.needs_image`."""
         return bool(files["over_image"])
 
     def layers_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
-        """See `Layering.layers_of`."""
         return [layer["name"] for layer in plan.get("layers", ())]
 
     async def discard_layers(self, names: Collection[str]) -> None:
-        """See `Layering.discard_layers`."""
         await self._in_thread(self._store.discard, names)
 
 
@@ -116,5 +91,5 @@ def _digest(root: str) -> tuple[str, int, int]:
         return digest_tree(root)
     except PermissionError as error:
         closed = os.fsdecode(error.filename).removeprefix(root).lstrip("/")
-        words = f"{closed!r} is closed to its owner, and a user's daemon can make no image of it: chmod it first"
-        raise CallerError("permission_denied", words) from None
+        message = f"{closed!r} is closed to its owner, and a user's daemon can make no image of it: chmod it first"
+        raise CallerError("permission_denied", message) from None

@@ -10,7 +10,8 @@ from sandkeepd.host import mounts
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.host.processes import pids_where, run_tool
-from sandkeepd.providers.common.views import open_for_careful
+from sandkeepd.providers.common.descriptors import descriptor
+from sandkeepd.providers.common.views import open_for_tool
 
 BLOCK_BYTES: Final = 4096
 """Minimum bytes counted for a file or directory: a filesystem runs out of inodes, too."""
@@ -21,7 +22,7 @@ _REMOVED: Final = 'find -L "$@" -maxdepth 1 -type f -links 0 -printf "%D %i %b\\
 """Shell command that prints device, inode and blocks of each unlinked file that is open in one of the processes."""
 
 
-def occupied(
+def occupied_bytes(
     places: Sequence[str | HostileTree], first: int, groups: Mapping[str, str], inside: Sequence[str], *, root: bool
 ) -> int:
     """Return the bytes that a sandbox with the first process `first` has on the disk: in these directories, and in
@@ -40,7 +41,7 @@ def _open(place: str | HostileTree, stack: ExitStack, *, root: bool) -> int | No
     try:
         if isinstance(place, HostileTree):
             return stack.enter_context(place.directory())
-        fd = open_for_careful(place, mounts.TO_READ) if root else os.open(place, _OPEN)
+        fd = open_for_tool(place, mounts.TO_READ) if root else os.open(place, _OPEN)
     except OSError:
         return None
     stack.callback(os.close, fd)
@@ -50,8 +51,8 @@ def _open(place: str | HostileTree, stack: ExitStack, *, root: bool) -> int | No
 def _total(unit: list[str], opened: Sequence[int], root: bool) -> int:
     # In a namespace of his own a user can look into directories that the code inside has closed.
     enter = [] if root else ["unshare", "--user", "--map-root-user", "--"]
-    words = [f"/proc/self/fd/{fd}/" for fd in opened]  # no path that could lead elsewhere by now
-    done = run_tool([*enter, "du", "-s", "-x", *unit, "-c", "--", *words], timeout_s=120, descriptors=opened)
+    paths = [f"/proc/self/fd/{fd}/" for fd in opened]  # no path that could lead elsewhere by now
+    done = run_tool([*enter, "du", "-s", "-x", *unit, "-c", "--", *paths], timeout_s=120, descriptors=opened)
     *_, total = done.stdout.splitlines() or [b"0"]
     return int(total.split()[0])
 
@@ -69,14 +70,11 @@ def _removed(first: int, groups: Mapping[str, str], inside: Sequence[str]) -> in
 
 def _devices(first: int, inside: Sequence[str]) -> Iterator[int]:
     """Return the devices of places as a process finds them, through any links that the code inside has made there."""
-    root = os.open(f"/proc/{first}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with descriptor(os.open(f"/proc/{first}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         for name in inside:
             found = open_in_root(root, name, os.O_PATH)
             yield os.fstat(found).st_dev
             os.close(found)
-    finally:
-        os.close(root)
 
 
 def _open_and_removed(pids: Sequence[int], devices: Collection[int]) -> int:

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from sandkeep.errors import SandkeepError
 from sandkeepd.contract.instance import Ending
+
+if TYPE_CHECKING:
+    from sandkeepd.providers.common.keeper_provider import HeldInstance
 
 PERIOD_S: Final = 10.0
 """Seconds between measurements of the sandboxes' disk usage."""
@@ -19,32 +22,19 @@ REST: Final = 3
 _AT_ONCE: Final = 4
 
 
-class Limited(Protocol):
-    """A sandbox with a disk limit. `ending` is its end, once that is decided."""
-
-    @property
-    def disk_bytes(self) -> int:
-        """Limit on its disk usage in bytes."""
-        ...
-
-    ending: Ending | None
-    look_after: float
-    """By Trio's clock, the earliest time of its next measurement."""
-
-
-L = TypeVar("L", bound=Limited)
-
-
-class DiskWatch(Generic[L]):
-    """Measures the disk usage of a provider's sandboxes. `occupied` blocks and returns the bytes of one; `end` ends
-    one.
+class DiskWatch:
+    """Measures the disk usage of those of a provider's sandboxes that have a limit. `occupied_bytes` blocks and
+    returns those of one; `end` ends one.
     """
 
     def __init__(
-        self, instances: Mapping[str, L], occupied: Callable[[L], int], end: Callable[[L], Awaitable[None]]
+        self,
+        instances: Mapping[str, "HeldInstance"],
+        occupied_bytes: Callable[[Any], int],
+        end: Callable[[Any], Awaitable[None]],
     ) -> None:
         self._instances = instances
-        self._occupied = occupied
+        self._occupied_bytes = occupied_bytes
         self._end = end
         self._limiter = trio.CapacityLimiter(_AT_ONCE)
 
@@ -56,11 +46,11 @@ class DiskWatch(Generic[L]):
             while True:
                 await trio.sleep(PERIOD_S)
                 for instance in list(self._instances.values()):
-                    if instance.look_after <= trio.current_time():
+                    if instance.disk_bytes is not None and instance.look_after <= trio.current_time():
                         instance.look_after = math.inf
                         nursery.start_soon(self._try, instance)
 
-    async def _try(self, instance: L) -> None:
+    async def _try(self, instance: "HeldInstance") -> None:
         began = trio.current_time()
         try:
             with suppress(SandkeepError):  # the next round tries again
@@ -69,11 +59,11 @@ class DiskWatch(Generic[L]):
             now = trio.current_time()
             instance.look_after = now + REST * (now - began)
 
-    async def check(self, instance: L) -> None:
+    async def check(self, instance: "HeldInstance") -> None:
         """Measure a sandbox's disk usage once, and end the sandbox if that exceeds the limit."""
-        written = await trio.to_thread.run_sync(self._occupied, instance, limiter=self._limiter)
+        written = await trio.to_thread.run_sync(self._occupied_bytes, instance, limiter=self._limiter)
         limit = instance.disk_bytes
-        if written > limit and instance.ending is None:
+        if limit is not None and written > limit and instance.ending is None:
             message = f"it had written {written} bytes, and its limit is {limit}"
             instance.ending = Ending(kind="disk_limit", message=message)
             await self._end(instance)

@@ -1,6 +1,7 @@
 """Paths, variables, user and `/etc` of a sandbox whose root the daemon builds itself, with bubblewrap or `runsc`."""
 
 import os
+from collections.abc import Collection
 from typing import Final
 
 from sandkeep.errors import CallerError
@@ -41,8 +42,12 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
 
 
-def write_etc(directory: str, sandbox_id: str, uid: int, gid: int, *, host_network: bool) -> None:
-    """Write the files of `/etc` without facts about the host. With the host's network, its resolver's settings too."""
+def write_etc(
+    directory: str, sandbox_id: str, uid: int, gid: int, *, host_network: bool, only: Collection[str] | None = None
+) -> None:
+    """Write the files of `/etc`, or `only` some, without facts about the host. With the host's network, its resolver's
+    settings too.
+    """
     os.mkdir(directory, 0o755)
     resolver = _host_resolver() if host_network else ""
     user = "" if uid == 0 else f"sandbox:x:{uid}:{gid}:sandbox:{HOME}:/bin/sh\n"
@@ -55,9 +60,9 @@ def write_etc(directory: str, sandbox_id: str, uid: int, gid: int, *, host_netwo
         "resolv.conf": resolver,
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     }
-    for name, text in texts.items():
+    for name in texts if only is None else only:
         with open(f"{directory}/{name}", "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(texts[name])
 
 
 def _host_resolver() -> str:

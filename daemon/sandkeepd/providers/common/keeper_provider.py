@@ -18,23 +18,17 @@ from msgspec.structs import replace
 from sandkeep.errors import ProviderError
 from sandkeep.model import Capability, Network, ProviderCapabilities
 from sandkeep_store.threads import Threads
-from sandkeepd.contract.checkpoints import Checkpointing
-from sandkeepd.contract.claims import Claiming
-from sandkeepd.contract.engine import Recovering
-from sandkeepd.contract.images import Building
 from sandkeepd.contract.instance import Ending
-from sandkeepd.contract.layers import Layering
 from sandkeepd.contract.processes import Chunk, Dropped, Exit
-from sandkeepd.contract.replacement import Replacing
-from sandkeepd.contract.revival import Reviving
-from sandkeepd.contract.snapshots import Snapshotting
+from sandkeepd.contract.provider import Parts
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError
-from sandkeepd.host.processes import Identity, keep_descriptors_private, open_process, reap, wait_ended
+from sandkeepd.host.processes import Identity, keep_descriptors_private, kill_and_wait, open_process, reap, wait_ended
 from sandkeepd.keeper import journal, journal_trimming, pty
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.layout import Layout
 
 logger = logging.getLogger("sandkeepd")
@@ -42,7 +36,7 @@ logger = logging.getLogger("sandkeepd")
 SWEEP_PERIOD_S: Final = 20.0
 """Seconds between polls of the keepers for exits that were not reported."""
 
-END_TOLD_S: Final = 5.0
+END_REPORT_S: Final = 5.0
 """Seconds that the end of a killed sandbox may take to be noticed."""
 
 
@@ -57,17 +51,20 @@ class HeldInstance(KeeperInstance):
     """Its end, if the code that ended it has given a reason."""
     scope: trio.CancelScope
     """Cancels the task that waits for its end."""
+    disk_bytes: int | None = None
+    """Limit on its disk usage in bytes, if it has one."""
+    look_after: float = 0.0
+    """By Trio's clock, the earliest time of the next measurement of that."""
 
-    def let_go_of_process(self) -> None:
+    def release_process(self) -> None:
         """Stop waiting for the sandbox's end, and release its first process. Must be done once."""
         self.scope.cancel()
         trio.lowlevel.notify_closing(self.pidfd)
         os.close(self.pidfd)
 
     async def aclose(self) -> None:
-        """See `Instance.aclose`."""
         if not self.is_closed:
-            self.let_go_of_process()
+            self.release_process()
         await super().aclose()
 
 
@@ -84,22 +81,12 @@ InstanceT = TypeVar("InstanceT", bound=HeldInstance)
 ProviderT = TypeVar("ProviderT", bound="KeeperProvider[Any]")
 
 
-class KeeperProvider(ABC, Generic[InstanceT]):
+class KeeperProvider(Parts, ABC, Generic[InstanceT]):
     """The part of a `Provider` that is the same for all that have keepers.
 
     A subclass determines why a sandbox ended if no reason was given; a provider's other capabilities are passed to it
     as parts. Its objects lie in `layout` and carry `log_id`. It needs the tasks that `running` starts.
     """
-
-    # Parts that a provider may have; see `Provider`.
-    builder: Building | None = None
-    checkpoints: Checkpointing | None = None
-    claims: Claiming | None = None
-    engine: Recovering | None = None
-    layers: Layering | None = None
-    replacement: Replacing | None = None
-    revival: Reviving | None = None
-    snapshots: Snapshotting | None = None
 
     def __init__(
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, threads: int = 16
@@ -111,13 +98,22 @@ class KeeperProvider(ABC, Generic[InstanceT]):
         self.nursery = nursery
         self.instances: dict[str, InstanceT] = {}
         self._hostile_roots: dict[str, HostileRoot] = {}
+        self.disks = DiskWatch(self.instances, self._occupied_bytes, self._end_for_disk)
 
     @abstractmethod
     async def _why_ended(self, instance: InstanceT) -> Ending:
         """Return the reason for the end of a sandbox that this daemon did not end."""
 
+    def _occupied_bytes(self, instance: InstanceT) -> int:
+        """Return the bytes that a sandbox with a disk limit has on the disk. Blocks."""
+        return 0
+
+    async def _end_for_disk(self, instance: InstanceT) -> None:
+        """End a sandbox that exceeds its disk limit."""
+        if instance.pidfd >= 0:
+            await self.in_thread(kill_and_wait, instance.pidfd)
+
     def default_network(self) -> Network:
-        """See `Provider.default_network`."""
         return "none"
 
     def _with_watches(self, found: ProviderCapabilities) -> ProviderCapabilities:
@@ -127,7 +123,7 @@ class KeeperProvider(ABC, Generic[InstanceT]):
 
     # Holding
 
-    def _take_hold(self, first: Identity, make: Callable[[], InstanceT]) -> InstanceT | None:
+    def _hold_first(self, first: Identity, make: Callable[[], InstanceT]) -> InstanceT | None:
         """Hold the sandbox whose first process is `first`, as the instance that `make` makes, until it is released.
 
         Returns None when it has ended, or has made its answers unreadable.
@@ -137,19 +133,18 @@ class KeeperProvider(ABC, Generic[InstanceT]):
             return None
         try:
             instance = make()
-        except (FileNotFoundError, PermissionError, NotADirectoryError, NotAFileError):
+        except BaseException as error:
             os.close(pidfd)
-            return None
-        except BaseException:
-            os.close(pidfd)
+            if isinstance(error, (FileNotFoundError, PermissionError, NotADirectoryError, NotAFileError)):
+                return None
             raise
         _limit_terminals(first.pid)  # of a new sandbox no code runs yet
         instance.pidfd, instance.scope = pidfd, trio.CancelScope()
         self.instances[instance.sandbox_id] = instance
-        self.nursery.start_soon(self._await_end, instance)
+        self.nursery.start_soon(self._watch_end, instance)
         return instance
 
-    async def _take_over(self, hold: Callable[[], InstanceT | None]) -> InstanceT | None:
+    async def _hold_earlier(self, hold: Callable[[], InstanceT | None]) -> InstanceT | None:
         """Hold a sandbox of an earlier daemon, with the exits reported to that one. Returns None when it is gone.
 
         Raises `provider_unavailable` when it cannot be examined, which leaves open if it is gone.
@@ -161,13 +156,13 @@ class KeeperProvider(ABC, Generic[InstanceT]):
             try:
                 await instance.remember_earlier()
             except BaseException:
-                await self._let_go(instance)
+                await self._release(instance)
                 raise
         except OSError as error:
-            raise ProviderError("provider_unavailable", f"it cannot be looked at: {error.strerror}") from error
+            raise ProviderError("provider_unavailable", f"its state cannot be read: {error.strerror}") from error
         return instance
 
-    async def _await_end(self, instance: InstanceT) -> None:
+    async def _watch_end(self, instance: InstanceT) -> None:
         with instance.scope:
             await trio.lowlevel.checkpoint()  # it may have been closed already
             await wait_ended(instance.pidfd)
@@ -176,21 +171,31 @@ class KeeperProvider(ABC, Generic[InstanceT]):
                 await trio.to_thread.run_sync(reap, instance.child)
             await instance.went(instance.ending or await self._why_ended(instance))
 
-    async def _let_go(self, instance: InstanceT) -> None:
+    async def _release(self, instance: InstanceT) -> None:
         """Release it. The sandbox goes on, if it was not ended."""
         with trio.CancelScope(shield=True):
             await instance.aclose()
         if self.instances.get(instance.sandbox_id) is instance:
             del self.instances[instance.sandbox_id]
 
-    async def see_end(self, instance: InstanceT) -> None:
-        """Wait until the end of a killed sandbox has been delivered to those waiting for it, and release it."""
-        with trio.move_on_after(END_TOLD_S):  # a closed instance never reports its end
+    def _mark_terminated(self, sandbox_id: str) -> None:
+        """Note that a sandbox, if it is held, ends because it is terminated."""
+        instance = self.instances.get(sandbox_id)
+        if instance is not None:
+            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
+
+    async def await_end(self, sandbox_id: str) -> None:
+        """Wait until the end of a killed sandbox, if it is held, has been delivered to those waiting for it, and
+        release it.
+        """
+        instance = self.instances.get(sandbox_id)
+        if instance is None:
+            return
+        with trio.move_on_after(END_REPORT_S):  # a closed instance never reports its end
             await instance.ended()
-        await self._let_go(instance)
+        await self._release(instance)
 
     async def aclose(self) -> None:
-        """See `Provider.aclose`."""
         for instance in list(self.instances.values()):
             await instance.aclose()
         self.instances.clear()
@@ -206,7 +211,6 @@ class KeeperProvider(ABC, Generic[InstanceT]):
     # Output
 
     async def forget(self, sandbox_ids: Sequence[str]) -> None:
-        """See `Provider.forget`."""
         await self.in_thread(self.layout.discard, [self.layout.sandbox(sandbox_id) for sandbox_id in sandbox_ids])
 
     def files(self, sandbox_id: str) -> HostileTree:
@@ -218,30 +222,25 @@ class KeeperProvider(ABC, Generic[InstanceT]):
         return self.files(sandbox_id).below("out")
 
     def last_exits(self, sandbox_id: str, process_ids: Sequence[str]) -> dict[str, Exit]:
-        """See `Provider.last_exits`."""
         return last_exits(self._out(sandbox_id), process_ids)
 
     def read_ended(self, sandbox_id: str, process_id: str, stream: str, offset: int, max_bytes: int) -> Chunk:
-        """See `Provider.read_ended`."""
         return journal.read_journal(self._out(sandbox_id), process_id, stream, offset, max_bytes)
 
     def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
-        """See `Provider.trim_output`."""
         return journal_trimming.trim(self._out(sandbox_id), running, most_bytes)
 
     def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
-        """See `Provider.drop_output`."""
         journal_trimming.drop(self._out(sandbox_id), process_ids)
 
     def open_journal(self, sandbox_id: str, process_id: str, stream: str, uid: int) -> int:
-        """See `Provider.open_journal`."""
         return journal.open_for_caller(self._out(sandbox_id), process_id, stream, uid)
 
 
 @asynccontextmanager
 async def running(make: Callable[[Watcher, trio.Nursery], ProviderT]) -> AsyncIterator[ProviderT]:
     """Run the provider that `make` makes, with its background tasks, for the length of a block. Its sandboxes outlive
-    it. `make` starts further tasks in the nursery that it gets.
+    it. Further tasks can be started in its `nursery`.
     """
     keep_descriptors_private()
     with Watcher() as watcher:
@@ -249,6 +248,7 @@ async def running(make: Callable[[Watcher, trio.Nursery], ProviderT]) -> AsyncIt
             provider = make(watcher, nursery)
             nursery.start_soon(watcher.run)
             nursery.start_soon(provider.sweep)
+            nursery.start_soon(provider.disks.run)
             try:
                 yield provider
             finally:

@@ -12,7 +12,6 @@ from typing import Final
 from msgspec import Struct
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError
 from sandkeep.system.durable import sync_directory
 from sandkeep_store.archives.trees import swap
 from sandkeep_store.archives.trees.overlay import unpack_layer
@@ -22,6 +21,7 @@ from sandkeep_store.files.syncfs import flushing
 from sandkeepd.contract.layers import KeptArchive
 from sandkeepd.host.processes import run_tool
 from sandkeepd.host.threads import Meter
+from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.layout import LAYER_MARK, Layout, write_mark
 from sandkeepd.providers.common.tree_copies import copy_tree
 
@@ -53,7 +53,7 @@ class Layers:
         self._log_id = log_id
         self.uid = uid
 
-    def is_there(self, name: str) -> bool:
+    def is_complete(self, name: str) -> bool:
         """Return True if it is complete."""
         return os.path.isdir(self.root(name))
 
@@ -67,11 +67,9 @@ class Layers:
         """
         directory = self._layout.layer(name)
         self._layout.discard([directory])
-        try:
+        with storage_errors(directory):
             os.makedirs(directory, mode=0o700)
             write_mark(f"{directory}/{LAYER_MARK}", self._log_id)
-        except OSError as error:
-            raise unwritable(directory, error) from None
         return f"{directory}/{MAKING}"
 
     def complete(self, name: str) -> None:
@@ -81,7 +79,7 @@ class Layers:
 
     def discard_stages(self, name: str) -> None:
         """Remove temporary files beside a complete layer, left when the machine crashed while it was being made."""
-        if self.is_there(name):
+        if self.is_complete(name):
             self._layout.discard(swap.leftovers(self._layout.layer(name)))
 
     def discard(self, names: Collection[str]) -> None:
@@ -89,7 +87,7 @@ class Layers:
         self._layout.discard([self._layout.layer(name) for name in names])
 
     def copy(self, source: int, target: str) -> None:
-        """Copy the content of an open directory, one from `open_shown`."""
+        """Copy the content of an open directory, one from `open_merged`."""
         copy_tree(source, target, enter=self.enter)
 
     def size_bytes(self, path: str) -> int:
@@ -116,7 +114,7 @@ class Layers:
         """
         making = self.begin(name)
         owner = (self.uid, self.uid) if self.uid is not None else None
-        try:
+        with storage_errors(making):
             with flushing(self._layout.layer(name)):
                 if archive.is_layer:
                     unpack_layer(
@@ -130,13 +128,6 @@ class Layers:
                     )  # fmt: skip
             self.complete(name)
             sync_directory(self._layout.layer(name))
-        except OSError as error:
-            raise unwritable(making, error) from None
-
-
-def unwritable(path: str, error: OSError) -> DaemonError:
-    """Return the error for a place in the state directory that cannot be written to."""
-    return DaemonError("storage_unavailable", f"{path} cannot be written: {error.strerror}: make room there")
 
 
 def _size_of_few(path: str) -> int | None:

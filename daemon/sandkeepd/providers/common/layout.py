@@ -29,7 +29,9 @@ from sandkeepd.host import mounts
 from sandkeepd.host.hostile_files import NotAFileError
 from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper.journal import open_regular
-from sandkeepd.providers.common.views import open_for_careful
+from sandkeepd.providers.common.descriptors import descriptor
+from sandkeepd.providers.common.errors import stderr_of
+from sandkeepd.providers.common.views import open_for_tool
 
 MANY: Final = 1000
 """Maximum number of files handled here; more are left to a program, which does not hold the interpreter's lock."""
@@ -37,7 +39,7 @@ MANY: Final = 1000
 _JOURNAL: Final = re.compile(rf"{PROCESS}_[0-9a-z]{{26}}\.std(out|err)")
 
 READ_MARK: Final = "read"
-"""The file, in the directory of a sandbox, that exists while the sandbox stands still only to be read."""
+"""The file, in the directory of a sandbox, that exists while the sandbox is frozen only to be read."""
 
 TEMPORARY: Final = ("upper", "work", "mount", "in", "aside", READ_MARK)
 """The entries removed with a sandbox. Its journals, in `out`, stay."""
@@ -84,10 +86,6 @@ class Layout:
         """Return the names of all layers, complete or half made."""
         return sorted(_list(self.layers))
 
-    def log_of_layer(self, name: str) -> str | None:
-        """Return the id of the log in a layer's mark; None when there is none."""
-        return log_of(f"{self.layer(name)}/{LAYER_MARK}")
-
     def build(self, image_id: str) -> str:
         """Return the directory of an image's build context."""
         return f"{self._builds}/{check_name(image_id, 'image_id')}"
@@ -101,17 +99,13 @@ class Layout:
         return f"{self.sandboxes}/{check_name(sandbox_id, 'sandbox_id')}"
 
     def read_mark(self, sandbox_id: str) -> str:
-        """Return the path of the file that exists while a sandbox stands still only to be read."""
+        """Return the path of the file that exists while a sandbox is frozen only to be read."""
         return f"{self.sandbox(sandbox_id)}/{READ_MARK}"
 
     def found(self) -> tuple[list[str], list[str]]:
         """Return the sandboxes that have more than journals, and the images."""
         sandboxes = [name for name in _list(self.sandboxes) if set(TEMPORARY) & set(_list(f"{self.sandboxes}/{name}"))]
         return sorted(sandboxes), sorted(_list(self.images))
-
-    def log_of_image(self, image_id: str) -> str | None:
-        """Return the id of the log in an image's mark; None when there is none."""
-        return log_of(f"{self.image(image_id)}/{IMAGE_MARK}")
 
     def log_of_sandbox(self, sandbox_id: str) -> str | None:
         """Return the id of the log in a sandbox's mark; None when there is none."""
@@ -143,26 +137,24 @@ class Layout:
         """Remove trees with any content: move them to the trash at once, then delete them. Blocks. Safe to repeat."""
         self._remove([name for path in paths if (name := self._move_to_trash(path))])
 
-    def tidy(self, sandbox_id: str) -> None:
+    def remove_all_but_journals(self, sandbox_id: str) -> None:
         """Remove everything but journals from the journals' directory of an ended sandbox: the code inside can have put
         any number of any files there. Blocks. Safe to repeat.
         """
         try:
-            directory = _opened_up(f"{self.sandbox(sandbox_id)}/out/p")
+            directory = _open_directory(f"{self.sandbox(sandbox_id)}/out/p")
         except OSError:
             return
-        try:
-            if not _tidy_few(directory):
+        with descriptor(directory):
+            if not _remove_few(directory):
                 journals = ["-type", "f", "-regextype", "posix-extended", "-regex", f".*/{_JOURNAL.pattern}"]
                 place = f"/proc/self/fd/{directory}/."
                 find = ["find", place, "-mindepth", "1", "-maxdepth", "1", "!", "(", *journals, ")"]
                 _run_with_all_rights([*find, "-exec", *_RM, "{}", "+"], directory)
-        finally:
-            os.close(directory)
 
     def clear(self, sandbox_id: str) -> None:
         """Remove the files of a sandbox that has ended, all but its journals. Blocks. Safe to repeat."""
-        self.tidy(sandbox_id)
+        self.remove_all_but_journals(sandbox_id)
         self.discard([f"{self.sandbox(sandbox_id)}/{name}" for name in TEMPORARY])
 
     def empty_trash(self) -> None:
@@ -188,17 +180,14 @@ class Layout:
         if not names:
             return
         try:
-            trash = open_for_careful(self.trash, mounts.TO_WRITE)
+            trash = open_for_tool(self.trash, mounts.TO_WRITE)
         except OSError as error:
-            words = f"{self.trash} cannot be emptied: {error.strerror}"
-            raise DaemonError("storage_unavailable", words) from None
-        try:
+            message = f"{self.trash} cannot be emptied: {error.strerror}"
+            raise DaemonError("storage_unavailable", message) from None
+        with descriptor(trash):
             done = _run_with_all_rights([*_RM, *(f"/proc/self/fd/{trash}/{name}" for name in names)], trash)
-        finally:
-            os.close(trash)
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip()[:200]
-            raise DaemonError("storage_unavailable", f"files could not be removed: {said}")
+            raise DaemonError("storage_unavailable", f"files could not be removed: {stderr_of(done)}")
 
 
 def _run_with_all_rights(remove: Sequence[str], directory: int) -> "subprocess.CompletedProcess[bytes]":
@@ -212,17 +201,14 @@ def _run_with_all_rights(remove: Sequence[str], directory: int) -> "subprocess.C
     return run_tool([*enter, *remove], descriptors=[directory])
 
 
-def _opened_up(path: str) -> int:
+def _open_directory(path: str) -> int:
     """Open a directory, also one whose permissions the code inside has removed. Raises OSError."""
-    place = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with descriptor(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as place:
         os.chmod(f"/proc/self/fd/{place}", 0o755)  # noqa: S103 - as it was made
         return os.open(".", _OPEN, dir_fd=place)
-    finally:
-        os.close(place)
 
 
-def _tidy_few(directory: int) -> bool:
+def _remove_few(directory: int) -> bool:
     """Remove files other than journals, if all entries are files, and few. Returns True if that was so."""
     with os.scandir(directory) as entries:
         seen = list(islice(entries, MANY + 1))
@@ -232,6 +218,12 @@ def _tidy_few(directory: int) -> bool:
         if not _JOURNAL.fullmatch(entry.name):
             os.unlink(entry.name, dir_fd=directory)
     return True
+
+
+def unmount_below(directory: str) -> None:
+    """Unmount everything in a directory. Blocks."""
+    for place in mounts.below(directory):
+        mounts.unmount(place)
 
 
 def write_mark(path: str, log_id: str) -> None:

@@ -30,23 +30,23 @@ _CAPABILITIES: Final = (
 
 
 def copy_tree(source: int, target: str, *, enter: Sequence[str] = (), reflink: str = "auto") -> None:
-    """Copy the content of the open directory `source`, one from `open_shown`, to `target`. `enter` is the argv before a
-    program.
+    """Copy the content of the open directory `source`, one from `open_merged`, to `target`. `enter` is the argv before
+    a program.
 
     Raises `storage_unavailable` when the disk is full, and `provider_unavailable`.
     """
     directory, name = os.path.split(target)
     argv = [*enter, "cp", "-a", f"--reflink={reflink}", "-T", "--", "/proc/self/fd/0/.", f"/proc/self/fd/3/{name}"]
     with writable(directory) as there:
-        said, saying = os.pipe()
+        output, saying = os.pipe()
         try:
             child = in_fresh_thread(partial(_start, argv, source, saying, there))
         except BaseException:
-            os.close(said)
+            os.close(output)
             raise
         finally:
             os.close(saying)
-        with open(said, "rb", buffering=0) as complaints:
+        with open(output, "rb", buffering=0) as complaints:
             first = _follow(complaints.fileno(), child)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
         if "No space left" in first or "quota" in first:
@@ -59,12 +59,12 @@ def _start(argv: Sequence[str], source: int, saying: int, target: int) -> int:
     return spawn(argv, stdin=source, output=saying, more=[target])
 
 
-def _follow(said: int, child: int) -> str:
+def _follow(output: int, child: int) -> str:
     """Return the beginning of its stderr when it has ended; kill it when it is stuck."""
     first, waiting_s, before = b"", 0, ""
     while True:
-        if poll_in(said, 1.0):
-            piece = os.read(said, _FIRST_BYTES)
+        if poll_in(output, 1.0):
+            piece = os.read(output, _FIRST_BYTES)
             if not piece:
                 return first.decode(errors="replace").strip()
             first = (first + piece)[:_FIRST_BYTES]
@@ -74,7 +74,7 @@ def _follow(said: int, child: int) -> str:
         before = now
         if waiting_s >= STUCK_S:
             os.kill(child, signal.SIGKILL)
-            return "opening one of them waits for something in the sandbox"
+            return "a file could not be opened within 20 s"
 
 
 def _waits(child: int) -> str:

@@ -10,40 +10,34 @@ may have none, the directory is opened as it is.
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from typing import Final
 
 from sandkeep.errors import ProviderError, SetupError
 from sandkeep_store.archives.trees.read import can_enter_namespaces
 from sandkeepd.host import mounts
 from sandkeepd.host.processes import in_fresh_thread, reap, spawn
+from sandkeepd.providers.common.descriptors import descriptor
 
 _OPTIONS: Final = "nosuid,nodev,noexec,nosymfollow"
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def open_shown(roots: Sequence[str], above: str) -> int:
+def open_merged(roots: Sequence[str], above: str) -> int:
     """Open the merged view of directories below `above`, each hiding parts of the next, as a directory for reading."""
     if os.geteuid() == 0:
         if len(roots) == 1:
             return mounts.open_detached(roots[0], mounts.TO_READ)
-        return in_fresh_thread(functools.partial(_mounted, roots))
+        return in_fresh_thread(functools.partial(_mount_merged, roots))
     if len(roots) == 1:
-        return _bound_by_program(roots[0], f"ro,{_OPTIONS}")
+        return _bind_by_program(roots[0], f"ro,{_OPTIONS}")
     lower = ":".join(os.path.relpath(root, above) for root in roots)  # names of ours only
     options = f"ro,{_OPTIONS},lowerdir={lower},userxattr,redirect_dir=nofollow,metacopy=off"
-    return _mounted_by_program(above, ["-t", "overlay", "-o", options, "sandkeep", "layers"], f"{above}/layers")
+    return _mount_by_program(above, ["-t", "overlay", "-o", options, "sandkeep", "layers"], f"{above}/layers")
 
 
-def open_writable(path: str) -> int:
-    """Open a directory of ours in which programs write, or remove, files chosen by hostile code."""
-    if os.geteuid() == 0:
-        return mounts.open_detached(path, mounts.TO_WRITE)
-    return _bound_by_program(path, _OPTIONS)
-
-
-def open_for_careful(path: str, flags: int) -> int:
+def open_for_tool(path: str, flags: int) -> int:
     """Open a directory for programs that follow no link by themselves, such as `rm` and `du`: on a mount with `flags`
     where root may make one, else as it is. Raises OSError.
     """
@@ -53,27 +47,19 @@ def open_for_careful(path: str, flags: int) -> int:
     return os.open(path, _OPEN | os.O_NOFOLLOW)
 
 
-@contextmanager
-def shown(*roots: str, above: str) -> Iterator[int]:
-    """Do as `open_shown` for the length of a block."""
-    opened = open_shown(roots, above)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
+def shown(*roots: str, above: str) -> AbstractContextManager[int]:
+    """Do as `open_merged` for the length of a block."""
+    return descriptor(open_merged(roots, above))
 
 
-@contextmanager
-def writable(path: str) -> Iterator[int]:
-    """Do as `open_writable` for the length of a block."""
-    opened = open_writable(path)
-    try:
-        yield opened
-    finally:
-        os.close(opened)
+def writable(path: str) -> AbstractContextManager[int]:
+    """Open a directory of ours, for a block in which programs write, or remove, files chosen by hostile code."""
+    if os.geteuid() == 0:
+        return descriptor(mounts.open_detached(path, mounts.TO_WRITE))
+    return descriptor(_bind_by_program(path, _OPTIONS))
 
 
-def _mounted(roots: Sequence[str]) -> int:
+def _mount_merged(roots: Sequence[str]) -> int:
     """Mount the merged view. The mount ends with this thread, except for open descriptors of it."""
     place = mounts.enter_private_namespace()
     opened = [mounts.open_path(root) for root in roots]
@@ -92,13 +78,13 @@ def _mounted(roots: Sequence[str]) -> int:
             os.close(fd)
 
 
-def _bound_by_program(path: str, options: str) -> int:
+def _bind_by_program(path: str, options: str) -> int:
     if not can_enter_namespaces():
         return os.open(path, _OPEN | os.O_NOFOLLOW)
-    return _mounted_by_program(path, ["-o", f"bind,{options}", ".", path], path)
+    return _mount_by_program(path, ["-o", f"bind,{options}", ".", path], path)
 
 
-# Mounts for a user's daemon, in the namespaces that `unshare` made: $1 is where paths begin, the rest mount's words.
+# Mounts for a user's daemon, in the namespaces that `unshare` made: $1 is the directory, the rest mount's arguments.
 _USER_MOUNT: Final = """
 cd -- "$1" && shift && mount "$@" || exit 1
 echo mounted
@@ -106,25 +92,25 @@ exec cat >/dev/null
 """
 
 
-def _mounted_by_program(begin: str, words: Sequence[str], place: str) -> int:
+def _mount_by_program(begin: str, arguments: Sequence[str], place: str) -> int:
     """Open the directory `place` as seen by a program that has mounted something there: a user's daemon cannot enter a
     namespace in which it may mount.
     """
-    enter = ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", _USER_MOUNT, "sh", begin, *words]
+    enter = ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", _USER_MOUNT, "sh", begin, *arguments]
     waiting, ours = os.pipe()
-    said, saying = os.pipe()
+    output, saying = os.pipe()
     child = -1
     try:
         child = spawn(enter, stdin=waiting, output=saying)
         os.close(saying)
         saying = -1
-        answer = os.read(said, 4096)
+        answer = os.read(output, 4096)
         if answer != b"mounted\n":
             why = answer.decode(errors="replace").strip()[:200]
             raise ProviderError("provider_unavailable", f"files could not be mounted: {why}")
         return os.open(f"/proc/{child}/root{place}", _OPEN)
     finally:
-        for fd in (waiting, ours, said, saying):
+        for fd in (waiting, ours, output, saying):
             if fd >= 0:
                 os.close(fd)
         if child >= 0:

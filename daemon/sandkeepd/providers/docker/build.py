@@ -14,13 +14,13 @@ from sandkeep.errors import CallerError, ProviderError, SandkeepError
 from sandkeepd.providers.docker.dockerfile import Step
 from sandkeepd.providers.docker.stream import Document
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 LAST_LINES: Final = 12
 """Number of output lines of a failing step in the error."""
 
 MOST_COLUMNS: Final = 240
-_TOLD_EVERY_S: Final = 0.25
+_REPORT_PERIOD_S: Final = 0.25
 _STEP: Final = re.compile(r"Step (\d+)/(\d+) : ")
 _EXIT: Final = re.compile(r"returned a non-zero code: (\d+)")
 _ENGINES_OWN: Final = re.compile(
@@ -36,31 +36,31 @@ _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class Told:
+class ProgressReport:
     """Reports progress at a readable rate."""
 
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, report: Report) -> None:
+        self._report = report
         self._last = float("-inf")
 
-    def always(self, words: str) -> None:
+    def report(self, message: str) -> None:
         """Report an important message."""
         self._last = time.monotonic()
-        self._tell(words)
+        self._report(message)
 
-    def sometimes(self, words: str) -> None:
+    def report_if_due(self, message: str) -> None:
         """Report a message unless another one was reported just now."""
-        if time.monotonic() - self._last >= _TOLD_EVERY_S:
-            self.always(words)
+        if time.monotonic() - self._last >= _REPORT_PERIOD_S:
+            self.report(message)
 
 
 class BuildLog:
     """Follows one build. `steps` are those that the engine counts; None is one that the Dockerfile does not contain."""
 
-    def __init__(self, steps: Sequence[Step | None], tell: Tell) -> None:
+    def __init__(self, steps: Sequence[Step | None], report: Report) -> None:
         self._steps = steps
         self._written = sum(step is not None for step in steps)
-        self._told = Told(tell)
+        self._progress = ProgressReport(report)
         self._now = 0
         self._tail: deque[str] = deque(maxlen=LAST_LINES)
         self._rest = ""
@@ -68,37 +68,37 @@ class BuildLog:
         self.has_lost_layer = False
         """True after a failure of the engine's own: a repeated build may well succeed."""
 
-    def take(self, document: Document) -> None:
+    def receive(self, document: Document) -> None:
         """Take the engine's next word."""
-        said = document.get("stream") or document.get("status") or ""
+        text = document.get("stream") or document.get("status") or ""
         if "error" in document:
             self.error = self._failure(document)
-        elif isinstance(said, str):
-            begun = _STEP.match(said)
+        elif isinstance(text, str):
+            begun = _STEP.match(text)
             if begun and int(begun[1]) == self._now + 1:
                 self._begin()
             else:
-                self._hear(said)
+                self._add_output(text)
 
-    def refusal(self, words: str) -> SandkeepError:
+    def refusal_error(self, message: str) -> SandkeepError:
         """Return the error for a build that the engine did not even begin."""
-        return self._failure({"error": words})
+        return self._failure({"error": message})
 
     def _begin(self) -> None:
         self._now += 1
         self._tail.clear()
         self._rest = ""
         if self._step is not None:
-            self._told.always(f"{self._where}: {_shown(self._step.text)}")
+            self._progress.report(f"{self._where}: {_shown(self._step.text)}")
 
-    def _hear(self, said: str) -> None:
-        *lines, self._rest = (self._rest + said).split("\n")
+    def _add_output(self, text: str) -> None:
+        *lines, self._rest = (self._rest + text).split("\n")
         self._rest = self._rest[-MOST_COLUMNS * 4 :]
         for line in filter(None, map(_plain, lines[-LAST_LINES:])):
             if not line.startswith(" ---> ") and not line.startswith("Removing intermediate container"):
                 self._tail.append(line)
         if self._tail and self._step is not None:
-            self._told.sometimes(f"{self._where}: {self._tail[-1]}")
+            self._progress.report_if_due(f"{self._where}: {self._tail[-1]}")
 
     @property
     def _step(self) -> Step | None:
@@ -112,15 +112,15 @@ class BuildLog:
     def _failure(self, document: Document) -> SandkeepError:
         detail = document.get("errorDetail")
         code = detail.get("code") if isinstance(detail, dict) else None
-        words = _plain(str(document["error"]))
-        self.has_lost_layer = _LOST_LAYER.search(words) is not None
-        found = _EXIT.search(words)
+        message = _plain(str(document["error"]))
+        self.has_lost_layer = _LOST_LAYER.search(message) is not None
+        found = _EXIT.search(message)
         exit_code = int(found[1]) if found else code
-        if not exit_code and (self.has_lost_layer or _ENGINES_OWN.search(words)):
-            return ProviderError("provider_unavailable", f"the Docker engine could not build: {words}")
+        if not exit_code and (self.has_lost_layer or _ENGINES_OWN.search(message)):
+            return ProviderError("provider_unavailable", f"the Docker engine could not build: {message}")
         if self._step is None:
-            return CallerError("invalid", f"the build failed: {words}", field="source")
-        how = f" with exit code {exit_code}" if exit_code else f": {words}"
+            return CallerError("invalid", f"the build failed: {message}", field="source")
+        how = f" with exit code {exit_code}" if exit_code else f": {message}"
         step = f"{self._where} (line {self._step.first_line}, {_shown(self._step.text)})"
         tail = [*self._tail, *filter(None, [_plain(self._rest)])][-LAST_LINES:]
         return CallerError("invalid", "\n".join([f"the build failed at {step}{how}", *tail]))
@@ -129,13 +129,13 @@ class BuildLog:
 class PullLog:
     """Follows one pull."""
 
-    def __init__(self, reference: str, tell: Tell) -> None:
+    def __init__(self, reference: str, report: Report) -> None:
         self._reference = reference
-        self._told = Told(tell)
+        self._progress = ProgressReport(report)
         self._layers: dict[str, tuple[int, int]] = {}
         self.error: str | None = None
 
-    def take(self, document: Document) -> None:
+    def receive(self, document: Document) -> None:
         """Take the engine's next word."""
         if "error" in document:
             self.error = _plain(str(document["error"]))
@@ -146,22 +146,22 @@ class PullLog:
         present, total = (
             (sum(numbers) for numbers in zip(*self._layers.values(), strict=True)) if self._layers else (0, 0)
         )
-        self._told.sometimes(
+        self._progress.report_if_due(
             f"pulling {self._reference}" + (f": {present / 1e6:.1f} of {total / 1e6:.1f} MB" if total else "")
         )
 
 
-def not_pulled(reference: str, said: str) -> SandkeepError:
-    """Return the error for a reference that the engine could not pull, from its words."""
-    lowered = said.lower()
+def pull_error(reference: str, text: str) -> SandkeepError:
+    """Return the error for a reference that the engine could not pull, from its message."""
+    lowered = text.lower()
     if any(word in lowered for word in ("not found", "manifest unknown", "does not exist", "no matching manifest")):
-        words = f"there is no image {reference}, neither here nor in its registry, or it needs a login there"
-        return CallerError("not_found", words, reference=reference)
+        message = f"there is no image {reference}, neither here nor in its registry, or it needs a login there"
+        return CallerError("not_found", message, reference=reference)
     if any(word in lowered for word in ("unauthorized", "forbidden", "denied", "no basic auth")):
         return CallerError(
             "permission_denied", f"the registry does not let this engine pull {reference}: log in there", field="source"
         )
-    return ProviderError("provider_unavailable", f"{reference} is not here, and its registry cannot be reached: {said}")
+    return ProviderError("provider_unavailable", f"{reference} is not here, and its registry cannot be reached: {text}")
 
 
 def _count(number: object) -> int:

@@ -6,12 +6,10 @@ reads it, and follows no link; a program of its own applies the `.dockerignore`,
 memory or time.
 """
 
-import ctypes
 import functools
 import os
 import signal
 import stat
-import struct
 import subprocess
 import sys
 import tarfile
@@ -20,6 +18,7 @@ from contextlib import ExitStack, suppress
 from typing import IO, Final, NamedTuple
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
+from sandkeep.system.openat2 import open_in_root
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 from sandkeepd.providers.docker import ignore as docker_ignore
 
@@ -29,10 +28,6 @@ OUR_DOCKERFILE: Final = ".sandkeep.dockerfile"
 IGNORE: Final = docker_ignore.NAME
 _PIECE_BYTES: Final = 256 * 1024
 _MOST_SAID: Final = 2000
-_OPENAT2: Final = 437
-_HOW: Final = struct.Struct("QQQ")
-_IN_ROOT: Final = 0x10 | 0x02
-"""Resolve as if the directory were the root, for links too; and follow no magic links."""
 
 
 def read_below(top: str, path: str, most_bytes: int) -> bytes | None:
@@ -41,13 +36,11 @@ def read_below(top: str, path: str, most_bytes: int) -> bytes | None:
     """
     directory = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        how = _HOW.pack(os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, 0, _IN_ROOT)
-        name = os.fsencode(path)
-        opened = ctypes.CDLL(None, use_errno=True).syscall(_OPENAT2, directory, name, how, ctypes.c_size_t(_HOW.size))
+        opened = open_in_root(directory, path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
     finally:
         os.close(directory)
-    if opened < 0:
-        return None
     if not stat.S_ISREG(os.fstat(opened).st_mode):
         os.close(opened)
         return None
@@ -89,7 +82,7 @@ class _Program(NamedTuple):
     """A running program, and the file for its stderr, so that it never blocks on that."""
 
     process: "subprocess.Popen[bytes]"
-    said: IO[bytes]
+    output: IO[bytes]
 
 
 def _packed(added: Mapping[str, bytes], tar: Sequence[str], lister: Sequence[str] | None = None) -> Generator[bytes]:
@@ -97,7 +90,7 @@ def _packed(added: Mapping[str, bytes], tar: Sequence[str], lister: Sequence[str
     pack.
     """
     for name, content in added.items():
-        yield _entry(name, content)
+        yield tar_entry(name, content)
     with ExitStack() as stack:
         listing = _start(stack, lister, subprocess.DEVNULL) if lister else None
         packing = _start(stack, tar, listing.process.stdout if listing else subprocess.DEVNULL)
@@ -111,18 +104,18 @@ def _packed(added: Mapping[str, bytes], tar: Sequence[str], lister: Sequence[str
                 raise _failure(program)
 
 
-def _start(stack: ExitStack, words: Sequence[str], stdin: "int | IO[bytes] | None") -> _Program:
+def _start(stack: ExitStack, argv: Sequence[str], stdin: "int | IO[bytes] | None") -> _Program:
     """Start a program that is ended at the stack's end."""
-    said = stack.enter_context(os.fdopen(os.memfd_create("said"), "w+b", buffering=0))
-    process = in_fresh_thread(functools.partial(_spawn, words, stdin, said))
+    output = stack.enter_context(os.fdopen(os.memfd_create("said"), "w+b", buffering=0))
+    process = in_fresh_thread(functools.partial(_spawn, argv, stdin, output))
     stack.callback(_end, process)
-    return _Program(process, said)
+    return _Program(process, output)
 
 
-def _spawn(words: Sequence[str], stdin: "int | IO[bytes] | None", said: IO[bytes]) -> "subprocess.Popen[bytes]":
+def _spawn(argv: Sequence[str], stdin: "int | IO[bytes] | None", output: IO[bytes]) -> "subprocess.Popen[bytes]":
     with ordinary_priority():
         return subprocess.Popen(
-            words, stdin=stdin, stdout=subprocess.PIPE, stderr=said, env=TOOL_ENV, cwd="/", process_group=0
+            argv, stdin=stdin, stdout=subprocess.PIPE, stderr=output, env=TOOL_ENV, cwd="/", process_group=0
         )
 
 
@@ -136,14 +129,14 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _failure(program: _Program) -> SandkeepError:
-    program.said.seek(0)
-    lines = program.said.read(_MOST_SAID).decode(errors="replace").strip().splitlines() or ["no reason was given"]
+    program.output.seek(0)
+    lines = program.output.read(_MOST_SAID).decode(errors="replace").strip().splitlines() or ["no reason was given"]
     if program.process.returncode == docker_ignore.MALFORMED and lines[0].startswith(IGNORE):
         return CallerError("invalid", f"source: {lines[0]}", field="source")
-    return ProviderError("provider_unavailable", f"what is to be built from could not be packed: {lines[-1]}")
+    return ProviderError("provider_unavailable", f"the build context could not be packed: {lines[-1]}")
 
 
-def _entry(name: str, content: bytes) -> bytes:
+def tar_entry(name: str, content: bytes) -> bytes:
     """Return a file in a tar archive, without the archive's end."""
     header = tarfile.TarInfo(name)
     header.size, header.mode = len(content), 0o644

@@ -7,33 +7,31 @@ interrupted, that is how its remains are found. Another build could reuse them, 
 import os
 import re
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import CallerError, DaemonError, SandkeepError
+from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.settings import docker
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.host.caller_paths import import_tree
+from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build as docker_build
 from sandkeepd.providers.docker import build_context as docker_context
 from sandkeepd.providers.docker import dockerfile
 from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.dockerfile import Step
-from sandkeepd.providers.docker.engine import Engine, RefusedError
+from sandkeepd.providers.docker.engine import Client, Engine, RefusedError
 from sandkeepd.providers.docker.plan import WORKSPACE
-from sandkeepd.providers.docker.stream import StreamedRequest, telling
-
-if TYPE_CHECKING:
-    from docker import APIClient
+from sandkeepd.providers.docker.stream import StreamedRequest, report_from_thread
 
 UNFINISHED_LABEL: Final = "sandkeep.unfinished"
 """Label of intermediate images; its value is the log's id. Finished images have it empty."""
@@ -48,22 +46,16 @@ TREE: Final = "tree"
 _USER: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?")
 
 
-class Have(Protocol):
-    """Pulls an image if it is missing, and returns the engine's document about it."""
-
-    async def __call__(self, reference: str, progress: Progress, *, anew: bool = False) -> dict[str, Any]:
-        """See `DockerImages.have`."""
-        ...
-
-
 class Builder:
-    """Builds images, and removes intermediate ones."""
+    """Builds images, and removes intermediate ones. `require_image` is `DockerImages.require_image`."""
 
-    def __init__(self, engine: Engine, layout: Layout, log_id: str, have: Have) -> None:
+    def __init__(
+        self, engine: Engine, layout: Layout, log_id: str, require_image: Callable[..., Awaitable[dict[str, Any]]]
+    ) -> None:
         self._engine = engine
         self._layout = layout
         self._log_id = log_id
-        self._have = have
+        self._require_image = require_image
         self._building = 0
         self._unswept_since: float | None = None
         self._gate = trio.Lock()
@@ -73,15 +65,17 @@ class Builder:
         """Build an image, under our name for it. Returns the description of the copied files. Raises `invalid`, with
         the place where a build failed.
         """
-        tree = f"{self._place(image_id)}/{TREE}"
+        tree = f"{self._layout.build(image_id)}/{TREE}"
         await trio.to_thread.run_sync(self._make_place, image_id)
         copied = await import_tree(
             request.source, caller, tree, owner=None, hide=self._layout.state_dir, progress=progress
         )
         failpoints.reach("docker.staged")
         if copied.size_bytes > MOST_CONTEXT_BYTES:
-            words = f"source: {request.source} has more than {MOST_CONTEXT_BYTES >> 30} GiB: choose a smaller directory"
-            raise CallerError("invalid", words, field="source")
+            message = (
+                f"source: {request.source} has more than {MOST_CONTEXT_BYTES >> 30} GiB: choose a smaller directory"
+            )
+            raise CallerError("invalid", message, field="source")
         if request.kind == "dockerfile":
             text, steps = await self._by_dockerfile(tree, request, progress)
             await self._run(image_id, partial(docker_context.of_context, tree, text), steps, request, progress)
@@ -100,18 +94,18 @@ class Builder:
         offline = docker.NETWORK() == "none"
         read = dockerfile.read(content, offline=offline)
         for image in read.images:
-            found = await self._have(image, progress, anew=request.clean)
+            found = await self._require_image(image, progress, anew=request.clean)
             dockerfile.check_triggers((found.get("Config") or {}).get("OnBuild") or (), offline=offline)
         return read.marked(UNFINISHED_LABEL, self._log_id)
 
     async def _onto_base(self, request: ImageRequest, progress: Progress) -> tuple[str, list[Step | None]]:
         """Return a Dockerfile of ours that puts a directory onto its base, for the user that sandboxes run as."""
         assert request.base is not None
-        base = await self._have(request.base, progress, anew=request.clean)
+        base = await self._require_image(request.base, progress, anew=request.clean)
         config = base.get("Config") or {}
         if config.get("OnBuild"):
-            words = f"base: {request.base} says what is to be done with a directory (ONBUILD): use a Dockerfile"
-            raise CallerError("invalid", words, field="base")
+            message = f"base: {request.base} says what is to be done with a directory (ONBUILD): use a Dockerfile"
+            raise CallerError("invalid", message, field="base")
         user = docker.USER() or config.get("User") or ""
         if user and not _USER.fullmatch(user):
             raise CallerError("invalid", f"base: the user of {request.base} is not understood", field="base")
@@ -144,11 +138,11 @@ class Builder:
         whole = False
         try:
             for last in (False, False, True):
-                log = docker_build.BuildLog(steps, telling(progress))
+                log = docker_build.BuildLog(steps, report_from_thread(progress))
                 try:
-                    await StreamedRequest("/build", params, log.take, context(), lambda _: headers).run(self._engine)
+                    await StreamedRequest("/build", params, log.receive, context(), lambda _: headers).run(self._engine)
                 except RefusedError as refused:
-                    raise log.refusal(refused.words) from None
+                    raise log.refusal_error(refused.reason) from None
                 if log.error is None:
                     break
                 if last or not log.has_lost_layer:
@@ -164,21 +158,15 @@ class Builder:
 
     # Clean-up
 
-    def _place(self, image_id: str) -> str:
-        return self._layout.build(image_id)
-
     def _make_place(self, image_id: str) -> None:
         self._layout.prepare()
-        try:
-            os.makedirs(self._place(image_id), mode=0o700)
-        except OSError as error:
-            message = f"the state directory cannot be written: {error.strerror}: make room there"
-            raise DaemonError("storage_unavailable", message) from None
+        with storage_errors():
+            os.makedirs(self._layout.build(image_id), mode=0o700)
 
     async def discard(self, image_id: str) -> None:
         """Remove the build context of an image. Safe to repeat."""
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._layout.discard, [self._place(image_id)])
+            await trio.to_thread.run_sync(self._layout.discard, [self._layout.build(image_id)])
 
     async def _sweep(self, pauses_s: Sequence[float]) -> None:
         """Remove the remains of failed builds, unless another build is running, which then removes them.
@@ -209,7 +197,7 @@ class Builder:
             return list(removed)
 
 
-def _remove_unfinished(client: "APIClient", log_id: str, since: float) -> tuple[list[str], bool]:
+def _remove_unfinished(client: Client, log_id: str, since: float) -> tuple[list[str], bool]:
     """Remove the containers and images of builds that were begun since then and not finished. Images that are used, or
     have a name, stay. Returns the removed objects, and True if nothing is left. Blocks.
     """

@@ -4,10 +4,13 @@ All of it is visible in ``docker inspect``; secrets are not part of it, they rea
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
+from msgspec import Struct
+
 from sandkeep.model import SandboxSpec
+from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.keeper import program
 from sandkeepd.providers.docker.plan import INSIDE, Plan, Volume, name_of
 
@@ -29,34 +32,39 @@ def labels(sandbox_id: str, owner: str, log_id: str) -> dict[str, str]:
     return {SANDBOX_LABEL: sandbox_id, OWNER_LABEL: owner, LOG_LABEL: log_id}
 
 
-def configuration(
-    sandbox_id: str,
-    log_id: str,
-    plan: Plan,
-    spec: SandboxSpec,
-    directory: str,
-    words: list[str],
-    seccomp: str | None,
-    secrets: Collection[str],
-) -> dict[str, Any]:
-    """Return the body of a request that makes a container. `directory` holds `in` and `out`; `seccomp` is a profile's
-    text.
+class Job(Struct, frozen=True, kw_only=True):
+    """The parameters of one start. `directory` holds `in` and `out`; `files` is the same, as a place in which the code
+    inside may own files.
     """
-    env = {SANDBOX_VARIABLE: sandbox_id, **spec.env}
+
+    sandbox_id: str
+    directory: str
+    files: HostileTree
+    plan: Plan
+    spec: SandboxSpec
+    log_id: str
+    secrets: list[str]
+
+
+def configuration(job: Job, argv: list[str], seccomp: str | None) -> dict[str, Any]:
+    """Return the body of a request that makes a container. `argv` is the keeper's; `seccomp` is a profile's text."""
+    plan = job.plan
+    env = {SANDBOX_VARIABLE: job.sandbox_id, **job.spec.env}
+    marks = labels(job.sandbox_id, plan.owner, job.log_id)
     return {
         "Image": plan.image,
-        "Hostname": host_name(name_of(sandbox_id)),
+        "Hostname": host_name(name_of(job.sandbox_id)),
         "User": f"{plan.uid}:{plan.gid}",
-        "Env": [f"{name}={value}" for name, value in env.items() if name not in secrets],
-        "Labels": {**spec.labels, **labels(sandbox_id, plan.owner, log_id)},
+        "Env": [f"{name}={value}" for name, value in env.items() if name not in job.secrets],
+        "Labels": {**job.spec.labels, **marks},
         "WorkingDir": plan.workspace,
-        "Entrypoint": words,
+        "Entrypoint": argv,
         "Cmd": [],
         "Tty": False,
         "OpenStdin": False,
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGKILL",  # the keeper heeds no other, and an engine that stops would wait for it
-        "HostConfig": _host(plan, directory, seccomp, labels(sandbox_id, plan.owner, log_id)),
+        "HostConfig": _host(plan, job.directory, seccomp, marks),
     }
 
 

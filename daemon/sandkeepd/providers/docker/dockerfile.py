@@ -91,7 +91,7 @@ def check_triggers(triggers: Sequence[str], *, offline: bool) -> None:
 
 
 def _steps(lines: list[str]) -> Iterator[Step]:
-    first, said = 0, ""
+    first, text = 0, ""
     for number, line in enumerate(lines, 1):
         if line.lstrip().startswith("#"):
             escape = _ESCAPE.match(line)
@@ -103,18 +103,18 @@ def _steps(lines: list[str]) -> Iterator[Step]:
         if _DOUBTFUL.search(line):
             raise _refusal(number, "two backslashes at the end mean different things to different engines")
         first = first or number
-        said += _CONTINUED.sub("", line)
+        text += _CONTINUED.sub("", line)
         if not _CONTINUED.search(line):
-            yield _step(first, number, said)
-            first, said = 0, ""
-    if said:  # the file ends in a continuation, which must not take in lines added after it
+            yield _step(first, number, text)
+            first, text = 0, ""
+    if text:  # the file ends in a continuation, which must not take in lines added after it
         last = max(number for number, line in enumerate(lines, 1) if _CONTINUED.search(line))
         lines[last - 1] = _CONTINUED.sub("", lines[last - 1])
-        yield _step(first, last, said)
+        yield _step(first, last, text)
 
 
-def _step(first: int, last: int, said: str) -> Step:
-    word, *rest = _SPACE.split(said.strip(), maxsplit=1)
+def _step(first: int, last: int, text: str) -> Step:
+    word, *rest = _SPACE.split(text.strip(), maxsplit=1)
     return Step(first_line=first, last_line=last, word=word.upper(), rest="".join(rest).strip())
 
 

@@ -11,16 +11,19 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import trio
 
-from sandkeep.errors import ProviderError, SetupError
+from sandkeep.errors import CallerError, ProviderError, SetupError
 from sandkeep.settings import docker
 
 if TYPE_CHECKING:
     from docker import APIClient
+
+Client: TypeAlias = "APIClient"
+"""The SDK's client, which is imported on first use."""
 
 T = TypeVar("T")
 
@@ -39,6 +42,9 @@ AGAIN_S: Final = 1.0
 INTERRUPTION_S: Final = 2.0
 """Seconds after the reconnection of its event stream in which an engine counts as one that was away."""
 
+NOT_FOUND: Final = 404
+CONFLICT: Final = 409
+
 _POLL_S: Final = 0.05
 
 Event = dict[str, Any]
@@ -47,17 +53,50 @@ Event = dict[str, Any]
 class RefusedError(ProviderError):
     """Raised when the engine refused a request: `status` is that of HTTP."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__("provider_unavailable", f"the Docker engine refused: {words}")
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__("provider_unavailable", f"the Docker engine refused: {reason}")
         self.status = status
-        self.words = words
+        self.reason = reason
+
+
+class Tolerate:
+    """Suppresses refusals of the engine that have one of these HTTP statuses, in a block of calls of the SDK."""
+
+    def __init__(self, *statuses: int) -> None:
+        self._statuses = statuses
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> bool:
+        from docker.errors import APIError
+
+        return isinstance(error, APIError) and error.status_code in self._statuses
+
+
+def inspect_image(client: Client, name: str) -> dict[str, Any]:
+    """Return the engine's document about an image. Raises `not_found`."""
+    with Tolerate(NOT_FOUND):
+        found: dict[str, Any] = client.inspect_image(name)  # type: ignore[no-untyped-call]
+        return found
+    raise CallerError("not_found", f"the image {name} is gone from the Docker engine: make it again")
+
+
+def names_in(client: Client, repository: str, label: str) -> list[tuple[str, str | None]]:
+    """Return the tags of the images that have names in a repository, each with the value of a label."""
+    return [
+        (tag, (image.get("Labels") or {}).get(label))
+        for image in client.images(name=repository)
+        for found, _, tag in (name.rpartition(":") for name in image.get("RepoTags") or ())
+        if found == repository
+    ]
 
 
 class HangingError(ProviderError):
     """Raised when the engine does not answer, although its socket accepts connections."""
 
 
-class _Errand:
+class _Request:
     """A request in flight, which can be abandoned; its thread may go on with it, until `finished`."""
 
     def __init__(self) -> None:
@@ -76,9 +115,9 @@ class Engine:
         self._asking: APIClient | None = None
         self._hanging: HangingError | None = None
         self._hangs = trio.Event()
-        self._is_looked_after = False
-        self._under_way: set[_Errand] = set()
-        self._given_up: list[_Errand] = []
+        self._is_watched = False
+        self._under_way: set[_Request] = set()
+        self._given_up: list[_Request] = []
         self._probing = trio.Lock()
         self._heard_since = -math.inf
 
@@ -88,59 +127,59 @@ class Engine:
         return self._path or docker.HOST()
 
     @property
-    def is_there(self) -> bool:
+    def has_socket(self) -> bool:
         """Return True if there is a socket at all, as there is wherever an engine was ever started."""
         with suppress(SetupError):
             return os.path.exists(self.path)
         return False
 
-    async def call(self, work: Callable[["APIClient"], T]) -> T:
+    async def call(self, work: Callable[[Client], T]) -> T:
         """Run some work with the SDK's client, in a thread, which is abandoned on cancellation. Raises
         `provider_unavailable` when the engine is down or hangs, and a `RefusedError` when it refuses.
         """
         self._require_awake()
-        errand = _Errand()
-        self._under_way.add(errand)
+        request = _Request()
+        self._under_way.add(request)
         try:
-            with errand.scope:
+            with request.scope:
                 return await trio.to_thread.run_sync(
-                    self._run, work, errand, limiter=self._limiter, abandon_on_cancel=True
+                    self._run, work, request, limiter=self._limiter, abandon_on_cancel=True
                 )
         except HangingError as error:
-            self._found_hanging(error)
+            self._note_hanging(error)
             raise
         finally:
-            self._under_way.remove(errand)
-            if errand.begun and not errand.finished.is_set():
-                self._given_up.append(errand)
+            self._under_way.remove(request)
+            if request.begun and not request.finished.is_set():
+                self._given_up.append(request)
         self._require_awake()
-        raise self._down("timed out")  # it answered again at that instant
+        raise self._unavailable("timed out")  # it answered again at that instant
 
     async def answer(self) -> None:
         """Probe the engine. Raises as `call` does."""
         await self.call(_nothing)
 
-    def _run(self, work: Callable[["APIClient"], T], errand: _Errand) -> T:
-        errand.begun = True
+    def _run(self, work: Callable[[Client], T], request: _Request) -> T:
+        request.begun = True
         try:
             return self._work(work)
         finally:
-            errand.finished.set()
+            request.finished.set()
 
     def _require_awake(self) -> None:
         if self._hanging is not None:
             raise HangingError(self._hanging.code, self._hanging.message, **self._hanging.data)
 
-    def _found_hanging(self, error: HangingError) -> None:
-        if self._is_looked_after:
+    def _note_hanging(self, error: HangingError) -> None:
+        if self._is_watched:
             self._hanging = error
             self._hangs.set()
-            for errand in self._under_way:
-                errand.scope.cancel()
+            for request in self._under_way:
+                request.scope.cancel()
 
-    async def look_after(self) -> None:
+    async def watch(self) -> None:
         """Watch for an engine that hangs during a request, and for its next answer. Runs until cancelled."""
-        self._is_looked_after = True
+        self._is_watched = True
         while True:
             with trio.move_on_after(ANSWER_S):
                 await self._hangs.wait()
@@ -153,74 +192,69 @@ class Engine:
         try:
             await trio.to_thread.run_sync(self._work, _nothing, abandon_on_cancel=True)
         except HangingError as error:
-            self._found_hanging(error)
+            self._note_hanging(error)
             return False
         except ProviderError:
             pass  # it is down, and says so at once
         self._hanging = None
         return True
 
-    async def quiet(self) -> None:
+    async def drained(self) -> None:
         """Wait until no abandoned request runs any more."""
         while self._given_up:
-            self._given_up = [errand for errand in self._given_up if not errand.finished.is_set()]
+            self._given_up = [request for request in self._given_up if not request.finished.is_set()]
             await trio.sleep(_POLL_S)
 
-    async def stream(self, work: Callable[["APIClient"], T]) -> T:
+    async def stream(self, work: Callable[[Client], T]) -> T:
         """Run some work of any length, such as a build, in a thread, which is abandoned on cancellation."""
         return await trio.to_thread.run_sync(
             functools.partial(self._work, patiently=True), work,
             limiter=trio.CapacityLimiter(1), abandon_on_cancel=True,
         )  # fmt: skip
 
-    def _work(self, work: Callable[["APIClient"], T], *, patiently: bool = False) -> T:
+    def _work(self, work: Callable[[Client], T], *, patiently: bool = False) -> T:
         import requests
         from docker.errors import APIError, DockerException
 
         try:
             client = self._awake()
-            return self._patiently(work) if patiently else work(client)
+            if not patiently:
+                return work(client)
+            with closing(self._connect(ANSWER_S)) as own:  # the work may be abandoned, and its connection with it
+                own.timeout = None  # type: ignore[assignment]
+                return work(own)
         except APIError as refused:
             raise RefusedError(refused.status_code or 500, _sentence(refused)) from None
         except (requests.RequestException, DockerException, OSError) as error:
-            raise self._down(error) from None
+            raise self._unavailable(error) from None
 
-    def _awake(self) -> "APIClient":
+    def _awake(self) -> Client:
         """Return the client, once the engine has answered."""
-        self._knock()
+        self._check_socket()
         self._asking = self._asking or self._connect(ANSWER_S)
         self._asking.ping()
         self._client = self._client or self._connect(REQUEST_S)
         return self._client
 
-    def _knock(self) -> None:
+    def _check_socket(self) -> None:
         """Raise OSError when nothing listens. The SDK would leave a socket open each time."""
         with socket.socket(socket.AF_UNIX) as door:
             door.settimeout(ANSWER_S)
             door.connect(self.path)
 
-    def _connect(self, timeout_s: int) -> "APIClient":
+    def _connect(self, timeout_s: int) -> Client:
         """Connect with the engine's API version. Without one, the SDK asks for it first."""
         from docker import APIClient
 
         version = self._client.api_version if self._client is not None else "auto"
         return APIClient(f"unix://{self.path}", version=version, timeout=timeout_s, max_pool_size=AT_ONCE)
 
-    def _patiently(self, work: Callable[["APIClient"], T]) -> T:
-        """Run some work of any length, which may be abandoned, with a client of its own."""
-        client = self._connect(ANSWER_S)
-        client.timeout = None  # type: ignore[assignment]
-        try:
-            return work(client)
-        finally:
-            client.close()
-
-    def _down(self, error: object) -> ProviderError:
+    def _unavailable(self, error: object) -> ProviderError:
         """Return the error for an engine that does not answer."""
         hangs = "timed out" in str(error).lower()
         why = "does not answer" if hangs else "is not running"
-        words = f"the Docker engine at {self.path} {why}: start it, or say by DOCKER_HOST where it is"
-        return (HangingError if hangs else ProviderError)("provider_unavailable", words, engine="docker")
+        message = f"the Docker engine at {self.path} {why}: start it, or say by DOCKER_HOST where it is"
+        return (HangingError if hangs else ProviderError)("provider_unavailable", message, engine="docker")
 
     async def follow(self, filters: dict[str, Any], hear: Callable[[Event], None], begun: Callable[[], None]) -> None:
         """Follow events until cancelled; call `begun` each time from which on none is missed."""
@@ -256,7 +290,7 @@ class Engine:
     ) -> None:
         opened = []
 
-        def read(client: "APIClient") -> None:
+        def read(client: Client) -> None:
             stream = client.events(decode=True, filters=filters)
             opened.append(stream)
             trio.from_thread.run_sync(self._begun, begun)
@@ -278,11 +312,11 @@ class Engine:
         self._client = self._asking = None
 
 
-def _nothing(_client: "APIClient") -> None:
+def _nothing(_client: Client) -> None:
     """Do nothing: the probe before each request is enough."""
 
 
-def _until_gone(read: Callable[["APIClient"], None], client: "APIClient") -> None:
+def _until_gone(read: Callable[[Client], None], client: Client) -> None:
     """Read until the daemon has gone: an abandoned thread cannot report to it."""
     with suppress(trio.RunFinishedError, trio.Cancelled):
         read(client)

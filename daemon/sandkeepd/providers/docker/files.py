@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final, NamedTuple, TypeVar
 
 from sandkeep.errors import SandkeepError, StateError
@@ -21,6 +21,7 @@ from sandkeepd.host.processes import Identity, identify, in_fresh_thread
 from sandkeepd.keeper import files
 from sandkeepd.keeper.failure import failure
 from sandkeepd.keeper.pipes import HELPER
+from sandkeepd.providers.common.descriptors import descriptor
 
 T = TypeVar("T")
 
@@ -48,12 +49,9 @@ class Root:
         """Run some work with a path, in a thread that has the user's rights. Converts errors into those for files."""
 
         def inside() -> T:
-            place = self._open()
-            try:
-                _become(*self._user)
+            with descriptor(self._open()) as place:
+                _take_rights_of(*self._user)
                 return work(_Inside(place), os.fsencode(os.path.join(self._working_dir, path)))
-            finally:
-                os.close(place)
 
         try:
             return in_fresh_thread(inside)
@@ -77,7 +75,7 @@ class Root:
         return StateError("not_ready", f"sandbox {self._sandbox_id} has ended: create another")
 
 
-def _become(uid: int, gid: int) -> None:
+def _take_rights_of(uid: int, gid: int) -> None:
     """Give this thread the rights of a user, and no capabilities. The other threads keep theirs: so not by libc."""
     _check(_libc.syscall(ctypes.c_long(_SETGROUPS), ctypes.c_long(0), None))
     _libc.setfsgid(ctypes.c_uint(gid))
@@ -100,16 +98,8 @@ class _Inside(NamedTuple):
 
     place: int
 
-    def open(self, path: bytes, flags: int) -> int:
-        return open_in_root(self.place, path, flags)
-
-    @contextmanager
-    def opened(self, path: bytes, flags: int) -> Iterator[int]:
-        fd = self.open(path, flags)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+    def opened(self, path: bytes, flags: int) -> AbstractContextManager[int]:
+        return descriptor(open_in_root(self.place, path, flags))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -122,11 +112,9 @@ def read_piece(root: Root, path: str, offset: int, max_bytes: int) -> FileConten
         with inside.opened(place, os.O_PATH) as found:
             _require_file(os.fstat(found).st_mode)
             fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        try:
+        with descriptor(fd):
             data = _read(fd, offset, max_bytes)
             status = os.fstat(fd)
-        finally:
-            os.close(fd)
         size = max(status.st_size, offset + len(data) if data else 0)
         # Files of procfs and sysfs have no size, and end at a short read.
         eof = offset + len(data) >= size and (len(data) < max_bytes or status.st_size > 0 or max_bytes == 0)

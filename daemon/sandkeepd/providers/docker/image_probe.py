@@ -4,21 +4,20 @@ The container for that has its image's own user and no rights, no network and no
 output comes from the image, and is believed only as far as it can be checked or hurts only its owner.
 """
 
+import io
 import posixpath
 import re
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
 
 from msgspec import Struct
 
 from sandkeep.errors import CallerError
 from sandkeepd.providers.docker.container import LOG_LABEL
+from sandkeepd.providers.docker.engine import Client
 from sandkeepd.providers.docker.plan import WORKSPACE, Details
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 PROBE_LABEL: Final = "sandkeep.probe"
 """The label of probe containers; its value is our id of the image."""
@@ -28,6 +27,7 @@ ANSWER_S: Final = 15
 
 _MOST_SAID_BYTES: Final = 16 * 1024
 _MOST_PASSWD_BYTES: Final = 1024 * 1024
+_MOST_HEADER_BYTES: Final = 64 * 1024
 _MOST_ID: Final = 2**32 - 2
 NO_SHELL: Final = "its image has no shell"
 _MARK: Final = "sandkeep-probe"
@@ -62,7 +62,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     user: tuple[int, int] | None = None
 
 
-def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, log_id: str) -> Details:
+def probe(client: Client, image_id: str, found: dict[str, Any], tag: str, log_id: str) -> Details:
     """Probe the details of an image that the engine describes as `found`. Blocks. Raises `invalid` for an image that no
     sandbox can be made of.
     """
@@ -83,7 +83,7 @@ def probe(client: "APIClient", image_id: str, found: dict[str, Any], tag: str, l
 
 
 @contextmanager
-def _container(client: "APIClient", configuration: dict[str, Any]) -> Iterator[str]:
+def _container(client: Client, configuration: dict[str, Any]) -> Iterator[str]:
     """Make a container, without starting it, for the length of a block."""
     from docker.errors import APIError
 
@@ -122,7 +122,7 @@ def _configuration(shell: str, docker_image_id: str, image_id: str, log_id: str)
     }
 
 
-def _ask(client: "APIClient", container: str) -> tuple[Answer, str | None]:
+def _ask(client: Client, container: str) -> tuple[Answer, str | None]:
     """Ask the image's shell for its capabilities; return the reason if it cannot answer."""
     import requests
     from docker.errors import APIError
@@ -137,28 +137,28 @@ def _ask(client: "APIClient", container: str) -> tuple[Answer, str | None]:
         with suppress(APIError):
             client.kill(container)
         return Answer(), f"its image's shell did not answer within {ANSWER_S} s"
-    said = client.logs(container, stdout=True, stderr=False, tail=64)[:_MOST_SAID_BYTES]
-    answer = understood(said)
+    output = client.logs(container, stdout=True, stderr=False, tail=64)[:_MOST_SAID_BYTES]
+    answer = parse_answer(output)
     if answer is None:
-        words = said.decode(errors="replace").strip()[:100]
+        message = output.decode(errors="replace").strip()[:100]
         return Answer(), f"its image's shell does not work: it ended with {code}" + (
-            f", saying {words!r}" if words else ""
+            f", saying {message!r}" if message else ""
         )
     return answer, None
 
 
-def _why_not_started(words: str) -> str:
-    lowered = words.lower()
+def _why_not_started(message: str) -> str:
+    lowered = message.lower()
     if "executable file not found" in lowered or "no such file or directory" in lowered:
         return NO_SHELL
     if "unable to find user" in lowered or "no matching entries in" in lowered:
         raise CallerError("invalid", "source: the image's own user is not in its /etc/passwd: build it with another")
-    return f"its image's shell cannot be started: {words[:300]}"
+    return f"its image's shell cannot be started: {message[:300]}"
 
 
-def understood(said: bytes) -> Answer | None:
+def parse_answer(output: bytes) -> Answer | None:
     """Parse the lines; return None when they are not our script's."""
-    lines = said.decode("utf-8", "replace").splitlines()
+    lines = output.decode("utf-8", "replace").splitlines()
     if not lines or lines[0] != _MARK or lines[-1] != "end":
         return None
     told = {word: rest for word, _, rest in (line.partition(" ") for line in lines[1:-1])}
@@ -180,7 +180,7 @@ def _number(text: str) -> int | None:
 # -- facts from its files ----------------------------------------------------------------------------------------------
 
 
-def _is_writable(client: "APIClient", container: str, directory: str, user: tuple[int, int]) -> bool:
+def _is_writable(client: Client, container: str, directory: str, user: tuple[int, int]) -> bool:
     """Return True if the user may write in a directory, having no capabilities."""
     place = _first_entry(client, container, f"{directory}/.")
     if place is None or not place.isdir():
@@ -190,7 +190,7 @@ def _is_writable(client: "APIClient", container: str, directory: str, user: tupl
     return place.mode & 0o030 == 0o030 if place.gid == user[1] else place.mode & 0o003 == 0o003
 
 
-def _user_by_files(client: "APIClient", container: str, named: str) -> tuple[int, int]:
+def _user_by_files(client: Client, container: str, named: str) -> tuple[int, int]:
     """Return the uid and gid of the user that an image names, if its shell could not tell them. Raises `invalid`."""
     user, _, group = named.partition(":")
     uid, gid = _number(user or "0"), _number(group) if group else None
@@ -215,7 +215,7 @@ def _table(content: bytes) -> Iterator[list[str]]:
             yield [*row, ""]
 
 
-def _content(client: "APIClient", container: str, path: str) -> bytes:
+def _content(client: Client, container: str, path: str) -> bytes:
     with suppress(tarfile.TarError), _archive(client, container, path) as archive:
         entry = archive.next()
         file = archive.extractfile(entry) if entry is not None and entry.isreg() else None
@@ -223,36 +223,24 @@ def _content(client: "APIClient", container: str, path: str) -> bytes:
     return b""
 
 
-def _first_entry(client: "APIClient", container: str, path: str) -> tarfile.TarInfo | None:
+def _first_entry(client: Client, container: str, path: str) -> tarfile.TarInfo | None:
     with suppress(tarfile.TarError), _archive(client, container, path) as archive:
         return archive.next()
     return None
 
 
-def _archive(client: "APIClient", container: str, path: str) -> tarfile.TarFile:
-    """Open the engine's archive of a path; only its beginning is read. Raises TarError when the path is missing."""
+def _archive(client: Client, container: str, path: str) -> tarfile.TarFile:
+    """Open the beginning of the engine's archive of a path. Raises TarError when the path is missing."""
     from docker.errors import NotFound
 
     try:
         pieces, _ = client.get_archive(container, path, chunk_size=64 * 1024)
     except NotFound:
         raise tarfile.TarError(path) from None
-    return tarfile.open(fileobj=cast("IO[bytes]", _Pieces(pieces)), mode="r|")
-
-
-class _Pieces:
-    """An iterator of bytes, as a file to read from."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._rest = b""
-
-    def read(self, size: int) -> bytes:
-        """Return `size` bytes, or as many as are left."""
-        while len(self._rest) < size:
-            piece = next(self._pieces, b"")
-            if not piece:
-                break
-            self._rest += piece
-        answer, self._rest = self._rest[:size], self._rest[size:]
-        return answer
+    beginning = io.BytesIO()
+    for piece in pieces:
+        beginning.write(piece)
+        if beginning.tell() > _MOST_PASSWD_BYTES + _MOST_HEADER_BYTES:
+            break
+    beginning.seek(0)
+    return tarfile.open(fileobj=beginning, mode="r:")

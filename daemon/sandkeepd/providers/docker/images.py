@@ -6,7 +6,7 @@ is never removed. `builder` builds one, `image_probe` examines it.
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -17,18 +17,15 @@ from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.settings.daemon import DOCKER_BASE
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
-from sandkeepd.contract.images import ImageRequest, ImportedImage
+from sandkeepd.contract.images import Building, ImageRequest, Images, ImportedImage
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build, image_probe
 from sandkeepd.providers.docker.builder import Builder
 from sandkeepd.providers.docker.container import LOG_LABEL
-from sandkeepd.providers.docker.engine import Engine, RefusedError
+from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Engine, RefusedError, Tolerate, names_in
 from sandkeepd.providers.docker.plan import Details
-from sandkeepd.providers.docker.stream import StreamedRequest, telling
-
-if TYPE_CHECKING:
-    from docker import APIClient
+from sandkeepd.providers.docker.stream import StreamedRequest, report_from_thread
 
 IMPORT_S: Final = 3600.0
 """Seconds that the making of an image may take in total."""
@@ -39,31 +36,26 @@ AT_ONCE: Final = 2
 MOST_PROBED: Final = 256
 """Number of images whose probed facts are cached: the same content has the same facts."""
 
-_NOT_FOUND: Final = 404
-_IN_USE: Final = 409
-
 Document = dict[str, Any]
 
 
-class DockerImages:
+class DockerImages(Images, Building):
     """Makes and removes images, also by Dockerfiles. See `Images` and `Building`."""
 
     def __init__(self, engine: Engine, layout: Layout, log_id: str) -> None:
         self._engine = engine
         self._log_id = log_id
-        self._builder = Builder(engine, layout, log_id, self.have)
+        self._builder = Builder(engine, layout, log_id, self.require_image)
         self._turns: WeakValueDictionary[str, trio.Semaphore] = WeakValueDictionary()
         self._making: set[str] = set()
         self._probed: dict[str, Details] = {}
 
     def default_base(self) -> str:
-        """See `Building.default_base`."""
         return DOCKER_BASE()
 
     # Making
 
     async def make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
-        """See `Images.make`."""
         self._making.add(image_id)
         turns = self._turns.setdefault(request.owner, trio.Semaphore(AT_ONCE))
         try:
@@ -82,14 +74,14 @@ class DockerImages:
     async def _make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
         await self._engine.call(lambda client: client.ping())  # before anything is copied for it
         if request.kind == "reference":
-            found = await self.have(request.source, progress, anew=request.clean)
+            found = await self.require_image(request.source, progress, anew=request.clean)
             await self._engine.call(
                 lambda client: client.tag(found["Id"], image_references.OUR_NAME, image_id, force=True)
             )
             made, named = ImportedImage(digest=found["Id"], size_bytes=found["Size"]), request.source
         else:
             copied = await self._builder.build(image_id, request, caller, progress)
-            named = _tag(image_id)
+            named = tag(image_id)
             found = await self._engine.call(partial(_inspect, name=named))
             made = msgspec.structs.replace(copied, digest=found["Id"], size_bytes=found["Size"], file_count=0)
         failpoints.reach("docker.tagged")
@@ -99,7 +91,7 @@ class DockerImages:
 
     async def _probe(self, image_id: str, found: Document, progress: Progress) -> Details:
         await progress("finding out what the image has")
-        look = partial(image_probe.probe, image_id=image_id, found=found, tag=_tag(image_id), log_id=self._log_id)
+        look = partial(image_probe.probe, image_id=image_id, found=found, tag=tag(image_id), log_id=self._log_id)
         details = await self._engine.call(look)
         if details.why in (None, image_probe.NO_SHELL):  # other answers may be better another time
             self._probed[details.docker_image_id] = details
@@ -107,7 +99,7 @@ class DockerImages:
                 del self._probed[next(iter(self._probed))]
         return details
 
-    async def have(self, reference: str, progress: Progress, *, anew: bool = False) -> Document:
+    async def require_image(self, reference: str, progress: Progress, *, anew: bool = False) -> Document:
         """Return the engine's document about an image, which is pulled if it is missing; with `anew` also if it came
         from a registry, which need not be reachable then.
 
@@ -124,35 +116,31 @@ class DockerImages:
                 await progress(f"taking {wanted.in_full} as it is here: {error.message}")
             found = await self._known(wanted.in_full)
         if found is None:
-            raise build.not_pulled(wanted.in_full, "not found")
+            raise build.pull_error(wanted.in_full, "not found")
         return found
 
     async def _known(self, name: str) -> Document | None:
         try:
             return await self._engine.call(partial(_inspect, name=name))
         except RefusedError as refused:
-            if refused.status == _NOT_FOUND:
+            if refused.status == NOT_FOUND:
                 return None
             raise
 
     async def _pull(self, wanted: image_references.Reference, progress: Progress) -> None:
         await progress(f"pulling {wanted.in_full}")
-        log = build.PullLog(wanted.in_full, telling(progress))
+        log = build.PullLog(wanted.in_full, report_from_thread(progress))
         params = {"fromImage": wanted.name, "tag": wanted.digest or wanted.tag or "latest"}
         try:
-            await StreamedRequest("/images/create", params, log.take, headers=partial(_login, wanted.name)).run(
+            await StreamedRequest("/images/create", params, log.receive, headers=partial(_login, wanted.name)).run(
                 self._engine
             )
         except RefusedError as refused:
-            raise build.not_pulled(wanted.in_full, refused.words) from None
+            raise build.pull_error(wanted.in_full, refused.reason) from None
         if log.error is not None:
-            raise build.not_pulled(wanted.in_full, log.error)
+            raise build.pull_error(wanted.in_full, log.error)
 
-    def tag(self, image_id: str) -> str:
-        """Return the engine's name for an image."""
-        return _tag(image_id)
-
-    async def take_over(self, image_id: str, source: str, progress: Progress) -> ImportedImage:
+    async def adopt_image(self, image_id: str, source: str, progress: Progress) -> ImportedImage:
         """Make an image of one that the engine has already, by tagging it with our name."""
         self._making.add(image_id)
         try:
@@ -168,7 +156,7 @@ class DockerImages:
             raise
         finally:
             self._making.discard(image_id)
-        told = {**msgspec.to_builtins(details), "docker_image_tag": _tag(image_id)}
+        told = {**msgspec.to_builtins(details), "docker_image_tag": tag(image_id)}
         return ImportedImage(digest=found["Id"], size_bytes=found["Size"], details=told)
 
     # Removing
@@ -176,7 +164,7 @@ class DockerImages:
     async def remove(self, image_id: str) -> None:
         """See `Images.remove`. The image goes with our name for it, unless it has another."""
         await self._builder.discard(image_id)
-        await self._engine.call(partial(untag, tag=_tag(image_id)))
+        await self._engine.call(partial(untag, tag=tag(image_id)))
 
     async def found(self) -> list[str]:
         """Return the ids of the images labelled with this log, as all built ones are."""
@@ -192,7 +180,7 @@ class DockerImages:
                 removed.append(f"image {image_id}")
                 await self.remove(image_id)
             else:
-                foreign.append(f"image {_tag(image_id)}")
+                foreign.append(f"image {tag(image_id)}")
         probes = await self._engine.call(partial(_probes, log_id=self._log_id))
         for container, image_id in probes:
             if image_id not in self._making:
@@ -202,16 +190,17 @@ class DockerImages:
         return Swept(removed=removed, foreign=foreign)
 
 
-def _tag(image_id: str) -> str:
+def tag(image_id: str) -> str:
+    """Return the engine's name for an image."""
     return f"{image_references.OUR_NAME}:{image_id}"
 
 
-def _inspect(client: "APIClient", name: str) -> Document:
+def _inspect(client: Client, name: str) -> Document:
     found: Document = client.inspect_image(name)  # type: ignore[no-untyped-call]
     return found
 
 
-def _login(name: str, client: "APIClient") -> dict[str, str]:
+def _login(name: str, client: Client) -> dict[str, str]:
     """Return the header for logging in at a registry, with the stored login of the daemon's user."""
     from docker import auth
 
@@ -220,39 +209,27 @@ def _login(name: str, client: "APIClient") -> dict[str, str]:
     return {"X-Registry-Auth": header.decode()} if header else {}
 
 
-def untag(client: "APIClient", tag: str) -> None:
+def untag(client: Client, tag: str) -> None:
     """Remove a name of ours from an image, which is removed with its last name. Safe to repeat."""
-    from docker.errors import APIError, NotFound
-
-    with suppress(NotFound):
-        try:
+    with Tolerate(NOT_FOUND):
+        with Tolerate(CONFLICT):
             client.remove_image(tag)
-        except APIError as refused:
-            if refused.status_code != _IN_USE:
-                raise
-            with suppress(NotFound):  # in use by another container, which needs its layers but not the name
-                client.remove_image(tag, force=True)
+            return
+        client.remove_image(tag, force=True)  # in use by another container, which needs its layers but not the name
 
 
-def _tagged(client: "APIClient") -> list[tuple[str, str | None]]:
+def _tagged(client: Client) -> list[tuple[str, str | None]]:
     """Return the ids in names of ours, each with the id of the log in the image's label."""
-    found = []
-    for image in client.images(name=image_references.OUR_NAME):
-        labels, names = image.get("Labels") or {}, image.get("RepoTags") or ()
-        for name in names:
-            repository, _, image_id = name.rpartition(":")
-            if repository == image_references.OUR_NAME:
-                found.append((image_id, labels.get(LOG_LABEL)))
-    return found
+    return names_in(client, image_references.OUR_NAME, LOG_LABEL)
 
 
-def _probes(client: "APIClient", log_id: str) -> list[tuple[str, str]]:
+def _probes(client: Client, log_id: str) -> list[tuple[str, str]]:
     label = image_probe.PROBE_LABEL
     found = client.containers(all=True, filters={"label": [label, f"{LOG_LABEL}={log_id}"]})
     return [(container["Id"], container["Labels"][label]) for container in found]
 
 
-def _remove_container(client: "APIClient", container: str) -> None:
+def _remove_container(client: Client, container: str) -> None:
     from docker.errors import APIError
 
     with suppress(APIError):  # it is going already

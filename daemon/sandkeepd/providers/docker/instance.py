@@ -36,11 +36,10 @@ class DockerInstance(HeldInstance):
     plan: Plan
     engine: Engine
     mark: str
-    look_after: float = 0.0
 
-    def contain(self, plan: Plan, engine: Engine, mark: str) -> None:
-        """Set its plan, and read its state. The file `mark` exists while it stands still only to be read."""
-        self.plan, self.engine, self.mark = plan, engine, mark
+    def set_up(self, plan: Plan, engine: Engine, mark: str) -> None:
+        """Set its plan, and read its state. The file `mark` exists while it is frozen only to be read."""
+        self.plan, self.engine, self.mark, self.disk_bytes = plan, engine, mark, plan.disk_bytes
         self.cgroups = cgroups.groups_of_pid(self.handle["first"]["pid"])
         freezer.recover(self.cgroups, mark)
         self.pause.set(self.is_suspended())
@@ -52,11 +51,6 @@ class DockerInstance(HeldInstance):
         """Return True if it is frozen from outside or by the daemon, for more than to read its files."""
         turn = freezer.freezer_state_of(self.cgroups)
         return cgroups.is_frozen(self.handle["first"]["pid"]) and not (turn is not None and turn.is_frozen_for_read)
-
-    @property
-    def disk_bytes(self) -> int:
-        """Limit on its disk usage in bytes."""
-        return self.plan.disk_bytes
 
     @property
     def container_id(self) -> str:
@@ -73,22 +67,20 @@ class ContainerPauses(Pauses):
         self._instance = instance
 
     async def suspend(self) -> None:
-        """See `Pausing.suspend`."""
         container = self._instance.container_id
-        async with self._in_turn():
+        async with self._freezer_lock():
             await self._instance.engine.call(lambda client: start.pause(client, container))
         self.pause.set(True)
 
     async def resume(self) -> None:
-        """See `Pausing.resume`."""
         container, groups = self._instance.container_id, self._instance.cgroups
-        async with self._in_turn():
+        async with self._freezer_lock():
             await self._instance.engine.call(lambda client: start.pause(client, container, paused=False))
             freezer.thaw(groups)  # a daemon may have died while its files were read, and its guard, too
         self.pause.set(False)
 
     @asynccontextmanager
-    async def _in_turn(self) -> AsyncIterator[None]:
+    async def _freezer_lock(self) -> AsyncIterator[None]:
         """For the length of a block, keep others from freezing it to read its files."""
         turn = freezer.freezer_state_of(self._instance.cgroups)
         while turn is not None and not turn.lock.acquire(blocking=False):  # noqa: ASYNC110 - threads hold it
@@ -103,9 +95,8 @@ class ContainerPauses(Pauses):
 class ShelllessInstance(DockerInstance):
     """A container whose image has no shell: the daemon reads and writes its files from outside."""
 
-    def contain(self, plan: Plan, engine: Engine, mark: str) -> None:
-        """See `DockerInstance.contain`."""
-        super().contain(plan, engine, mark)
+    def set_up(self, plan: Plan, engine: Engine, mark: str) -> None:
+        super().set_up(plan, engine, mark)
         self.no_terminals = "the sandbox's image has no shell, which terminals need: launch without tty"
         self.no_copies = "the sandbox's image has no shell, which copies need: read and write single files"
         first = msgspec.convert(self.handle["first"], Identity)
@@ -113,23 +104,20 @@ class ShelllessInstance(DockerInstance):
         self._files = trio.CapacityLimiter(FILES_AT_ONCE)
 
     async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
-        """See `Instance.read_piece`."""
-        return await self._outside(files.read_piece, self._root, path, offset, max_bytes)
+        return await self._run_in_thread(files.read_piece, self._root, path, offset, max_bytes)
 
     async def write_whole(self, path: str, data: bytes, *, mode: int | None = None, parents: bool = False) -> None:
-        """See `Instance.write_whole`."""
-        write = partial(files.write_whole, mode=mode, parents=parents, most_bytes=self.disk_bytes)
-        await self._outside(write, self._root, path, data)
+        write = partial(files.write_whole, mode=mode, parents=parents, most_bytes=self.plan.disk_bytes)
+        await self._run_in_thread(write, self._root, path, data)
 
     async def list_directory(self, path: str, after: bytes, limit: int) -> Directory:
-        """See `Instance.list_directory`."""
-        return await self._outside(files.list_directory, self._root, path, after, limit)
+        return await self._run_in_thread(files.list_directory, self._root, path, after, limit)
 
-    async def _outside(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    async def _run_in_thread(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Run work with its files in a thread, once it is not suspended."""
         if os.geteuid() != 0:
-            words = "the sandbox's image has no shell, and only root's daemon reaches its files: put a shell into it"
-            raise SetupError("not_supported", words)
+            message = "the sandbox's image has no shell, and only root's daemon reaches its files: put a shell into it"
+            raise SetupError("not_supported", message)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._give_up_when_gone, nursery.cancel_scope)
             await self.pause.changed(True)

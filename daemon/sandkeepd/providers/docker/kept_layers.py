@@ -7,85 +7,69 @@ at the place of a volume are copied by the engine into a new volume.
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
-from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
-from sandkeepd.contract.layers import Frozen, KeptArchive
+from sandkeepd.contract.layers import CopiedChanges, KeptArchive, Layering
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.contract.snapshots import Source
-from sandkeepd.host.threads import run_in_thread
-from sandkeepd.host.unnamed_file import unnamed_file
-from sandkeepd.providers.common.views import open_shown
+from sandkeepd.host.threads import watched
+from sandkeepd.host.unnamed_file import unnamed
+from sandkeepd.providers.common.views import open_merged
+from sandkeepd.providers.docker import images as docker_images
 from sandkeepd.providers.docker import layers as docker_layers
-from sandkeepd.providers.docker.engine import Engine
-from sandkeepd.providers.docker.found_files import FoundFiles
-from sandkeepd.providers.docker.images import DockerImages, untag
-from sandkeepd.providers.docker.instance import DockerInstance
+from sandkeepd.providers.docker.images import untag
 from sandkeepd.providers.docker.layers import Layer
-from sandkeepd.providers.docker.pack import Packer, as_layer
+from sandkeepd.providers.docker.pack import as_layer
+from sandkeepd.providers.docker.snapshots import DockerSnapshots
+
+if TYPE_CHECKING:
+    from sandkeepd.providers.docker.provider import DockerProvider
 
 
-class DockerLayers:
-    """The layers of one log in an engine. `nursery` runs removals that have to wait for the engine."""
+class DockerLayers(Layering):
+    """The layers of a provider's log in its engine."""
 
     no_forks: str | None = None
 
-    def __init__(
-        self,
-        engine: Engine,
-        images: DockerImages,
-        packer: Packer,
-        files: FoundFiles,
-        instances: Mapping[str, DockerInstance],
-        *,
-        state_dir: str,
-        log_id: str,
-        in_thread: Threads,
-        nursery: trio.Nursery,
-    ) -> None:
-        self._engine = engine
-        self._images = images
-        self._packer = packer
-        self._files = files
-        self._instances = instances
-        self._state_dir = state_dir
-        self._log_id = log_id
-        self._in_thread = in_thread
-        self._nursery = nursery
+    def __init__(self, provider: "DockerProvider", snapshots: DockerSnapshots) -> None:
+        self._provider = provider
+        self._engine, self._images = provider.docker, provider.images
+        self._snapshots = snapshots
 
     async def open_image(self, image_id: str) -> int:
-        """See `Layering.open_image`."""
-        layers = await self._files.of_image(self._images.tag(image_id))
-        return await self._in_thread(open_shown, layers, self._state_dir)
+        layers = await self._snapshots.files_of_image(docker_images.tag(image_id))
+        return await self._provider.in_thread(open_merged, layers, self._provider.layout.state_dir)
 
-    async def freeze(self, name: str, source: Source) -> Frozen:
-        """See `Layering.freeze`."""
-        files = await self._files.of(source)
-        beneath = await self._engine.call(partial(docker_layers.of_image, image=files.image))
-        container = self._instances.get(source.sandbox_id)
-        with unnamed_file(self._state_dir) as output:
+    async def freeze(self, name: str, source: Source) -> CopiedChanges:
+        files = await self._snapshots.files_of(source)
+        beneath = await self._engine.call(partial(docker_layers.base_of_image, image=files.image))
+        container = self._provider.instances.get(source.sandbox_id)
+        with unnamed(self._provider.layout.state_dir) as output:
             with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
-                changes = await self._in_thread(self._packer.changes, files, container, output, "layer.frozen")
+                changes = await self._provider.in_thread(
+                    self._snapshots.packer.changes, files, container, output, "layer.frozen"
+                )
             failpoints.reach("layer.copied")
             try:
-                await self._give(name, beneath, changes.layer)
+                await self._load(name, beneath, changes.layer)
             except SandkeepError:
-                self._nursery.start_soon(self._discard_later, name)  # no sandbox will begin with files of that name
+                # No sandbox will begin with files of that name.
+                self._provider.nursery.start_soon(self._discard_later, name)
                 raise
-        document = await self.filled([name], None)
+        document = await self.files_of_layers([name], None)
         size = changes.layer.size_bytes
-        return Frozen(files=document, needs_image=False, pause_ms=changes.pause.ms, size_bytes=size)
+        return CopiedChanges(files=document, pause_ms=changes.pause.ms, size_bytes=size)
 
-    async def _give(self, name: str, beneath: docker_layers.Beneath, layer: Layer) -> None:
+    async def _load(self, name: str, beneath: docker_layers.Base, layer: Layer) -> None:
         """Load it into the engine; on any error nothing is left of it."""
         try:
-            await docker_layers.give(self._engine, name, self._log_id, beneath, layer)
+            await docker_layers.load(self._engine, name, self._provider.log_id, beneath, layer)
         except BaseException:
             with trio.CancelScope(shield=True), suppress(SandkeepError):  # without the engine, the next start does it
                 await self.discard_layers([name])
@@ -95,60 +79,51 @@ class DockerLayers:
     async def _discard_later(self, name: str) -> None:
         """Discard a layer later: an engine that hung during the request may have taken it after all."""
         await self._engine.recovered()
-        await self._engine.quiet()
+        await self._engine.drained()
         with suppress(SandkeepError):
             await self.discard_layers([name])
 
-    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
-        """See `Layering.filled`. The engine keeps the layers beneath as long as one above exists."""
+    async def files_of_layers(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
+        """See `Layering.files_of_layers`. The engine keeps the layers beneath as long as one above exists."""
         return {"image": docker_layers.tag(names[0]), "kept": list(names)}
 
-    async def is_filled(self, name: str) -> bool:
-        """See `Layering.is_filled`."""
-        return await self._engine.call(partial(docker_layers.is_kept, name=name))
+    async def has_layer(self, name: str) -> bool:
+        return await self._engine.call(partial(docker_layers.layer_exists, name=name))
 
     async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
-        """See `Layering.fill`."""
         if not archive.is_layer:
-            beneath = docker_layers.of_nothing(archive.details)
+            beneath = docker_layers.empty_base(archive.details)
         else:
             assert archive.beneath is not None or archive.image_id is not None
-            image = docker_layers.tag(archive.beneath) if archive.beneath else self._images.tag(archive.image_id or "")
-            beneath = await self._engine.call(partial(docker_layers.of_image, image=image))
-        with unnamed_file(self._state_dir) as descriptor:
-            layer = await run_in_thread(partial(as_layer, archive, descriptor), progress, "unpacking the files")
+            image = docker_layers.tag(archive.beneath) if archive.beneath else docker_images.tag(archive.image_id or "")
+            beneath = await self._engine.call(partial(docker_layers.base_of_image, image=image))
+        with unnamed(self._provider.layout.state_dir) as descriptor:
+            layer = await watched(partial(as_layer, archive, descriptor), progress, "unpacking the files")
             await progress("giving the files to the Docker engine")
-            await self._give(name, beneath, layer)
+            await self._load(name, beneath, layer)
 
     async def promote(
         self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress
     ) -> ImportedImage:
         """See `Layering.promote`. It is the same image to the engine, under one more name."""
-        return await self._images.take_over(image_id, files["image"], progress)
-
-    def layered(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Layering.layered`."""
-        return {**plan, **files}
+        return await self._images.adopt_image(image_id, files["image"], progress)
 
     def needs_image(self, files: Mapping[str, Any]) -> bool:
-        """See `Layering.needs_image`."""
         return False
 
     def layers_of(self, plan: Mapping[str, Any]) -> Sequence[str]:
-        """See `Layering.layers_of`."""
         found: list[str] = plan.get("kept", [])
         return found
 
     async def discard_layers(self, names: Collection[str]) -> None:
-        """See `Layering.discard_layers`."""
         for name in names:
             await self._engine.call(partial(untag, tag=docker_layers.tag(name)))
 
     async def clean_up(self, ledger: Ledger) -> Swept:
         """Remove kept files that no sandbox needs. Safe to repeat."""
         removed, foreign = [], []
-        for name, log_id in await self._engine.call(docker_layers.kept):
-            if log_id != self._log_id:
+        for name, log_id in await self._engine.call(docker_layers.list_layers):
+            if log_id != self._provider.log_id:
                 foreign.append(f"image {docker_layers.tag(name)}")
             elif not ledger.owns_layer(name):
                 removed.append(f"kept files {name}")

@@ -11,18 +11,16 @@ import tarfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError
+from sandkeepd.providers.docker.build_context import tar_entry
 from sandkeepd.providers.docker.container import LOG_LABEL
-from sandkeepd.providers.docker.engine import Engine
+from sandkeepd.providers.docker.engine import Client, Engine, inspect_image, names_in
 from sandkeepd.providers.docker.plan import Details
 from sandkeepd.providers.docker.stream import StreamedRequest
-
-if TYPE_CHECKING:
-    from docker import APIClient
 
 REPOSITORY: Final = "sandkeep-files"
 """The repository of these images in the engine; the tag is the name that the files are kept under."""
@@ -34,7 +32,7 @@ _PIECE_BYTES: Final = 1024 * 1024
 _LAYER: Final = "layer.tar"
 
 
-class Beneath(Struct, frozen=True, kw_only=True):
+class Base(Struct, frozen=True, kw_only=True):
     """The base of a layer: the engine's digests of layers, and the configuration that programs run with."""
 
     layers: list[str]
@@ -57,36 +55,30 @@ def tag(name: str) -> str:
     return f"{REPOSITORY}:{name}"
 
 
-def of_image(client: "APIClient", image: str) -> Beneath:
+def base_of_image(client: Client, image: str) -> Base:
     """Return an image as the base of a layer. Raises `not_found`."""
-    from docker.errors import ImageNotFound
-
-    try:
-        found: dict[str, Any] = client.inspect_image(image)  # type: ignore[no-untyped-call]
-    except ImageNotFound:
-        words = f"the image {image} is gone from the Docker engine, and these files are above it"
-        raise CallerError("not_found", words) from None
-    return Beneath(layers=found["RootFS"].get("Layers") or [], config=found.get("Config") or {})
+    found = inspect_image(client, image)
+    return Base(layers=found["RootFS"].get("Layers") or [], config=found.get("Config") or {})
 
 
-def of_nothing(details: Mapping[str, Any]) -> Beneath:
+def empty_base(details: Mapping[str, Any]) -> Base:
     """Return an empty base, for complete files; `details` are those of the image that provides their programs."""
     known = {name: details[name] for name in ("user", "workdir", "env") if name in details}
     plain = Details(docker_image_id="", docker_image_tag="", **known)
     uid, gid = plain.user
-    return Beneath(
+    return Base(
         layers=[], config={"Env": list(plain.env), "WorkingDir": plain.workdir, "User": f"{uid}:{gid}"}
     )  # fmt: skip
 
 
-async def give(engine: Engine, name: str, log_id: str, beneath: Beneath, layer: Layer) -> None:
+async def load(engine: Engine, name: str, log_id: str, beneath: Base, layer: Layer) -> None:
     """Load an image of a layer upon others into the engine. Raises `storage_unavailable`, `provider_unavailable`, and
     `disk_limit` for files that would take more room than they do.
     """
     if layer.hole_bytes > MOST_HOLE_BYTES:
         holes, most = layer.hole_bytes >> 20, MOST_HOLE_BYTES >> 20
-        words = f"its files have {holes} MiB of holes, which a Docker engine writes out; at most {most} MiB"
-        raise ProviderError("disk_limit", f"{words}: remove sparse files, or exclude them from the snapshot")
+        message = f"its files have {holes} MiB of holes, which a Docker engine writes out; at most {most} MiB"
+        raise ProviderError("disk_limit", f"{message}: remove sparse files, or exclude them from the snapshot")
     architecture, system = await engine.call(_machine)
     layers = [*beneath.layers, f"sha256:{layer.sha256}"]
     image = {
@@ -99,75 +91,57 @@ async def give(engine: Engine, name: str, log_id: str, beneath: Beneath, layer: 
     }
     failed: list[str] = []
 
-    def take(document: dict[str, Any]) -> None:
+    def receive(document: dict[str, Any]) -> None:
         if document.get("error"):
             failed.append(str(document["error"]))
 
     body = _archive(image, [f"beneath/{number}" for number in range(len(beneath.layers))], tag(name), layer)
     kind = {"Content-Type": "application/x-tar"}
-    await StreamedRequest("/images/load", {"quiet": "1"}, take, body, headers=lambda _: kind).run_while_awake(engine)
+    await StreamedRequest("/images/load", {"quiet": "1"}, receive, body, headers=lambda _: kind).run_while_awake(engine)
     if failed:
-        raise _not_taken(failed[0])
-    made = await engine.call(lambda client: of_image(client, tag(name)))
+        raise _load_error(failed[0])
+    made = await engine.call(lambda client: base_of_image(client, tag(name)))
     if made.layers != layers:
-        raise _not_taken("it made another image of them")
+        raise _load_error("it made another image of them")
 
 
-def _machine(client: "APIClient") -> tuple[str, str]:
+def _machine(client: Client) -> tuple[str, str]:
     version: dict[str, str] = client.version()
     return version["Arch"], version["Os"]
 
 
-def _not_taken(why: str) -> ProviderError | DaemonError:
-    words = f"the Docker engine did not take the files: {' '.join(why.split())[:300]}"
+def _load_error(why: str) -> ProviderError | DaemonError:
+    message = f"the Docker engine did not take the files: {' '.join(why.split())[:300]}"
     if "no space left" in why:
-        return DaemonError("storage_unavailable", f"{words}: make room for it")
-    return ProviderError("provider_unavailable", words)
+        return DaemonError("storage_unavailable", f"{message}: make room for it")
+    return ProviderError("provider_unavailable", message)
 
 
 def _archive(image: dict[str, Any], beneath: Sequence[str], name: str, layer: Layer) -> Generator[bytes]:
     """Stream the input of `docker load`; of the layers beneath, which the engine has, only the names."""
     config = json.dumps(image).encode()
     manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": [*beneath, _LAYER]}]
-    yield from _file("config.json", config)
-    yield from _file("manifest.json", json.dumps(manifest).encode())
-    yield _header(_LAYER, layer.size_bytes)
+    yield tar_entry("config.json", config)
+    yield tar_entry("manifest.json", json.dumps(manifest).encode())
+    header = tarfile.TarInfo(_LAYER)
+    header.size = layer.size_bytes
+    yield header.tobuf(tarfile.GNU_FORMAT)
     offset = 0
     while piece := os.pread(layer.descriptor, _PIECE_BYTES, offset):
         yield piece
         offset += len(piece)
-    yield _padding(offset)
+    yield bytes(-offset % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _file(name: str, content: bytes) -> Generator[bytes]:
-    yield _header(name, len(content)) + content + _padding(len(content))
-
-
-def _header(name: str, size: int) -> bytes:
-    entry = tarfile.TarInfo(name)
-    entry.size = size
-    return entry.tobuf(tarfile.GNU_FORMAT)
-
-
-def _padding(size: int) -> bytes:
-    return bytes(-size % tarfile.BLOCKSIZE)
-
-
-def kept(client: "APIClient") -> list[tuple[str, str | None]]:
+def list_layers(client: Client) -> list[tuple[str, str | None]]:
     """Return the names that files are kept under, each with the id of the log in its label."""
-    found = []
-    for image in client.images(name=REPOSITORY):
-        for name in image.get("RepoTags") or ():
-            repository, _, kept_as = name.rpartition(":")
-            if repository == REPOSITORY:
-                found.append((kept_as, (image.get("Labels") or {}).get(LOG_LABEL)))
-    return found
+    return names_in(client, REPOSITORY, LOG_LABEL)
 
 
-def is_kept(client: "APIClient", name: str) -> bool:
+def layer_exists(client: Client, name: str) -> bool:
     """Return True if there are files of that name."""
     with suppress(CallerError):
-        of_image(client, tag(name))
+        inspect_image(client, tag(name))
         return True
     return False

@@ -21,8 +21,8 @@ from sandkeepd.contract.snapshots import PackedFiles, PackRequest
 from sandkeepd.host.cgroups.pause import Pause, frozen
 from sandkeepd.host.processes import Identity, identify
 from sandkeepd.host.threads import Meter
-from sandkeepd.host.unnamed_file import unnamed_file
-from sandkeepd.providers.common.packing import CODECS, told
+from sandkeepd.host.unnamed_file import unnamed
+from sandkeepd.providers.common.packing import CODECS, packed_files
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.docker import trees
 from sandkeepd.providers.docker.instance import DockerInstance
@@ -54,10 +54,10 @@ class Packer:
         with unnamed_file(self._state_dir) as output:
             changes = self.changes(files, container, output, "snapshot.frozen")
             failpoints.reach("snapshot.copied")
-            packed = self._put_together(output, image, request, moved)
-        return told(msgspec.structs.replace(packed, remarks=changes.remarks), changes.pause)
+            packed = self._pack_all(output, image, request, moved)
+        return packed_files(msgspec.structs.replace(packed, remarks=changes.remarks), changes.pause)
 
-    def _put_together(self, layer: int, image: Sequence[str], request: PackRequest, moved: Meter) -> PackedArchive:
+    def _pack_all(self, layer: int, image: Sequence[str], request: PackRequest, moved: Meter) -> Packed:
         codec = CODECS[request.format]
         if request.over != "nothing":
             return write(CheckedArchive(layer, NO_LIMITS, layer=True), request.output, codec, Remarks(), moved=moved)
@@ -69,17 +69,17 @@ class Packer:
     ) -> PackedFiles:
         """Pack some paths, reading them in place."""
         include, exclude = trees.paths(request.include), trees.paths(request.exclude)
-        with self._shown(files) as root, _standing(container) as pause:
+        with self._shown(files) as root, _frozen(container) as pause:
             failpoints.reach("snapshot.frozen")
             source = ContainerTree(files, root, include=include, exclude=exclude, never=[self._state_dir])
             packed = write(source, request.output, CODECS[request.format], source.remarks, moved=moved)
-        return told(packed, pause)
+        return packed_files(packed, pause)
 
     def changes(self, files: ContainerFiles, container: DockerInstance | None, output: int, failpoint: str) -> Changes:
-        """Write the difference between a container and its image to an empty file, while it stands still."""
+        """Write the difference between a container and its image to an empty file, while it is frozen."""
         with self._shown(files) as root:
             source = ContainerTree(files, root, never=[self._state_dir], as_layer=True)
-            with _standing(container) as pause:
+            with _frozen(container) as pause:
                 failpoints.reach(failpoint)
                 packed = write(source, output, "none", source.remarks)
         return Changes(_layer(output, packed), packed.remarks, pause)
@@ -104,7 +104,7 @@ def _layer(descriptor: int, packed: PackedArchive) -> Layer:
     return Layer(descriptor=descriptor, sha256=packed.sha256, size_bytes=packed.size_bytes, hole_bytes=holes)
 
 
-def _standing(container: DockerInstance | None) -> AbstractContextManager[Pause]:
+def _frozen(container: DockerInstance | None) -> AbstractContextManager[Pause]:
     """Freeze a container for the length of a block, if it runs."""
     if container is None:
         return nullcontext(Pause())

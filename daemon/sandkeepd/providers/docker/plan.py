@@ -4,7 +4,7 @@ The settings are upper bounds for callers, and are read here: the decision is on
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from secrets import token_hex
 from typing import Any, Final
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from sandkeep.errors import CallerError, SetupError
 from sandkeep.model import Network, SandboxSpec
 from sandkeep.settings import docker as settings
+from sandkeepd.providers.common.inside import inner_user
 
 INSIDE: Final = "/run/sandkeep"
 WORKSPACE: Final = "/workspace"
@@ -106,10 +107,10 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
     try:
         image = msgspec.convert(dict(details), Details)
     except msgspec.ValidationError:
-        words = "the image was not made for Docker: make it again with provider='docker'"
+        message = "the image was not made for Docker: make it again with provider='docker'"
         if not details:
-            words = "nothing is known of how Docker is to run these files: import them with the image that they are of"
-        raise SetupError("not_supported", words) from None
+            message = "these files have no image for Docker: import the snapshot with its image"
+        raise SetupError("not_supported", message) from None
     uid, gid = _user(spec, image)
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
@@ -144,22 +145,25 @@ def beside(plan: Plan) -> Plan:
     return replace(plan, name=_MARK.sub("", plan.name) + f".{mark}", workspace_volume=volume)
 
 
-def _beyond(setting: str, field: str, words: str) -> CallerError:
-    return CallerError("permission_denied", f"{field}: {words}, says the administrator by {setting}", field=field)
+def own_volumes(mounts: Iterable[Mapping[str, Any]], plan: Plan) -> list[Mapping[str, Any]]:
+    """Return those of a container's mounts that are volumes of this sandbox alone."""
+    shared = {volume.source for volume in plan.volumes}
+    if plan.workspace_volume is not None and not plan.workspace_volume.own:
+        shared.add(plan.workspace_volume.source)
+    return [mount for mount in mounts if mount["Type"] == "volume" and mount.get("Name") not in shared]
+
+
+def _beyond(setting: str, field: str, limit: str) -> CallerError:
+    return CallerError("permission_denied", f"{field}: {limit}, as the administrator set {setting}", field=field)
 
 
 def _user(spec: SandboxSpec, image: Details) -> tuple[int, int]:
     decided = settings.USER()
     if not decided:
-        return image.user if spec.user is None else _numbers(spec.user)
-    if spec.user is not None and _numbers(spec.user) != _numbers(decided):
+        return image.user if spec.user is None else inner_user(spec.user)
+    if spec.user is not None and inner_user(spec.user) != inner_user(decided):
         raise _beyond(settings.USER.name, "user", f"it can only be {decided}")
-    return _numbers(decided)
-
-
-def _numbers(user: str) -> tuple[int, int]:
-    uid, _, gid = user.partition(":")
-    return int(uid), int(gid or uid)
+    return inner_user(decided)
 
 
 def _pids(asked: int | None) -> int:
@@ -183,8 +187,8 @@ def _workspace_volume(sandbox_id: str, owner: str, workspace: str, *, read_only:
     if mode == "none":
         return None
     if mode == "static" and not settings.VOLUME_NAME():
-        words = f"{settings.VOLUME_NAME.name} must name the volume, as {settings.VOLUME_MODE.name} is static"
-        raise SetupError("not_configured", words, setting=settings.VOLUME_NAME.name)
+        message = f"{settings.VOLUME_NAME.name} must name the volume, as {settings.VOLUME_MODE.name} is static"
+        raise SetupError("not_configured", message, setting=settings.VOLUME_NAME.name)
     names = {
         "session": f"{prefix}sandbox-{sandbox_id}", "user": f"{prefix}user-{_slug(owner)}",
         "static": settings.VOLUME_NAME(),
@@ -199,8 +203,8 @@ def _volumes(spec: SandboxSpec, owner: str, workspace: str) -> list[Volume]:
     for asked in spec.volumes:
         target = asked.target.rstrip("/")
         if not _is_free(target, taken):
-            words = f"volumes: {asked.target!r} cannot be a place for one: use an absolute path of its own"
-            raise CallerError("invalid", words, field="volumes")
+            message = f"volumes: {asked.target!r} is no valid mount point: give an absolute path that nothing else uses"
+            raise CallerError("invalid", message, field="volumes")
         taken.append(target)
         host = asked.source.startswith("/")
         source = asked.source if host else f"{settings.VOLUME_PREFIX()}volume-{_slug(owner)}-{asked.source}"

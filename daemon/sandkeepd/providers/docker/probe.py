@@ -1,16 +1,15 @@
 """The limits that a Docker engine can enforce, and the consequences for its sandboxes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sandkeep.model import Capability, ProviderCapabilities
 from sandkeepd.keeper import program
+from sandkeepd.providers.common.capabilities import capability
+from sandkeepd.providers.docker.engine import Client
 from sandkeepd.providers.docker.snapshots import files_features
 
-if TYPE_CHECKING:
-    from docker import APIClient
 
-
-def look(client: "APIClient") -> dict[str, Any]:
+def look(client: Client) -> dict[str, Any]:
     """Return the engine's own description. Blocks."""
     found: dict[str, Any] = client.info()
     found["Networks"] = [network["Name"] for network in client.networks()]
@@ -27,16 +26,16 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
     features = {
         "isolation": Capability(works=True),
         **{
-            f"limit_{name}": _if(found.get(key), f"the engine has no control group that limits {name}")
+            f"limit_{name}": capability(found.get(key), f"the engine has no control group that limits {name}")
             for name, key in controls.items()
         },
-        "limit_disk": _if(root, "only root sees what a container writes: files are limited, their sum is not"),
-        "live_restore": _if(
+        "limit_disk": capability(root, "only root sees what a container writes: files are limited, their sum is not"),
+        "live_restore": capability(
             found.get("LiveRestoreEnabled"),
             "a restart of the engine ends every container: set live-restore in its daemon.json",
         ),
-        "seccomp": _if("seccomp" in options, "the engine has no seccomp: system calls are not filtered"),
-        "network_bridge": _if("bridge" in found["Networks"], "the engine has no network called bridge"),
+        "seccomp": capability("seccomp" in options, "the engine has no seccomp: system calls are not filtered"),
+        "network_bridge": capability("bridge" in found["Networks"], "the engine has no network called bridge"),
         "images_without_shell": Capability(works=True, why=without),
         "terminals": Capability(works=True, why="in images that have tmux"),
         "suspend": Capability(works=True),
@@ -46,7 +45,3 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
     why = None if "rootless" not in options else "the engine is rootless, for which this was not tried"
     missing = program.why_missing()
     return ProviderCapabilities(provider=provider, works=missing is None, why=missing or why, features=features)
-
-
-def _if(works: Any, why: str) -> Capability:
-    return Capability(works=bool(works), why=None if works else why)

@@ -6,10 +6,10 @@ that into the engine's terms, `start` makes it. See `contract.provider` for the 
 """
 
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -21,33 +21,23 @@ from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.hostile_files import HostileTree
-from sandkeepd.host.processes import open_process
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
-from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
 from sandkeepd.providers.docker import inotify, probe
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
-from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL
-from sandkeepd.providers.docker.engine import Engine, Event, RefusedError
-from sandkeepd.providers.docker.found_files import FoundFiles
+from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL, Job
+from sandkeepd.providers.docker.engine import Client, Engine, Event
 from sandkeepd.providers.docker.image_probe import NO_SHELL
 from sandkeepd.providers.docker.images import DockerImages
 from sandkeepd.providers.docker.instance import DockerInstance, ShelllessInstance
 from sandkeepd.providers.docker.kept_layers import DockerLayers
-from sandkeepd.providers.docker.pack import Packer
 from sandkeepd.providers.docker.plan import Plan
 from sandkeepd.providers.docker.replacement import DockerReplacement
 from sandkeepd.providers.docker.revival import DockerRevival
 from sandkeepd.providers.docker.snapshots import DockerSnapshots
-from sandkeepd.providers.docker.start import Handle, Job
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
-
-if TYPE_CHECKING:
-    from docker import APIClient
+from sandkeepd.providers.docker.start import Handle, kill
 
 ASKED_S: Final = 20.0
 """Seconds that the report of capabilities may take."""
@@ -69,29 +59,23 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     name = "docker"
 
     def __init__(
-        self, state_dir: str, engine: Engine, *, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
+        self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, engine: Engine, disk_limit: int
     ) -> None:
         super().__init__(state_dir, log_id, watcher, nursery)
-        self.engine = self._engine = engine
+        self.engine = self.docker = engine
         self.images = DockerImages(engine, self.layout, log_id)
         self._disk_limit = disk_limit
-        self.disks = DiskWatch(self.instances, self._occupied, self._end_for_disk)
         self._driver: str | None = None
         self._following = False
-        files, packer = FoundFiles(engine), Packer(self.layout.state_dir)
-        self._kept = DockerLayers(
-            engine, self.images, packer, files, self.instances,
-            state_dir=self.layout.state_dir, log_id=log_id, in_thread=self.in_thread, nursery=nursery,
-        )  # fmt: skip
-        self._replacement = DockerReplacement(self, engine)
+        self.snapshots = snapshots = DockerSnapshots(self)
+        self._kept = DockerLayers(self, snapshots)
+        self.revival = self._revival = DockerRevival(self)
+        self._replacement = DockerReplacement(self, self._revival)
         self.builder, self.layers, self.replacement = self.images, self._kept, self._replacement
-        self.revival = DockerRevival(self)
-        self.snapshots = DockerSnapshots(packer, files, self.instances)
 
     # Sandboxes
 
     def default_network(self) -> Network:
-        """See `Provider.default_network`."""
         return docker_plan.default_network()
 
     def plan(
@@ -105,37 +89,34 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         details: Mapping[str, Any],
         owner: str = "",
     ) -> dict[str, Any]:
-        """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
         decided = docker_plan.decide(sandbox_id, owner, spec, details, self._disk_limit)
-        document: dict[str, Any] = msgspec.to_builtins(decided)
-        return document
+        return dict(msgspec.to_builtins(decided))
 
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> DockerInstance:
-        """See `Provider.create`."""
         await self.follow_engine()
         self.layout.prepare()
         try:
             return await self.start(self.job(sandbox_id, spec, secrets, plan), secrets, docker_start.start)
         except BaseException:
             with trio.CancelScope(shield=True):
-                await self._undo(sandbox_id, plan)
+                await self._remove_remains(sandbox_id, plan)
             raise
 
-    async def _undo(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+    async def _remove_remains(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Remove the remains of a failed container; if the engine does not answer, once it does again."""
         try:
             await self.terminate(sandbox_id, plan, {})
         except SandkeepError as error:
             if "engine" in error.data:
-                self.nursery.start_soon(self._undo_later, sandbox_id, plan)
+                self.nursery.start_soon(self._remove_remains_later, sandbox_id, plan)
 
-    async def _undo_later(self, sandbox_id: str, plan: dict[str, Any]) -> None:
-        await self._engine.recovered()
-        await self._engine.quiet()
-        await self._undo(sandbox_id, plan)
+    async def _remove_remains_later(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+        await self.docker.recovered()
+        await self.docker.drained()
+        await self._remove_remains(sandbox_id, plan)
 
     def job(self, sandbox_id: str, spec: SandboxSpec, secrets: Collection[str], plan: dict[str, Any]) -> Job:
         """Return the parameters for starting a container."""
@@ -145,24 +126,15 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         )  # fmt: skip
 
     async def start(
-        self, job: Job, secrets: Mapping[str, str], start: Callable[["APIClient", Job], Handle]
+        self, job: Job, secrets: Mapping[str, str], start: Callable[[Client, Job], Handle]
     ) -> DockerInstance:
         """Prepare the directories, `start` the container, and hold it once its keeper answers."""
         await self.in_thread(docker_start.make_directories, job)
         failpoints.reach("docker.directories")
         with docker_start.control_held_open(job):
             with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
-                handle = await self._engine.call(lambda client: start(client, job))
+                handle = await self.docker.call(lambda client: start(client, job))
             return await self._begin(job, handle, secrets)
-
-    async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """End the processes of a sandbox, and leave its files. Safe to repeat."""
-        with trio.CancelScope(shield=True):
-            await self.in_thread(_kill, handle)
-            await self._engine.call(lambda client: docker_start.halt(client, sandbox_id, self.log_id))
-            instance = self.instances.get(sandbox_id)
-            if instance is not None:
-                await self.see_end(instance)
 
     async def _begin(self, job: Job, handle: Handle, secrets: Mapping[str, str]) -> DockerInstance:
         """Hold a container that was just started, once its keeper answers."""
@@ -190,14 +162,14 @@ class DockerProvider(KeeperProvider[DockerInstance]):
                 handle=msgspec.to_builtins(handle), env=env, working_dir=spec.working_dir or plan.workspace,
                 input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE,
             )  # fmt: skip
-            made.contain(plan, self._engine, self.layout.read_mark(sandbox_id))
+            made.set_up(plan, self.docker, self.layout.read_mark(sandbox_id))
             return made
 
-        return self._take_hold(handle.first, make)
+        return self._hold_first(handle.first, make)
 
     async def _isolation(self, plan: Plan, *, counted: bool) -> Isolation:
         if self._driver is None:
-            self._driver = await self._engine.call(lambda client: str(client.info().get("Driver") or "unknown"))
+            self._driver = await self.docker.call(lambda client: str(client.info().get("Driver") or "unknown"))
         held = {"pids": "cgroup", "disk": "rlimit and watcher"}
         held |= {name: "cgroup" for name, limit in (("memory", plan.memory_bytes), ("cpus", plan.cpus)) if limit}
         notes = []
@@ -218,39 +190,36 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         """See `Provider.adopt`. A container whose first process runs is taken over without the engine."""
         decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
         if docker_start.is_retired(decided, earlier):
-            await self.halt(sandbox_id, plan, handle)
+            await self._revival.halt(sandbox_id, plan, handle)
             return Ending(kind="lost", message=docker_start.RETIRED)
         self._begin_to_follow()
-        return await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
+        return await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`. Processes end at once, also when the engine is down; the rest waits for it."""
-        instance = self.instances.get(sandbox_id)
-        if instance is not None:
-            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
+        self._mark_terminated(sandbox_id)
         self._replacement.forget(sandbox_id)
-        await self.in_thread(_kill, handle)
+        await self.in_thread(kill, handle)
         failpoints.reach("docker.killed")
-        await self._engine.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
+        await self.docker.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
         failpoints.reach("docker.removed")
-        if instance is not None:
-            await self.see_end(instance)
+        await self.await_end(sandbox_id)
         await self.in_thread(self.layout.clear, sandbox_id)
 
     # Events of the engine
 
     async def follow_engine(self) -> None:
         """Probe the engine, and follow the events of our containers from now on."""
-        await self._engine.answer()
+        await self.docker.answer()
         self._begin_to_follow()
 
     def _begin_to_follow(self) -> None:
         if not self._following:
             self._following = True
             filters = {"type": ["container"], "label": [f"{LOG_LABEL}={self.log_id}"]}
-            self.nursery.start_soon(self._engine.follow, filters, self._hear, self._look_soon)
+            self.nursery.start_soon(self.docker.follow, filters, self._on_event, self._refresh_pauses)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         """Handle an event of one of our containers, perhaps caused from outside. A late event may be outdated, so look
         at the state.
         """
@@ -258,7 +227,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         if instance is not None and event.get("Action") in ("pause", "unpause"):
             instance.pause.set(instance.is_suspended())
 
-    def _look_soon(self) -> None:
+    def _refresh_pauses(self) -> None:
         """Look at the state of all containers, after events may have been missed: the end of a container is seen
         without the engine.
         """
@@ -267,14 +236,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
 
     async def _state(self, handle: Handle) -> dict[str, Any] | None:
         """Return the engine's view of a container's state; None when there is no such container."""
-        try:
-            found = await self._engine.call(lambda client: client.inspect_container(handle.container_id))
-        except RefusedError as refused:
-            if refused.status == 404:
-                return None
-            raise
-        state: dict[str, Any] = found["State"]
-        return state
+        return await self.docker.call(lambda client: docker_start.state_of(client, handle.container_id))
 
     async def _last_state(self, handle: Handle) -> dict[str, Any] | None:
         """Return the state of a container that has ended; None when it was removed, as it is a moment after it was
@@ -288,7 +250,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         return state
 
     async def _why_ended(self, instance: DockerInstance) -> Ending:
-        with_engine = self._engine.was_away
+        with_engine = self.docker.was_away
         try:
             with trio.fail_after(NEWS_S):
                 state = await self._last_state(msgspec.convert(instance.handle, Handle))
@@ -305,27 +267,25 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     # All that there is
 
     async def capabilities(self) -> ProviderCapabilities:
-        """See `Provider.capabilities`."""
         try:
             with trio.fail_after(ASKED_S):
-                found = await self._engine.call(probe.look)
+                found = await self.docker.call(probe.look)
         except Exception as error:  # noqa: BLE001 - a report of missing capabilities must not fail
             why = error.message if isinstance(error, SandkeepError) else "the Docker engine is too slow"
             return ProviderCapabilities(provider=self.name, works=False, why=why)
         return self._with_watches(probe.report(self.name, found, root=os.geteuid() == 0))
 
     async def found(self) -> tuple[list[str], list[str]]:
-        """See `Provider.found`."""
-        containers = await self._engine.call(docker_start.marked)
+        containers = await self.docker.call(docker_start.list_objects)
         sandboxes = sorted({mark.sandbox_id for mark in containers if mark.log_id == self.log_id})
         return sandboxes, await self.images.found()
 
     async def clean_up(self, ledger: Ledger) -> Swept:
         """See `Provider.clean_up`. Where there never was an engine, there is nothing to be cleaned."""
-        if not self._engine.is_there and not ledger.plans():
+        if not self.docker.has_socket and not ledger.plans():
             return Swept()
         removed, foreign = dict[str, None](), dict[str, None]()
-        for mark in await self._engine.call(docker_start.marked):
+        for mark in await self.docker.call(docker_start.list_objects):
             if mark.log_id != self.log_id:
                 foreign[f"{mark.kind} {mark.name}"] = None
             elif not ledger.owns_sandbox(mark.sandbox_id):  # asked last, as sandboxes are made meanwhile
@@ -338,14 +298,14 @@ class DockerProvider(KeeperProvider[DockerInstance]):
 
     # Background tasks
 
-    def _occupied(self, instance: DockerInstance) -> int:
+    def _occupied_bytes(self, instance: DockerInstance) -> int:
         handle = msgspec.convert(instance.handle, Handle)
         places: list[str | HostileTree] = [*handle.written, self._out(instance.sandbox_id)]
         inside = [instance.plan.workspace, "/", f"{docker_plan.INSIDE}/out"]
-        return disk_usage.occupied(places, handle.first.pid, instance.cgroups, inside, root=os.geteuid() == 0)
+        return disk_usage.occupied_bytes(places, handle.first.pid, instance.cgroups, inside, root=os.geteuid() == 0)
 
     async def _end_for_disk(self, instance: DockerInstance) -> None:
-        await self.in_thread(_kill, instance.handle)
+        await self.in_thread(kill, instance.handle)
 
 
 def _lost_with_engine() -> Ending:
@@ -354,17 +314,6 @@ def _lost_with_engine() -> Ending:
         "resume the sandbox"
     )
     return Ending(kind="lost", message=message)
-
-
-def _kill(handle: dict[str, Any]) -> None:
-    """Kill the first process of a container, and so all of them, without the engine, if we may. Blocks."""
-    pidfd = open_process(msgspec.convert(handle, Handle).first) if handle else None
-    if pidfd is not None:
-        try:
-            with suppress(OSError):  # only root may; then the engine does it
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        finally:
-            os.close(pidfd)
 
 
 @asynccontextmanager
@@ -376,17 +325,9 @@ async def open_docker(
     The engine is not asked before it is needed, so that a daemon starts without one.
     """
     way = engine or Engine()
-
-    def make(watcher: Watcher, nursery: trio.Nursery) -> DockerProvider:
-        provider = DockerProvider(
-            state_dir, way, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
-        )
-        nursery.start_soon(provider.disks.run)
-        nursery.start_soon(way.look_after)
-        return provider
-
     try:
-        async with running(make) as provider:
+        async with running(partial(DockerProvider, state_dir, log_id, engine=way, disk_limit=disk_limit)) as provider:
+            provider.nursery.start_soon(way.watch)
             yield provider
     finally:
         way.close()

@@ -9,6 +9,7 @@ import trio
 
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.model import SandboxSpec
+from sandkeepd.contract.revival import Reviving
 from sandkeepd.providers.docker import start as docker_start
 from sandkeepd.providers.docker.instance import DockerInstance
 from sandkeepd.providers.docker.plan import Plan
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sandkeepd.providers.docker.provider import DockerProvider
 
 
-class DockerRevival:
+class DockerRevival(Reviving):
     """Revives the containers of a provider."""
 
     def __init__(self, provider: "DockerProvider") -> None:
@@ -33,12 +34,11 @@ class DockerRevival:
         plan: dict[str, Any],
         handle: dict[str, Any],
     ) -> DockerInstance:
-        """See `Reviving.revive`."""
         earlier = msgspec.convert(handle, Handle)
         if docker_start.is_retired(msgspec.convert(plan, Plan), earlier):
             raise StateError("not_ready", docker_start.RETIRED, sandbox_id=sandbox_id)
         await self._provider.follow_engine()
-        await self._provider.halt(sandbox_id, plan, handle)
+        await self.halt(sandbox_id, plan, handle)
         try:
             return await self._provider.start(
                 self._provider.job(sandbox_id, spec, secrets, plan),
@@ -47,9 +47,12 @@ class DockerRevival:
             )
         except BaseException:
             with trio.CancelScope(shield=True), suppress(SandkeepError):
-                await self._provider.halt(sandbox_id, plan, {})
+                await self.halt(sandbox_id, plan, {})
             raise
 
     async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """See `Reviving.halt`."""
-        await self._provider.halt(sandbox_id, plan, handle)
+        provider = self._provider
+        with trio.CancelScope(shield=True):
+            await provider.in_thread(docker_start.kill, handle)
+            await provider.docker.call(lambda client: docker_start.halt(client, sandbox_id, provider.log_id))
+            await provider.await_end(sandbox_id)

@@ -2,55 +2,76 @@
 
 Names in archives begin at the container's root, and the files of its own volumes are at the mount points inside.
 
-A container stands still only while its difference from its image is packed, as a plain tar.
+A container is frozen only while its difference from its image is packed, as a plain tar.
 """
 
+import os
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from sandkeep.errors import SetupError
 from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.contract.caller import Progress
-from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
-from sandkeepd.host.threads import run_in_thread
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
+from sandkeepd.host.threads import watched
 from sandkeepd.providers.docker import trees
-from sandkeepd.providers.docker.found_files import FoundFiles
-from sandkeepd.providers.docker.instance import DockerInstance
+from sandkeepd.providers.docker.engine import inspect_image
 from sandkeepd.providers.docker.pack import Packer
+from sandkeepd.providers.docker.plan import Plan
+from sandkeepd.providers.docker.trees import ContainerFiles
+
+if TYPE_CHECKING:
+    from sandkeepd.providers.docker.provider import DockerProvider
 
 
-class DockerSnapshots:
-    """Packs containers, of which those in `instances` run."""
+class DockerSnapshots(Snapshotting):
+    """Locates and packs the files of a provider's containers."""
 
-    def __init__(self, packer: Packer, files: FoundFiles, instances: Mapping[str, DockerInstance]) -> None:
-        self._packer = packer
-        self._files = files
-        self._instances = instances
+    def __init__(self, provider: "DockerProvider") -> None:
+        self._provider = provider
+        self.packer = Packer(provider.layout.state_dir)
+        self._has_files = False
 
-    def files_root(self, plan: Mapping[str, Any]) -> str:  # it is the same for all
-        """See `Snapshotting.files_root`."""
+    def files_root(self, plan: Mapping[str, Any]) -> str:
         return "/"
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
-        """See `Snapshotting.owner_in_archives`."""
         return None
 
-    def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:  # nothing is in its way
-        """See `Snapshotting.why_not_incremental`."""
+    def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
         return None
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
         """See `Snapshotting.pack`. No catalogue is written, so that nothing is asked for over another's."""
-        files = await self._files.of(source)
-        beneath = await self._files.of_image(files.image)
-        container = self._instances.get(source.sandbox_id)
-        packing = partial(self._packer.pack, files, beneath, container, request)
-        return await run_in_thread(packing, progress, "packing the files")
+        files = await self.files_of(source)
+        beneath = await self.files_of_image(files.image)
+        container = self._provider.instances.get(source.sandbox_id)
+        packing = partial(self.packer.pack, files, beneath, container, request)
+        return await watched(packing, progress, "packing the files")
+
+    async def files_of(self, source: Source) -> ContainerFiles:
+        """Return the files of a container. Raises `not_supported` where they cannot be read, and `not_ready`."""
+        if not self._has_files:
+            found = await self._provider.docker.call(lambda client: client.info())
+            why = trees.why_unreadable(found, root=os.geteuid() == 0)
+            if why is not None:
+                raise SetupError("not_supported", why)
+            self._has_files = True
+        plan, container_id = msgspec.convert(source.plan, Plan), source.handle["container_id"]
+        find = partial(trees.find, container_id=container_id, sandbox_id=source.sandbox_id, plan=plan)
+        return await self._provider.docker.call(find)
+
+    async def files_of_image(self, image: str) -> list[str]:
+        """Return the directories of an image, by the engine's name for it. Raises `not_found`, `not_supported`."""
+        return trees.layers_of(await self._provider.docker.call(partial(inspect_image, name=image)))
 
 
 def files_features(found: Mapping[str, Any], *, root: bool) -> dict[str, Capability]:
     """Return the capabilities that concern files, for an engine with this description, for `Provider.capabilities`."""
-    why = trees.why_not(found, root=root)
+    why = trees.why_unreadable(found, root=root)
     works = why is None
     return {
         "snapshots": Capability(works=works, why=why),

@@ -5,31 +5,32 @@ container that the engine is removing already, which is waited for; or by a fore
 """
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import msgspec
 from msgspec import Struct, field
 
 from sandkeep import failpoints
-from sandkeep.errors import CallerError, DaemonError, ProviderError, SetupError, StateError
-from sandkeep.model import SandboxSpec
+from sandkeep.errors import CallerError, ProviderError, SetupError, StateError
 from sandkeepd.host import mounts
-from sandkeepd.host.hostile_files import HostileTree, NotAFileError
-from sandkeepd.host.processes import Identity, identify, run_tool
+from sandkeepd.host.hostile_files import NotAFileError
+from sandkeepd.host.processes import Identity, identify, open_process, run_tool
 from sandkeepd.host.seccomp import docker_profile
 from sandkeepd.keeper import program
 from sandkeepd.keeper.program import COUNTED
+from sandkeepd.providers.common.descriptors import descriptor
+from sandkeepd.providers.common.errors import stderr_of, storage_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
-from sandkeepd.providers.common.views import open_for_careful
+from sandkeepd.providers.common.views import open_for_tool
 from sandkeepd.providers.docker import inotify
 from sandkeepd.providers.docker import plan as docker_plan
-from sandkeepd.providers.docker.container import LOG_LABEL, SAID, SANDBOX_LABEL, configuration, keeper
-from sandkeepd.providers.docker.plan import Plan
-
-if TYPE_CHECKING:
-    from docker import APIClient
+from sandkeepd.providers.docker.container import LOG_LABEL, SAID, SANDBOX_LABEL, Job, configuration, keeper
+from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
+from sandkeepd.providers.docker.plan import Plan, own_volumes
 
 GONE_S: Final = 30.0
 """Seconds that the removal of a container may take."""
@@ -66,18 +67,6 @@ def is_retired(plan: Plan, handle: Handle) -> bool:
     return plan.shell is None and not handle.keeper
 
 
-class Job(Struct, frozen=True, kw_only=True):
-    """The parameters of one start. `files` is `directory`, as a place in which the code inside may own files."""
-
-    sandbox_id: str
-    directory: str
-    files: HostileTree
-    plan: Plan
-    spec: SandboxSpec
-    log_id: str
-    secrets: list[str]
-
-
 def owner_of_files(plan: Plan) -> tuple[int, int] | None:
     """Return the required owner of the files that the code inside uses; None when their owner cannot be changed."""
     return (plan.uid, plan.gid) if os.geteuid() == 0 else None
@@ -85,7 +74,7 @@ def owner_of_files(plan: Plan) -> tuple[int, int] | None:
 
 def make_directories(job: Job) -> None:
     """Make the directories shared with the keeper: `in`, and `out`, in which only `p` and `exits` are the code's."""
-    try:
+    with storage_errors():
         os.makedirs(job.directory, mode=0o700, exist_ok=True)
         for name in ("in", "out", "out/p"):
             os.makedirs(f"{job.directory}/{name}", mode=0o755, exist_ok=True)
@@ -95,10 +84,7 @@ def make_directories(job: Job) -> None:
             pass
         program.install(f"{job.directory}/in")
         _make_control(job)
-        _give_away(job)
-    except OSError as error:
-        words = f"the state directory cannot be written: {error.strerror}: make room there"
-        raise DaemonError("storage_unavailable", words) from None
+        _give_to_user(job)
 
 
 def _make_control(job: Job) -> None:
@@ -119,11 +105,8 @@ def _make_control(job: Job) -> None:
 @contextmanager
 def control_held_open(job: Job) -> Iterator[None]:
     """Keep requests to the keeper for the length of a block: a FIFO that no process has open loses its data."""
-    fd = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
+    with descriptor(os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)):
         yield
-    finally:
-        os.close(fd)
 
 
 def close_control(job: Job) -> None:
@@ -136,7 +119,7 @@ def close_control(job: Job) -> None:
         job.files.unlink(f"out/{SAID}")
 
 
-def _give_away(job: Job) -> None:
+def _give_to_user(job: Job) -> None:
     owner = owner_of_files(job.plan)
     for name, mode in (("out/p", 0o1777), ("out/exits", 0o666)):
         path = f"{job.directory}/{name}"
@@ -146,35 +129,25 @@ def _give_away(job: Job) -> None:
             os.chmod(path, mode)
 
 
-def start(client: "APIClient", job: Job) -> Handle:
+def start(client: Client, job: Job) -> Handle:
     """Make and start the container; return its handle. Converts the engine's errors into ours."""
-    body = configuration(
-        job.sandbox_id, job.log_id, job.plan, job.spec, job.directory, _keeper(job.plan), _profile(job.plan.seccomp),
-        job.secrets,
-    )  # fmt: skip
-    container_id = _create(client, job, body)
+    filtered = job.plan.seccomp != "unconfined"
+    argv = keeper(job.plan.disk_bytes, counted=filtered and inotify.can_count())
+    container_id = _create(client, job, configuration(job, argv, _profile(job.plan.seccomp)))
     failpoints.reach("docker.created")
     _give_workspace(client, job.plan)
     return _begin(client, container_id, job)
 
 
-def _keeper(plan: Plan) -> list[str]:
-    filtered = plan.seccomp != "unconfined"
-    return keeper(plan.disk_bytes, counted=filtered and inotify.can_count())
-
-
-def start_again(client: "APIClient", container_id: str, job: Job) -> Handle:
+def start_again(client: Client, container_id: str, job: Job) -> Handle:
     """Start a container that has ended. Raises `not_ready` when it is missing."""
-    from docker.errors import NotFound
-
-    try:
+    with Tolerate(NOT_FOUND):
         return _begin(client, container_id, job)
-    except NotFound:
-        words = f"the container of sandbox {job.sandbox_id} was removed, and its files with it: create another"
-        raise StateError("not_ready", words, sandbox_id=job.sandbox_id) from None
+    message = f"the container of sandbox {job.sandbox_id} was removed, and its files with it: create another"
+    raise StateError("not_ready", message, sandbox_id=job.sandbox_id)
 
 
-def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
+def _begin(client: Client, container_id: str, job: Job) -> Handle:
     _start(client, container_id)
     failpoints.reach("docker.started")
     found = client.inspect_container(container_id)
@@ -184,12 +157,12 @@ def _begin(client: "APIClient", container_id: str, job: Job) -> Handle:
         raise ProviderError("provider_unavailable", why_not_started(job, state))
     counted = COUNTED in found["Config"]["Entrypoint"] and inotify.begin(first, job.directory)
     return Handle(
-        first=first, container_id=container_id, secrets=job.secrets, written=_written(found, job.plan), counted=counted,
-        keeper=True,
+        first=first, container_id=container_id, secrets=job.secrets, written=_written_directories(found, job.plan),
+        counted=counted, keeper=True,
     )  # fmt: skip
 
 
-def _give_workspace(client: "APIClient", plan: Plan) -> None:
+def _give_workspace(client: Client, plan: Plan) -> None:
     """Give the workspace to the sandbox's user, before any program runs; also its content, where that user could not
     write to it in the image.
     """
@@ -197,32 +170,22 @@ def _give_workspace(client: "APIClient", plan: Plan) -> None:
     if volume is None or not volume.own or os.geteuid() != 0:
         return
     place = client.inspect_volume(volume.source)["Mountpoint"]
-    opened = open_for_careful(place, mounts.TO_WRITE)
-    try:
+    with descriptor(open_for_tool(place, mounts.TO_WRITE)) as opened:
         if plan.writable or volume.read_only:
             os.chown(opened, plan.uid, plan.gid)
             return
-        words = ["chown", "-R", "-h", "-P", f"{plan.uid}:{plan.gid}", "--", f"/proc/self/fd/{opened}/."]
-        done = run_tool(words, descriptors=[opened])
-    finally:
-        os.close(opened)
+        argv = ["chown", "-R", "-h", "-P", f"{plan.uid}:{plan.gid}", "--", f"/proc/self/fd/{opened}/."]
+        done = run_tool(argv, descriptors=[opened])
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[:300]
-        raise ProviderError("provider_unavailable", f"the workspace could not be given to its user: {said}")
+        message = f"the workspace could not be given to its user: {stderr_of(done)}"
+        raise ProviderError("provider_unavailable", message)
 
 
-def _written(found: dict[str, Any], plan: Plan) -> list[str]:
+def _written_directories(found: dict[str, Any], plan: Plan) -> list[str]:
     """Return the directories of the host in which the engine keeps files that only this sandbox writes: not shared
     ones.
     """
-    shared = {volume.source for volume in plan.volumes}
-    if plan.workspace_volume is not None and not plan.workspace_volume.own:
-        shared.add(plan.workspace_volume.source)
-    volumes = [
-        mount["Source"]
-        for mount in found["Mounts"]
-        if mount["Type"] == "volume" and mount.get("RW") and mount.get("Name") not in shared
-    ]
+    volumes = [mount["Source"] for mount in own_volumes(found["Mounts"], plan) if mount.get("RW")]
     layer = (found.get("GraphDriver") or {}).get("Data") or {}
     return [path for path in (layer.get("UpperDir"), *volumes) if path]
 
@@ -239,11 +202,11 @@ def _profile(seccomp: str) -> str | None:
         with open(seccomp, encoding="utf-8") as file:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        words = f"SANDBOX_DOCKER_SECCOMP: the profile {seccomp} cannot be read: {error}"
-        raise SetupError("not_configured", words, setting="SANDBOX_DOCKER_SECCOMP") from None
+        message = f"SANDBOX_DOCKER_SECCOMP: the profile {seccomp} cannot be read: {error}"
+        raise SetupError("not_configured", message, setting="SANDBOX_DOCKER_SECCOMP") from None
 
 
-def _create(client: "APIClient", job: Job, body: dict[str, Any]) -> str:
+def _create(client: Client, job: Job, body: dict[str, Any]) -> str:
     from docker.errors import APIError, ImageNotFound
 
     deadline = time.monotonic() + GONE_S
@@ -251,33 +214,32 @@ def _create(client: "APIClient", job: Job, body: dict[str, Any]) -> str:
         try:
             made: str = client.create_container_from_config(body, job.plan.name)["Id"]  # type: ignore[no-untyped-call]
         except ImageNotFound:
-            words = "its image is gone from the Docker engine: make the image again, with clean"
-            raise CallerError("not_found", words) from None
+            message = "its image is gone from the Docker engine: make the image again, with clean"
+            raise CallerError("not_found", message) from None
         except APIError as refused:
-            if refused.status_code != 409 or time.monotonic() > deadline:
+            if refused.status_code != CONFLICT or time.monotonic() > deadline:
                 raise
-            _make_way(client, job)
+            _free_name(client, job)
         else:
             return made
 
 
-def _make_way(client: "APIClient", job: Job) -> None:
+def _free_name(client: Client, job: Job) -> None:
     """Free the name: remove the remains of an earlier attempt, or wait for their removal."""
-    from docker.errors import NotFound
-
-    try:
+    found = None
+    with Tolerate(NOT_FOUND):
         found = client.inspect_container(job.plan.name)
-    except NotFound:
+    if found is None:
         time.sleep(_POLL_S)  # it has gone this moment, or its name is released any moment
         return
     marks = found["Config"].get("Labels") or {}
     if (marks.get(LOG_LABEL), marks.get(SANDBOX_LABEL)) != (job.log_id, job.sandbox_id):
-        words = f"the container {job.plan.name} is not ours: remove it, or choose another id"
-        raise StateError("conflict", words, sandbox_id=job.sandbox_id)
+        message = f"the container {job.plan.name} is not ours: remove it, or choose another id"
+        raise StateError("conflict", message, sandbox_id=job.sandbox_id)
     _remove_container(client, found["Id"])
 
 
-def _start(client: "APIClient", container_id: str) -> None:
+def _start(client: Client, container_id: str) -> None:
     from docker.errors import APIError, NotFound
 
     try:
@@ -285,57 +247,72 @@ def _start(client: "APIClient", container_id: str) -> None:
     except NotFound:
         raise
     except APIError as refused:
-        words = " ".join(str(refused.explanation).split())
-        raise ProviderError("provider_unavailable", f"the container did not start: {words[:500]}") from None
+        message = " ".join(str(refused.explanation).split())
+        raise ProviderError("provider_unavailable", f"the container did not start: {message[:500]}") from None
+
+
+def state_of(client: Client, container_id: str) -> dict[str, Any] | None:
+    """Return the engine's view of a container's state; None when there is no such container."""
+    with Tolerate(NOT_FOUND):
+        state: dict[str, Any] = client.inspect_container(container_id)["State"]
+        return state
+    return None
 
 
 def why_not_started(job: Job, state: dict[str, Any] | None) -> str:
     """Return a sentence on a container whose keeper does not answer."""
     try:
         with open(job.files.open_regular(f"out/{SAID}"), "rb") as file:
-            said = file.read(500).decode(errors="replace").strip()
+            output = file.read(500).decode(errors="replace").strip()
     except (OSError, NotAFileError):
-        said = ""
+        output = ""
     state = state or {}
-    told = said or state.get("Error") or f"it ended with {state.get('ExitCode')}" if not state.get("Running") else said
-    return f"the sandbox did not start: {told or 'its keeper does not answer'}"
+    if not state.get("Running"):
+        output = output or state.get("Error") or f"it ended with {state.get('ExitCode')}"
+    return f"the sandbox did not start: {output or 'its keeper does not answer'}"
 
 
-def remove(client: "APIClient", sandbox_id: str, log_id: str, but: str | None = None) -> None:
+def remove(client: Client, sandbox_id: str, log_id: str, but: str | None = None) -> None:
     """Remove a sandbox's containers, in any state, and its own volume; all `but` the container with that id, and its
     volume. Safe to repeat.
 
     They are found by their labels: a name alone proves nothing.
     """
-    from docker.errors import NotFound
-
     marks = {"label": _labels(sandbox_id, log_id)}
     for container in client.containers(all=True, filters=marks):
         if container["Id"] != but:
             _remove_container(client, container["Id"])
     unused = {"dangling": True} if but is not None else {}
     for volume in client.volumes(filters={**marks, **unused})["Volumes"] or ():
-        with suppress(NotFound):
+        with Tolerate(NOT_FOUND):
             client.remove_volume(volume["Name"], force=True)
 
 
-def rename(client: "APIClient", container_id: str, sandbox_id: str) -> None:
+def rename(client: Client, container_id: str, sandbox_id: str) -> None:
     """Give a container its sandbox's regular name, once it is the only one."""
     name = docker_plan.name_of(sandbox_id)
     if client.inspect_container(container_id)["Name"] != f"/{name}":
         client.rename(container_id, name)
 
 
-def halt(client: "APIClient", sandbox_id: str, log_id: str) -> None:
+def kill(handle: dict[str, Any]) -> None:
+    """Kill the first process of a container, and so all of them, without the engine, if we may."""
+    pidfd = open_process(msgspec.convert(handle, Handle).first) if handle else None
+    if pidfd is not None:
+        with descriptor(pidfd), suppress(OSError):  # only root may; then the engine does it
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def halt(client: Client, sandbox_id: str, log_id: str) -> None:
     """Kill a sandbox's containers, and leave them. Safe to repeat."""
     for container in client.containers(filters={"label": _labels(sandbox_id, log_id)}):
-        with _allowed(404, 409):  # it has ended this moment
+        with Tolerate(NOT_FOUND, CONFLICT):  # it has ended this moment
             client.kill(container["Id"])
-        with _allowed(404):
+        with Tolerate(NOT_FOUND):
             client.wait(container["Id"], timeout=int(GONE_S))
 
 
-def pause(client: "APIClient", container_id: str, *, paused: bool = True) -> None:
+def pause(client: Client, container_id: str, *, paused: bool = True) -> None:
     """Pause a container, or unpause it. Safe to repeat."""
     from docker.errors import APIError
 
@@ -351,22 +328,11 @@ def pause(client: "APIClient", container_id: str, *, paused: bool = True) -> Non
             return
 
 
-@contextmanager
-def _allowed(*statuses: int) -> Iterator[None]:
-    from docker.errors import APIError
-
-    try:
-        yield
-    except APIError as refused:
-        if refused.status_code not in statuses:
-            raise
-
-
 def _labels(sandbox_id: str, log_id: str) -> list[str]:
     return [f"{LOG_LABEL}={log_id}", f"{SANDBOX_LABEL}={sandbox_id}"]
 
 
-class Mark(NamedTuple):
+class LabelledObject(NamedTuple):
     """A ``container`` or ``volume`` of a sandbox, and the ids in its labels."""
 
     kind: str
@@ -375,26 +341,22 @@ class Mark(NamedTuple):
     log_id: str
 
 
-def marked(client: "APIClient") -> list[Mark]:
+def list_objects(client: Client) -> list[LabelledObject]:
     """Return every container and volume labelled as a sandbox's, of any log."""
     filters = {"label": [LOG_LABEL, SANDBOX_LABEL]}
     found = [("container", each["Names"][0].lstrip("/"), each) for each in client.containers(all=True, filters=filters)]
     found += [("volume", each["Name"], each) for each in client.volumes(filters=filters)["Volumes"] or ()]
-    return [Mark(kind, name, each["Labels"][SANDBOX_LABEL], each["Labels"][LOG_LABEL]) for kind, name, each in found]
+    return [
+        LabelledObject(kind, name, each["Labels"][SANDBOX_LABEL], each["Labels"][LOG_LABEL])
+        for kind, name, each in found
+    ]
 
 
-def _remove_container(client: "APIClient", container_id: str) -> None:
-    from docker.errors import APIError, NotFound
-
+def _remove_container(client: Client, container_id: str) -> None:
     deadline = time.monotonic() + GONE_S
-    while True:
-        try:
-            client.remove_container(container_id, force=True, v=True)
-        except NotFound:
-            return
-        except APIError as refused:
-            if refused.status_code != 409 or time.monotonic() > deadline:
-                raise
+    with Tolerate(NOT_FOUND):
+        while True:
+            with Tolerate(*([CONFLICT] if time.monotonic() <= deadline else [])):
+                client.remove_container(container_id, force=True, v=True)
+                return
             time.sleep(_POLL_S)  # it is being removed already
-        else:
-            return

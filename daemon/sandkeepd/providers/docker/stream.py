@@ -8,16 +8,13 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import trio
 
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeepd.providers.docker.engine import Engine
-
-if TYPE_CHECKING:
-    from docker import APIClient
+from sandkeepd.providers.docker.engine import Client, Engine
 
 MOST_LINE_BYTES: Final = 8 * 1024 * 1024
 """Maximum length of a document, which is one line; the engine's own are never so long."""
@@ -29,24 +26,25 @@ ENDED_S: Final = 10.0
 """Seconds that a thread whose connection was cut may take to notice."""
 
 _PIECE_BYTES: Final = 64 * 1024
+_MALFORMED: Final = "the Docker engine's answer is malformed: check that DOCKER_HOST is a Docker engine"
 
 Document = dict[str, Any]
 
 
 class StreamedRequest:
-    """One request. `body` yields its data in pieces; `take` gets each document of the answer, in the thread."""
+    """One request. `body` yields its data in pieces; `receive` gets each document of the answer, in the thread."""
 
     def __init__(
         self,
         path: str,
         params: Mapping[str, str],
-        take: Callable[[Document], None],
+        receive: Callable[[Document], None],
         body: Generator[bytes] | None = None,
-        headers: Callable[["APIClient"], dict[str, str]] = lambda _: {},
+        headers: Callable[[Client], dict[str, str]] = lambda _: {},
     ) -> None:
         self._path = path
         self._params = params
-        self._take = take
+        self._receive = receive
         self._body = body
         self._headers = headers
         self._cut = threading.Event()
@@ -55,12 +53,12 @@ class StreamedRequest:
 
     async def run(self, engine: Engine) -> None:
         """Send the request, and read the whole answer. Raises as `Engine.stream` does, and the errors of `body` and
-        `take`.
+        `receive`.
         """
         ended = trio.Event()
         token = trio.lowlevel.current_trio_token()
 
-        def work(client: "APIClient") -> None:
+        def work(client: Client) -> None:
             self.began = True
             try:
                 self._ask(client)
@@ -111,14 +109,15 @@ class StreamedRequest:
         if self._response is not None:
             _shut(self._response)
 
-    def _ask(self, client: "APIClient") -> None:
+    def _ask(self, client: Client) -> None:
         import requests
         from docker.errors import create_api_error_from_http_exception
 
         try:
             self._response = client.post(
                 f"{client.base_url}/v{client.api_version}{self._path}",
-                params=self._params, data=self._sent(), headers=self._headers(client), stream=True, timeout=None,
+                params=self._params, data=self._body and self._until_cut(self._body), headers=self._headers(client),
+                stream=True, timeout=None,
             )  # fmt: skip
             if self._cut.is_set():
                 return
@@ -127,20 +126,17 @@ class StreamedRequest:
             except requests.HTTPError as error:
                 create_api_error_from_http_exception(error)
             for line in self._lines():
-                self._take(_document(line))
+                self._receive(_document(line))
         finally:
             if self._body is not None:
                 self._body.close()
             if self._response is not None:
                 self._response.close()
 
-    def _sent(self) -> Iterator[bytes] | None:
-        return None if self._body is None else self._until_cut(self._body)
-
     def _until_cut(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for piece in pieces:
             if self._cut.is_set():
-                raise ProviderError("provider_unavailable", "it was broken off")
+                raise ProviderError("provider_unavailable", "the request to the Docker engine was cancelled")
             yield piece
 
     def _lines(self) -> Iterator[bytes]:
@@ -149,21 +145,21 @@ class StreamedRequest:
             *lines, rest = (rest + piece).split(b"\n")
             yield from (line for line in lines if line.strip())
             if len(rest) > MOST_LINE_BYTES:
-                raise ProviderError("provider_unavailable", "the Docker engine answers what nobody understands")
+                raise ProviderError("provider_unavailable", _MALFORMED)
         if rest.strip():
             yield rest
 
 
-def telling(progress: Callable[[str], Awaitable[None]]) -> Callable[[str], None]:
+def report_from_thread(progress: Callable[[str], Awaitable[None]]) -> Callable[[str], None]:
     """Return `progress` for use in a thread. Raises `Cancelled` there when the caller is gone."""
-    return lambda words: trio.from_thread.run(progress, words)
+    return lambda message: trio.from_thread.run(progress, message)
 
 
 def _document(line: bytes) -> Document:
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
-        raise ProviderError("provider_unavailable", "the Docker engine answers what nobody understands") from None
+        raise ProviderError("provider_unavailable", _MALFORMED) from None
 
 
 def _shut(response: Any) -> None:

@@ -7,7 +7,7 @@ do files that the engine makes anew for every container. Everything here blocks.
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -18,10 +18,8 @@ from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.trees.read import Remarks
 from sandkeep_store.archives.trees.tree import Overlay, Tree, directory_member
 from sandkeepd.host import mounts
-from sandkeepd.providers.docker.plan import INSIDE, Plan
-
-if TYPE_CHECKING:
-    from docker import APIClient
+from sandkeepd.providers.docker.engine import NOT_FOUND, Client, Tolerate
+from sandkeepd.providers.docker.plan import INSIDE, Plan, own_volumes
 
 DRIVER: Final = "overlay2"
 """The storage driver of the engine that is supported here."""
@@ -48,15 +46,14 @@ class ContainerFiles(Struct, frozen=True, kw_only=True):
     volumes: list[OwnVolume]
 
 
-def find(client: "APIClient", container_id: str, sandbox_id: str, plan: Plan) -> ContainerFiles:
+def find(client: Client, container_id: str, sandbox_id: str, plan: Plan) -> ContainerFiles:
     """Ask the engine for a container's files. Raises `not_ready` when they are gone, and `not_supported`."""
-    from docker.errors import NotFound
-
-    try:
-        found: dict[str, Any] = client.inspect_container(container_id)
-    except NotFound:
-        words = f"the container of sandbox {sandbox_id} was removed, and its files with it"
-        raise StateError("not_ready", words, sandbox_id=sandbox_id) from None
+    found: dict[str, Any] | None = None
+    with Tolerate(NOT_FOUND):
+        found = client.inspect_container(container_id)
+    if found is None:
+        message = f"the container of sandbox {sandbox_id} was removed, and its files with it"
+        raise StateError("not_ready", message, sandbox_id=sandbox_id)
     layers = layers_of(found)
     _require_own_workspace(plan)
     return ContainerFiles(
@@ -67,26 +64,26 @@ def find(client: "APIClient", container_id: str, sandbox_id: str, plan: Plan) ->
 def _require_own_workspace(plan: Plan) -> None:
     """Raise `not_supported` where a copy of its workspace could not be a copy's own."""
     if plan.workspace_volume is None:
-        why = "is in memory, and goes with it"
+        why = "is in memory, and is lost when it ends"
     elif not plan.workspace_volume.own:
         why = f"is the volume {plan.workspace_volume.source}, which others write to as well"
     else:
         return
-    words = f"its workspace {why}: only with {VOLUME_MODE.name}=session, the administrator's, are its files kept"
-    raise SetupError("not_supported", words)
+    message = f"its workspace {why}: its files are kept only if the administrator sets {VOLUME_MODE.name}=session"
+    raise SetupError("not_supported", message)
 
 
-def why_not(found: Mapping[str, Any], *, root: bool) -> str | None:
+def why_unreadable(found: Mapping[str, Any], *, root: bool) -> str | None:
     """Return the reason why an engine with this description gives no access to the files of containers, or None."""
     options = [option.partition(",")[0] for option in found.get("SecurityOptions") or ()]
     if not root:
-        return "only root's daemon sees the files of containers"
+        return "reading the files of containers needs root: run the daemon as root"
     if found.get("Driver") != DRIVER:
         return f"the engine keeps files by {found.get('Driver')}, not by {DRIVER}"
     if not os.path.isdir(found.get("DockerRootDir") or ""):
         return "the engine's files are on another machine"
     if "name=userns" in options or "name=rootless" in options:
-        return "the engine gives the files of containers to other users than they seem to have"
+        return "the engine maps the users of containers (userns-remap, or rootless)"
     if ["Native Overlay Diff", "true"] not in (found.get("DriverStatus") or ()):
         return "this machine's overlays move directories by reference (redirect_dir, or metacopy): switch that off"
     return None
@@ -99,20 +96,16 @@ def layers_of(found: Mapping[str, Any]) -> list[str]:
     driver = found.get("GraphDriver") or {}
     data = driver.get("Data") or {}
     if driver.get("Name") != DRIVER or not os.path.isdir(data.get("UpperDir", "")):
-        words = f"the files of its containers are not to be had from this Docker engine: it needs {DRIVER}, and root"
-        raise SetupError("not_supported", words)
+        message = f"the files of its containers are not to be had from this Docker engine: it needs {DRIVER}, and root"
+        raise SetupError("not_supported", message)
     lower = data.get("LowerDir") or ""
     return [data["UpperDir"], *(lower.split(":") if lower else ())]
 
 
 def _volumes(mounts: Sequence[Mapping[str, Any]], plan: Plan) -> list[OwnVolume]:
-    shared = {volume.source for volume in plan.volumes}
-    if plan.workspace_volume is not None and not plan.workspace_volume.own:
-        shared.add(plan.workspace_volume.source)
     found = [
         OwnVolume(place=os.fsencode(mount["Destination"].strip("/")), source=mount["Source"])
-        for mount in mounts
-        if mount["Type"] == "volume" and mount.get("Name") not in shared
+        for mount in own_volumes(mounts, plan)
     ]
     return sorted(found, key=lambda volume: volume.place)
 
@@ -205,8 +198,8 @@ class ContainerTree:
             try:
                 directory = os.open(part, _OPEN, dir_fd=directory)
             except OSError:
-                words = f"the place of a volume, /{os.fsdecode(place)!s}, is behind a link: nothing can be kept of it"
-                raise SetupError("not_supported", words) from None
+                message = f"the volume at /{os.fsdecode(place)} is behind a symbolic link: its files cannot be kept"
+                raise SetupError("not_supported", message) from None
             opened.callback(os.close, directory)
             name = part if name == TOP else name + b"/" + part
             yield name, directory

@@ -19,6 +19,8 @@ from sandkeep.system.openat2 import open_in_root
 from sandkeepd.host import mounts
 from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper import program
+from sandkeepd.providers.common.descriptors import descriptor
+from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.common.inside import HOME, INSIDE, PATH, WORKSPACE, environment, write_etc
 from sandkeepd.providers.common.tree_copies import copy_tree
 from sandkeepd.providers.common.views import shown
@@ -31,13 +33,6 @@ _PLACES: Final = ("/mnt", "/media", "/srv", "/opt")
 _CAPABILITIES: Final = ("bounding", "effective", "inheritable", "permitted", "ambient")
 
 
-class Lower(Struct, frozen=True, kw_only=True):
-    """A directory of files that the sandbox begins with, and their owner's uid."""
-
-    root: str
-    uid: int | None
-
-
 def is_root_file_system(lowers: Sequence[Lower]) -> bool:
     """Return True if these files are a whole system, with a shell, and not the files of a workspace."""
     return any(_has(lower, "bin/sh", os.O_NOFOLLOW) for lower in lowers)
@@ -45,13 +40,9 @@ def is_root_file_system(lowers: Sequence[Lower]) -> bool:
 
 def _has(lower: Lower, path: str, flags: int) -> bool:
     """Return True if the path exists for a process with these files as its root directory: links may lead anywhere."""
-    with suppress(OSError):
-        root = os.open(lower.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.close(open_in_root(root, path, os.O_PATH | flags))
-            return True
-        finally:
-            os.close(root)
+    with suppress(OSError), descriptor(os.open(lower.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+        os.close(open_in_root(root, path, os.O_PATH | flags))
+        return True
     return False
 
 
@@ -160,7 +151,8 @@ def mount_root(place: str, lowers: Sequence[Lower], bundle: Bundle) -> str:
         seen = [f"{place}/{number}" for number in range(len(lowers))]
         for directory in (f"{place}/made", f"{place}/root", *seen):
             os.mkdir(directory, 0o755)
-        _show(list(map(mounts.at, opened)), lowers, seen, bundle.plan.uid)
+        owners = [lower.uid for lower in lowers]
+        mounts.bind_mapped(list(zip(map(mounts.at, opened), seen, owners, strict=True)), bundle.plan.uid, again=True)
         made = f"{place}/made"
         if bundle.whole:
             _make_whole(made, bundle)
@@ -177,12 +169,6 @@ def mount_root(place: str, lowers: Sequence[Lower], bundle: Bundle) -> str:
     finally:
         for fd in opened:
             os.close(fd)
-
-
-def _show(places: Sequence[str], lowers: Sequence[Lower], seen: Sequence[str], uid: int) -> None:
-    """Mount the files as owned by the sandbox's user."""
-    owners = [0 if lower.uid is None else lower.uid for lower in lowers]
-    mounts.bind_mapped(list(zip(places, seen, owners, strict=True)), uid, again=True)
 
 
 def make_skeleton(root: str, bundle: Bundle) -> None:
@@ -215,14 +201,8 @@ def _make_like(path: str, place: str) -> None:
 def _make_whole(root: str, bundle: Bundle) -> None:
     """Make the directories and files to mount over an image that is a whole root file system."""
     _make_shared(root)
-    write_etc(f"{root}/own", bundle.sandbox_id, 0, 0, host_network=bundle.plan.network == "host")
-    os.mkdir(f"{root}/etc", 0o755)
+    write_etc(f"{root}/etc", bundle.sandbox_id, 0, 0, host_network=bundle.plan.network == "host", only=_OWN_ETC)
     _preload(root)
-    for name in _OWN_ETC:
-        os.rename(f"{root}/own/{name}", f"{root}/etc/{name}")
-    for name in os.listdir(f"{root}/own"):
-        os.unlink(f"{root}/own/{name}")
-    os.rmdir(f"{root}/own")
     for name in ("dev", "proc", "tmp"):
         os.mkdir(f"{root}/{name}", 0o755)
 
@@ -231,11 +211,6 @@ def _preload(root: str) -> None:
     """Preload the library built from `statx.c` into all programs."""
     with open(f"{root}/etc/ld.so.preload", "w", encoding="ascii") as file:
         file.write(f"{INSIDE}/in/{program.STATX_NAME}\n")
-
-
-def _make_shared(root: str) -> None:
-    for name in ("in", "out", "tty"):
-        os.makedirs(f"{root}{INSIDE}/{name}", 0o755, exist_ok=True)
 
 
 def copy_root(root: str, lowers: Sequence[Lower], bundle: Bundle) -> None:
@@ -252,22 +227,16 @@ def copy_root(root: str, lowers: Sequence[Lower], bundle: Bundle) -> None:
         make_skeleton(making, bundle)
     with shown(lowers[0].root, above=lowers[0].root) as source:
         copy_tree(source, target)
-    _make_shared_inside(making)
+    _make_shared(making)
     os.rename(making, root)
 
 
-def _make_shared_inside(root: str) -> None:
-    """Do as `_make_shared` in an image's files: links are resolved as inside."""
-    top = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+def _make_shared(root: str) -> None:
+    """Make the mount points of the shared directories. In an image's files links are resolved as inside."""
+    with descriptor(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
         for name in ("in", "out", "tty"):
             parts = f"{INSIDE}/{name}".split("/")
             for depth in range(1, len(parts)):
                 above = open_in_root(top, "/".join(parts[:depth]) or "/", os.O_PATH | os.O_DIRECTORY)
-                try:
-                    with suppress(FileExistsError):
-                        os.mkdir(parts[depth], 0o755, dir_fd=above)
-                finally:
-                    os.close(above)
-    finally:
-        os.close(top)
+                with descriptor(above), suppress(FileExistsError):
+                    os.mkdir(parts[depth], 0o755, dir_fd=above)

@@ -18,10 +18,11 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.checkpoints import Checkpointed
+from sandkeepd.contract.checkpoints import Checkpointing, CheckpointResult
 from sandkeepd.contract.instance import Ending
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import run_tool
+from sandkeepd.providers.common.errors import stderr_of, storage_errors
 from sandkeepd.providers.common.views import shown, writable
 from sandkeepd.providers.gvisor import open_files, runsc, start
 from sandkeepd.providers.gvisor import plan as gvisor_plan
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _CONTROL: Final = ".control"
 
 
-class GvisorCheckpoints:
+class GvisorCheckpoints(Checkpointing):
     """Makes checkpoints of the sandboxes of a provider, and sandboxes of checkpoints."""
 
     def __init__(self, provider: "GvisorProvider", saves: Saves) -> None:
@@ -44,15 +45,12 @@ class GvisorCheckpoints:
         self._saves = saves
 
     def why_no_checkpoint(self, plan: Mapping[str, Any]) -> str | None:
-        """See `Checkpointing.why_no_checkpoint`."""
         return gvisor_plan.why_not_saved(plan.get("network", "none"), rootless=plan.get("rootless", False))
 
     def plan_like(self, plan: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Checkpointing.plan_like`."""
         return {**plan, "cgroups": planned["cgroups"]}
 
     def facts(self) -> dict[str, str]:
-        """See `Checkpointing.facts`."""
         return {
             "runsc": runsc.version(),
             "machine": os.uname().machine,
@@ -60,31 +58,29 @@ class GvisorCheckpoints:
         }
 
     def why_not_here(self, facts: Mapping[str, str]) -> str | None:
-        """See `Checkpointing.why_not_here`."""
         here = self.facts()
         names = {
             "runsc": "it was made by runsc {}, and this machine has {}",
             "machine": "it was made on a {} machine, and this one is {}",
             "cpu": "it was made on a machine whose processor has other features ({}, here {})",
         }
-        for name, words in names.items():
+        for name, template in names.items():
             if facts.get(name) != here[name]:
-                return words.format(facts.get(name), here[name])
+                return template.format(facts.get(name), here[name])
         return None
 
     async def checkpoint(
         self, sandbox_id: str, directory: str, process_ids: Collection[str], *, leave_running: bool
-    ) -> Checkpointed:
-        """See `Checkpointing.checkpoint`."""
+    ) -> CheckpointResult:
         instance = self._provider.instances.get(sandbox_id)
         if instance is None or instance.is_closed:
             raise StateError("not_ready", f"sandbox {sandbox_id} has ended", sandbox_id=sandbox_id)
         async with instance.turn:
             job = await self._saves.job_of(instance)
-            keep = functools.partial(_keep, job, directory, process_ids)
+            keep = functools.partial(_write_checkpoint, job, directory, process_ids)
             if instance.is_suspended:
                 await self._provider.in_thread(functools.partial(keep, stays=False))
-                return Checkpointed(pause_ms=None)
+                return CheckpointResult(pause_ms=None)
             began = trio.current_time()
             digests = await self._saves.save(instance, job, go_on=leave_running, digest=True)
             failpoints.reach("checkpoint.saved")
@@ -93,30 +89,29 @@ class GvisorCheckpoints:
             except BaseException:
                 with suppress(OSError):
                     os.unlink(f"{directory}/{SHARED}")  # it may have used up the room
-                with suppress(SandkeepError):  # else it stands still, which is seen
-                    await self._saves.bring_back(instance, job)
+                with suppress(SandkeepError):  # else it stays suspended, which is seen
+                    await self._saves.restore(instance, job)
                 raise
             if leave_running:
-                await self._saves.bring_back(instance, job)
+                await self._saves.restore(instance, job)
                 failpoints.reach("checkpoint.back")
             else:
                 instance.suspended.set(True)
             paused = (trio.current_time() - began) * 1000 if leave_running else None
-        return Checkpointed(pause_ms=paused, digests=digests)
+        return CheckpointResult(pause_ms=paused, digests=digests)
 
-    async def create_saved(
+    async def create_from_checkpoint(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, plan: dict[str, Any], secrets: Collection[str],
         directory: str,
     ) -> GvisorInstance:  # fmt: skip
-        """See `Checkpointing.create_saved`."""
         decided = msgspec.convert(plan, Plan)
         require_savable(decided)
         job = await self._provider.job(sandbox_id, image_id, spec, sorted(secrets), decided)
         try:
-            await self._provider.in_thread(functools.partial(_lay_out, job, directory, anew=True))
+            await self._provider.in_thread(functools.partial(_unpack_checkpoint, job, directory, anew=True))
             failpoints.reach("gvisor.laid_out")
             started = await self._saves.start_saved(job)
-            instance = self._provider.made(job, image_id, started)
+            instance = self._provider.hold_started(job, image_id, started)
             await instance.remember_earlier()
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -124,31 +119,31 @@ class GvisorCheckpoints:
             raise
         return instance
 
-    async def return_to(
+    async def restore_in_place(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, plans: tuple[dict[str, Any], dict[str, Any]],
         handle: dict[str, Any], directory: str,
     ) -> GvisorInstance:  # fmt: skip
-        """See `Checkpointing.return_to`. The running state is saved before, and restored when the rest fails."""
+        """See `Checkpointing.restore_in_place`. The running state is saved before, and restored when the rest fails."""
         before = self._provider.instances.get(sandbox_id)
         secrets = handle.get("secrets", [])
         job = await self._provider.job(sandbox_id, image_id, spec, secrets, msgspec.convert(plans[1], Plan))
         async with self._put_aside(before, job):
-            await self._provider.in_thread(functools.partial(_lay_out, job, directory, anew=False))
+            await self._provider.in_thread(functools.partial(_unpack_checkpoint, job, directory, anew=False))
             failpoints.reach("gvisor.laid_out")
             with trio.CancelScope(shield=True):
                 started = await self._saves.start_saved(job)
             try:
-                instance = self._provider.made(job, image_id, started)
+                instance = self._provider.hold_started(job, image_id, started)
                 await instance.remember_earlier()
             except BaseException:
                 with trio.CancelScope(shield=True):
-                    await self._take_back(sandbox_id, before)
+                    await self._hold_again(sandbox_id, before)
                 raise
         if before is not None:
             await before.aclose()
         return instance
 
-    async def _take_back(self, sandbox_id: str, before: GvisorInstance | None) -> None:
+    async def _hold_again(self, sandbox_id: str, before: GvisorInstance | None) -> None:
         """Hold the earlier instance again, and release the one made in its place."""
         made = self._provider.instances.get(sandbox_id)
         if made is not None and made is not before:
@@ -161,7 +156,7 @@ class GvisorCheckpoints:
         """Save a sandbox and put its state aside for the length of a block, and let it go on if that fails."""
         if before is None or before.is_closed:
             await self._provider.in_thread(runsc.end, job.root)
-            await self._provider.in_thread(start.put_nothing_aside, job)
+            await self._provider.in_thread(start.make_empty_aside, job)
             yield
             return
         async with before.turn:
@@ -182,37 +177,33 @@ class GvisorCheckpoints:
         """Return a sandbox to its earlier state. When that fails, it has ended, and that state stays aside."""
         try:
             await self._provider.in_thread(start.put_back, job)
-            before.put_back()
+            before.listen_anew()
         except (SandkeepError, OSError, NotAFileError) as error:
-            words = f"it could not be put back: {error}"
-            await before.went(before.ending or Ending(kind="failed", message=words))
+            message = f"its earlier state could not be restored: {error}"
+            await before.went(before.ending or Ending(kind="failed", message=message))
             return
         if go_on:
-            with suppress(SandkeepError):  # else it stands still, which is seen
-                await self._saves.bring_back(before, job)
+            with suppress(SandkeepError):  # else it stays suspended, which is seen
+                await self._saves.restore(before, job)
 
     async def rename(self, sandbox_id: str, process_id: str, new: str) -> None:
-        """See `Checkpointing.rename`."""
         await self._provider.instances[sandbox_id].rename(process_id, new)
 
 
 # Content of a checkpoint
 
 
-def _keep(job: Job, directory: str, process_ids: Collection[str], *, stays: bool) -> None:
+def _write_checkpoint(job: Job, directory: str, process_ids: Collection[str], *, stays: bool) -> None:
     """Put the saved state, and the shared files with it, into an empty directory. With `stays`, the saved state is all
     that is left of the sandbox, and is fsynced. Raises `storage_unavailable`.
     """
-    try:
+    with storage_errors("the checkpoint"):
         for name in start.saved_files(job.saved):
             os.chmod(f"{job.saved}/{name}", 0o600)
             _link(f"{job.saved}/{name}", f"{directory}/{name}")
-        _pack_shared(job.directory, f"{directory}/{SHARED}", _needed(job, process_ids))
+        _pack_shared(job.directory, f"{directory}/{SHARED}", _journals_to_pack(job, process_ids))
         if stays:
-            start.have_written(job)  # last, as the disk is writing meanwhile
-    except OSError as error:
-        words = f"the checkpoint cannot be written: {error.strerror}: make room there"
-        raise DaemonError("storage_unavailable", words) from None
+            start.sync_saved(job)  # last, as the disk is writing meanwhile
 
 
 def _link(source: str, target: str) -> None:
@@ -224,12 +215,12 @@ def _link(source: str, target: str) -> None:
         os.chmod(target, 0o600)
 
 
-def _needed(job: Job, process_ids: Collection[str]) -> list[str]:
+def _journals_to_pack(job: Job, process_ids: Collection[str]) -> list[str]:
     """Return the journals to pack: those of the processes on record, and those that any process in the sandbox had
     open.
     """
     there = {f"out/p/{name}" for name in _files_in(job.files, "out/p")}
-    opened = open_files.kept(job.saved)
+    opened = open_files.load_names(job.saved)
     if opened is None:
         return sorted(there)
     own = (f"out/p/{process_id}.{end}" for process_id in process_ids for end in ("stdout", "stderr"))
@@ -261,36 +252,33 @@ def _pack_shared(directory: str, target: str, journals: Collection[str]) -> None
 def _tar(argv: Sequence[str], directory: int) -> None:
     done = run_tool(["tar", "-C", f"/proc/self/fd/{directory}/.", *argv], descriptors=[directory])
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[:300]
-        raise DaemonError("storage_unavailable", f"the checkpoint cannot be written or read: {said}")
+        message = f"the checkpoint cannot be written or read: {stderr_of(done)}"
+        raise DaemonError("storage_unavailable", message)
 
 
-def _lay_out(job: Job, directory: str, *, anew: bool) -> None:
+def _unpack_checkpoint(job: Job, directory: str, *, anew: bool) -> None:
     """Put the files of a checkpoint into a sandbox's directories. Unless `anew`, the files that the sandbox has written
     stay.
     """
-    try:
+    with storage_errors():
         start.claim(job)
         os.makedirs(job.directory, mode=0o700, exist_ok=True)
         keep = [] if anew else ["--skip-old-files"]
         if not anew:
             with suppress(FileNotFoundError):
                 os.unlink(f"{job.directory}/out/exits")
-        _make_places(job.directory)
+        _make_shared_directories(job.directory)
         shared = f"{directory}/{SHARED}"
         argv = ["-x", "-S", "-p", *keep, "--numeric-owner", "-f", shared]
         with writable(job.directory) as opened:
             _tar(argv, opened)
         start.make_directories(job)
-        start.drop(f"{job.bundle}/saved")
+        start.remove_directory(f"{job.bundle}/saved")
         os.mkdir(f"{job.bundle}/saved", 0o700)
         for name in start.saved_files(directory):
             _link(f"{directory}/{name}", f"{job.saved}/{name}")
-    except OSError as error:
-        words = f"the state directory cannot be written: {error.strerror}: make room there"
-        raise DaemonError("storage_unavailable", words) from None
 
 
-def _make_places(directory: str) -> None:
+def _make_shared_directories(directory: str) -> None:
     for name in ("in", "out", "out/p"):
         os.makedirs(f"{directory}/{name}", 0o755, exist_ok=True)

@@ -41,15 +41,15 @@ class Follower:
         self._begun = 0
         self._writing: ThreadPoolExecutor | None = None
 
-    def take(self) -> bool:
+    def advance(self) -> bool:
         """Read some of the available data, if any; return True if there is more."""
         try:
-            return not self._failed and self._take(_AT_ONCE_BYTES)
+            return not self._failed and self._advance(_AT_ONCE_BYTES)
         except OSError:
             self._failed = True
             return False
 
-    def _take(self, most: int | None) -> bool:
+    def _advance(self, most: int | None) -> bool:
         if self._fd < 0:
             try:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -76,19 +76,19 @@ class Follower:
         self._writing.submit(_begin, os.dup(self._fd), self._begun, self._size - self._begun)
         self._begun = self._size
 
-    def found(self) -> tuple[str, int] | None:
+    def result(self) -> tuple[str, int] | None:
         """Return the digest and the size of the whole file, when it is complete; None when it was changed other than by
         appending.
         """
         if self._digest is None or self._failed:
             return None
         try:
-            return self._whole(self._digest)
+            return self._result_of(self._digest)
         except OSError:
             return None
 
-    def _whole(self, digest: Digest) -> tuple[str, int] | None:
-        self._take(None)
+    def _result_of(self, digest: Digest) -> tuple[str, int] | None:
+        self._advance(None)
         if self.syncs:
             self._begin_writing()
         if os.pread(self._fd, len(self._head), 0) != self._head or os.fstat(self._fd).st_size != self._size:

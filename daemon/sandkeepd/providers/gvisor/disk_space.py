@@ -28,20 +28,28 @@ class DiskSpace:
         self._directory = directory
         self._size = size
         self._left = 0
-        self._fd = os.open(f"{directory}/{_BLANKS}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.fd = os.open(f"{directory}/{_BLANKS}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.unlink(f"{directory}/{_BLANKS}")  # its blocks are taken as long as it is open
 
-    def take(self) -> None:
-        """Reserve the space. Raises OSError when there is not so much."""
-        os.posix_fallocate(self._fd, 0, self._size)
+    def reserve(self) -> None:
+        """Reserve the space. Raises `storage_unavailable` when there is not so much, and OSError."""
+        try:
+            os.posix_fallocate(self.fd, 0, self._size)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            message = f"a checkpoint may need {self._size >> 20} MiB, and {self._directory} has less room"
+            message += ": make room there, or end processes in the sandbox"
+            raise DaemonError("storage_unavailable", message) from None
         self._left = self._size
+        self.shrink()
 
     @property
-    def is_taken(self) -> bool:
+    def is_reserved(self) -> bool:
         """True if room is reserved."""
         return self._left > 0
 
-    def give_way(self) -> None:
+    def shrink(self) -> None:
         """Leave to the other files their present size, and the bytes that they may grow by until the next call."""
         if not self._left:
             return
@@ -52,11 +60,7 @@ class DiskSpace:
         left = max(0, self._size - written - AHEAD_BYTES)
         if left < self._left:
             self._left = left
-            os.ftruncate(self._fd, left)
-
-    def release(self) -> None:
-        """Need it no more."""
-        os.close(self._fd)
+            os.ftruncate(self.fd, left)
 
 
 def _is_plenty(directory: str, size: int) -> bool:
@@ -77,17 +81,8 @@ def reserved(directory: str, size: int) -> Iterator[DiskSpace]:
     """Reserve `size` bytes in a directory, for the length of a block. Raises `storage_unavailable`."""
     room = DiskSpace(directory, size)
     try:
-        if _is_plenty(directory, size):
-            yield room
-            return
-        try:
-            room.take()
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            words = f"what is saved of the sandbox may come to {size // 2**20} MiB, and {directory} has not so much"
-            raise DaemonError("storage_unavailable", f"{words} room: make some, or end processes in it") from None
-        room.give_way()
+        if not _is_plenty(directory, size):
+            room.reserve()
         yield room
     finally:
-        room.release()
+        os.close(room.fd)

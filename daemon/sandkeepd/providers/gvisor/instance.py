@@ -32,7 +32,6 @@ class GvisorInstance(HeldInstance):
     runsc: Runsc
     container: str = ""
     pidfd: int = -1
-    look_after: float = 0.0
 
     def _make_viewers(self) -> Viewers:
         self._shown = GvisorViewers(self, self._channel, self._shared, self.handle)
@@ -40,20 +39,16 @@ class GvisorInstance(HeldInstance):
 
     def prepare(self, image_id: str, plan: Plan, spec: SandboxSpec) -> None:
         """Set its image, plan and spec."""
-        self.image_id, self.plan, self.spec, self.cgroups = image_id, plan, spec, plan.cgroups
+        self.image_id, self.plan, self.spec = image_id, plan, spec
+        self.cgroups, self.disk_bytes = plan.cgroups, plan.disk_bytes
         self.suspended = Pause()
         """Unlike `pause`, it is off while the sandbox is saved for a moment only."""
         self.turn = trio.Lock()
         """Held while it is being saved or restored."""
         self.scope = trio.CancelScope()
-        self._helping = 0
-        self._helped = trio.Event()
+        self._helpers_running = 0
+        self._helper_ended = trio.Event()
         self._held_control: int | None = None
-
-    @property
-    def disk_bytes(self) -> int:
-        """Limit on its disk usage in bytes."""
-        return self.plan.disk_bytes
 
     # Standing still
 
@@ -62,20 +57,23 @@ class GvisorInstance(HeldInstance):
         """True if it is saved for more than a moment."""
         return self.suspended.is_on
 
-    def stand(self) -> None:
+    def hold_requests(self) -> None:
         """Suspend requests to it, in a FIFO that is held open, and the timeouts of its processes."""
         self.pause.set(True)
         if self._held_control is None:
             self._held_control = self._shared.open_fifo(CONTROL)
 
-    def go(self) -> None:
-        """It runs again."""
+    def release_requests(self) -> None:
+        """Let requests to it, and the timeouts of its processes, go on: it runs again."""
+        self._close_control()
+        self.pause.set(False)
+
+    def _close_control(self) -> None:
         if self._held_control is not None:
             os.close(self._held_control)
             self._held_control = None
-        self.pause.set(False)
 
-    def put_back(self) -> None:
+    def listen_anew(self) -> None:
         """Listen anew to the directories shared with the daemon, after another's files there were replaced by its own.
         Raises OSError, `NotAFileError`.
         """
@@ -83,17 +81,14 @@ class GvisorInstance(HeldInstance):
 
     # Being held
 
-    def let_go_of_process(self) -> None:
+    def release_process(self) -> None:
         """Release its first process, as that is about to end, or has."""
         if self.pidfd >= 0:
-            super().let_go_of_process()
+            super().release_process()
             self.pidfd = -1
 
     async def aclose(self) -> None:
-        """See `Instance.aclose`."""
-        if self._held_control is not None:
-            os.close(self._held_control)
-            self._held_control = None
+        self._close_control()
         if self.pidfd < 0:
             self.scope.cancel()
             if not self.is_closed:
@@ -103,32 +98,31 @@ class GvisorInstance(HeldInstance):
         await super().aclose()
 
     async def went(self, ending: Ending) -> None:
-        """See `KeeperInstance.went`."""
-        self.go()
+        self.release_requests()
         await super().went(ending)
 
     # Helper commands, which are not to be saved with it
 
     @asynccontextmanager
-    async def helping(self) -> AsyncIterator[None]:
+    async def delaying_saves(self) -> AsyncIterator[None]:
         """Keep it from being saved for the length of a block."""
         async with self.turn:  # none begins while it is being saved
-            self._helping += 1
+            self._helpers_running += 1
         try:
             yield
         finally:
-            self._helping -= 1
-            self._helped.set()
-            self._helped = trio.Event()
+            self._helpers_running -= 1
+            self._helper_ended.set()
+            self._helper_ended = trio.Event()
 
-    async def without_helpers(self) -> None:
+    async def await_helpers(self) -> None:
         """Wait until no helper command runs. Raises `conflict` when that takes too long."""
         with trio.move_on_after(HELPERS_S):
-            while self._helping:
-                await self._helped.wait()
-        if self._helping:
-            words = f"files of sandbox {self.sandbox_id} are being copied: try again when that is done"
-            raise StateError("conflict", words, sandbox_id=self.sandbox_id)
+            while self._helpers_running:
+                await self._helper_ended.wait()
+        if self._helpers_running:
+            message = f"files of sandbox {self.sandbox_id} are being copied: try again when that is done"
+            raise StateError("conflict", message, sandbox_id=self.sandbox_id)
 
     async def run_command(
         self,
@@ -138,21 +132,22 @@ class GvisorInstance(HeldInstance):
         working_dir: str | None = None,
         most_bytes: int = HELPER_OUTPUT_BYTES,
     ) -> tuple[int | None, bytes, bytes]:
-        """See `Instance.run_command`."""
-        async with self.helping():
+        async with self.delaying_saves():
             return await super().run_command(command, stdin, working_dir=working_dir, most_bytes=most_bytes)
 
     @asynccontextmanager
     async def run_piped(
         self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
     ) -> AsyncIterator[pipes.Piped]:
-        """See `Instance.run_piped`."""
-        async with self.helping(), super().run_piped(command, incoming=incoming, working_dir=working_dir) as piped:
+        async with (
+            self.delaying_saves(),
+            super().run_piped(command, incoming=incoming, working_dir=working_dir) as piped,
+        ):
             yield piped
 
     # Terminals
 
-    async def without_viewers(self) -> None:
+    async def end_viewers(self) -> None:
         """End all viewers of terminals: the processes that `runsc` started for them must not be saved."""
         await self._shown.end_all(super().run_command)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandkeep.errors import SetupError
-from sandkeepd.contract.layers import Frozen
+from sandkeepd.contract.layers import CopiedChanges
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
 from sandkeepd.providers.common.layers import Layer
@@ -20,12 +20,10 @@ class GvisorLayers(DirectoryLayers):
 
     no_forks: str | None = probe.FORKS
 
-    async def freeze(self, name: str, source: Source) -> Frozen:
-        """See `Layering.freeze`."""
+    async def freeze(self, name: str, source: Source) -> CopiedChanges:
         raise SetupError("not_supported", probe.FORKS)
 
-    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
-        """See `Layering.filled`."""
+    async def files_of_layers(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         if len(names) + (image_id is not None) > 1 and os.geteuid() != 0:
             raise SetupError("not_supported", "without root gVisor sandboxes need full snapshots")
         layers = [Layer(name=name, uid=self._store.uid) for name in names]

@@ -26,7 +26,7 @@ _RELATIVE: Final = "(?:in|out/p)/[^/]+"
 _IN_SANDBOX: Final = re.compile(f".*{INSIDE}/({_RELATIVE})", re.DOTALL)
 
 
-def keep(directory: str, files: HostileTree, holders: Collection[int]) -> None:
+def save_names(directory: str, files: HostileTree, holders: Collection[int]) -> None:
     """Write to a directory the names of those shared `files` that are open in the processes that hold them for a
     sandbox. Raises OSError.
     """
@@ -37,7 +37,7 @@ def keep(directory: str, files: HostileTree, holders: Collection[int]) -> None:
         file.writelines(os.fsencode(path) + b"\0" for path in paths)
 
 
-def kept(directory: str) -> list[str] | None:
+def load_names(directory: str) -> list[str] | None:
     """Return the paths, relative to the shared directory, that were kept there; None where an earlier version saved it.
 
     Raises OSError.
@@ -51,11 +51,11 @@ def kept(directory: str) -> list[str] | None:
 
 
 @contextmanager
-def present(directory: str, files: HostileTree) -> Iterator[None]:
+def recreated(directory: str, files: HostileTree) -> Iterator[None]:
     """Make the files that were kept there exist for the length of a block. Raises OSError."""
     made: list[str] = []
     try:
-        for path in kept(directory) or ():
+        for path in load_names(directory) or ():
             with suppress(FileExistsError):
                 os.close(files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
                 made.append(path)

@@ -2,41 +2,31 @@
 
 from typing import Final
 
-from msgspec import Struct, field
-
 from sandkeep.errors import SetupError
 from sandkeep.model import SandboxSpec
 from sandkeep.settings import gvisor as settings
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.providers.common.directory_provider import DirectoryPlan, enforcer
 from sandkeepd.providers.common.inside import inner_user
-from sandkeepd.providers.common.layers import Layer
 
 PIDS: Final = (
     "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "
     "pids, and limit memory"
 )
-HOST_NETWORK: Final = "gVisor saves no sandbox with the host's network: create it with network 'none'"
-ROOTLESS: Final = "a rootless runsc brings nothing back that was saved: have the daemon run as root"
+HOST_NETWORK: Final = "gVisor cannot save a sandbox with the host's network: create it with network 'none'"
+ROOTLESS: Final = "a rootless runsc cannot restore what it saved: run the daemon as root"
 HOST_THREADS: Final = 8192
 """Maximum number of host threads of a sandbox, so that it cannot use up the machine's. A process takes six or seven."""
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    """A decided plan. `uid` and `gid` are those inside. The sandbox begins with `layers`, each of which hides parts of
-    the next, and, with `over_image`, with the image beneath them.
-    """
+class Plan(DirectoryPlan, frozen=True, kw_only=True):
+    """A decided plan. `uid` and `gid` are those inside."""
 
     uid: int
     gid: int
     network: str
     rootless: bool
     writable: bool
-    limits: Limits
-    disk_bytes: int
-    layers: list[Layer] = field(default_factory=list)
-    over_image: bool = True
-    cgroups: dict[str, str] = field(default_factory=dict)
-    held_by: dict[str, str] = field(default_factory=dict)
 
 
 def decide(sandbox_id: str, spec: SandboxSpec, hierarchies: Hierarchies, *, disk_limit: int, root: bool) -> Plan:
@@ -62,14 +52,14 @@ def _refuse(spec: SandboxSpec) -> None:
     if spec.isolation == "none":
         raise SetupError("not_supported", "gVisor isolates: leave out isolation, or use the local provider")
     if settings.USE_SUDO():
-        words = "RUNSC_USE_SUDO: sudo is not used: have the daemon run as root, or set it to 0"
-        raise SetupError("not_configured", words, setting="RUNSC_USE_SUDO")
+        message = "RUNSC_USE_SUDO: sudo is not used: have the daemon run as root, or set it to 0"
+        raise SetupError("not_configured", message, setting="RUNSC_USE_SUDO")
 
 
 def _network(spec: SandboxSpec) -> str:
     if spec.network == "bridge":
-        words = "this runsc cannot bring a network of its own back from a checkpoint: use network 'none' or 'host'"
-        raise SetupError("not_supported", words)
+        message = "this runsc cannot restore a sandbox with a network of its own: use network 'none' or 'host'"
+        raise SetupError("not_supported", message)
     if spec.network == "host" and settings.DISABLE_NETWORKING():
         raise SetupError("not_supported", "RUNSC_DISABLE_NETWORKING is set: gVisor sandboxes have no network")
     return spec.network
@@ -87,12 +77,8 @@ def _inner_user(user: str | None, *, rootless: bool) -> tuple[int, int]:
 def _held_by(limits: Limits, hierarchies: Hierarchies) -> dict[str, str]:
     held = {"disk": "watcher, of its output"}
     for name, controller in (("memory", "memory"), ("cpus", "cpu")):
-        if controller not in limits.controllers():
-            continue
-        if not hierarchies.has(controller):
-            words = f"{name} cannot be limited here: the daemon needs a writable {controller} control group"
-            raise SetupError("not_supported", words, field=name)
-        held[name] = "cgroup"
+        if controller in limits.controllers():
+            held[name] = enforcer(name, controller, hierarchies)
     return held
 
 

@@ -7,6 +7,8 @@ from sandkeep.model import Capability, ProviderCapabilities
 from sandkeep.settings import gvisor
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.keeper import program
+from sandkeepd.providers.common.capabilities import capability
+from sandkeepd.providers.common.directory_provider import counting
 from sandkeepd.providers.gvisor import plan, runsc
 
 MISSING = "runsc is missing: install the package runsc, or gVisor's own"
@@ -25,8 +27,6 @@ async def capabilities(name: str, hierarchies: Hierarchies, *, root: bool) -> Pr
 
 
 def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
-    counted = hierarchies.uncounted()
-    without = "there are no writable control groups that count {}: start the daemon as a service"
     return {
         "isolation": Capability(works=True, why="a kernel of its own, on the platform that RUNSC_PLATFORM says"),
         "seccomp": Capability(
@@ -39,19 +39,19 @@ def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
         "limit_memory": _limit(hierarchies, "memory", "when it is used up, all of the sandbox is killed"),
         "limit_cpus": _limit(hierarchies, "cpu", None),
         "limit_pids": Capability(works=False, why=plan.PIDS),
-        "stats": Capability(works=not counted, why=without.format(", ".join(counted)) if counted else None),
+        "stats": counting(hierarchies),
         "network_host": Capability(works=True, why=plan.HOST_NETWORK),
         "network_bridge": Capability(
-            works=False, why="this runsc cannot bring a network of its own back from a checkpoint: use none or host"
+            works=False, why="this runsc cannot restore a sandbox with a network of its own: use none or host"
         ),
         "snapshots": Capability(works=True, why=SNAPSHOTS),
         "incremental_snapshots": Capability(works=False, why="only gVisor's kernel knows what was changed"),
         "forks": Capability(works=False, why=FORKS),
-        "users": Capability(works=root, why=None if root else "without root there is one user inside, 0"),
+        "users": capability(root, "without root there is one user inside, 0"),
     }
 
 
-_SAME = "they are brought back by the same runsc, on a processor with the same features"
+_SAME = "they are restored by the same version of runsc, on a processor with the same features"
 _KEYS = "where a program leaves its keys to the terminal, an end of input typed into an empty line does nothing"
 SNAPSHOTS = "the sandbox's own tar reads its workspace while all goes on, and may find changes in part"
 FORKS = "files lie in the memory of gVisor's kernel: make a checkpoint that leaves it running, and restore that"

@@ -8,9 +8,9 @@ checkpoints. See `contract.provider` for the interface.
 
 import functools
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar, TypeVarTuple
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -23,32 +23,20 @@ from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings import gvisor as settings
 from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Caller
-from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
-from sandkeepd.host.cgroups.groups import Hierarchies, Limits
-from sandkeepd.host.processes import (
-    Identity,
-    in_fresh_thread,
-    kill_all,
-    kill_and_wait,
-    kill_process,
-    open_process,
-    reap,
-)
+from sandkeepd.host.cgroups.groups import Limits
+from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_known, open_process, reap
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
-from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
-from sandkeepd.providers.common.disk_watch import DiskWatch
+from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower
 from sandkeepd.providers.common.inside import INSIDE, environment
-from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
-from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.keeper_provider import running
 from sandkeepd.providers.common.layout import log_of
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
 from sandkeepd.providers.gvisor import plan as gvisor_plan
 from sandkeepd.providers.gvisor import probe, runsc, start
-from sandkeepd.providers.gvisor.bundle import Lower
 from sandkeepd.providers.gvisor.checkpoints import GvisorCheckpoints
 from sandkeepd.providers.gvisor.instance import GvisorInstance
 from sandkeepd.providers.gvisor.layers import GvisorLayers
@@ -58,9 +46,6 @@ from sandkeepd.providers.gvisor.saves import SavedPauses, Saves
 from sandkeepd.providers.gvisor.snapshots import GvisorSnapshots
 from sandkeepd.providers.gvisor.start import Job, Started
 from sandkeepd.providers.gvisor.viewers import Runsc
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 _BUNDLE: Final = "runsc_bundle_"
 _ROOT: Final = "runsc_root_"
@@ -78,32 +63,24 @@ class Handle(Struct, frozen=True, kw_only=True):
     secrets: list[str] = field(default_factory=list)
 
 
-class GvisorProvider(KeeperProvider[GvisorInstance]):
+class GvisorProvider(DirectoryProvider[GvisorInstance]):
     """See `Provider`. It runs tasks of its own, so `open_gvisor` makes it."""
 
     name = "gvisor"
+    first = "its kernel"
 
     def __init__(
-        self, state_dir: str, *, uid_base: int, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
+        self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, uid_base: int, disk_limit: int
     ) -> None:
-        super().__init__(state_dir, log_id, watcher, nursery, threads=32)
-        self.root = os.geteuid() == 0
-        self._store = Layers(self.layout, log_id, uid_base if self.root else None)
-        self._disk_limit = disk_limit
+        super().__init__(state_dir, log_id, watcher, nursery, uid_base=uid_base, disk_limit=disk_limit, threads=32)
         self.starts = Threads(trio.CapacityLimiter(max(8, 4 * len(os.sched_getaffinity(0)))))
-        self.disks = DiskWatch(self.instances, self._occupied, self._end_for_disk)
         self._saves = Saves(self)
-        self.images = DirectoryImages(self.layout, log_id, self.in_thread, self._store.uid)
         self.checkpoints = GvisorCheckpoints(self, self._saves)
-        self.layers = GvisorLayers(self.layout, self.images, self._store, self.in_thread)
+        self.layers = GvisorLayers(self)
         self.replacement = GvisorReplacement(self)
         self.snapshots = GvisorSnapshots(self.instances, self.layout.state_dir, root=self.root)
 
     # Where things are
-
-    @functools.cached_property
-    def _hierarchies(self) -> Hierarchies:
-        return Hierarchies(log_id=self.log_id)
 
     def _base(self, given: str | None) -> str:
         return given or f"{self.layout.state_dir}/{_DEFAULT_BASE}"
@@ -121,7 +98,6 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
     # Capabilities
 
     async def capabilities(self) -> ProviderCapabilities:
-        """See `Provider.capabilities`."""
         return self._with_watches(await probe.capabilities(self.name, self._hierarchies, root=self.root))
 
     # Sandboxes
@@ -137,19 +113,16 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         details: Mapping[str, Any],
         owner: str,
     ) -> dict[str, Any]:
-        """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
         self.layout.image(image_id)
         if runsc.program() is None:
             raise SetupError("not_supported", probe.MISSING)
         decided = gvisor_plan.decide(sandbox_id, spec, self._hierarchies, disk_limit=self._disk_limit, root=self.root)
-        document: dict[str, Any] = msgspec.to_builtins(decided)
-        return document
+        return dict(msgspec.to_builtins(decided))
 
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> GvisorInstance:
-        """See `Provider.create`."""
         self.layout.prepare()
         job = await self.job(sandbox_id, image_id, spec, list(secrets), msgspec.convert(plan, Plan))
         try:
@@ -173,14 +146,11 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         )  # fmt: skip
 
     async def _lowers(self, image_id: str, plan: Plan) -> list[Lower]:
-        """Return the layers that a sandbox of that plan begins with. Raises `not_found`, `not_supported`."""
-        lowers = [Lower(root=self._store.root(layer.name), uid=layer.uid) for layer in plan.layers]
-        if plan.over_image:
-            lowers.append(Lower(root=self.images.root(image_id), uid=self._store.uid))
-        await require_there(lower.root for lower in lowers)
+        """Do as `lowers`. Raises `not_supported` for several where `runsc` is rootless."""
+        lowers = await self.lowers(image_id, plan)
         if len(lowers) > 1 and plan.rootless:
-            words = "files in layers need mounts, which a rootless runsc cannot make: make a full snapshot"
-            raise SetupError("not_supported", words)
+            message = "files in layers need mounts, which a rootless runsc cannot make: make a full snapshot"
+            raise SetupError("not_supported", message)
         return lowers
 
     async def _start(self, job: Job, image_id: str) -> GvisorInstance:
@@ -188,13 +158,13 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
             work = functools.partial(start.start, job)
             started = await self.starts(in_fresh_thread, work)
             self.nursery.start_soon(_reap, started.child)
-        return self.made(job, image_id, started)
+        return self.hold_started(job, image_id, started)
 
-    def made(self, job: Job, image_id: str, started: Started) -> GvisorInstance:
+    def hold_started(self, job: Job, image_id: str, started: Started) -> GvisorInstance:
         """Hold a started container as a sandbox."""
         handle = Handle(image_id=image_id, workspace=started.workspace, whole=started.whole, secrets=job.secrets)
         instance = self._make(job.sandbox_id, job.spec, job.plan, self._isolation(job.plan, started), handle)
-        self.hold(instance, started.container, started.first)
+        self.hold_container(instance, started.container, started.first)
         return instance
 
     def _isolation(self, plan: Plan, started: Started) -> Isolation:
@@ -222,25 +192,17 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         return instance
 
     def _runsc(self, sandbox_id: str, plan: Plan) -> Runsc:
-        words = runsc.command(
-            self.runsc_root(sandbox_id), plan.network, writable=plan.writable, rootless=plan.rootless,
-            sandbox_id=sandbox_id,
-        )  # fmt: skip
+        argv = runsc.command(self.runsc_root(sandbox_id), plan, sandbox_id)
         user, blocks = f"{plan.uid}:{plan.gid}", gvisor_bundle.file_blocks(plan)
-        return Runsc(bundle=self.bundle(sandbox_id), words=words, user=user, file_blocks=blocks)
+        return Runsc(bundle=self.bundle(sandbox_id), argv=argv, user=user, file_blocks=blocks)
 
-    def hold(self, instance: GvisorInstance, container: str, first: Identity) -> None:
+    def hold_container(self, instance: GvisorInstance, container: str, first: Identity) -> None:
         """Hold its running container from now on."""
         pidfd = open_process(first)
         if pidfd is None:
             raise ProviderError("provider_unavailable", "the sandbox ended while it started")
         instance.container, instance.pidfd, instance.scope = container, pidfd, trio.CancelScope()
-        self.nursery.start_soon(self._await_end, instance)
-
-    async def _why_ended(self, instance: GvisorInstance) -> Ending:
-        starved = cgroups.ran_out_of_memory(instance.plan.cgroups)
-        how = "ended after it had used up its memory" if starved else "was ended from outside"
-        return Ending(kind="failed", message=f"its kernel {how}")
+        self.nursery.start_soon(self._watch_end, instance)
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
@@ -248,43 +210,40 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         """See `Provider.adopt`. A sandbox that an earlier daemon saved only for a moment goes on."""
         decided, earlier = msgspec.convert(plan, Plan), msgspec.convert(handle, Handle)
         job = await self.job(sandbox_id, earlier.image_id, spec, earlier.secrets, decided)
-        found = await self.in_thread(_look, job)
+        found = await self.in_thread(_find_state, job)
         if found is None:
             return None
         instance = self._make(sandbox_id, spec, decided, isolation, earlier)
         try:
             if found.first is None:
-                instance.stand()
+                instance.hold_requests()
                 instance.suspended.set(True)
                 if found.goes_on:
                     await self._saves.resume(instance)
             else:
-                self.hold(instance, found.container, found.first)
+                self.hold_container(instance, found.container, found.first)
             await instance.remember_earlier()
         except BaseException:
-            await self._let_go(instance)
+            await self._release(instance)
             raise
         return instance
 
     # Ending
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """See `Provider.terminate`."""
-        instance = self.instances.get(sandbox_id)
-        if instance is not None:
-            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
+        self._mark_terminated(sandbox_id)
         with trio.CancelScope(shield=True):
             await self.in_thread(self._end, sandbox_id, plan)
             failpoints.reach("gvisor.killed")
-            if instance is not None:
-                if instance.pidfd < 0:
-                    await instance.went(instance.ending or Ending(kind="failed", message="it was terminated"))
-                await self.see_end(instance)
+            instance = self.instances.get(sandbox_id)
+            if instance is not None and instance.pidfd < 0 and instance.ending is not None:  # no process will end
+                await instance.went(instance.ending)
+            await self.await_end(sandbox_id)
             await self.in_thread(self._clear, sandbox_id)
 
     def _end(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Kill its processes and remove its control groups. Blocks."""
-        if self._whose(sandbox_id) in (None, self.log_id):
+        if self._log_of(sandbox_id) in (None, self.log_id):
             found = runsc.running(self.bundle(sandbox_id))
             if found is not None:
                 kill_process(found[1])
@@ -298,13 +257,13 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
 
     def _clear(self, sandbox_id: str) -> None:
         """Remove the files of a sandbox that has ended, all but its journals. Blocks."""
-        self.layout.tidy(sandbox_id)
-        theirs = self._whose(sandbox_id) not in (None, self.log_id)
+        self.layout.remove_all_but_journals(sandbox_id)
+        theirs = self._log_of(sandbox_id) not in (None, self.log_id)
         self.layout.discard([f"{self.layout.sandbox(sandbox_id)}/in"])
         if theirs:
             return
         for directory in (self.bundle(sandbox_id), self.runsc_root(sandbox_id)):  # perhaps not in the state directory
-            start.drop(directory)
+            start.remove_directory(directory)
 
     async def found(self) -> tuple[list[str], list[str]]:
         """See `Provider.found`. The images are also those of the local provider, which keeps them alike."""
@@ -329,10 +288,9 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         return sorted(names)
 
     async def clean_up(self, ledger: Ledger) -> Swept:
-        """See `Provider.clean_up`."""
         removed, foreign, failures = list[str](), list[str](), list[SandkeepError]()
         for sandbox_id in filter(is_name, await self.in_thread(self._bundles)):
-            whose = await self.in_thread(self._whose, sandbox_id)
+            whose = await self.in_thread(self._log_of, sandbox_id)
             if whose != self.log_id:
                 foreign.append(f"directory {self.bundle(sandbox_id)}" + (f" of log {whose}" if whose else ""))
             elif not ledger.owns_sandbox(sandbox_id):
@@ -346,21 +304,17 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
             raise failures[0]
         return Swept(removed=removed + images.removed, foreign=foreign + images.foreign)
 
-    def _whose(self, sandbox_id: str) -> str | None:
+    def _log_of(self, sandbox_id: str) -> str | None:
         """Return the id of the log in a bundle's mark. One without a mark is ours, unless other daemons share the
         directory.
         """
-        said = log_of(f"{self.bundle(sandbox_id)}/{start.BUNDLE_MARK}")
-        said = said or self.layout.log_of_sandbox(sandbox_id)
+        log_id = log_of(f"{self.bundle(sandbox_id)}/{start.BUNDLE_MARK}")
+        log_id = log_id or self.layout.log_of_sandbox(sandbox_id)
         shared = settings.BUNDLE_DIR_BASE() or settings.ROOT_DIR_BASE()
-        return said or (None if shared else self.log_id)
+        return log_id or (None if shared else self.log_id)
 
-    def _occupied(self, instance: GvisorInstance) -> int:
-        return disk_usage.occupied([self._out(instance.sandbox_id)], 0, {}, [], root=self.root)
-
-    async def _end_for_disk(self, instance: GvisorInstance) -> None:
-        if instance.pidfd >= 0:
-            await self.in_thread(kill_and_wait, instance.pidfd)
+    def _occupied_bytes(self, instance: GvisorInstance) -> int:
+        return disk_usage.occupied_bytes([self._out(instance.sandbox_id)], 0, {}, [], root=self.root)
 
 
 async def _reap(child: int) -> None:
@@ -376,7 +330,7 @@ class Found(Struct, frozen=True, kw_only=True):
     goes_on: bool = False
 
 
-def _look(job: Job) -> Found | None:
+def _find_state(job: Job) -> Found | None:
     """Return the state of a sandbox, once it is no longer being saved. None: it is gone. Blocks."""
     if not os.path.isdir(job.bundle):
         return None
@@ -384,28 +338,18 @@ def _look(job: Job) -> Found | None:
     start.end_saved(job)
     running_one = runsc.running(job.bundle)
     if running_one is not None:
-        start.drop_leftovers(job.bundle)
+        start.remove_saved(job.bundle)
         return Found(container=running_one[0], first=running_one[1])
     if not start.recover_saved(job.bundle):
         return None
     goes_on = os.path.exists(f"{job.saved}/{start.GO_ON}")
     if not goes_on:
-        start.stay(job)  # the daemon that saved it may have died before it was on the disk
+        start.stay_suspended(job)  # the daemon that saved it may have died before it was on the disk
     return Found(goes_on=goes_on)
 
 
-@asynccontextmanager
-async def open_gvisor(
+def open_gvisor(
     state_dir: str, *, uid_base: int, disk_limit: int, log_id: str = ""
-) -> AsyncIterator[GvisorProvider]:
+) -> AbstractAsyncContextManager[GvisorProvider]:
     """Run the gVisor provider, with its background tasks, for the length of a block. The sandboxes outlive it."""
-
-    def make(watcher: Watcher, nursery: trio.Nursery) -> GvisorProvider:
-        provider = GvisorProvider(
-            state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
-        )
-        nursery.start_soon(provider.disks.run)
-        return provider
-
-    async with running(make) as provider:
-        yield provider
+    return running(functools.partial(GvisorProvider, state_dir, log_id, uid_base=uid_base, disk_limit=disk_limit))

@@ -10,6 +10,7 @@ import msgspec
 
 from sandkeep.errors import SetupError
 from sandkeep.model import SandboxSpec
+from sandkeepd.contract.replacement import Replacing
 from sandkeepd.providers.gvisor import start
 from sandkeepd.providers.gvisor.instance import GvisorInstance
 from sandkeepd.providers.gvisor.plan import Plan
@@ -18,23 +19,21 @@ if TYPE_CHECKING:
     from sandkeepd.providers.gvisor.provider import GvisorProvider
 
 
-class GvisorReplacement:
-    """Puts back, or drops, the state that `GvisorCheckpoints.return_to` has put aside."""
+class GvisorReplacement(Replacing):
+    """Puts back, or drops, the state that `GvisorCheckpoints.restore_in_place` has put aside."""
 
     def __init__(self, provider: "GvisorProvider") -> None:
         self._provider = provider
 
-    def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Replacing.replaced`."""
-        words = "gVisor sandboxes are brought back whole, from checkpoints: restore the snapshot into a new sandbox"
-        raise SetupError("not_supported", words)
+    def plan_replacement(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
+        message = "the files of a gVisor sandbox cannot be replaced: restore the snapshot into a new sandbox"
+        raise SetupError("not_supported", message)
 
     async def replace_files(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
         plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
     ) -> GvisorInstance:  # fmt: skip
-        """See `Replacing.replace_files`."""
-        raise SetupError("not_supported", str(self.replaced(plans[0], {})))
+        raise SetupError("not_supported", str(self.plan_replacement(plans[0], {})))
 
     async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
         """See `Replacing.put_back`. `adopt` restores the state that is put back."""
@@ -44,5 +43,4 @@ class GvisorReplacement:
         return await self._provider.in_thread(start.put_back, job)
 
     async def drop_replaced(self, sandbox_id: str) -> None:
-        """See `Replacing.drop_replaced`."""
-        await self._provider.in_thread(start.drop_aside, self._provider.bundle(sandbox_id))
+        await self._provider.in_thread(start.remove_aside, self._provider.bundle(sandbox_id))

@@ -20,6 +20,7 @@ from msgspec import Struct
 from sandkeep.errors import ProviderError
 from sandkeep.settings import gvisor as settings
 from sandkeepd.host.processes import TOOL_PATH, Identity, identify, kill_all, pids_where, run_tool
+from sandkeepd.providers.gvisor.plan import Plan
 
 PROGRAM_PATH: Final = f"/usr/local/bin:{TOOL_PATH}"
 _FIRST: Final = "runsc-cont-"
@@ -61,23 +62,21 @@ def new_container(sandbox_id: str) -> str:
     return f"{_FIRST}{sandbox_id}-{secrets.token_hex(4)}"
 
 
-def command(root: str, network: str, *, writable: bool, rootless: bool, sandbox_id: str = "") -> list[str]:
-    """Return the argv before a subcommand. `root` is the directory of `runsc`'s state; with `writable`, writes go into
-    memory.
-    """
-    words = [program() or "runsc", f"--root={root}", f"--platform={settings.PLATFORM()}", f"--network={network}"]
+def command(root: str, plan: Plan, sandbox_id: str) -> list[str]:
+    """Return the argv before a subcommand. `root` is the directory of `runsc`'s state."""
+    argv = [program() or "runsc", f"--root={root}", f"--platform={settings.PLATFORM()}", f"--network={plan.network}"]
     if settings.IGNORE_CGROUPS():
-        words.append("--ignore-cgroups")
-    if rootless:
-        words.append("--rootless")
-    if writable:
-        words.append("--overlay2=root:memory")
+        argv.append("--ignore-cgroups")
+    if plan.rootless:
+        argv.append("--rootless")
+    if plan.writable:  # into memory
+        argv.append("--overlay2=root:memory")
     debug = settings.DEBUG_LOG_DIR()
     if debug is not None:
-        words += ["--debug", f"--debug-log={debug}/{sandbox_id}/"]
-        words += ["--strace"] if settings.STRACE() else []
-        words += ["--log-packets"] if settings.LOG_PACKETS() else []
-    return words
+        argv += ["--debug", f"--debug-log={debug}/{sandbox_id}/"]
+        argv += ["--strace"] if settings.STRACE() else []
+        argv += ["--log-packets"] if settings.LOG_PACKETS() else []
+    return argv
 
 
 @functools.cache
@@ -101,22 +100,22 @@ def cpu_features() -> str:
 
 def running(bundle: str) -> tuple[str, Identity] | None:
     """Return the running container of a sandbox, and its first process on the host; None when none runs."""
-    for name in _listed(bundle):
+    for name in _names_in(bundle):
         match = _PID_FILE.fullmatch(name)
-        first = named_in(f"{bundle}/{name}", match[1]) if match else None
+        first = process_of(f"{bundle}/{name}", match[1]) if match else None
         if match and first is not None:
             return match[1], first
     return None
 
 
-def _listed(directory: str) -> list[str]:
+def _names_in(directory: str) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
 
 
-def named_in(pid_file: str, word: str) -> Identity | None:
+def process_of(pid_file: str, word: str) -> Identity | None:
     """Return the process named in that file, if it runs, and has that word in its argv."""
     try:
         with open(pid_file, encoding="ascii") as file:
@@ -124,10 +123,10 @@ def named_in(pid_file: str, word: str) -> Identity | None:
     except (OSError, ValueError):
         return None
     first = identify(pid)
-    return first if first is not None and word in _words_of(pid) else None
+    return first if first is not None and word in _argv_of(pid) else None
 
 
-def _words_of(pid: int) -> list[str]:
+def _argv_of(pid: int) -> list[str]:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read(65536).decode(errors="replace").split("\0")
@@ -135,13 +134,13 @@ def _words_of(pid: int) -> list[str]:
         return []
 
 
-def most_saved(bundle: str) -> int:
+def max_saved_bytes(bundle: str) -> int:
     """Return the maximum bytes of a save of the running container: its memory, which includes its files."""
     found = running(bundle)
     total = _BESIDES_BYTES
     if found is not None:
         places = f"/proc/{found[1].pid}/fd"
-        for number in _listed(places):
+        for number in _names_in(places):
             with suppress(OSError):
                 if "runsc-memory" in os.readlink(f"{places}/{number}"):
                     return total + os.stat(f"{places}/{number}").st_blocks * 512 * 33 // 32
@@ -150,7 +149,7 @@ def most_saved(bundle: str) -> int:
 
 def forget_ended(bundle: str) -> None:
     """Remove the files about containers, all of which have ended."""
-    for name in _listed(bundle):
+    for name in _names_in(bundle):
         if name.endswith((_RAN, f"{_RAN}.not")) or _PID_FILE.fullmatch(name):
             with suppress(FileNotFoundError):
                 os.unlink(f"{bundle}/{name}")
@@ -171,8 +170,8 @@ def processes(root: str) -> list[int]:
     word = f"--root={root}"
 
     def ours(pid: int) -> bool:
-        words = _words_of(pid)
-        return word in words and "runsc" in words[0]
+        argv = _argv_of(pid)
+        return word in argv and "runsc" in argv[0]
 
     return pids_where(ours)
 
@@ -187,7 +186,7 @@ def holders(root: str, container: str) -> list[int]:
     except (OSError, msgspec.MsgspecError):
         return processes(root)
     word = f"--root={root}"
-    found = [pid for pid in (known.sandbox.pid, known.gofer_pid) if word in _words_of(pid)]
+    found = [pid for pid in (known.sandbox.pid, known.gofer_pid) if word in _argv_of(pid)]
     return found if len(found) == 2 else processes(root)
 
 
@@ -198,7 +197,7 @@ def end(root: str) -> None:
 
 def forget(root: str, container: str) -> None:
     """Remove `runsc`'s state files of a container that has ended."""
-    for name in _listed(root):
+    for name in _names_in(root):
         if name.startswith(f"{container}_"):
             with suppress(FileNotFoundError):
                 os.unlink(f"{root}/{name}")
@@ -210,18 +209,18 @@ def roots_in_use(base: str) -> set[str]:
     found = set[str]()
 
     def look(pid: int) -> bool:
-        words = _words_of(pid)
-        if words and "runsc" in words[0]:
-            found.update(word.removeprefix("--root=") for word in words if word.startswith(prefix))
+        argv = _argv_of(pid)
+        if argv and "runsc" in argv[0]:
+            found.update(word.removeprefix("--root=") for word in argv if word.startswith(prefix))
         return False
 
     pids_where(look)
     return found
 
 
-def sentence(said: bytes) -> str:
+def error_in(output: bytes) -> str:
     """Return the output of `runsc` as the end of a sentence: of a crash's trace its first line."""
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
     kept = [line for line in lines if line != "ready" and not line.startswith(("goroutine ", "created by "))]
     first = next((line for line in kept if "error" in line or "panic" in line or "FATAL" in line), None)
     text = first or (kept[-1] if kept else "it did not say why")

@@ -49,33 +49,31 @@ class Saves:
         """Restore a suspended sandbox. Safe to repeat."""
         async with instance.turn:
             if instance.is_suspended:
-                await self.bring_back(instance, await self.job_of(instance))
+                await self.restore(instance, await self.job_of(instance))
 
     async def save(
         self, instance: GvisorInstance, job: Job, *, go_on: bool, digest: bool = False
     ) -> dict[str, tuple[str, int]]:
-        """Save it; return the digests, if asked for. It stands still then; on failure it runs, or it has ended."""
+        """Save it; return the digests, if asked for. It is suspended then; on failure it runs, or it has ended."""
         require_savable(instance.plan)
-        await instance.without_helpers()
-        await instance.without_viewers()
-        instance.stand()
+        await instance.await_helpers()
+        await instance.end_viewers()
+        instance.hold_requests()
         pidfd, container = os.dup(instance.pidfd), instance.container
-        instance.let_go_of_process()
+        instance.release_process()
         try:
             with trio.CancelScope(shield=True):
                 work = functools.partial(start.save, job, container, go_on=go_on, digest=digest)
                 found = await self._provider.in_thread(work)
-        except SandkeepError:
+        except BaseException as error:
             os.close(pidfd)
-            await self._after_failure(instance, job)
-            raise
-        except BaseException:
-            os.close(pidfd)
+            if isinstance(error, SandkeepError):
+                await self._after_failure(instance, job)
             raise
         if instance.plan.limits.memory_bytes is None:
-            self._provider.nursery.start_soon(_see_gone, pidfd, job.root, container)
+            self._provider.nursery.start_soon(_await_gone, pidfd, job.root, container)
         else:
-            await _see_gone(pidfd, job.root, container)  # the restored container needs its memory
+            await _await_gone(pidfd, job.root, container)  # the restored container needs its memory
         return {} if found is None else {IMAGE: found}
 
     async def _after_failure(self, instance: GvisorInstance, job: Job) -> None:
@@ -83,37 +81,37 @@ class Saves:
         await self._provider.in_thread(start.end_saved, job)
         found = await self._provider.in_thread(runsc.running, job.bundle)
         if found is not None and self._is_held(instance, *found):
-            instance.go()
+            instance.release_requests()
         elif await self._provider.in_thread(start.recover_saved, job.bundle):
-            with suppress(SandkeepError):  # else it stands still, which is seen
-                await self.bring_back(instance, job)
+            with suppress(SandkeepError):  # else it stays suspended, which is seen
+                await self.restore(instance, job)
         else:
-            words = "its kernel ended while it was being saved"
-            await instance.went(instance.ending or Ending(kind="failed", message=words))
+            message = "its kernel ended while it was being saved"
+            await instance.went(instance.ending or Ending(kind="failed", message=message))
 
     def _is_held(self, instance: GvisorInstance, container: str, first: Identity) -> bool:
         """Hold its running container; return False if that ends at this instant."""
         try:
-            self._provider.hold(instance, container, first)
+            self._provider.hold_container(instance, container, first)
         except ProviderError:
             return False
         return True
 
-    async def bring_back(self, instance: GvisorInstance, job: Job) -> None:
+    async def restore(self, instance: GvisorInstance, job: Job) -> None:
         """Restore it. When that fails, it is suspended if its saved state is still there, and else it has ended."""
         with trio.CancelScope(shield=True):
             try:
                 started = await self.start_saved(job)
-                self._provider.hold(instance, started.container, started.first)
+                self._provider.hold_container(instance, started.container, started.first)
             except BaseException as error:
                 if await self._provider.in_thread(start.recover_saved, job.bundle):
-                    await self._provider.in_thread(start.stay, job)
+                    await self._provider.in_thread(start.stay_suspended, job)
                     instance.suspended.set(True)
                 else:
-                    words = f"it could not be brought back: {error}"
-                    await instance.went(instance.ending or Ending(kind="failed", message=words))
+                    message = f"it could not be restored: {error}"
+                    await instance.went(instance.ending or Ending(kind="failed", message=message))
                 raise
-            instance.go()
+            instance.release_requests()
             instance.suspended.set(False)
 
     async def start_saved(self, job: Job) -> Started:
@@ -132,11 +130,9 @@ class SavedPauses(Pauses):
         self._saves = saves
 
     async def suspend(self) -> None:
-        """See `Pausing.suspend`."""
         await self._saves.suspend(self._instance)
 
     async def resume(self) -> None:
-        """See `Pausing.resume`."""
         await self._saves.resume(self._instance)
 
 
@@ -147,7 +143,7 @@ def require_savable(plan: Plan) -> None:
         raise SetupError("not_supported", why)
 
 
-async def _see_gone(pidfd: int, root: str, container: str) -> None:
+async def _await_gone(pidfd: int, root: str, container: str) -> None:
     """Wait until a saved container has ended, and remove its state; a `runsc` that hangs is killed."""
     try:
         with trio.move_on_after(ENDING_S):

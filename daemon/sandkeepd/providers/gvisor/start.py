@@ -6,8 +6,8 @@ namespace, in which the root directory is put together.
 The directory of a bundle holds, besides `config.json` and the files about containers (see `runsc`)::
 
     saving/            being written by `runsc checkpoint`
-    saved/             complete: the sandbox stands still, and is restored from here; see also `open_files`
-    saved/.go-on       it was only to stand still for a moment
+    saved/             complete: the sandbox is suspended, and is restored from here; see also `open_files`
+    saved/.go-on       it was only to be saved for a moment
     aside/             a `saved` to be restored only if its replacement cannot; and `.exits`, the answers of that time
     from-CONTAINER/    the state that container was restored from, until that surely runs
 
@@ -22,7 +22,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -37,11 +37,13 @@ from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, has_ended, read_until_ready, reap, spawn
 from sandkeepd.keeper import program
-from sandkeepd.providers.common.errors import translate
+from sandkeepd.providers.common.descriptors import descriptor
+from sandkeepd.providers.common.directory_provider import Lower
+from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, log_of, write_mark
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
 from sandkeepd.providers.gvisor import disk_space, open_files, runsc
-from sandkeepd.providers.gvisor.bundle import Bundle, Lower
+from sandkeepd.providers.gvisor.bundle import Bundle
 from sandkeepd.providers.gvisor.digest import Follower
 from sandkeepd.providers.gvisor.plan import Plan
 
@@ -83,12 +85,9 @@ class Job(Struct, frozen=True, kw_only=True):
         """The directory of its saved state."""
         return f"{self.bundle}/saved"
 
-    def words(self) -> list[str]:
+    def argv(self) -> list[str]:
         """Return the argv before a subcommand of `runsc`."""
-        plan = self.plan
-        return runsc.command(
-            self.root, plan.network, writable=plan.writable, rootless=plan.rootless, sandbox_id=self.sandbox_id
-        )
+        return runsc.command(self.root, self.plan, self.sandbox_id)
 
 
 class Started(Struct, frozen=True, kw_only=True):
@@ -112,13 +111,13 @@ def claim(job: Job) -> None:
         write_mark(f"{job.bundle}/{BUNDLE_MARK}", job.log_id)
     except FileExistsError:
         if log_of(f"{job.bundle}/{BUNDLE_MARK}") not in (None, job.log_id):
-            words = f"{job.bundle} is of another daemon's: give each its own RUNSC_BUNDLE_DIR_BASE"
-            raise SetupError("not_configured", words, setting="RUNSC_BUNDLE_DIR_BASE") from None
+            message = f"{job.bundle} belongs to another daemon: give each its own RUNSC_BUNDLE_DIR_BASE"
+            raise SetupError("not_configured", message, setting="RUNSC_BUNDLE_DIR_BASE") from None
 
 
 def make_directories(job: Job) -> None:
     """Make the directories shared with the keeper, and the bundle. Raises `storage_unavailable`."""
-    try:
+    with converted_errors():
         claim(job)
         for path in (job.root, job.directory):
             os.makedirs(path, mode=0o700, exist_ok=True)
@@ -131,14 +130,12 @@ def make_directories(job: Job) -> None:
         if not os.path.exists(f"{job.directory}/in/{program.NAME}"):
             program.install(f"{job.directory}/in")
             program.install_statx(f"{job.directory}/in")
-        _give_away(job)
-    except OSError as error:
-        raise translate(error) from None
+        _give_to_user(job)
 
 
-def _give_away(job: Job) -> None:
+def _give_to_user(job: Job) -> None:
     """Let the code inside write its journals and answers; links that were restored in their place are not followed."""
-    with _exits(job, os.O_WRONLY | os.O_CREAT) as answers:
+    with _open_answers(job, os.O_WRONLY | os.O_CREAT) as answers:
         if job.plan.rootless:
             return
         os.fchown(answers, job.plan.uid, job.plan.gid)
@@ -147,13 +144,13 @@ def _give_away(job: Job) -> None:
 
 
 @contextmanager
-def _exits(job: Job, flags: int) -> Iterator[int]:
+def _open_answers(job: Job, flags: int) -> Iterator[int]:
     """Open the file with the answers for the length of a block. Raises OSError and `storage_unavailable`."""
     try:
         opened = job.files.open_regular("out/exits", flags)
     except NotAFileError:
-        words = f"{job.directory}/out/exits is no file: create the sandbox anew"
-        raise DaemonError("storage_unavailable", words) from None
+        message = f"{job.directory}/out/exits is not a file: create the sandbox anew"
+        raise DaemonError("storage_unavailable", message) from None
     try:
         yield opened
     finally:
@@ -166,10 +163,10 @@ def start(job: Job, *, restore: bool = False) -> Started:
     Raises `provider_unavailable` with the error of `runsc`, `snapshot_corrupt` for a state that cannot be restored. The
     saved state is still there then.
     """
-    control = -1
     container = runsc.new_container(job.sandbox_id)
-    try:
+    with converted_errors(), ExitStack() as opened:
         control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened.callback(os.close, control)
         if not stat.S_ISFIFO(os.fstat(control).st_mode):
             raise DaemonError("storage_unavailable", f"{job.directory}/in/.control is no FIFO: create the sandbox anew")
         runsc.forget_ended(job.bundle)
@@ -180,14 +177,9 @@ def start(job: Job, *, restore: bool = False) -> Started:
         job.hierarchies.join_thread(groups)
         wrapper = job.hierarchies.wrapper(groups)
         if restore:
-            first, child = _bring_back(job, wrapper, container, control)
+            first, child = _restore(job, wrapper, container, control)
         else:
-            first, child = _begin(job, [*wrapper, *job.words()], container, control)
-    except OSError as error:
-        raise translate(error) from None
-    finally:
-        if control >= 0:
-            os.close(control)
+            first, child = _run_new(job, [*wrapper, *job.argv()], container, control)
     workspace = gvisor_bundle.workspace_of(job.lowers, whole=whole)
     return Started(container=container, first=first, child=child, whole=whole, workspace=workspace)
 
@@ -208,28 +200,28 @@ def _prepare(job: Job, *, whole: bool) -> None:
     gvisor_bundle.write_configuration(bundle, f"{job.bundle}/config.json")
 
 
-def _begin(job: Job, argv: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
+def _run_new(job: Job, argv: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
     talk, talk_end = os.pipe()
     try:
-        words = ["run", "--detach", "--bundle", job.bundle, "--pid-file", f"{job.bundle}/{container}.pid", container]
-        child = spawn([*argv, *words], stdin=control, output=talk_end, large_fd_table=True)
+        command = ["run", "--detach", "--bundle", job.bundle, "--pid-file", f"{job.bundle}/{container}.pid", container]
+        child = spawn([*argv, *command], stdin=control, output=talk_end, roomy=True)
         failpoints.reach("gvisor.spawned")
         os.close(talk_end)
         talk_end = -1
-        said = read_until_ready(talk, START_DEADLINE_S)
+        output = listen(talk, START_DEADLINE_S)
     finally:
         for fd in (talk, talk_end):
             if fd >= 0:
                 os.close(fd)
     found = runsc.running(job.bundle)
-    if b"ready\n" in said and found is not None and found[0] == container:
+    if b"ready\n" in output and found is not None and found[0] == container:
         return found[1], child
     runsc.end(job.root)
     reap(child)
-    raise ProviderError("provider_unavailable", f"the sandbox did not start: {runsc.sentence(said)}")
+    raise ProviderError("provider_unavailable", f"the sandbox did not start: {runsc.error_in(output)}")
 
 
-def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
+def _restore(job: Job, wrapper: Sequence[str], container: str, control: int) -> tuple[Identity, int]:
     """Restore it by a program that marks when it runs: the file with the pid exists before its memory is loaded. The
     lock makes a later daemon wait.
     """
@@ -237,38 +229,52 @@ def _bring_back(job: Job, wrapper: Sequence[str], container: str, control: int) 
     os.rename(job.saved, source)
     failpoints.reach("gvisor.renamed")
     pid_file = f"{job.bundle}/{container}.pid"
-    words = ["restore", "--detach", "--bundle", job.bundle, f"--image-path={source}", "--pid-file", pid_file, container]
+    command = ["restore", "--detach", "--bundle", job.bundle, f"--image-path={source}", "--pid-file", pid_file]
     mark = runsc.ran_mark(job.bundle, container)
     os.close(os.open(f"{mark}.not", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    argv = [*wrapper, *_then_move(job, 0o022, f"{mark}.not", mark), *job.words(), *words]
-    with _locked(job) as lock, open_files.present(source, job.files):
-        code, said = _run(argv, stdin=control, log=f"{job.bundle}/said", lock=lock)
+    argv = [*wrapper, *_moving_after(job, 0o022, f"{mark}.not", mark), *job.argv(), *command, container]
+    with _locked(job) as lock, open_files.recreated(source, job.files):
+        code, output = _run(argv, f"{job.bundle}/said", lock, stdin=control)
     failpoints.reach("gvisor.restored")
     found = runsc.running(job.bundle)
     if code == 0 and found is not None and found[0] == container:
-        drop(source)
+        remove_directory(source)
         return found[1], -1
     runsc.end(job.root)
     runsc.forget_ended(job.bundle)
     os.rename(source, job.saved)
-    words_ = f"runsc cannot bring it back: {runsc.sentence(said)}"
-    raise DataError("snapshot_corrupt", words_)
+    message = f"runsc cannot restore the sandbox: {runsc.error_in(output)}"
+    raise DataError("snapshot_corrupt", message)
 
 
-def _then_move(job: Job, umask: int, source: str, target: str) -> list[str]:
-    """Return the argv before a command, see `program.rename_after_argv`."""
-    return program.rename_after_argv(program.on_host(job.bundle), umask, source, target)
+def _moving_after(job: Job, umask: int, source: str, target: str) -> list[str]:
+    """Return the argv before a command, see `program.moving_after`."""
+    return program.moving_after(program.on_host(job.bundle), umask, source, target)
 
 
-def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, bytes]:
-    """Run a command that holds a lock to its end; return its exit code and output. Its descendants may keep the output
-    open.
+def _run(
+    argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[], bool] | None = None, *, stdin: int | None = None
+) -> tuple[int, bytes]:
+    """Run a command that holds a lock to its end, and call `meanwhile` repeatedly; after True, at once again. Return
+    its exit code and output. Its descendants may keep the output open.
     """
-    with open(log, "w+b") as file:
-        child = spawn(argv, stdin=stdin, output=file.fileno(), more=[lock], large_fd_table=True)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with open(log, "w+b") as file, open(os.devnull, "rb") as null:
+        given = null.fileno() if stdin is None else stdin
+        child = spawn(argv, stdin=given, output=file.fileno(), third=lock, roomy=stdin is not None)
+        try:
+            if meanwhile is not None:
+                _call_until_ended(child, meanwhile)
+        finally:
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         file.seek(0)
         return code, file.read(_MOST_SAID)
+
+
+def _call_until_ended(child: int, meanwhile: Callable[[], bool]) -> None:
+    more = False
+    with descriptor(os.pidfd_open(child)) as pidfd:
+        while not has_ended(pidfd, 0 if more else _GIVE_WAY_S):
+            more = meanwhile()
 
 
 # Saving
@@ -276,43 +282,44 @@ def _run(argv: Sequence[str], *, stdin: int, log: str, lock: int) -> tuple[int, 
 
 def save(job: Job, container: str, *, go_on: bool, digest: bool = False) -> tuple[str, int] | None:
     """Save a container by `runsc`, which ends it; return the digest and size of `IMAGE`, if asked for and known. A
-    digested file is not fsynced: see `have_written`.
+    digested file is not fsynced: see `sync_saved`.
 
     Raises `provider_unavailable` with the error of `runsc`; then the sandbox may run still.
     """
     saving = f"{job.bundle}/saving"
     follower = Follower(f"{saving}/{IMAGE}")
     try:
-        drop(saving)
+        remove_directory(saving)
         os.mkdir(saving, 0o700)
         if go_on:
             with open(f"{saving}/{GO_ON}", "wb"):
                 pass
-        open_files.keep(saving, job.files, runsc.holders(job.root, container))
-        with _locked(job) as lock, disk_space.reserved(saving, runsc.most_saved(job.bundle)) as room:
-            follower.syncs = not go_on and not room.is_taken
+        open_files.save_names(saving, job.files, runsc.holders(job.root, container))
+        with _locked(job) as lock, disk_space.reserved(saving, runsc.max_saved_bytes(job.bundle)) as room:
+            follower.syncs = not go_on and not room.is_reserved
 
             def meanwhile() -> bool:
-                room.give_way()
-                return digest and follower.take()
+                room.shrink()
+                return digest and follower.advance()
 
-            code, said = _have_saved(job, container, saving, lock, meanwhile)
-        found = follower.found() if digest and code == 0 else None
+            code, output = _checkpoint(job, container, saving, lock, meanwhile)
+        found = follower.result() if digest and code == 0 else None
         if code == 0 and not go_on and not digest:
-            have_written(job)
-    except OSError as error:
-        drop(saving)
-        raise translate(error, "the checkpoint") from None
+            sync_saved(job)
+    except OSError:
+        remove_directory(saving)
+        with converted_errors("the checkpoint"):
+            raise
     finally:
         follower.close()
     failpoints.reach("gvisor.saved")
     if code != 0:
-        drop(saving)
-        raise failed_to_save(said)
+        remove_directory(saving)
+        raise failed_to_save(output)
     return found
 
 
-def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
+def _checkpoint(job: Job, container: str, saving: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
     """Make a kernel save itself: asked by our own program where the request is known, since `runsc`, which only passes
     it on, takes 20 ms to begin.
     """
@@ -320,50 +327,30 @@ def _have_saved(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
     found = runsc.running(job.bundle)
     if found is not None and found[0] == container and runsc.version() in runsc.KNOWN_KERNELS:
         runner, image = program.on_host(job.bundle), f"{saving}/{IMAGE}"
-        argv = program.save_argv(runner, container, found[1].pid, image, saving, job.saved)
-        code, said = _run_watched(argv, log, lock, meanwhile)
+        argv = program.saving(runner, container, found[1].pid, image, saving, job.saved)
+        code, output = _run(argv, log, lock, meanwhile)
         if code != program.NOT_ASKED:
-            return code, said
-    words = [*job.words(), "checkpoint", f"--image-path={saving}", container]
-    return _run_watched([*_then_move(job, 0o077, saving, job.saved), *words], log, lock, meanwhile)
+            return code, output
+    subcommand = [*job.argv(), "checkpoint", f"--image-path={saving}", container]
+    return _run([*_moving_after(job, 0o077, saving, job.saved), *subcommand], log, lock, meanwhile)
 
 
-def _run_watched(argv: Sequence[str], log: str, lock: int, meanwhile: Callable[[], bool]) -> tuple[int, bytes]:
-    """Run a command that holds a lock to its end, and call `meanwhile` repeatedly; after True, at once again."""
-    with open(log, "w+b") as file, open(os.devnull, "rb") as null:
-        child = spawn(argv, stdin=null.fileno(), output=file.fileno(), more=[lock])
-        pidfd, more = -1, False
-        try:
-            pidfd = os.pidfd_open(child)
-            while not has_ended(pidfd, 0 if more else _GIVE_WAY_S):
-                more = meanwhile()
-        finally:
-            if pidfd >= 0:
-                os.close(pidfd)
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        file.seek(0)
-        return code, file.read(_MOST_SAID)
-
-
-def have_written(job: Job) -> None:
+def sync_saved(job: Job) -> None:
     """Fsync the saved state, where it is all that is left of the sandbox. Raises OSError."""
     for path in (*(f"{job.saved}/{name}" for name in saved_files(job.saved)), job.saved, job.bundle):
         sync(path)
 
 
-def failed_to_save(said: bytes) -> SandkeepError:
+def failed_to_save(output: bytes) -> SandkeepError:
     """Return the error for a failed save."""
-    return ProviderError("provider_unavailable", f"runsc cannot save the sandbox: {runsc.sentence(said)}")
+    return ProviderError("provider_unavailable", f"runsc cannot save the sandbox: {runsc.error_in(output)}")
 
 
 @contextmanager
 def _locked(job: Job) -> Iterator[int]:
-    fd = os.open(f"{job.bundle}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with descriptor(os.open(f"{job.bundle}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
-    finally:
-        os.close(fd)
 
 
 def await_saving(job: Job, seconds: float) -> None:
@@ -380,7 +367,7 @@ def await_saving(job: Job, seconds: float) -> None:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise ProviderError(
-                        "provider_unavailable", "it is being saved, or brought back, still: wait"
+                        "provider_unavailable", "the sandbox is still being saved or restored: try again later"
                     ) from None
                 time.sleep(0.02)
             else:
@@ -397,21 +384,17 @@ def saved_files(directory: str) -> list[str]:
 def put_aside(job: Job) -> None:
     """Keep the saved state of a sandbox, while another one is restored in its place."""
     aside = f"{job.bundle}/aside"
-    try:
-        drop(aside)
-        with _exits(job, os.O_RDONLY) as answers, open(f"{job.saved}/{EXITS}", "wb", buffering=0) as copy:
+    with converted_errors("the sandbox's place"):
+        remove_directory(aside)
+        with _open_answers(job, os.O_RDONLY) as answers, open(f"{job.saved}/{EXITS}", "wb", buffering=0) as copy:
             _copy_data(answers, copy.fileno())
         os.rename(job.saved, aside)
-    except OSError as error:
-        raise translate(error, "the sandbox's place") from None
 
 
-def put_nothing_aside(job: Job) -> None:
+def make_empty_aside(job: Job) -> None:
     """Record that there was no state to put aside before a restore."""
-    try:
+    with converted_errors("the sandbox's place"):
         os.makedirs(f"{job.bundle}/aside", mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise translate(error, "the sandbox's place") from None
 
 
 def put_back(job: Job) -> bool:
@@ -424,20 +407,20 @@ def put_back(job: Job) -> bool:
         return runsc.running(job.bundle) is None and not recover_saved(job.bundle)
     runsc.end(job.root)
     runsc.forget_ended(job.bundle)
-    drop(job.saved)
+    remove_directory(job.saved)
     for name in os.listdir(job.bundle):
         if name.startswith("from-"):
-            drop(f"{job.bundle}/{name}")
+            remove_directory(f"{job.bundle}/{name}")
     if not os.path.exists(f"{aside}/{IMAGE}"):
-        drop(aside)
+        remove_directory(aside)
         return True
     if os.path.exists(f"{aside}/{EXITS}"):  # else an earlier daemon put it back and got no further
-        _replace_exits(job, f"{aside}/{EXITS}")
+        _replace_answers(job, f"{aside}/{EXITS}")
     os.rename(aside, job.saved)
     return False
 
 
-def _replace_exits(job: Job, source: str) -> None:
+def _replace_answers(job: Job, source: str) -> None:
     if not job.plan.rootless:
         os.chown(source, job.plan.uid, job.plan.gid)
     try:
@@ -447,7 +430,7 @@ def _replace_exits(job: Job, source: str) -> None:
             raise
         with suppress(FileNotFoundError):
             job.files.unlink("out/exits")
-        with open(source, "rb") as copy, _exits(job, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as answers:
+        with open(source, "rb") as copy, _open_answers(job, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as answers:
             _copy_data(copy.fileno(), answers)
             if not job.plan.rootless:
                 os.fchown(answers, job.plan.uid, job.plan.gid)
@@ -474,9 +457,9 @@ def _copy_data(source: int, target: int) -> None:
             at += sent
 
 
-def drop_aside(bundle: str) -> None:
+def remove_aside(bundle: str) -> None:
     """Remove the state put aside: its replacement runs, and that is on record."""
-    drop(f"{bundle}/aside")
+    remove_directory(f"{bundle}/aside")
 
 
 def end_saved(job: Job) -> None:
@@ -496,23 +479,23 @@ def recover_saved(bundle: str) -> bool:
     return os.path.exists(f"{saved}/{IMAGE}")
 
 
-def stay(job: Job) -> None:
+def stay_suspended(job: Job) -> None:
     """Leave a sandbox suspended that could not be restored: a later daemon must not resume it by itself. Fsync its
     state, if possible: it may be only in memory.
     """
     with suppress(OSError):
         os.unlink(f"{job.saved}/{GO_ON}")
     with suppress(OSError):
-        have_written(job)
+        sync_saved(job)
 
 
-def drop_leftovers(bundle: str) -> None:
+def remove_saved(bundle: str) -> None:
     """Remove the saved state of a sandbox that runs."""
     for name in os.listdir(bundle):
         if name in ("saving", "saved") or name.startswith("from-"):
-            drop(f"{bundle}/{name}")
+            remove_directory(f"{bundle}/{name}")
 
 
-def drop(path: str) -> None:
+def remove_directory(path: str) -> None:
     """Remove a directory of ours, if it is there."""
     shutil.rmtree(path, ignore_errors=True)

@@ -34,6 +34,7 @@ from sandkeep.ids import new_id
 from sandkeepd.host.processes import has_ended, kill_and_wait, open_process, run_tool, spawn
 from sandkeepd.keeper import requests, terminal
 from sandkeepd.keeper.viewers import Viewers
+from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.gvisor import runsc as gvisor_runsc
 
 START_DEADLINE_S: Final = 20.0
@@ -71,7 +72,7 @@ class Runsc(Struct, frozen=True, kw_only=True):
     """
 
     bundle: str
-    words: list[str]
+    argv: list[str]
     user: str
     file_blocks: int
 
@@ -82,13 +83,12 @@ class GvisorViewers(Viewers):
     _instance: Any
 
     async def attach(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool) -> int:
-        """See `Instance.open_terminal`."""
-        async with self._instance.helping():  # it is not saved meanwhile
-            if self._channel.get_process(process_id).exit:
+        async with self._instance.delaying_saves():  # it is not saved meanwhile
+            if self._talk.known(process_id).exit:
                 raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)
             if self._instance.pidfd < 0:
-                words = f"sandbox {self._instance.sandbox_id} is suspended: resume it"
-                raise StateError("not_ready", words, sandbox_id=self._instance.sandbox_id)
+                message = f"sandbox {self._instance.sandbox_id} is suspended: resume it"
+                raise StateError("not_ready", message, sandbox_id=self._instance.sandbox_id)
             viewer = new_id(terminal.VIEWER)
             try:
                 await self._shared.write(viewer, self._script(viewer, process_id, term, read_only=read_only))
@@ -100,9 +100,9 @@ class GvisorViewers(Viewers):
         """Return the script of a viewer: it is a file, as `runsc exec` drops all arguments that contain "detach".
         Errors go to stderr, away from the terminal.
         """
-        words = terminal.viewer_argv(self._shared.sockets, process_id, None, term, read_only=read_only)
-        command = b" ".join(requests.quote(os.fsencode(word)) for word in words)
-        opening = f"ulimit -f {self._instance.runsc.file_blocks}\ncd {self._shared.journals} && exec 2>{viewer}.stderr"
+        argv = terminal.viewer(self._place.sockets, process_id, None, term, read_only=read_only)
+        command = b" ".join(requests.quote(os.fsencode(word)) for word in argv)
+        opening = f"ulimit -f {self._instance.runsc.file_blocks}\ncd {self._place.journals} && exec 2>{viewer}.stderr"
         return opening.encode() + b" || exit\nexec " + command + b"\n"
 
     async def _show(self, viewer: str, rows: int, cols: int) -> int:
@@ -136,10 +136,10 @@ class GvisorViewers(Viewers):
             with trio.move_on_after(DETACH_S), suppress(SandkeepError):
                 await run(["sh", "-c", _ASK_TO_GO, self._shared.sockets, SAVED])
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(see_gone, runsc, self._instance.container)
-        if await trio.to_thread.run_sync(is_held, runsc.bundle):
-            words = "a viewer's terminal is held by what it showed, whose tmux may hang: end that process, then repeat"
-            raise StateError("conflict", words, sandbox_id=self._instance.sandbox_id)
+                await trio.to_thread.run_sync(await_gone, runsc, self._instance.container)
+        if await trio.to_thread.run_sync(has_host_terminal, runsc.bundle):
+            message = "a process still holds a viewer's terminal, perhaps a tmux that hangs: end it, then try again"
+            raise StateError("conflict", message, sandbox_id=self._instance.sandbox_id)
 
 
 async def _shown(fd: int, pidfd: int) -> bool:
@@ -175,16 +175,16 @@ def open_viewer(runsc: Runsc, container: str, viewer: str, script: str, rows: in
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"/proc/self/fd/{bundle}/{viewer}.socket")  # its own path may be too long for a socket
             listener.listen(1)
-            fd, said = _start(_words(runsc, container, viewer, script), bundle, listener, (rows, cols))
+            fd, output = _start(_argv(runsc, container, viewer, script), bundle, listener, (rows, cols))
         waiting = _waiting(runsc.bundle, viewer)
         if fd >= 0 and waiting is not None:
             return fd, waiting
         _close(fd, waiting)
-        words = f"no viewer could be started in the sandbox: {gvisor_runsc.sentence(said)}"
-        raise ProviderError("provider_unavailable", words)
+        message = f"no viewer could be started in the sandbox: {gvisor_runsc.error_in(output)}"
+        raise ProviderError("provider_unavailable", message)
     except OSError as error:
-        words = f"no terminal could be made for the viewer: {error.strerror}"
-        raise ProviderError("provider_unavailable", words) from None
+        message = f"no terminal could be made for the viewer: {error.strerror}"
+        raise ProviderError("provider_unavailable", message) from None
     finally:
         os.close(bundle)
         _unlink(f"{runsc.bundle}/{viewer}.socket")
@@ -214,10 +214,10 @@ def _close(*opened: int | None) -> None:
             os.close(fd)
 
 
-def _words(runsc: Runsc, container: str, viewer: str, script: str) -> list[str]:
+def _argv(runsc: Runsc, container: str, viewer: str, script: str) -> list[str]:
     files = [f"--pid-file={runsc.bundle}/{viewer}.pid", f"--internal-pid-file={runsc.bundle}/{viewer}.inside"]
     where = [f"--console-socket=/proc/self/fd/3/{viewer}.socket", "--detach", f"--user={runsc.user}", "--cwd=/"]
-    return [*runsc.words, "exec", *where, *files, container, "sh", script]
+    return [*runsc.argv, "exec", *where, *files, container, "sh", script]
 
 
 def _receive(listener: socket.socket, child: int, size: tuple[int, int]) -> int:
@@ -256,27 +256,25 @@ def _viewers(bundle: str) -> list[str]:
 def _waiting(bundle: str, viewer: str) -> int | None:
     """Return a pidfd of the process that waits for a viewer; None when that has ended."""
     pid_file = f"{bundle}/{viewer}.pid"
-    found = gvisor_runsc.named_in(pid_file, f"--pid-file={pid_file}")
+    found = gvisor_runsc.process_of(pid_file, f"--pid-file={pid_file}")
     return open_process(found) if found is not None else None
 
 
-def see_gone(runsc: Runsc, container: str) -> None:
+def await_gone(runsc: Runsc, container: str) -> None:
     """Wait until all viewers have ended; kill those that do not. Blocks."""
     for viewer in _viewers(runsc.bundle):
         pidfd = _waiting(runsc.bundle, viewer)
         if pidfd is None:
             continue
-        try:
+        with descriptor(pidfd):
             if not has_ended(pidfd, GOING_S):
                 _kill(runsc, container, viewer)
                 if not has_ended(pidfd, GOING_S):
                     kill_and_wait(pidfd)
-        finally:
-            os.close(pidfd)
     _viewers(runsc.bundle)
 
 
-def is_held(bundle: str) -> bool:
+def has_host_terminal(bundle: str) -> bool:
     """Return True if the sandbox's kernel still has a terminal of the host, some seconds after its viewer has ended.
     Blocks.
     """
@@ -307,7 +305,7 @@ def _kill(runsc: Runsc, container: str, viewer: str) -> None:
     with suppress(OSError, ValueError, SandkeepError):
         with open(f"{runsc.bundle}/{viewer}.inside", encoding="ascii") as file:
             pid = int(file.read(32))
-        run_tool([*runsc.words, "kill", f"--pid={pid}", container, str(int(signal.SIGKILL))])
+        run_tool([*runsc.argv, "kill", f"--pid={pid}", container, str(int(signal.SIGKILL))])
 
 
 def _unlink(path: str) -> None:

@@ -8,13 +8,14 @@ from typing import Any, Final
 import msgspec
 
 from sandkeep.errors import ProviderError, SandkeepError
+from sandkeepd.contract.claims import Claiming
 from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.providers.local.plan import Plan
 
 logger: Final = logging.getLogger("sandkeepd")
 
 
-class UidClaims:
+class UidClaims(Claiming):
     """The uids that root's daemon assigns; a user's daemon has none, and no `UidClaims`."""
 
     def __init__(self, uids: Claims) -> None:
@@ -26,7 +27,6 @@ class UidClaims:
         return msgspec.structs.replace(plan, uid=uid, gid=uid)
 
     def claim_again(self, sandbox_id: str, plan: dict[str, Any]) -> dict[str, Any]:
-        """See `Claiming.claim_again`."""
         uid = msgspec.convert(plan, Plan).own_uid
         if uid is None or self._uids.reclaim(sandbox_id, uid):
             return plan
@@ -34,7 +34,6 @@ class UidClaims:
         return {**plan, "uid": uid, "gid": uid}
 
     def withdraw(self, sandbox_id: str, plan: dict[str, Any]) -> None:
-        """See `Claiming.withdraw`."""
         uid = msgspec.convert(plan, Plan).own_uid
         if uid is not None:
             with suppress(SandkeepError):  # then the next start does it
@@ -44,10 +43,10 @@ class UidClaims:
         """Raise `provider_unavailable` when the uid of a plan no longer belongs to the sandbox."""
         if plan.own_uid is None or self._uids.reclaim(sandbox_id, plan.own_uid):
             return
-        words = f"the host uid {plan.own_uid} of sandbox {sandbox_id} belongs to somebody else by now"
-        raise ProviderError("provider_unavailable", f"{words}: make another of its files, by a fork or a snapshot")
+        message = f"the host uid {plan.own_uid} of sandbox {sandbox_id} was taken by another user"
+        raise ProviderError("provider_unavailable", f"{message}: fork it, or restore a snapshot of it")
 
-    def keep(self, sandbox_id: str, plan: Plan) -> None:
+    def claim_running(self, sandbox_id: str, plan: Plan) -> None:
         """Claim the uid of a sandbox that may run for it. If that is impossible, log a warning; the sandbox is not
         ended.
         """

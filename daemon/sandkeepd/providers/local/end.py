@@ -14,7 +14,7 @@ from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import find_by_environment, kill_all, kill_process
 from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.providers.common.inside import marks
-from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.layout import Layout, unmount_below
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.start import Handle
 from sandkeepd.providers.local.strays import Strays
@@ -40,7 +40,7 @@ class Cleanup:
 
     def end(self, sandbox_id: str, plan: Plan, handle: dict[str, Any]) -> None:
         """Kill its processes: the first process of the namespace takes all the others with it."""
-        _doom(plan.cgroups)
+        _kill_frozen(plan.cgroups)
         if handle:
             kill_process(msgspec.convert(handle, Handle).first)
         if not handle or plan.mechanism == "none":
@@ -61,23 +61,19 @@ class Cleanup:
         """Kill escaped processes, release the uid, and remove the files, all but the journals. That can take long."""
         if self._claims is not None and plan.own_uid is not None:
             self._claims.release(sandbox_id, plan.own_uid)
-        self.clear(sandbox_id)
-
-    def clear(self, sandbox_id: str) -> None:
-        """Remove the files of a sandbox that has ended, all but its journals. That can take long."""
         self._layout.clear(sandbox_id)
 
     def plan_of_stray(self, sandbox_id: str) -> Plan:
         """Reconstruct the plan of a sandbox that no event owns."""
         uid = self._claims.uid_of(sandbox_id) if self._claims is not None else None
-        return self._planner.of_stray(sandbox_id, uid)
+        return self._planner.plan_of_stray(sandbox_id, uid)
 
     def remove_stray(self, strays: Strays, sandbox_id: str, *, forgotten: bool) -> None:
         """Remove the remains of a sandbox that no event owns, its journals only when it is `forgotten`."""
         directory, plan = self._layout.sandbox(sandbox_id), self.plan_of_stray(sandbox_id)
         strays.thaw(sandbox_id)
         strays.kill(sandbox_id)
-        strays.unmount(directory)
+        unmount_below(directory)
         self.end(sandbox_id, plan, {})
         strays.remove_groups(sandbox_id)
         self.end_for_good(sandbox_id, plan)
@@ -94,7 +90,7 @@ def _let_parent_end(groups: Mapping[str, str]) -> None:
         time.sleep(0.0002)
 
 
-def _doom(groups: Mapping[str, str]) -> None:
+def _kill_frozen(groups: Mapping[str, str]) -> None:
     """Kill frozen processes before they are thawed: they end only when thawed, and must not run on before."""
     if freezer.are_frozen(groups):
         for pid in cgroups.members(groups):

@@ -5,59 +5,79 @@ whose files are still there.
 """
 
 import functools
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
+from msgspec import Struct
 
 from sandkeep import failpoints
 from sandkeep.errors import SetupError, StateError
-from sandkeep_store.threads import Threads
-from sandkeepd.contract.layers import Frozen
+from sandkeepd.contract.layers import CopiedChanges
 from sandkeepd.contract.snapshots import Source
-from sandkeepd.host.cgroups.pause import Pause
-from sandkeepd.providers.common.directory_images import DirectoryImages
+from sandkeepd.host.cgroups.pause import Pause, frozen
+from sandkeepd.host.processes import identify
 from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
-from sandkeepd.providers.common.layers import MOST_LAYERS, Layer, Layers
-from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.layers import MOST_LAYERS, Layer
 from sandkeepd.providers.common.views import shown
-from sandkeepd.providers.local.files import HeldFiles
 from sandkeepd.providers.local.plan import Plan
-from sandkeepd.providers.local.probe import Abilities
 from sandkeepd.providers.local.start import Handle
+
+if TYPE_CHECKING:
+    from sandkeepd.providers.local.provider import LocalProvider
+
+
+class SandboxFiles(Struct, frozen=True, kw_only=True):
+    """The files of a sandbox. Its changes lie in `upper`, and hide parts of `lowers`, each of which hides parts of the
+    next. The file `mark` exists while it is frozen only to be read.
+    """
+
+    plan: Plan
+    handle: Handle
+    upper: str
+    lowers: list[str]
+    mark: str
+
+    @property
+    def first_pid(self) -> int | None:
+        """The first process of its pid namespace, if it runs and has one."""
+        first = self.handle.first
+        return first.pid if self.plan.mechanism == "bubblewrap" and identify(first.pid) == first else None
+
+    def freeze(self) -> AbstractContextManager[Pause]:
+        """Freeze it for the length of a block. See `pause.frozen`."""
+        return frozen(self.plan.cgroups, self.first_pid, self.mark)
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """Return the uid and gid of the owner of its files, as the code inside sees it."""
+        return self.plan.inner_uid, self.plan.inner_gid
 
 
 class LocalLayers(DirectoryLayers):
-    """`Layering` for local sandboxes. `abilities` returns the probed abilities of this machine."""
+    """`Layering` for local sandboxes."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        images: DirectoryImages,
-        store: Layers,
-        in_thread: Threads,
-        abilities: Callable[[], Awaitable[Abilities]],
-    ) -> None:
-        super().__init__(layout, images, store, in_thread)
-        self._abilities = abilities
+    def __init__(self, provider: "LocalProvider") -> None:
+        super().__init__(provider)
+        self._abilities = provider.abilities
 
-    async def files_of(self, source: Source) -> HeldFiles:
+    async def files_of(self, source: Source) -> SandboxFiles:
         """Locate the files of a sandbox. Raises `not_ready` when they are gone."""
         plan, handle = msgspec.convert(source.plan, Plan), msgspec.convert(source.handle, Handle)
         upper = f"{self._layout.sandbox(source.sandbox_id)}/upper"
         if not await trio.Path(upper).is_dir():
-            words = f"the files of sandbox {source.sandbox_id} are gone: nothing can be kept of them"
-            raise StateError("not_ready", words, sandbox_id=source.sandbox_id)
+            message = f"the files of sandbox {source.sandbox_id} are gone: nothing is left to fork or to snapshot"
+            raise StateError("not_ready", message, sandbox_id=source.sandbox_id)
         lowers = list[str]()
         if handle.files == "overlay":
             names = [layer.name for layer in plan.layers]
             lowers = self.roots(names, source.image_id if plan.over_image else None)
         mark = self._layout.read_mark(source.sandbox_id)
-        return HeldFiles(plan=plan, handle=handle, upper=upper, lowers=lowers, mark=mark)
+        return SandboxFiles(plan=plan, handle=handle, upper=upper, lowers=lowers, mark=mark)
 
-    async def freeze(self, name: str, source: Source) -> Frozen:
-        """See `Layering.freeze`."""
+    async def freeze(self, name: str, source: Source) -> CopiedChanges:
         held = await self.files_of(source)
         flat = not held.lowers or len(held.plan.layers) >= MOST_LAYERS
         try:
@@ -71,22 +91,19 @@ class LocalLayers(DirectoryLayers):
             raise
         layer = Layer(name=name, uid=held.plan.uid)
         layers = [layer] if flat else [layer, *held.plan.layers]
-        over_image = held.plan.over_image and not flat
-        return Frozen(
-            files=document(layers, over_image=over_image), needs_image=over_image, pause_ms=pause.ms, size_bytes=size
-        )
+        files = document(layers, over_image=held.plan.over_image and not flat)
+        return CopiedChanges(files=files, pause_ms=pause.ms, size_bytes=size)
 
-    def _freeze(self, name: str, held: HeldFiles, *, flat: bool) -> Pause:
+    def _freeze(self, name: str, held: SandboxFiles, *, flat: bool) -> Pause:
         making = self._store.begin(name)
         roots = [held.upper, *held.lowers] if flat else [held.upper]
-        with shown(*roots, above=self._layout.state_dir) as source, held.standing() as pause:
+        with shown(*roots, above=self._layout.state_dir) as source, held.freeze() as pause:
             failpoints.reach("layer.frozen")
             self._store.copy(source, making)
         self._store.complete(name)
         return pause
 
-    async def filled(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
-        """See `Layering.filled`."""
+    async def files_of_layers(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         if len(names) + (image_id is not None) > 1:
             overlay = (await self._abilities()).overlay
             if not overlay.works:

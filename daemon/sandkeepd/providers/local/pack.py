@@ -22,11 +22,12 @@ from sandkeepd.host.cgroups.pause import Pause, processes
 from sandkeepd.host.mapped_files import mapped_files
 from sandkeepd.host.processes import run_tool
 from sandkeepd.host.threads import Meter
+from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.inside import WORKSPACE
-from sandkeepd.providers.common.layers import Layers, unwritable
-from sandkeepd.providers.common.packing import CODECS, told
+from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.packing import CODECS, packed_files
 from sandkeepd.providers.common.views import shown
-from sandkeepd.providers.local.files import HeldFiles
+from sandkeepd.providers.local.layers import SandboxFiles
 
 COPIED_BYTES: Final = 32 * 1024**2
 COPIED_FILES: Final = 2000
@@ -42,32 +43,32 @@ class Packer:
         self._shares_blocks = shares_blocks
         self._overlay = layers.overlay
 
-    def pack(self, held: HeldFiles, request: PackRequest, moved: Meter) -> PackedFiles:
+    def pack(self, held: SandboxFiles, request: PackRequest, moved: Meter) -> PackedFiles:
         """Pack a sandbox's files as they are at one moment, and write their catalogue."""
         if request.over == "nothing":
-            with self._at_one_moment(held, request.name, request) as (upper, pause):
+            with self._frozen_changes(held, request.name, request) as (upper, pause):
                 packed = self._pack_tree([upper, *held.lowers], request, held, None, moved)
         elif request.over == "start":
-            with self._at_one_moment(held, request.name, request) as (upper, pause):
+            with self._frozen_changes(held, request.name, request) as (upper, pause):
                 packed = self._pack_tree([upper], request, held, self._overlay, moved)
         else:
             packed, pause = self._pack_changes(held, request, moved)
-        return told(packed, pause)
+        return packed_files(packed, pause)
 
     @contextmanager
-    def _at_one_moment(self, held: HeldFiles, name: str, request: PackRequest) -> Iterator[tuple[str, Pause]]:
+    def _frozen_changes(self, held: SandboxFiles, name: str, request: PackRequest) -> Iterator[tuple[str, Pause]]:
         """For the length of a block, provide a directory with the sandbox's changes as they were at one moment."""
-        if not self._is_quick(held.upper):
-            with self._shown(held.upper) as upper, held.standing() as pause:
+        if not self._is_quick_to_copy(held.upper):
+            with self._shown(held.upper) as upper, held.freeze() as pause:
                 failpoints.reach("snapshot.frozen")
-                self._look(held, upper, request)
+                self._list_changes(held, upper, request)
                 yield held.upper, pause
             return
         copy = self._layers.begin(name)
         try:
-            with self._shown(held.upper) as upper, held.standing() as pause:
+            with self._shown(held.upper) as upper, held.freeze() as pause:
                 failpoints.reach("snapshot.frozen")
-                self._look(held, upper, request)
+                self._list_changes(held, upper, request)
                 self._layers.copy(upper, copy)
             failpoints.reach("snapshot.copied")
             yield copy, pause
@@ -77,7 +78,7 @@ class Packer:
     def _shown(self, *roots: str) -> AbstractContextManager[int]:
         return shown(*roots, above=self._state_dir)
 
-    def _is_quick(self, upper: str) -> bool:
+    def _is_quick_to_copy(self, upper: str) -> bool:
         """Return True if a copy is quick enough. The measurement stops at the limit."""
         if self._shares_blocks:
             return True
@@ -87,17 +88,15 @@ class Packer:
         blocks = [int(line) for line in done.stdout.split()]
         return len(blocks) <= COPIED_FILES and sum(blocks) * _BLOCK <= COPIED_BYTES
 
-    def _look(self, held: HeldFiles, tree: int, request: PackRequest) -> dict[bytes, changes.Seen]:
+    def _list_changes(self, held: SandboxFiles, tree: int, request: PackRequest) -> dict[bytes, changes.Seen]:
         """List the open upper directory during the freeze, and write the list to the catalogue."""
         found = changes.take_catalogue(tree, self._layers.enter, self._overlay)
         mapped = mapped_files(processes(held.plan.cgroups, held.first_pid), held.handle.workspace)
-        try:
-            changes.save(changes.with_unreliable(found, mapped), request.catalogue)
-        except OSError as error:
-            raise unwritable(request.catalogue, error) from None
+        with storage_errors(request.catalogue):
+            changes.save(changes.doubted(found, mapped), request.catalogue)
         return found
 
-    def _pack_changes(self, held: HeldFiles, request: PackRequest, moved: Meter) -> tuple[PackedArchive, Pause]:
+    def _pack_changes(self, held: SandboxFiles, request: PackRequest, moved: Meter) -> tuple[Packed, Pause]:
         """Pack the difference from the content of an earlier archive. Only that is read, so the sandbox is frozen."""
         assert request.parent_catalogue is not None
         before = changes.load(request.parent_catalogue)
@@ -105,10 +104,10 @@ class Packer:
         with (
             self._shown(held.upper) as tree,
             reading_only(tree, self._reader(held)) as read,
-            held.standing() as pause,
+            held.freeze() as pause,
         ):
             failpoints.reach("snapshot.frozen")
-            now = self._look(held, tree, request)
+            now = self._list_changes(held, tree, request)
             source = ChangedTree(changes.compare(before, now, wanted), read)
             packed = write(
                 source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved
@@ -116,8 +115,8 @@ class Packer:
         return packed, pause
 
     def _pack_tree(
-        self, roots: Sequence[str], request: PackRequest, held: HeldFiles, overlay: Overlay | None, moved: Meter
-    ) -> PackedArchive:
+        self, roots: Sequence[str], request: PackRequest, held: SandboxFiles, overlay: Overlay | None, moved: Meter
+    ) -> Packed:
         with self._shown(*roots) as tree:
             source = Tree(
                 tree, include=paths(request.include) or (TOP,), exclude=paths(request.exclude),
@@ -125,7 +124,7 @@ class Packer:
             )  # fmt: skip
             return write(source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved)
 
-    def _reader(self, held: HeldFiles) -> tuple[int, int] | None:
+    def _reader(self, held: SandboxFiles) -> tuple[int, int] | None:
         plan = held.plan
         return (plan.uid, plan.gid) if self._layers.uid is not None and plan.uid and plan.gid else None
 
@@ -142,8 +141,8 @@ def paths(given: Sequence[str]) -> list[bytes]:
         inner = path
         if path.startswith("/"):
             if not f"{path}/".startswith(f"{WORKSPACE}/"):
-                words = f"{path!r} is not in {WORKSPACE}, and nothing else of a local sandbox is kept: leave it out"
-                raise CallerError("invalid", words, field="include")
+                message = f"{path!r} is not in {WORKSPACE}, and nothing else of a local sandbox is kept: leave it out"
+                raise CallerError("invalid", message, field="include")
             inner = path.removeprefix(WORKSPACE)
         found.append(inner.strip("/").encode("utf-8", "surrogateescape") or TOP)
     return found

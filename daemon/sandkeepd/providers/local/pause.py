@@ -8,7 +8,6 @@ from typing import Final
 
 import trio
 
-from sandkeep.model import Capability
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups.freezer import Freezer
 from sandkeepd.keeper.pause import Pause, Pauses
@@ -20,13 +19,8 @@ NO_FREEZER: Final = "there is no writable freezer control group"
 WHY_NOT_SUSPENDED: Final = f"{NO_FREEZER}: start the daemon as a service"
 
 
-def suspension(*, freezer: bool) -> Capability:
-    """Return the capability to suspend, for `Provider.capabilities`."""
-    return Capability(works=freezer, why=None if freezer else WHY_NOT_SUSPENDED)
-
-
 class FreezerPauses(Pauses):
-    """Suspends a sandbox by its control group, if it has a freezer. `mark` exists while the sandbox stands still only
+    """Suspends a sandbox by its control group, if it has a freezer. `mark` exists while the sandbox is frozen only
     to be read.
     """
 
@@ -34,31 +28,29 @@ class FreezerPauses(Pauses):
         freezer.recover(groups, mark)
         self._freezer: Freezer | None = freezer.freezer_of(groups, mark)
         super().__init__(pause, None if self._freezer else WHY_NOT_SUSPENDED)
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read from the kernel if it is suspended, by the daemon or from outside."""
         suspended = self._freezer.is_suspended() if self._freezer else False
         if suspended is not None:
             self.pause.set(suspended)
 
     async def suspend(self) -> None:
-        """See `Pausing.suspend`."""
         assert self._freezer is not None
         await trio.to_thread.run_sync(self._freezer.suspend)
         self.pause.set(True)
 
     async def resume(self) -> None:
-        """See `Pausing.resume`."""
         assert self._freezer is not None
         await trio.to_thread.run_sync(self._freezer.resume)
         self.pause.set(False)
 
 
-async def keep_looking(frozen: Callable[[], Sequence[FreezerPauses]]) -> None:
+async def poll_freezers(frozen: Callable[[], Sequence[FreezerPauses]]) -> None:
     """Poll them all periodically, until cancelled, yielding to other tasks between two."""
     while True:
         await trio.sleep(LOOK_S)
         for pauses in frozen():
-            pauses.look()
+            pauses.refresh()
             await trio.lowlevel.checkpoint()

@@ -3,14 +3,14 @@
 import shutil
 from typing import Final
 
-from msgspec import Struct, field
+from msgspec import field
 
 from sandkeep.errors import SetupError
 from sandkeep.model import SandboxSpec
 from sandkeepd.contract.caller import Caller
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
+from sandkeepd.providers.common.directory_provider import DirectoryPlan, enforcer
 from sandkeepd.providers.common.inside import inner_user
-from sandkeepd.providers.common.layers import Layer
 from sandkeepd.providers.local.probe import Abilities
 
 DEFAULT_PIDS: Final = 2048
@@ -18,10 +18,8 @@ DEFAULT_SCRATCH_BYTES: Final = 1024**3
 """The size of each of `/tmp`, the home directory and `/dev/shm`, unless the memory limit requires less."""
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    """A decided plan. `uid` is the host's, None when it is the daemon's own user's. The sandbox begins with `layers`,
-    each of which hides parts of the next, and, with `over_image`, with the image beneath them.
-    """
+class Plan(DirectoryPlan, frozen=True, kw_only=True):
+    """A decided plan. `uid` is the host's, None when it is the daemon's own user's."""
 
     mechanism: str
     uid: int | None
@@ -29,13 +27,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     groups: list[int] = field(default_factory=list)
     inner_uid: int = 1000
     inner_gid: int = 1000
-    limits: Limits
-    disk_bytes: int
     scratch_bytes: int
-    layers: list[Layer] = field(default_factory=list)
-    over_image: bool = True
-    cgroups: dict[str, str] = field(default_factory=dict)
-    held_by: dict[str, str] = field(default_factory=dict)
 
     @property
     def own_uid(self) -> int | None:
@@ -80,7 +72,7 @@ class Planner:
         """Return True if a host uid has to be claimed for it."""
         return self._root and plan.mechanism == "bubblewrap" and plan.uid is None
 
-    def of_stray(self, sandbox_id: str, uid: int | None) -> Plan:
+    def plan_of_stray(self, sandbox_id: str, uid: int | None) -> Plan:
         """Reconstruct the plan of a sandbox that no event owns. `uid` is the uid still claimed for it."""
         everything = Limits(pids=DEFAULT_PIDS, memory_bytes=1, cpus=1)
         return Plan(
@@ -99,16 +91,8 @@ class Planner:
     def _held_by(self, limits: Limits) -> dict[str, str]:
         held = {"disk": "rlimit and watcher"}
         for name, controller in (("pids", "pids"), ("memory", "memory"), ("cpus", "cpu")):
-            if controller not in limits.controllers():
-                continue
-            if self._hierarchies.has(controller):
-                held[name] = "cgroup"
-            elif name == "cpus":
-                raise SetupError(
-                    "not_supported", "cpus cannot be limited here: the daemon needs a writable cpu control group"
-                )
-            else:
-                held[name] = "rlimit"
+            if controller in limits.controllers():
+                held[name] = enforcer(name, controller, self._hierarchies, or_rlimit=name != "cpus")
         return held
 
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
 
@@ -13,6 +12,9 @@ from sandkeep.model import Capability
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import in_fresh_thread, run_tool
 from sandkeepd.keeper import program
+from sandkeepd.providers.common.capabilities import capability
+from sandkeepd.providers.common.descriptors import descriptor
+from sandkeepd.providers.common.errors import stderr_of
 
 
 class Abilities(Struct, frozen=True, kw_only=True):
@@ -57,28 +59,25 @@ def probe(directory: str, image_uid: int, root: bool) -> Abilities:
 
 
 def _no_nested_userns() -> Capability:
-    if shutil.which("bwrap") is not None and b"--disable-userns" in run_tool(["bwrap", "--help"], timeout_s=20).stdout:
-        return Capability(works=True)
-    return Capability(works=False, why="bubblewrap is older than 0.8: code inside can make user namespaces of its own")
+    works = _has_bwrap() and b"--disable-userns" in run_tool(["bwrap", "--help"], timeout_s=20).stdout
+    return capability(works, "bubblewrap is older than 0.8: code inside can make user namespaces of its own")
+
+
+def _has_bwrap() -> bool:
+    return shutil.which("bwrap") is not None
 
 
 def _seccomp(image_uid: int, root: bool) -> Capability:
     """Try bubblewrap with the filter. Where that works, it works without."""
-    if why := program.why_missing() or seccomp.why_missing():
+    why = program.why_missing() or seccomp.why_missing() or ("" if _has_bwrap() else "bwrap is missing")
+    if why:
         return Capability(works=False, why=f"system calls are not filtered: {why}")
-    if shutil.which("bwrap") is None:
-        return Capability(works=False, why="system calls are not filtered: bwrap is missing")
-    fd = seccomp.open_program()
-    try:
+    with descriptor(seccomp.open_program()) as fd:
         done = run_tool([*_enter(image_uid, root), *_BWRAP, "--seccomp", "0", "true"], timeout_s=20, stdin=fd)
-    finally:
-        os.close(fd)
-    if done.returncode == 0:
-        return Capability(works=True)
-    said = done.stderr.decode(errors="replace").strip()[:200]
-    return Capability(works=False, why=f"system calls are not filtered: {said}")
+    return capability(done.returncode == 0, f"system calls are not filtered: {stderr_of(done)}")
 
 
+_COPIES: Final = "every sandbox gets a copy of its image"
 _BWRAP: Final = ("bwrap", "--unshare-all", "--ro-bind", "/", "/")
 
 
@@ -87,15 +86,10 @@ def _enter(image_uid: int, root: bool) -> list[str]:
 
 
 def _bubblewrap(image_uid: int, root: bool) -> Capability:
-    if missing := program.why_missing():
-        return Capability(works=False, why=missing)
-    if shutil.which("bwrap") is None:
-        return Capability(works=False, why="bwrap is missing: install the package bubblewrap")
+    if why := program.why_missing() or ("" if _has_bwrap() else "bwrap is missing: install the package bubblewrap"):
+        return Capability(works=False, why=why)
     done = run_tool([*_enter(image_uid, root), *_BWRAP, "true"], timeout_s=20)
-    if done.returncode == 0:
-        return Capability(works=True)
-    said = done.stderr.decode(errors="replace").strip()[:200]
-    return Capability(works=False, why=f"bwrap does not work here: {said}: allow user namespaces")
+    return capability(done.returncode == 0, f"bwrap does not work here: {stderr_of(done)}: allow user namespaces")
 
 
 def _root_overlay(place: str, image_uid: int) -> Capability:
@@ -112,14 +106,10 @@ def _root_overlay(place: str, image_uid: int) -> Capability:
             lower, upper, work = map(mounts.at, places)
             mounts.overlay(lower, upper, work, f"{place}/mount/workspace")
 
-    return _tried(lambda: in_fresh_thread(attempt), "every sandbox gets a copy of its image")
-
-
-def _tried(attempt: Callable[[], None], instead: str) -> Capability:
     try:
-        attempt()
+        in_fresh_thread(attempt)
     except (OSError, ValueError) as error:
-        return Capability(works=False, why=f"{error}: {instead}")
+        return Capability(works=False, why=f"{error}: {_COPIES}")
     return Capability(works=True)
 
 
@@ -127,14 +117,9 @@ def _user_overlay(place: str) -> Capability:
     options = f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work,userxattr"
     mounting = ["mount", "-t", "overlay", "-o", options, "sandkeep", f"{place}/mount"]
     done = run_tool(["unshare", "--user", "--map-root-user", "--mount", "--", *mounting], timeout_s=20)
-    if done.returncode == 0:
-        return Capability(works=True)
-    said = done.stderr.decode(errors="replace").strip()[:200]
-    return Capability(works=False, why=f"{said}: every sandbox gets a copy of its image")
+    return capability(done.returncode == 0, f"{stderr_of(done)}: {_COPIES}")
 
 
 def _reflink(place: str) -> Capability:
     done = run_tool(["cp", "--reflink=always", "--", f"{place}/lower/file", f"{place}/clone"])
-    if done.returncode == 0:
-        return Capability(works=True)
-    return Capability(works=False, why="the state directory's filesystem cannot share blocks between files")
+    return capability(done.returncode == 0, "the state directory's filesystem cannot share blocks between files")

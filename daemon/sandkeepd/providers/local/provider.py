@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -22,10 +22,7 @@ from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxS
 from sandkeep.settings.daemon import UID_REGISTRY
 from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Caller
-from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
-from sandkeepd.host.cgroups import groups as cgroups
-from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.processes import (
     identify,
     in_fresh_thread,
@@ -35,25 +32,22 @@ from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.host.uids.registry import Registry
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
-from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
-from sandkeepd.providers.common.disk_watch import DiskWatch
+from sandkeepd.providers.common.capabilities import capability
+from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower, counting
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
-from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider, running
-from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.keeper_provider import HeldInstance, running
+from sandkeepd.providers.common.layout import LAYER_MARK, log_of, unmount_below
 from sandkeepd.providers.local import plan as local_plan
 from sandkeepd.providers.local.claims import UidClaims
 from sandkeepd.providers.local.end import Cleanup
 from sandkeepd.providers.local.layers import LocalLayers
-from sandkeepd.providers.local.pause import FreezerPauses, keep_looking, suspension
+from sandkeepd.providers.local.pause import WHY_NOT_SUSPENDED, FreezerPauses, poll_freezers
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.probe import Abilities, probe
 from sandkeepd.providers.local.revival import LocalReplacement, LocalRevival
 from sandkeepd.providers.local.snapshots import LocalSnapshots, files_features
-from sandkeepd.providers.local.start import Handle, Job, Lower, Started, start
+from sandkeepd.providers.local.start import Handle, Job, start
 from sandkeepd.providers.local.strays import Strays
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -63,27 +57,18 @@ class LocalInstance(HeldInstance):
 
     plan: Plan
     freezer: FreezerPauses
-    look_after: float = 0.0
-
-    @property
-    def disk_bytes(self) -> int:
-        """Limit on its disk usage in bytes."""
-        return self.plan.disk_bytes
 
 
-class LocalProvider(KeeperProvider[LocalInstance]):
+class LocalProvider(DirectoryProvider[LocalInstance]):
     """See `Provider`. It runs tasks of its own, so `open_local` makes it."""
 
     name = "local"
+    first = "its first process"
 
     def __init__(
-        self, state_dir: str, *, uid_base: int, disk_limit: int, log_id: str, watcher: Watcher, nursery: trio.Nursery
+        self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, uid_base: int, disk_limit: int
     ) -> None:
-        super().__init__(state_dir, log_id, watcher, nursery)
-        self.root = os.geteuid() == 0
-        self._store = Layers(self.layout, log_id, uid_base if self.root else None)
-        self._uid_base = uid_base
-        self._disk_limit = disk_limit
+        super().__init__(state_dir, log_id, watcher, nursery, uid_base=uid_base, disk_limit=disk_limit)
         self.host_uids: Claims | None = None
         """The host uids of its sandboxes, which only root can assign."""
         self._uids: UidClaims | None = None
@@ -91,25 +76,19 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             self.host_uids = Claims(Registry(UID_REGISTRY()), base=uid_base, log_id=log_id, home=self.layout.state_dir)
             self._uids = UidClaims(self.host_uids)
         self._being_cleared: dict[str, trio.Event] = {}
-        self.disks = DiskWatch(self.instances, self._occupied, self._end_instance)
         self._clear_in_thread = Threads(trio.CapacityLimiter(64))
         """Separate threads, as removing a million files must not keep other sandboxes from being made."""
         self._starts = Threads(trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0)))))
         """More concurrent starts finish no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
-        self.images = DirectoryImages(self.layout, log_id, self.in_thread, self._store.uid)
-        self._layers = LocalLayers(self.layout, self.images, self._store, self.in_thread, self.abilities)
+        self._layers = LocalLayers(self)
         revival = LocalRevival(self)
         self.claims, self.layers, self.revival = self._uids, self._layers, revival
         self.replacement = LocalReplacement(self, revival)
-        self.snapshots = LocalSnapshots(self._store, self.layout.state_dir, self._layers.files_of, self.abilities)
+        self.snapshots = LocalSnapshots(self, self._layers)
 
     # Capabilities
-
-    @functools.cached_property
-    def _hierarchies(self) -> Hierarchies:
-        return Hierarchies(log_id=self.log_id)
 
     @functools.cached_property
     def _planner(self) -> Planner:
@@ -129,7 +108,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         return self._abilities
 
     async def capabilities(self) -> ProviderCapabilities:
-        """See `Provider.capabilities`."""
         try:
             with trio.fail_after(60):
                 found = await self.abilities()
@@ -145,10 +123,12 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         features = {
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink, **limits,
             "no_nested_user_namespaces": found.no_nested_userns, "seccomp": found.seccomp,
-            "stats": _stats(self._hierarchies.uncounted()),
-            "terminals": _terminals(), "suspend": suspension(freezer=freezes),
+            "stats": counting(self._hierarchies),
+            # Sandboxes see the programs of the host.
+            "terminals": capability(shutil.which("tmux", path=PATH), "tmux is missing: install the package tmux"),
+            "suspend": capability(freezes, WHY_NOT_SUSPENDED),
             **files_features(found, freezer=freezes),
-            "uid_per_sandbox": Capability(works=self.root, why=None if self.root else "only root has uids to give"),
+            "uid_per_sandbox": capability(self.root, "only root has uids to give"),
             "network_bridge": Capability(works=False, why="the local provider has no bridge: use none or host"),
         }  # fmt: skip
         return self._with_watches(
@@ -170,14 +150,12 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         details: Mapping[str, Any],
         owner: str,
     ) -> dict[str, Any]:
-        """See `Provider.plan`."""
         self.layout.sandbox(sandbox_id)
         self.layout.image(image_id)
         decided = self._planner.decide(sandbox_id, spec, caller)
         if self._uids is not None and self._planner.needs_uid(decided):
             decided = self._uids.claim(sandbox_id, decided, {plan.get("uid") for plan in taken})
-        document: dict[str, Any] = msgspec.to_builtins(decided)
-        return document
+        return dict(msgspec.to_builtins(decided))
 
     def require_uid(self, sandbox_id: str, plan: Plan) -> None:
         """Raise `provider_unavailable` when the host uid of a plan no longer belongs to the sandbox."""
@@ -187,7 +165,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> LocalInstance:
-        """See `Provider.create`."""
         decided = msgspec.convert(plan, Plan)
         if sandbox_id in self._being_cleared:
             await self._being_cleared[sandbox_id].wait()
@@ -213,17 +190,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             raise SetupError("not_supported", f"files in layers need overlays: {why}")
         return files
 
-    async def lowers(self, image_id: str, plan: Plan) -> list[Lower]:
-        """Return the layers that a sandbox of that plan begins with. Raises `not_found` when one is missing."""
-        lowers = [
-            Lower(self._store.root(layer.name), self._uid_base if layer.uid is None else layer.uid)
-            for layer in plan.layers
-        ]
-        if plan.over_image:
-            lowers.append(Lower(self.images.root(image_id), self._uid_base))
-        await require_there(lower.root for lower in lowers)
-        return lowers
-
     def job(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, lowers: list[Lower], files: str, found: Abilities
     ) -> Job:
@@ -239,32 +205,20 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         """Start a sandbox, and hold it."""
         with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
             started = await self._starts(in_fresh_thread, functools.partial(start, job))
-        instance = self._instance(job.sandbox_id, spec, job.plan, started, job.files, found, list(secrets))
-        await instance.share_secrets(secrets)
-        failpoints.reach("create.secrets")
-        return instance
-
-    def _instance(
-        self,
-        sandbox_id: str,
-        spec: SandboxSpec,
-        plan: Plan,
-        started: Started,
-        files: str,
-        found: Abilities,
-        secrets: list[str],
-    ) -> LocalInstance:
+        plan, files = job.plan, job.files
         workspace = WORKSPACE if plan.mechanism == "bubblewrap" else started.workspace
-        handle = Handle(first=started.first, files=files, workspace=workspace, secrets=secrets)
+        handle = Handle(first=started.first, files=files, workspace=workspace, secrets=list(secrets))
         isolation = Isolation(
             mechanism=plan.mechanism, files=files, host_uid=os.geteuid() if plan.uid is None else plan.uid,
             workspace=workspace, limits=plan.held_by, notes=local_plan.notes(plan, files, found),
         )  # fmt: skip
-        instance = self._hold(sandbox_id, spec, plan, isolation, handle)
+        instance = self._hold(job.sandbox_id, spec, plan, isolation, handle)
         if instance is None:
             reap(started.child)
             raise ProviderError("provider_unavailable", "the sandbox ended while it started")
         instance.child = started.child
+        await instance.share_secrets(secrets)
+        failpoints.reach("create.secrets")
         return instance
 
     def _hold(
@@ -285,30 +239,24 @@ class LocalProvider(KeeperProvider[LocalInstance]):
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
             )  # fmt: skip
-            instance.plan, instance.cgroups = plan, plan.cgroups
+            instance.plan, instance.cgroups, instance.disk_bytes = plan, plan.cgroups, plan.disk_bytes
             mark = self.layout.read_mark(sandbox_id)
             instance.pauses = instance.freezer = FreezerPauses(instance.pause, plan.cgroups, mark)
             return instance
 
-        return self._take_hold(handle.first, make)
-
-    async def _why_ended(self, instance: LocalInstance) -> Ending:
-        starved = cgroups.ran_out_of_memory(instance.plan.cgroups)
-        how = "ended after it had used up its memory" if starved else "was ended from outside"
-        return Ending(kind="failed", message=f"its first process {how}")
+        return self._hold_first(handle.first, make)
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
     ) -> LocalInstance | None:
-        """See `Provider.adopt`."""
         try:
             earlier = msgspec.convert(handle, Handle)
         except msgspec.ValidationError:
             return None
         decided = msgspec.convert(plan, Plan)
         if self._uids is not None:
-            self._uids.keep(sandbox_id, decided)
-        instance = await self._take_over(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
+            self._uids.claim_running(sandbox_id, decided)
+        instance = await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
         if instance is not None:
             return instance
         if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
@@ -318,16 +266,12 @@ class LocalProvider(KeeperProvider[LocalInstance]):
     # Ending
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """See `Provider.terminate`."""
         decided = await self._decided(sandbox_id, plan)
-        instance = self.instances.get(sandbox_id)
-        if instance is not None:
-            instance.ending = instance.ending or Ending(kind="failed", message="it was terminated")
+        self._mark_terminated(sandbox_id)
         with trio.CancelScope(shield=True):
             await self.in_thread(self.cleanup.end, sandbox_id, decided, handle)
             failpoints.reach("end.killed")
-            if instance is not None:
-                await self.see_end(instance)
+            await self.await_end(sandbox_id)
             await self._clear_in_thread(self.cleanup.end_for_good, sandbox_id, decided)
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
@@ -337,16 +281,14 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         return await self.in_thread(self.cleanup.plan_of_stray, sandbox_id)
 
     async def found(self) -> tuple[list[str], list[str]]:
-        """See `Provider.found`."""
         return await self.in_thread(self.layout.found)
 
     async def clean_up(self, ledger: Ledger) -> Swept:
-        """See `Provider.clean_up`."""
-        strays = Strays(self.layout, self._hierarchies, self.log_id, everybodys=self.root)
+        strays = Strays(self.layout, self._hierarchies, self.log_id, all_users=self.root)
         await self.abilities()  # their probe uses the trash
-        await self.in_thread(strays.unmount_trash)
+        await self.in_thread(unmount_below, self.layout.trash)
         await self.in_thread(self.layout.empty_trash)
-        await self.in_thread(strays.look)
+        await self.in_thread(strays.scan)
         failpoints.reach("sweep.found")
         removed, failures = list[str](), list[SandkeepError]()
         for sandbox_id in sorted(strays.sandboxes):
@@ -356,27 +298,23 @@ class LocalProvider(KeeperProvider[LocalInstance]):
                 except SandkeepError as error:  # it keeps no other from being removed
                     failures.append(error)
                 removed.append(f"sandbox {sandbox_id}")
-        for image_id in sorted(strays.images):
-            if not ledger.owns_image(image_id):
-                await self.in_thread(strays.unmount, self.layout.image(image_id))
-                await self.images.remove(image_id)
-                removed.append(f"image {image_id}")
+        images = await self.images.clean_up(ledger)
         for name in filter(is_name, self.layout.layer_names()):
-            log_id = self.layout.log_of_layer(name)
+            log_id = log_of(f"{self.layout.layer(name)}/{LAYER_MARK}")
             if log_id not in (None, self.log_id):
                 strays.foreign.append(f"directory {self.layout.layer(name)} of log {log_id}")
             elif not ledger.owns_layer(name):
                 await self._layers.discard_layers([name])
                 removed.append(f"files {name}")
             else:
-                await self.in_thread(self._store.discard_stages, name)
+                await self.in_thread(self.store.discard_stages, name)
         if self.host_uids is not None:
             uids = {msgspec.convert(plan, Plan).own_uid: name for name, plan in ledger.plans().items()}
             on_record = {uid: name for uid, name in uids.items() if uid is not None}
             strays.foreign += await self.in_thread(self.host_uids.reconcile, on_record)
         if failures:
             raise failures[0]
-        return Swept(removed=removed, foreign=strays.foreign)
+        return Swept(removed=removed + images.removed, foreign=strays.foreign + images.foreign)
 
     async def _clear_stray(self, strays: Strays, sandbox_id: str, ledger: Ledger) -> None:
         """Remove the remains of a sandbox; the creation of another one under the same id waits for that."""
@@ -389,13 +327,13 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             del self._being_cleared[sandbox_id]
             cleared.set()
 
-    def _occupied(self, instance: LocalInstance) -> int:
+    def _occupied_bytes(self, instance: LocalInstance) -> int:
         first, groups = instance.handle["first"]["pid"], instance.plan.cgroups
         files = self.files(instance.sandbox_id)
         places = [files.below("upper"), files.below("out")]
-        return disk_usage.occupied(places, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
+        return disk_usage.occupied_bytes(places, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
 
-    async def _end_instance(self, instance: LocalInstance) -> None:
+    async def _end_for_disk(self, instance: LocalInstance) -> None:
         await self.in_thread(self.cleanup.end, instance.sandbox_id, instance.plan, instance.handle)
 
 
@@ -408,31 +346,10 @@ async def open_local(
     Its objects carry `log_id`, by which a later daemon identifies them without any other record.
     """
 
-    def make(watcher: Watcher, nursery: trio.Nursery) -> LocalProvider:
-        provider = LocalProvider(
-            state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id, watcher=watcher, nursery=nursery
-        )
-        nursery.start_soon(provider.disks.run)
-        nursery.start_soon(keep_looking, lambda: [instance.freezer for instance in provider.instances.values()])
-        if provider.host_uids is not None:
-            nursery.start_soon(provider.host_uids.keep)
-        return provider
-
+    make = functools.partial(LocalProvider, state_dir, log_id, uid_base=uid_base, disk_limit=disk_limit)
     async with running(make) as provider:
+        looks = functools.partial(poll_freezers, lambda: [each.freezer for each in provider.instances.values()])
+        provider.nursery.start_soon(looks)
+        if provider.host_uids is not None:
+            provider.nursery.start_soon(provider.host_uids.keep)
         yield provider
-
-
-def _terminals() -> Capability:
-    """Return the capability for terminals. Sandboxes see the programs of the host, so a program missing here is missing
-    there.
-    """
-    if shutil.which("tmux", path=PATH):
-        return Capability(works=True)
-    return Capability(works=False, why="tmux is missing: install the package tmux")
-
-
-def _stats(uncounted: Sequence[str]) -> Capability:
-    if not uncounted:
-        return Capability(works=True)
-    why = f"there are no writable control groups that count {', '.join(uncounted)}: start the daemon as a service"
-    return Capability(works=False, why=why)

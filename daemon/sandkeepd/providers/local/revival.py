@@ -9,6 +9,8 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import StateError
 from sandkeep.model import SandboxSpec
+from sandkeepd.contract.replacement import Replacing
+from sandkeepd.contract.revival import Reviving
 from sandkeepd.host.processes import identify
 from sandkeepd.providers.local.plan import Plan
 from sandkeepd.providers.local.start import Handle
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from sandkeepd.providers.local.provider import LocalInstance, LocalProvider
 
 
-class LocalRevival:
+class LocalRevival(Reviving):
     """Revives the sandboxes of a provider."""
 
     def __init__(self, provider: "LocalProvider") -> None:
@@ -32,7 +34,6 @@ class LocalRevival:
         plan: dict[str, Any],
         handle: dict[str, Any],
     ) -> "LocalInstance":
-        """See `Reviving.revive`."""
         await self.halt(sandbox_id, plan, handle)
         if not await trio.Path(f"{self._provider.layout.sandbox(sandbox_id)}/upper").is_dir():
             raise StateError("not_ready", f"the files of sandbox {sandbox_id} are gone: create another")
@@ -61,32 +62,27 @@ class LocalRevival:
         return instance
 
     async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
-        """See `Reviving.halt`."""
         provider, decided = self._provider, msgspec.convert(plan, Plan)
         with trio.CancelScope(shield=True):
             await provider.in_thread(provider.cleanup.end, sandbox_id, decided, handle)
-            instance = provider.instances.get(sandbox_id)
-            if instance is not None:
-                await provider.see_end(instance)
+            await provider.await_end(sandbox_id)
             await provider.in_thread(provider.cleanup.end_escaped, sandbox_id, decided)
 
 
-class LocalReplacement:
+class LocalReplacement(Replacing):
     """Replaces the files of sandboxes: the old ones are put aside until the new ones are on record."""
 
     def __init__(self, provider: "LocalProvider", revival: LocalRevival) -> None:
         self._provider = provider
         self._revival = revival
 
-    def replaced(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Replacing.replaced`."""
+    def plan_replacement(self, plan: Mapping[str, Any], files: Mapping[str, Any]) -> dict[str, Any]:
         return {**plan, **files}
 
     async def replace_files(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str],
         plans: tuple[dict[str, Any], dict[str, Any]], handle: dict[str, Any],
     ) -> "LocalInstance":  # fmt: skip
-        """See `Replacing.replace_files`."""
         provider, (before, after) = self._provider, plans
         await self._revival.halt(sandbox_id, before, handle)
         try:
@@ -100,7 +96,6 @@ class LocalReplacement:
             raise
 
     async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
-        """See `Replacing.put_back`."""
         layout, in_thread = self._provider.layout, self._provider.in_thread
         first = msgspec.convert(handle, Handle).first
         if await in_thread(layout.has_aside, sandbox_id):
@@ -109,5 +104,4 @@ class LocalReplacement:
         return identify(first.pid) != first
 
     async def drop_replaced(self, sandbox_id: str) -> None:
-        """See `Replacing.drop_replaced`."""
         await self._provider.in_thread(self._provider.layout.drop_aside, sandbox_id)

@@ -1,57 +1,44 @@
 """Archives of a local sandbox's files. See `Snapshotting`."""
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.contract.caller import Progress
-from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
-from sandkeepd.host.threads import run_in_thread
-from sandkeepd.providers.common.inside import WORKSPACE
-from sandkeepd.providers.common.layers import Layers
-from sandkeepd.providers.local.files import HeldFiles
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
+from sandkeepd.host.threads import watched
+from sandkeepd.providers.common.inside import WORKSPACE, inner_user
+from sandkeepd.providers.local.layers import LocalLayers
 from sandkeepd.providers.local.pack import Packer, paths
 from sandkeepd.providers.local.pause import NO_FREEZER
 from sandkeepd.providers.local.probe import Abilities
 
+if TYPE_CHECKING:
+    from sandkeepd.providers.local.provider import LocalProvider
 
-class LocalSnapshots:
-    """`Snapshotting` for local sandboxes. `files_of` locates a sandbox's files, `abilities` returns the probed
-    abilities.
-    """
 
-    def __init__(
-        self,
-        store: Layers,
-        state_dir: str,
-        files_of: Callable[[Source], Awaitable[HeldFiles]],
-        abilities: Callable[[], Awaitable[Abilities]],
-    ) -> None:
-        self._store = store
-        self._state_dir = state_dir
-        self._files_of = files_of
-        self._abilities = abilities
+class LocalSnapshots(Snapshotting):
+    """`Snapshotting` for the sandboxes of a provider. `layers` locates their files."""
+
+    def __init__(self, provider: "LocalProvider", layers: LocalLayers) -> None:
+        self._provider = provider
+        self._layers = layers
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
-        """See `Snapshotting.files_root`."""
         return WORKSPACE
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
-        """See `Snapshotting.owner_in_archives`."""
-        uid, _, gid = (spec.user or "1000").partition(":")
-        return int(uid), int(gid or uid)
+        return inner_user(spec.user)
 
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
-        """See `Snapshotting.why_not_incremental`."""
         return None if handle.get("files") == "overlay" else "the sandbox has a copy of its image"
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
-        """See `Snapshotting.pack`."""
-        held, found = await self._files_of(source), await self._abilities()
+        held, found = await self._layers.files_of(source), await self._provider.abilities()
         paths([*request.include, *request.exclude])
-        packer = Packer(self._store, self._state_dir, shares_blocks=found.reflink.works)
-        return await run_in_thread(functools.partial(packer.pack, held, request), progress, "packing the files")
+        packer = Packer(self._provider.store, self._provider.layout.state_dir, shares_blocks=found.reflink.works)
+        return await watched(functools.partial(packer.pack, held, request), progress, "packing the files")
 
 
 _WITHOUT_FREEZER: Final = f"{NO_FREEZER}: processes are stopped one by one meanwhile"

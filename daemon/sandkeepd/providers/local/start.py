@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 import msgspec
@@ -22,7 +23,8 @@ from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.pools import ceilings
 from sandkeepd.host.processes import TOOL_ENV, Identity, identify, read_until_ready, reap, run_tool, spawn
 from sandkeepd.keeper import program, pty
-from sandkeepd.providers.common.errors import translate
+from sandkeepd.providers.common.directory_provider import Lower
+from sandkeepd.providers.common.errors import converted_errors, stderr_of
 from sandkeepd.providers.common.inside import INSIDE, marks, write_etc
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.tree_copies import copy_tree
@@ -55,13 +57,6 @@ class Handle(Struct, frozen=True, kw_only=True):
     files: str
     workspace: str
     secrets: list[str] = field(default_factory=list)
-
-
-class Lower(NamedTuple):
-    """A directory of files that the sandbox begins with, and their owner's uid."""
-
-    root: str
-    uid: int
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -116,23 +111,18 @@ def start(job: Job) -> Started:
     Raises `provider_unavailable` with the error of bubblewrap or the keeper, `storage_unavailable` for a full disk.
     Partial work is left for `terminate` to remove.
     """
-    control = -1
-    try:
+    with converted_errors(), ExitStack() as opened:
         _make_directories(job)
         failpoints.reach("create.directories")
         control = os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_CLOEXEC)  # before mounts can hide it
+        opened.callback(os.close, control)
         if job.plan.uid is not None:
-            words, workspace = _as_root(job)
+            argv, workspace = _as_root(job)
         else:
-            words, workspace = _as_user(job)
+            argv, workspace = _as_user(job)
         groups = job.hierarchies.create(job.plan.cgroups, job.plan.limits)
         job.hierarchies.join_thread(groups)
-        return _run(job, words.after(job.hierarchies.wrapper(groups)), control, workspace)
-    except OSError as error:
-        raise translate(error) from None
-    finally:
-        if control >= 0:
-            os.close(control)
+        return _run(job, argv.after(job.hierarchies.wrapper(groups)), control, workspace)
 
 
 def _make_directories(job: Job) -> None:
@@ -171,11 +161,11 @@ def _copy_files(job: Job) -> None:
         copy_tree(source, upper, reflink=way)
     if job.plan.uid is not None:
         with writable(upper) as opened:
-            words = ["chown", "-R", "-h", f"{job.plan.uid}:{job.plan.gid}", "--", f"/proc/self/fd/{opened}/."]
-            done = run_tool(words, descriptors=[opened])
+            argv = ["chown", "-R", "-h", f"{job.plan.uid}:{job.plan.gid}", "--", f"/proc/self/fd/{opened}/."]
+            done = run_tool(argv, descriptors=[opened])
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip()[:300]
-            raise ProviderError("provider_unavailable", f"the files could not be given to their user: {said}")
+            message = f"the files could not be given to their user: {stderr_of(done)}"
+            raise ProviderError("provider_unavailable", message)
 
 
 def _as_root(job: Job) -> tuple[Argv, str]:
@@ -198,7 +188,7 @@ def _as_root(job: Job) -> tuple[Argv, str]:
         for fd in (*opened.values(), *lowers):
             os.close(fd)
     view = _view(job, f"{place}/workspace", f"{place}/in", f"{place}/out")
-    return _program(job, view).after(_take_uid(job.plan)), view.workspace
+    return _program(job, view).after(_drop_root(job.plan)), view.workspace
 
 
 def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mapping[str, int]) -> None:
@@ -216,7 +206,7 @@ def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mappin
     mounts.overlay(":".join(seen), upper, mounts.at(opened["work"]), target)
 
 
-def _take_uid(plan: Plan) -> list[str]:
+def _drop_root(plan: Plan) -> list[str]:
     """Return the argv that gives up root for good: no capabilities, no way to get any back."""
     groups = ["--groups", ",".join(map(str, plan.groups))] if plan.groups else ["--clear-groups"]
     return [
@@ -276,32 +266,32 @@ def _limits(plan: Plan) -> list[str]:
     return [blocks, pids, str(memory // 1024) if memory else ""]
 
 
-def _run(job: Job, words: Argv, control: int, workspace: str) -> Started:
+def _run(job: Job, argv: Argv, control: int, workspace: str) -> Started:
     talk, talk_end = os.pipe()
     info, info_end = os.pipe()
-    apart, filtered = _file_of(words.apart), -1
+    apart, filtered = _arguments_file(argv.apart), -1
     try:
         more = [info_end, apart]
         if job.seccomp:
             filtered = seccomp.open_program()
             more.append(filtered)
-        child = spawn(words.argv, stdin=control, output=talk_end, more=more, env={**TOOL_ENV, **job.marks})
+        child = spawn(argv.argv, stdin=control, output=talk_end, more=more, env={**TOOL_ENV, **job.marks})
         failpoints.reach("create.spawned")
         os.close(talk_end)
         os.close(info_end)
         talk_end = info_end = -1
-        return Started(first=_first(job, child, talk, info), child=child, workspace=workspace)
+        return Started(first=_await_first(job, child, talk, info), child=child, workspace=workspace)
     finally:
         for fd in (talk, info, talk_end, info_end, apart, filtered):
             if fd >= 0:
                 os.close(fd)
 
 
-def _file_of(words: Sequence[str]) -> int:
+def _arguments_file(argv: Sequence[str]) -> int:
     """Make a descriptor from which arguments are read, each ended by a NUL."""
     fd = os.memfd_create("arguments", os.MFD_CLOEXEC)
     try:
-        os.write(fd, b"".join(os.fsencode(word) + b"\0" for word in words))  # a file in memory takes it whole
+        os.write(fd, b"".join(os.fsencode(word) + b"\0" for word in argv))  # a file in memory takes it whole
         os.lseek(fd, 0, os.SEEK_SET)
     except BaseException:
         os.close(fd)
@@ -309,14 +299,14 @@ def _file_of(words: Sequence[str]) -> int:
     return fd
 
 
-def _first(job: Job, child: int, talk: int, info: int) -> Identity:
+def _await_first(job: Job, child: int, talk: int, info: int) -> Identity:
     """Wait for the keeper's first word, and identify the process that is the sandbox.
 
     Ends the child when there is none.
     """
-    said = read_until_ready(talk, START_DEADLINE_S)
+    output = listen(talk, START_DEADLINE_S)
     failpoints.reach("create.answered")
-    ready, newline, _ = said.partition(b"ready\n")
+    ready, newline, _ = output.partition(b"ready\n")
     first = None
     if newline:
         pid = child if job.plan.mechanism == "none" else msgspec.json.decode(os.read(info, 65536))["child-pid"]
@@ -338,5 +328,4 @@ def _limit_terminals(child: int, first: Identity) -> None:
     mount = ["mount", "--no-canonicalize", "-i", "-n", "-t", "devpts", "-o", options, "devpts", "/dev/pts"]
     done = run_tool(["nsenter", *enter, *mount])
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[:300]
-        logger.warning("the terminals of a sandbox could not be limited: %s", said)
+        logger.warning("the terminals of a sandbox could not be limited: %s", stderr_of(done))

@@ -18,53 +18,44 @@ from sandkeepd.host.processes import find_by_variables, is_in_child_namespace, k
 from sandkeepd.providers.common.inside import LOG_MARK, MARK
 from sandkeepd.providers.common.layout import Layout
 
-MOST_TOLD: Final = 50
+MOST_REPORTED: Final = 50
 """Maximum number of reported objects of other logs, each a sentence."""
 
 
 class Strays:
-    """One look at everything. `sandboxes` and `images` are those of our log, owned or not; `foreign` are the objects of
-    others.
+    """One look at everything. `sandboxes` are those of our log, owned or not; `foreign` are the objects of others.
 
-    With `everybodys`, processes of all users count. Blocks, all of it.
+    With `all_users`, processes of all users count. Blocks, all of it.
     """
 
-    def __init__(self, layout: Layout, hierarchies: Hierarchies, log_id: str, *, everybodys: bool) -> None:
+    def __init__(self, layout: Layout, hierarchies: Hierarchies, log_id: str, *, all_users: bool) -> None:
         self.sandboxes: set[str] = set()
-        self.images: set[str] = set()
         self.foreign: list[str] = []
         self._layout = layout
         self._hierarchies = hierarchies
         self._log_id = log_id
-        self._uids = None if everybodys else {os.geteuid()}
+        self._uids = None if all_users else {os.geteuid()}
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Find all that there is."""
-        self._look_at_directories()
-        self._look_at_processes()
-        self._look_at_groups()
-        self._look_at_mounts()
+        self._scan_directories()
+        self._scan_processes()
+        self._scan_groups()
+        self._scan_mounts()
         self.foreign.sort(key=lambda what: not what.startswith("directory"))  # those in our own place come first
-        more = len(self.foreign) - MOST_TOLD
+        more = len(self.foreign) - MOST_REPORTED
         if more > 0:
-            self.foreign[MOST_TOLD:] = [f"and {more} more"]
+            self.foreign[MOST_REPORTED:] = [f"and {more} more"]
 
-    def _look_at_directories(self) -> None:
-        sandboxes, images = self._layout.found()
-        for sandbox_id in filter(is_name, sandboxes):
+    def _scan_directories(self) -> None:
+        for sandbox_id in filter(is_name, self._layout.found()[0]):
             log_id = self._layout.log_of_sandbox(sandbox_id)
             if log_id in (None, self._log_id):
                 self.sandboxes.add(sandbox_id)
             else:
                 self.foreign.append(f"directory {self._layout.sandbox(sandbox_id)} of log {log_id}")
-        for image_id in filter(is_name, images):
-            log_id = self._layout.log_of_image(image_id)
-            if log_id in (None, self._log_id):
-                self.images.add(image_id)
-            else:
-                self.foreign.append(f"directory {self._layout.image(image_id)} of log {log_id}")
 
-    def _look_at_processes(self) -> None:
+    def _scan_processes(self) -> None:
         others: dict[tuple[str, str], list[int]] = {}
         for pid, sandbox_id, log_id in self._processes():
             if log_id == self._log_id:
@@ -87,7 +78,7 @@ class Strays:
                 found.append((pid, values[MARK], values[LOG_MARK]))
         return found
 
-    def _look_at_groups(self) -> None:
+    def _scan_groups(self) -> None:
         for directory in self._hierarchies.found():
             whose = log_and_sandbox(directory)
             if whose is not None and whose[0] == self._log_id:
@@ -95,7 +86,7 @@ class Strays:
             else:
                 self.foreign.append(f"control group {directory}" + (f" of log {whose[0]}" if whose else ""))
 
-    def _look_at_mounts(self) -> None:
+    def _scan_mounts(self) -> None:
         """Find mounts in our own namespace: the provider makes none, but an administrator may have mounted a sandbox's
         files.
         """
@@ -125,12 +116,3 @@ class Strays:
 
     def _groups(self, sandbox_id: str) -> dict[str, str]:
         return {d: d for d in self._hierarchies.found() if log_and_sandbox(d) == (self._log_id, sandbox_id)}
-
-    def unmount(self, directory: str) -> None:
-        """Unmount everything in a directory."""
-        for place in mounts.below(directory):
-            mounts.unmount(place)
-
-    def unmount_trash(self) -> None:
-        """Unmount everything in the trash."""
-        self.unmount(self._layout.trash)

@@ -20,9 +20,10 @@ from sandkeep.errors import SandkeepError
 from sandkeep.model import SandboxSpec
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.host.hostile_files import HostileRoot
+from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
 from sandkeepd.providers.gvisor import checkpoints, start
-from sandkeepd.providers.gvisor.bundle import Bundle, Lower
+from sandkeepd.providers.gvisor.bundle import Bundle
 from sandkeepd.providers.gvisor.plan import Plan
 from sandkeepd.providers.gvisor.start import EXITS, Job
 
@@ -144,7 +145,7 @@ def test_holes_stay_holes_on_another_file_system(job: Job) -> None:
         Path(kept).touch()
         assert os.stat(kept).st_dev != os.stat(job.directory).st_dev
         before = sparse(kept)
-        start._replace_exits(job, kept)
+        start._replace_answers(job, kept)
     exits = f"{job.directory}/out/exits"
     found = os.stat(exits)
     assert found.st_uid == STRANGER
@@ -177,7 +178,7 @@ def test_nothing_of_the_host_is_found_by_links_of_an_image(tmp_path: Path, close
     (tmp_path / "image").mkdir()
     (tmp_path / "image" / "bin").symlink_to(closed.place)
     (tmp_path / "image" / "workspace").symlink_to(closed.place)
-    lowers = [Lower(root=str(tmp_path / "image"), uid=None)]
+    lowers = [Lower(root=str(tmp_path / "image"), uid=0)]
     assert not gvisor_bundle.is_root_file_system(lowers)
     assert gvisor_bundle.workspace_of(lowers, whole=True) == "/"
 
@@ -186,7 +187,7 @@ def test_nothing_of_the_host_is_found_by_links_of_an_image(tmp_path: Path, close
 def test_links_of_an_image_lead_to_what_is_in_it(tmp_path: Path, target: str) -> None:
     (tmp_path / "usr" / "bin").mkdir(parents=True)
     (tmp_path / "bin").symlink_to(target)
-    lowers = [Lower(root=str(tmp_path), uid=None)]
+    lowers = [Lower(root=str(tmp_path), uid=0)]
     assert not gvisor_bundle.is_root_file_system(lowers)
     (tmp_path / "usr" / "bin" / "sh").symlink_to("dash")
     assert gvisor_bundle.is_root_file_system(lowers)
@@ -207,7 +208,7 @@ def test_nothing_is_made_where_links_of_an_image_lead(job: Job, tmp_path: Path, 
         whole=True,
     )
     with suppress(OSError):
-        gvisor_bundle.copy_root(str(root), [Lower(root=str(image), uid=None)], bundle)
+        gvisor_bundle.copy_root(str(root), [Lower(root=str(image), uid=0)], bundle)
     closed.require_untouched()
     if os.path.exists(root):
         assert not os.listdir(root / "run")

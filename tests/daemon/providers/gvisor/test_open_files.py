@@ -108,8 +108,8 @@ def test_names_are_those_that_are_open_whatever_they_are(tmp_path: Path) -> None
     for name in (b"gone", b"gone (deleted)"):
         os.unlink(os.fsencode(place / "out/p") + b"/" + name)
     (tmp_path / "saved").mkdir()
-    open_files.keep(str(tmp_path / "saved"), HostileRoot(str(place)).tree(), [os.getpid()])
-    kept = open_files.kept(str(tmp_path / "saved"))
+    open_files.save_names(str(tmp_path / "saved"), HostileRoot(str(place)).tree(), [os.getpid()])
+    kept = open_files.load_names(str(tmp_path / "saved"))
     for fd in opened:
         os.close(fd)
     assert kept is not None
@@ -123,7 +123,7 @@ def test_what_a_checkpoint_names_is_made_in_its_two_places_alone(tmp_path: Path,
         (place / directory).mkdir(parents=True)
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / open_files.NAME).write_bytes(b"in/good\0" + os.fsencode(path) + b"\0")
-    with open_files.present(str(tmp_path / "saved"), HostileRoot(str(place)).tree()):
+    with open_files.recreated(str(tmp_path / "saved"), HostileRoot(str(place)).tree()):
         files = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file())
         assert files == ["saved/open.names", "shared/in/good"]
     assert not (place / "in/good").exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import refused, until
@@ -17,6 +18,7 @@ from tests.support.expect import refused, until
 from sandkeep import archives, transfer
 from sandkeep.ids import new_id
 from sandkeep.settings.gvisor import PLATFORM
+from sandkeepd.host.cgroups.groups import Limits
 from sandkeepd.providers.gvisor import plan, runsc
 from sandkeepd.providers.gvisor import start as gvisor_start
 
@@ -72,7 +74,7 @@ def processes_of(box: str) -> dict[int, list[str]]:
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
         if "runsc" in words[0] and any(word.endswith(f"runsc_root_{box}") for word in words):
@@ -243,7 +245,10 @@ def test_each_trap_is_told_in_a_sentence(client: Any) -> None:
 
 
 def test_its_settings_are_those_of_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = runsc.command("/root", "none", writable=True, rootless=False)
+    planned = plan.Plan(
+        uid=0, gid=0, network="none", rootless=False, writable=True, limits=Limits(), disk_bytes=1 << 30
+    )  # fmt: skip
+    base = runsc.command("/root", planned, "box")
     assert base[1:] == [
         "--root=/root",
         "--platform=ptrace",
@@ -256,7 +261,8 @@ def test_its_settings_are_those_of_the_words(monkeypatch: pytest.MonkeyPatch) ->
         "RUNSC_STRACE": "1", "GVISOR_LOG_PACKETS": "1",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    assert runsc.command("/root", "host", writable=False, rootless=True, sandbox_id="box")[1:] == [
+    planned = msgspec.structs.replace(planned, network="host", writable=False, rootless=True)
+    assert runsc.command("/root", planned, "box")[1:] == [
         "--root=/root", "--platform=systrap", "--network=host", "--rootless", "--debug",
         "--debug-log=/var/log/runsc/box/", "--strace", "--log-packets",
     ]  # fmt: skip
