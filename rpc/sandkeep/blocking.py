@@ -16,7 +16,6 @@ from _socket import (
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from msgspec import DecodeError
@@ -90,9 +89,7 @@ class Client(BlockingMethods):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ import os
 import time
 from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, SCM_RIGHTS, SOL_SOCKET, socket
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Final, Self
 
 from msgspec import DecodeError
@@ -220,9 +219,7 @@ class Handed:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

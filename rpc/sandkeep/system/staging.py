@@ -9,7 +9,6 @@ import os
 import stat
 import subprocess
 import tempfile
-from types import TracebackType
 from typing import Final, Self
 
 from sandkeep.errors import CallerError, SandkeepError, StateError
@@ -63,9 +62,7 @@ class Stage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._remover.stdin is not None
         self._remover.stdin.close()
         self._remover.wait()

@@ -7,7 +7,6 @@ import errno
 import os
 from collections.abc import Callable, Collection
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 from sandkeep.blocking import Client
@@ -102,9 +101,7 @@ class Journals:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -10,7 +10,7 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, Self
 
 from sandkeep.cli.attach.journals import write_all
@@ -61,7 +61,7 @@ class Live:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._let_go()
 
     def _let_go(self) -> None:

@@ -5,7 +5,6 @@ Piped, nothing is shown. The line comes after a moment, so that quick calls show
 
 import os
 import sys
-from types import TracebackType
 from typing import Final, Self
 
 from sandkeep.cli.display.layout import cut, plain
@@ -45,9 +44,7 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._room is not None:
             self._ended.set()
             self._thread.join()
