@@ -15,7 +15,7 @@ from sandkeep.events import EVENTS
 from sandkeep.lifecycle import LIFECYCLES
 from sandkeep.protocol import methods, openrpc
 from sandkeep.protocol.methods import METHODS
-from sandkeep.settings.daemon import SETTINGS
+from sandkeep.settings.all import ALL_SETTINGS
 from sandkeep_reference import pages as reference
 from sandkeep_reference import stubs
 from sandkeep_reference.__main__ import main
@@ -50,7 +50,7 @@ def test_a_stale_or_missing_page_is_named(tmp_path: Path, capsys: pytest.Capture
         ("events.md", EVENTS),
         ("lifecycles.md", {event for kind in LIFECYCLES for event in kind.sources}),
         ("errors.md", CODES),
-        ("settings.md", SETTINGS),
+        ("settings.md", ALL_SETTINGS),
     ],
 )
 def test_a_page_has_every_row_of_its_table(page: str, names: Iterable[str]) -> None:
