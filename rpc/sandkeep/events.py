@@ -47,6 +47,14 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     outcomes: ClassVar[tuple[str, ...]] = ()
 
 
+class Failure(Event, frozen=True, kw_only=True):
+    """The base of the events of something that failed, with an error's `code` and `message`."""
+
+    code: str
+    message: str
+    interrupted: bool = False
+
+
 class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The cause of an event: the command's id, the owner, the peer's process id and client name, or an earlier event.
 
@@ -188,15 +196,12 @@ class ImageReused(Event, frozen=True, kw_only=True):
     image_id: str
 
 
-class ImageCreateFailed(Event, frozen=True, kw_only=True):
+class ImageCreateFailed(Failure, frozen=True, kw_only=True):
     """The image was not made and nothing is left of it. `interrupted` says that only the daemon's own end was the
     reason: the same command, given again, begins anew.
     """
 
     type = "image.create_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class ImageRemoveRequested(Event, frozen=True, kw_only=True):
@@ -246,15 +251,12 @@ class SandboxCreated(Event, frozen=True, kw_only=True):
     handle: dict[str, Any] = field(default_factory=dict)
 
 
-class SandboxCreateFailed(Event, frozen=True, kw_only=True):
+class SandboxCreateFailed(Failure, frozen=True, kw_only=True):
     """The sandbox was not made and nothing is left of it, so that its name is free. `interrupted`: as in
     `image.create_failed`; a new `sandbox.create_requested` may follow then.
     """
 
     type = "sandbox.create_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class SandboxAdopted(Event, frozen=True, kw_only=True):
@@ -292,13 +294,10 @@ class SandboxSuspended(Event, frozen=True, kw_only=True):
     outside: bool = False
 
 
-class SandboxSuspendFailed(Event, frozen=True, kw_only=True):
+class SandboxSuspendFailed(Failure, frozen=True, kw_only=True):
     """The sandbox was not suspended, and runs. `interrupted`: as in `image.create_failed`."""
 
     type = "sandbox.suspend_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class SandboxResumeRequested(Event, frozen=True, kw_only=True):
@@ -320,13 +319,10 @@ class SandboxResumed(Event, frozen=True, kw_only=True):
     outside: bool = False
 
 
-class SandboxResumeFailed(Event, frozen=True, kw_only=True):
+class SandboxResumeFailed(Failure, frozen=True, kw_only=True):
     """The sandbox was not resumed, and its status is as before. `interrupted`: as in `image.create_failed`."""
 
     type = "sandbox.resume_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class SandboxRestoreRequested(Event, frozen=True, kw_only=True):
@@ -387,13 +383,10 @@ class SandboxForked(Event, frozen=True, kw_only=True):
     size_bytes: int = 0
 
 
-class SandboxForkFailed(Event, frozen=True, kw_only=True):
+class SandboxForkFailed(Failure, frozen=True, kw_only=True):
     """No fork was made. `interrupted`: as in `image.create_failed`."""
 
     type = "sandbox.fork_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class SandboxTerminateRequested(Event, frozen=True, kw_only=True):
@@ -460,13 +453,10 @@ class ProcessStarted(Event, frozen=True, kw_only=True):
     pid: int
 
 
-class ProcessLaunchFailed(Event, frozen=True, kw_only=True):
+class ProcessLaunchFailed(Failure, frozen=True, kw_only=True):
     """The process was not started. `interrupted`: as in `image.create_failed`; its name is free then."""
 
     type = "process.launch_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class ProcessSignalled(Event, frozen=True, kw_only=True):
@@ -565,13 +555,10 @@ class SnapshotSent(Event, frozen=True, kw_only=True):
     type = "snapshot.sent"
 
 
-class SnapshotFailed(Event, frozen=True, kw_only=True):
+class SnapshotFailed(Failure, frozen=True, kw_only=True):
     """No snapshot was made, and nothing is left of it. `interrupted`: as in `image.create_failed`."""
 
     type = "snapshot.failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class SnapshotDeleteRequested(Event, frozen=True, kw_only=True):
@@ -658,13 +645,10 @@ class CheckpointStored(Event, frozen=True, kw_only=True):
     pause_ms: float | None = None
 
 
-class CheckpointFailed(Event, frozen=True, kw_only=True):
+class CheckpointFailed(Failure, frozen=True, kw_only=True):
     """No checkpoint was made, and nothing is left of it. `interrupted`: as in `image.create_failed`."""
 
     type = "checkpoint.failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class CheckpointDeleteRequested(Event, frozen=True, kw_only=True):
@@ -699,13 +683,10 @@ class CheckpointRestored(Event, frozen=True, kw_only=True):
     type = "checkpoint.restored"
 
 
-class CheckpointRestoreFailed(Event, frozen=True, kw_only=True):
+class CheckpointRestoreFailed(Failure, frozen=True, kw_only=True):
     """No sandbox was made of the checkpoint. `interrupted`: as in `image.create_failed`."""
 
     type = "checkpoint.restore_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 # -- locks ------------------------------------------------------------------------------------------------------------
@@ -747,13 +728,10 @@ class LockContended(Event, frozen=True, kw_only=True):
     waiting: str | None = None
 
 
-class LockAcquireFailed(Event, frozen=True, kw_only=True):
+class LockAcquireFailed(Failure, frozen=True, kw_only=True):
     """The lock was not taken. `interrupted`: as in `image.create_failed`, or the waiting caller has gone."""
 
     type = "lock.acquire_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class LockReleaseRequested(Event, frozen=True, kw_only=True):
@@ -813,7 +791,9 @@ class LockStealFailed(Event, frozen=True, kw_only=True):
 
 def _all_events() -> dict[str, type[Event]]:
     found: dict[str, type[Event]] = {}
-    for kind in Event.__subclasses__():
+    for kind in globals().values():  # in the order of this file
+        if not isinstance(kind, type) or not issubclass(kind, Event) or kind in (Event, Failure):
+            continue
         if not kind.type or kind.type in found:
             raise TypeError(f"{kind.__name__} needs a type of its own")
         found[kind.type] = kind
