@@ -4,9 +4,10 @@ The server dispatches by it, both clients are made from it, and ``rpc.discover``
 """
 
 import enum
+from itertools import zip_longest
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import NODEFAULT, Meta, Struct, field
 
 from sandkeep import model
 from sandkeep.model import Command, Environment, Labels, Name, Offset, Path, Seconds, Secrets
@@ -687,13 +688,17 @@ REFERENCES: Final[dict[str, Kind]] = {
 
 
 def _method(name: str, summary: str, result: Any, params: type[Params] = NoParams, **rest: Any) -> Method:
+    """Return a row. A method that must be given an object is for its owner."""
     mutates = issubclass(params, Mutation)
-    named = {field: REFERENCES[field] for field in params.__struct_fields__ if field in REFERENCES}
+    names, defaults = params.__struct_fields__, params.__struct_defaults__  # `structs.fields` reads all annotations
+    named = {name: REFERENCES[name] for name in names if name in REFERENCES}
+    backwards = zip_longest(reversed(names), reversed(defaults), fillvalue=NODEFAULT)
+    if any(name in named and default is NODEFAULT for name, default in backwards):
+        rest.setdefault("access", Access.OWNER)
     return Method(name=name, summary=summary, result=result, params=params, mutates=mutates, references=named, **rest)
 
 
 _M = _method
-_OWNER: Final[dict[str, Any]] = {"access": Access.OWNER}
 _ADMIN: Final[dict[str, Any]] = {"access": Access.ADMIN}
 
 METHODS: Final[dict[str, Method]] = {
@@ -719,13 +724,12 @@ METHODS: Final[dict[str, Method]] = {
             deadline_s=3600.0,
         ),
         _M("image.list", "List images.", model.ImageList, ImageQuery),
-        _M("image.get", "Show an image.", model.Image, ImageRef, **_OWNER),
+        _M("image.get", "Show an image.", model.Image, ImageRef),
         _M(
             "image.remove",
             "Remove an image.",
             model.Image,
             ImageRemove,
-            **_OWNER,
             intent="image.remove_requested",
             deadline_s=600.0,
         ),
@@ -742,12 +746,11 @@ METHODS: Final[dict[str, Method]] = {
             "Make a sandbox from an image and start it.",
             model.Sandbox,
             SandboxCreate,
-            **_OWNER,
             intent="sandbox.create_requested",
             deadline_s=120.0,
             admin_if={"network": "host", "isolation": "none"},
         ),
-        _M("sandbox.get", "Show a sandbox.", model.Sandbox, SandboxRef, **_OWNER),
+        _M("sandbox.get", "Show a sandbox.", model.Sandbox, SandboxRef),
         _M("sandbox.list", "List sandboxes.", model.SandboxList, SandboxQuery),
         _M(
             "sandbox.stats",
@@ -761,7 +764,6 @@ METHODS: Final[dict[str, Method]] = {
             "Run a command to its end and answer its output.",
             model.ExecResult,
             SandboxExec,
-            **_OWNER,
             intent="process.launch_requested",
         ),
         _M(
@@ -769,7 +771,6 @@ METHODS: Final[dict[str, Method]] = {
             "End a sandbox and all that runs in it.",
             model.Sandbox,
             SandboxTerminate,
-            **_OWNER,
             intent="sandbox.terminate_requested",
             deadline_s=120.0,
         ),
@@ -778,7 +779,6 @@ METHODS: Final[dict[str, Method]] = {
             "Have everything in a sandbox stand still.",
             model.Sandbox,
             SandboxSuspend,
-            **_OWNER,
             intent="sandbox.suspend_requested",
             deadline_s=600.0,
         ),
@@ -787,7 +787,6 @@ METHODS: Final[dict[str, Method]] = {
             "Have a suspended sandbox go on, or start one that was lost or failed anew on its files.",
             model.Sandbox,
             SandboxResume,
-            **_OWNER,
             intent="sandbox.resume_requested",
             deadline_s=600.0,
         ),
@@ -796,7 +795,6 @@ METHODS: Final[dict[str, Method]] = {
             "Make sandboxes that begin with the files of one.",
             model.ForkResult,
             SandboxFork,
-            **_OWNER,
             intent="sandbox.fork_requested",
             deadline_s=3600.0,
         ),
@@ -805,7 +803,6 @@ METHODS: Final[dict[str, Method]] = {
             "Replace a sandbox's own files by those of a snapshot, or have it be what it was at a checkpoint.",
             model.Sandbox,
             SandboxRestore,
-            **_OWNER,
             intent="sandbox.restore_requested",
             deadline_s=3600.0,
         ),
@@ -814,41 +811,24 @@ METHODS: Final[dict[str, Method]] = {
             "Make a sandbox from the newest of what was kept of one at or before a moment, and start it.",
             model.RestoredAt,
             SandboxRestoreAt,
-            **_OWNER,
             intent="sandbox.create_requested",
             deadline_s=6 * 3600.0,
         ),
-        _M(
-            "sandbox.read_file",
-            "Read a piece of a file.",
-            model.FileContent,
-            FileRead,
-            **_OWNER,
-            deadline_s=60.0,
-        ),
+        _M("sandbox.read_file", "Read a piece of a file.", model.FileContent, FileRead, deadline_s=60.0),
         _M(
             "sandbox.write_file",
             "Write a file, whole or not at all.",
             model.FileWritten,
             FileWrite,
-            **_OWNER,
             intent="sandbox.file_written",
             deadline_s=120.0,
         ),
-        _M(
-            "sandbox.list_dir",
-            "List the files of a directory.",
-            model.DirectoryList,
-            DirectoryQuery,
-            **_OWNER,
-            deadline_s=60.0,
-        ),
+        _M("sandbox.list_dir", "List the files of a directory.", model.DirectoryList, DirectoryQuery, deadline_s=60.0),
         _M(
             "sandbox.copy_out",
             "Hand over a pipe from which a file or tree is read as a tar archive.",
             model.Copied,
             CopyOut,
-            **_OWNER,
             descriptors=1,
         ),
         _M(
@@ -856,7 +836,6 @@ METHODS: Final[dict[str, Method]] = {
             "Hand over a pipe to which a file or tree is written as a tar archive.",
             model.Copied,
             CopyIn,
-            **_OWNER,
             descriptors=1,
         ),
         _M(
@@ -864,34 +843,25 @@ METHODS: Final[dict[str, Method]] = {
             "Make a copy into a sandbox effective, now that all of it was written.",
             model.Copied,
             CopyCommit,
-            **_OWNER,
             intent="sandbox.file_written",
         ),
-        _M(
-            "sandbox.history",
-            "The events of a sandbox and of its processes.",
-            model.EventPage,
-            HistoryQuery,
-            **_OWNER,
-        ),
+        _M("sandbox.history", "The events of a sandbox and of its processes.", model.EventPage, HistoryQuery),
         _M(
             "process.launch",
             "Start a command in the background.",
             model.Process,
             ProcessLaunch,
-            **_OWNER,
             intent="process.launch_requested",
             deadline_s=60.0,
         ),
-        _M("process.get", "Show a process.", model.Process, ProcessRef, **_OWNER),
+        _M("process.get", "Show a process.", model.Process, ProcessRef),
         _M("process.list", "List processes.", model.ProcessList, ProcessQuery),
-        _M("process.wait", "Wait until a process has ended.", model.Process, ProcessWait, **_OWNER),
+        _M("process.wait", "Wait until a process has ended.", model.Process, ProcessWait),
         _M(
             "process.signal",
             "Send a signal to a process and its group.",
             model.Process,
             ProcessSignal,
-            **_OWNER,
             intent="process.signalled",
             deadline_s=30.0,
         ),
@@ -900,22 +870,14 @@ METHODS: Final[dict[str, Method]] = {
             "Write to a process's input, or close it.",
             Written,
             ProcessWriteStdin,
-            **_OWNER,
             deadline_s=60.0,
         ),
-        _M(
-            "process.read",
-            "Read what a process wrote, from byte offsets.",
-            model.ProcessOutput,
-            ProcessRead,
-            **_OWNER,
-        ),
+        _M("process.read", "Read what a process wrote, from byte offsets.", model.ProcessOutput, ProcessRead),
         _M(
             "process.open_output",
             "Hand over the journals of a process, as descriptors for reading.",
             model.OpenOutput,
             ProcessRef,
-            **_OWNER,
             descriptors=2,
             deadline_s=60.0,
         ),
@@ -924,7 +886,6 @@ METHODS: Final[dict[str, Method]] = {
             "Attach to the terminal of a process.",
             model.Attachment,
             ProcessAttach,
-            **_OWNER,
             descriptors=1,
             deadline_s=60.0,
         ),
@@ -933,7 +894,6 @@ METHODS: Final[dict[str, Method]] = {
             "Resize the terminal of a process that nobody is attached to.",
             model.Process,
             ProcessResize,
-            **_OWNER,
             deadline_s=30.0,
         ),
         _M(
@@ -941,18 +901,16 @@ METHODS: Final[dict[str, Method]] = {
             "Keep the files of a sandbox as an archive.",
             model.Snapshot,
             SnapshotCreate,
-            **_OWNER,
             intent="snapshot.create_requested",
             deadline_s=6 * 3600.0,
         ),
         _M("snapshot.list", "List snapshots.", model.SnapshotList, SnapshotQuery),
-        _M("snapshot.get", "Show a snapshot.", model.Snapshot, SnapshotRef, **_OWNER),
+        _M("snapshot.get", "Show a snapshot.", model.Snapshot, SnapshotRef),
         _M(
             "snapshot.delete",
             "Delete a snapshot.",
             model.Snapshot,
             SnapshotDelete,
-            **_OWNER,
             intent="snapshot.delete_requested",
             deadline_s=600.0,
         ),
@@ -961,7 +919,6 @@ METHODS: Final[dict[str, Method]] = {
             "Make a sandbox with the files of a snapshot and start it.",
             model.Sandbox,
             SnapshotRestore,
-            **_OWNER,
             intent="sandbox.create_requested",
             deadline_s=6 * 3600.0,
         ),
@@ -970,7 +927,6 @@ METHODS: Final[dict[str, Method]] = {
             "Hand over the files of a snapshot as one whole archive, an open file.",
             model.SnapshotExport,
             SnapshotRef,
-            **_OWNER,
             descriptors=1,
             deadline_s=6 * 3600.0,
         ),
@@ -988,7 +944,6 @@ METHODS: Final[dict[str, Method]] = {
             "Make an image of a snapshot.",
             model.Image,
             SnapshotPromote,
-            **_OWNER,
             intent="image.create_requested",
             deadline_s=6 * 3600.0,
         ),
@@ -1005,18 +960,16 @@ METHODS: Final[dict[str, Method]] = {
             "Keep a sandbox with all that runs in it.",
             model.Checkpoint,
             CheckpointCreate,
-            **_OWNER,
             intent="checkpoint.create_requested",
             deadline_s=3600.0,
         ),
         _M("checkpoint.list", "List checkpoints.", model.CheckpointList, CheckpointQuery),
-        _M("checkpoint.get", "Show a checkpoint.", model.Checkpoint, CheckpointRef, **_OWNER),
+        _M("checkpoint.get", "Show a checkpoint.", model.Checkpoint, CheckpointRef),
         _M(
             "checkpoint.delete",
             "Delete a checkpoint.",
             model.Checkpoint,
             CheckpointDelete,
-            **_OWNER,
             intent="checkpoint.delete_requested",
             deadline_s=600.0,
         ),
@@ -1025,7 +978,6 @@ METHODS: Final[dict[str, Method]] = {
             "Make sandboxes of a checkpoint, in which all goes on that ran.",
             model.CheckpointRestoreResult,
             CheckpointRestore,
-            **_OWNER,
             intent="checkpoint.restore_requested",
             deadline_s=3600.0,
         ),
@@ -1063,7 +1015,6 @@ METHODS: Final[dict[str, Method]] = {
             "Show a sandbox as the record had it after any event.",
             model.SandboxAt,
             StateQuery,
-            **_OWNER,
             deadline_s=600.0,
         ),
         _M(
