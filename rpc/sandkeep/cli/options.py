@@ -2,46 +2,23 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import click
 
 from sandkeep.blocking import Client
+from sandkeep.cli.display import output
+from sandkeep.cli.display.output import json_line, note, plain
+from sandkeep.cli.display.progress import progress
 from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
-from sandkeep.cli.words import (
-    CHECKPOINT,
-    DIRECTORY,
-    EVENT_TYPE,
-    FILE,
-    IMAGE,
-    INSIDE,
-    LOCK,
-    METHOD,
-    PLACE,
-    PROCESS,
-    PROVIDER,
-    REFERENCE,
-    RUNNING,
-    SANDBOX,
-    SIGNAL,
-    SNAPSHOT,
-    SOURCE,
-    VARIABLE,
-)
+from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
 from sandkeep.clients.unix_socket import dial
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Volume
 from sandkeep.settings.daemon import parse_size
-
-__all__ = [
-    "CHECKPOINT", "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "LOCK", "METHOD", "PLACE", "PROCESS",
-    "PROVIDER", "REFERENCE", "RUNNING", "SANDBOX", "SIGNAL", "SNAPSHOT", "SOURCE", "VARIABLE", "At", "Command",
-    "Frontend", "Mount", "Pair", "Refusal", "Size", "command", "common", "cwd_option", "env_option", "given",
-    "label_option", "sandbox_name_option", "secret_option", "timeout_option",
-]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 CLIENT_NAME: Final = "cli"
@@ -81,8 +58,6 @@ class Refusal(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print it, without control characters that may have come from a sandbox."""
-        from sandkeep.cli.display.output import json_line, note, plain
-
         if self.as_json:
             json_line({"error": {"code": self.error.code, "message": self.error.message, "data": self.error.data}})
         sentence, *more = self.error.message.split("\n")
@@ -93,8 +68,6 @@ class Refusal(click.ClickException):
 
 def _set_colour(_: click.Context, __: click.Parameter, when: str | None) -> None:
     if when is not None:
-        from sandkeep.cli.display import output
-
         output.colour = when
 
 
@@ -108,22 +81,19 @@ colour_option: Final = click.option(
 
 
 def _tell(words: str) -> None:
-    from sandkeep.cli.display.output import note, plain
-
     note(f"sandkeep: {plain(words)}")
 
 
 class Frontend:
     """The options common to all commands: the socket, and whether to print JSON."""
 
-    def __init__(self, socket: str | None, as_json: bool, failure_code: int) -> None:
+    def __init__(self, socket: str | None, as_json: bool) -> None:
         self.socket = socket
         self.as_json = as_json
-        self.failure_code = failure_code
         self._daemon: Daemon | None = None
 
-    def connect(self) -> Client:
-        """A new connection to the daemon, which must be there at the first; the caller closes it."""
+    def client(self) -> Client:
+        """Return a new connection to the daemon, which must be running for the first. The caller closes it."""
         if self._daemon is not None:
             return Client(self._daemon)
         daemon = Daemon(self.socket, CLIENT_NAME)
@@ -137,15 +107,14 @@ class Frontend:
         """True while waiting for a daemon that has gone."""
         return self._daemon is not None and self._daemon.is_away
 
-    @contextmanager
-    def client(self) -> Iterator[Client]:
-        """A connection for the length of a block."""
-        with self.connect() as client:
-            yield client
-
-    def refusal(self, error: SandkeepError) -> Refusal:
-        """The error as the end of this command."""
-        return Refusal(error, self.failure_code, self.as_json)
+    def for_each(self, doing: str, method: str, names: Iterable[str], **params: Any) -> None:
+        """Call a method for each object named, and print their ids, or with ``--json`` the answers."""
+        with self.client() as client:
+            for name in names:
+                with progress(f"{doing} {name}") as report:
+                    answer = attrgetter(method)(client)(name, progress=report, **params)
+                noun = method.partition(".")[0]
+                json_line(answer) if self.as_json else print(getattr(answer, f"{noun}_id"), flush=True)
 
 
 def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
@@ -158,11 +127,11 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
         @functools.wraps(function)
         def command(*args: Any, as_json: bool, socket: str | None, **options: Any) -> Any:
             root = click.get_current_context().find_root()
-            frontend = Frontend(socket or root.params.get("socket"), as_json, failure_code)
+            frontend = Frontend(socket or root.params.get("socket"), as_json)
             try:
                 return function(frontend, *args, **options)
             except SandkeepError as error:
-                raise frontend.refusal(error) from None
+                raise Refusal(error, failure_code, as_json) from None
             except BrokenPipeError:
                 raise ReaderLeftError from None
             except OSError as error:
@@ -275,6 +244,10 @@ timeout_option = click.option(
     "--timeout", type=float, metavar="SECONDS", help="Kill it and all it started after that long."
 )
 label_option = click.option("--label", type=Pair(from_environment=False), multiple=True, metavar="K=V", help="A label.")
+name_option = click.option("--name", metavar="NAME", help="A name of your own. Several may have the same.")
+bucket_option = click.option(
+    "--bucket", is_flag=True, help="It has to be where other machines find it: a mount, or a bucket."
+)
 
 
 class _NameOption(click.Option):

@@ -131,7 +131,7 @@ def create_image(file_path: str, clean: bool, provider: Provider) -> str:
 def list_images() -> tuple[str, ...]:
     """The ids of all images, oldest first."""
     with _daemon() as client:
-        return tuple(image.image_id for image in every(client.image.list, "images"))
+        return tuple(image.image_id for image in every(client.image.list))
 
 
 def get_image(image_id: str) -> ImageRecord:
@@ -154,7 +154,7 @@ def list_sandboxes(list_all: bool = False) -> tuple[SandboxRecord, ...]:
     """The sandboxes that run, oldest first; with `list_all` also those that are closed."""
     with _daemon() as client:
         state_dir = client.daemon.status().state_dir
-        found = every(client.sandbox.list, "sandboxes", all=list_all)
+        found = every(client.sandbox.list, all=list_all)
         return tuple(_sandbox_record(state_dir, sandbox) for sandbox in found)
 
 
@@ -202,7 +202,7 @@ def launch_and_stream_process(name: str, sandbox_id: str, command: str) -> Gener
 def list_processes(list_all: bool = False) -> tuple[ProcessRecord, ...]:
     """The named processes that run, in all sandboxes, oldest first; with `list_all` also those that ended."""
     with _daemon() as client:
-        found = every(client.process.list, "processes", all=list_all)
+        found = every(client.process.list, all=list_all)
         return tuple(_process_record(process) for process in found if process.named)
 
 

@@ -92,7 +92,7 @@ class Reader:
 
     def __init__(self, front: Frontend, sandbox_id: str, name: str) -> None:
         self._of = (sandbox_id, name)
-        self._client = front.connect()
+        self._client = front.client()
         self._journals: Journals | None = None
         self._refused: SetupError | None = None
 

@@ -7,22 +7,19 @@ import click
 from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
-    CHECKPOINT,
-    SANDBOX,
     Frontend,
+    bucket_option,
     command,
     common,
     given,
     label_option,
+    name_option,
     sandbox_name_option,
 )
+from sandkeep.cli.words import CHECKPOINT, SANDBOX
+from sandkeep.clients.pages import every
 from sandkeep.model import Checkpoint
 from sandkeep.protocol.methods import MAX_FORKS
-
-bucket_option = click.option(
-    "--bucket", is_flag=True, help="It has to be where other machines find it: a mount, or a bucket."
-)
-name_option = click.option("--name", metavar="NAME", help="A name of your own. Several may have the same.")
 
 
 @command(
@@ -57,11 +54,9 @@ def create(front: Frontend, sandbox: str, name: str | None, leave_running: bool,
 @common()
 def ls(front: Frontend, sandbox: str | None, name: str | None, everything: bool, label: Any) -> None:
     """List checkpoints, of SANDBOX or of all."""
-    from sandkeep.clients.pages import every
-
     asked = given(sandbox_id=sandbox, name=name, labels=dict(label))
     with front.client() as client:
-        found: list[Checkpoint] = every(client.checkpoint.list, "checkpoints", all=everything, **asked)
+        found: list[Checkpoint] = every(client.checkpoint.list, all=everything, **asked)
     if front.as_json:
         return json_line(found)
     rows = [
@@ -107,11 +102,7 @@ def _describe(checkpoint: Checkpoint) -> list[tuple[str, object]]:
 @common()
 def rm(front: Frontend, checkpoints: tuple[str, ...]) -> None:
     """Delete checkpoints, and print their ids."""
-    with front.client() as client:
-        for checkpoint in checkpoints:
-            with progress(f"deleting {checkpoint}") as told:
-                deleted = client.checkpoint.delete(checkpoint, progress=told)
-            json_line(deleted) if front.as_json else print(deleted.checkpoint_id, flush=True)
+    front.for_each("deleting", "checkpoint.delete", checkpoints)
 
 
 @command(

@@ -12,7 +12,8 @@ import click
 from sandkeep.blocking import Client
 from sandkeep.cli.display.output import json_line, size
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import PLACE, Frontend, command, common
+from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.words import PLACE
 from sandkeep.ids import NAME_PATTERN
 from sandkeep.model import Copied
 

@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 import click
 
 from sandkeep.cli.display.output import age, facts, json_line, paint, plain, size, terminal_width, wrap
-from sandkeep.cli.options import METHOD, Frontend, command, common
+from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.words import METHOD
 from sandkeep.errors import SetupError
 
 

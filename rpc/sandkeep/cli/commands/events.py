@@ -7,7 +7,8 @@ import click
 from sandkeep.blocking import Client
 from sandkeep.cli.display.output import json_line, moment, note, paint, plain, terminal_width
 from sandkeep.cli.display.timeline import Names, clock, day, history_line, line
-from sandkeep.cli.options import EVENT_TYPE, SANDBOX, Frontend, command, common
+from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.words import EVENT_TYPE, SANDBOX
 from sandkeep.model import Event
 
 

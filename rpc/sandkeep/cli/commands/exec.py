@@ -11,18 +11,8 @@ import click
 from sandkeep.cli.attach.session import attach
 from sandkeep.cli.display.output import json_line
 from sandkeep.cli.exit_codes import OWN_FAILURE
-from sandkeep.cli.options import (
-    PROCESS,
-    SANDBOX,
-    Frontend,
-    command,
-    common,
-    cwd_option,
-    env_option,
-    given,
-    secret_option,
-    timeout_option,
-)
+from sandkeep.cli.options import Frontend, command, common, cwd_option, env_option, given, secret_option, timeout_option
+from sandkeep.cli.words import PROCESS, SANDBOX
 from sandkeep.model import Process
 
 

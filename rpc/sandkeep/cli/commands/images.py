@@ -6,18 +6,9 @@ import click
 
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import (
-    FILE,
-    IMAGE,
-    PROVIDER,
-    REFERENCE,
-    SOURCE,
-    Frontend,
-    command,
-    common,
-    given,
-    label_option,
-)
+from sandkeep.cli.options import Frontend, command, common, given, label_option
+from sandkeep.cli.words import FILE, IMAGE, PROVIDER, REFERENCE, SOURCE
+from sandkeep.clients.pages import every
 from sandkeep.model import Image
 
 
@@ -86,10 +77,8 @@ def _source(word: str) -> str:
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List images."""
-    from sandkeep.clients.pages import every
-
     with front.client() as client:
-        images: list[Image] = every(client.image.list, "images", all=everything)
+        images: list[Image] = every(client.image.list, all=everything)
     if front.as_json:
         return json_line(images)
     rows = [
@@ -141,8 +130,4 @@ def get(front: Frontend, image: str) -> None:
 @common()
 def rm(front: Frontend, images: tuple[str, ...]) -> None:
     """Remove images that no sandbox needs, and print their ids."""
-    with front.client() as client:
-        for image in images:
-            with progress(f"removing {image}") as told:
-                removed = client.image.remove(image, progress=told)
-            json_line(removed) if front.as_json else print(removed.image_id, flush=True)
+    front.for_each("removing", "image.remove", images)

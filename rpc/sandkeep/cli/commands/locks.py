@@ -4,7 +4,9 @@ import click
 
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, identifier, json_line, status, table, when
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import LOCK, Frontend, command, common, given
+from sandkeep.cli.options import Frontend, command, common, given
+from sandkeep.cli.words import LOCK
+from sandkeep.clients.pages import every
 from sandkeep.model import Lock
 
 
@@ -83,10 +85,8 @@ def get(front: Frontend, name: str) -> None:
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List the locks that this daemon holds."""
-    from sandkeep.clients.pages import every
-
     with front.client() as client:
-        found: list[Lock] = every(client.lock.list, "locks", all=everything)
+        found: list[Lock] = every(client.lock.list, all=everything)
     if front.as_json:
         return json_line(found)
     rows = [(i.name, i.status, age(i.requested_at), i.fence or "", i.lock_id, i.where) for i in found]

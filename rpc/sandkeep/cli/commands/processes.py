@@ -9,7 +9,9 @@ from sandkeep.cli.attach.journals import STREAMS
 from sandkeep.cli.attach.session import Descriptors, Reader, Sink, tell_of_memory
 from sandkeep.cli.display.output import age, json_line, note, plain, status, table
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.options import PROCESS, RUNNING, SANDBOX, SIGNAL, Frontend, command, common
+from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.words import PROCESS, RUNNING, SANDBOX, SIGNAL
+from sandkeep.clients.pages import every
 from sandkeep.model import Process, ProcessOutput
 
 
@@ -19,10 +21,8 @@ from sandkeep.model import Process, ProcessOutput
 @common()
 def ps(front: Frontend, sandbox: str | None, everything: bool) -> None:
     """List the processes of one sandbox, or of all."""
-    from sandkeep.clients.pages import every
-
     with front.client() as client:
-        found: list[Process] = every(client.process.list, "processes", sandbox_id=sandbox, all=everything)
+        found: list[Process] = every(client.process.list, sandbox_id=sandbox, all=everything)
     if front.as_json:
         return json_line(found)
     if sandbox is None:

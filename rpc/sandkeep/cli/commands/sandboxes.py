@@ -7,10 +7,6 @@ import click
 from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
-    IMAGE,
-    INSIDE,
-    PROVIDER,
-    SANDBOX,
     At,
     Frontend,
     Mount,
@@ -23,6 +19,8 @@ from sandkeep.cli.options import (
     sandbox_name_option,
     secret_option,
 )
+from sandkeep.cli.words import IMAGE, INSIDE, PROVIDER, SANDBOX
+from sandkeep.clients.pages import every
 from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 
 
@@ -77,10 +75,8 @@ def create(front: Frontend, image: str, env: Any, secret: Any, label: Any, volum
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List sandboxes."""
-    from sandkeep.clients.pages import every
-
     with front.client() as client:
-        found: list[Sandbox] = every(client.sandbox.list, "sandboxes", all=everything)
+        found: list[Sandbox] = every(client.sandbox.list, all=everything)
     if front.as_json:
         return json_line(found)
     named = any(s.name for s in found)
@@ -187,11 +183,7 @@ def _describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
 @common()
 def rm(front: Frontend, sandboxes: tuple[str, ...]) -> None:
     """End sandboxes, with all that runs in them, and print their ids. Logs and history stay readable."""
-    with front.client() as client:
-        for sandbox in sandboxes:
-            with progress(f"ending {sandbox}") as told:
-                ended = client.sandbox.terminate(sandbox, progress=told)
-            json_line(ended) if front.as_json else print(ended.sandbox_id, flush=True)
+    front.for_each("ending", "sandbox.terminate", sandboxes)
 
 
 @command(examples=["sandkeep suspend $BOX", "sandkeep suspend tests other"])
@@ -199,11 +191,7 @@ def rm(front: Frontend, sandboxes: tuple[str, ...]) -> None:
 @common()
 def suspend(front: Frontend, sandboxes: tuple[str, ...]) -> None:
     """Freeze sandboxes, and print their ids. `resume` thaws them."""
-    with front.client() as client:
-        for sandbox in sandboxes:
-            with progress(f"suspending {sandbox}") as told:
-                suspended = client.sandbox.suspend(sandbox, progress=told)
-            json_line(suspended) if front.as_json else print(suspended.sandbox_id, flush=True)
+    front.for_each("suspending", "sandbox.suspend", sandboxes)
 
 
 @command(examples=["sandkeep resume $BOX", "sandkeep resume $BOX --secret TOKEN"])
@@ -214,8 +202,4 @@ def resume(front: Frontend, sandboxes: tuple[str, ...], secret: Any) -> None:
     """Resume suspended sandboxes, and print their ids. A lost or failed one is restarted from its files, where its
     provider can do that; give its secrets again then.
     """
-    with front.client() as client:
-        for sandbox in sandboxes:
-            with progress(f"resuming {sandbox}") as told:
-                resumed = client.sandbox.resume(sandbox, secrets=dict(secret), progress=told)
-            json_line(resumed) if front.as_json else print(resumed.sandbox_id, flush=True)
+    front.for_each("resuming", "sandbox.resume", sandboxes, secrets=dict(secret))

@@ -14,17 +14,8 @@ from sandkeep.cli.attach.session import AT_ONCE_S, Collector, Descriptors, Reade
 from sandkeep.cli.attach.terminal import OwnTerminal, SignalledError
 from sandkeep.cli.display.output import json_line, note, plain
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.options import (
-    RUNNING,
-    SANDBOX,
-    Frontend,
-    command,
-    common,
-    cwd_option,
-    env_option,
-    given,
-    secret_option,
-)
+from sandkeep.cli.options import Frontend, command, common, cwd_option, env_option, given, secret_option
+from sandkeep.cli.words import RUNNING, SANDBOX
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Process
 

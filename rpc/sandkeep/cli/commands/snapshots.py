@@ -8,28 +8,23 @@ import click
 from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
-    FILE,
-    IMAGE,
-    SANDBOX,
-    SNAPSHOT,
     Frontend,
+    bucket_option,
     command,
     common,
     env_option,
     given,
     label_option,
+    name_option,
     sandbox_name_option,
     secret_option,
 )
+from sandkeep.cli.words import FILE, IMAGE, SANDBOX, SNAPSHOT
+from sandkeep.clients.pages import every
 from sandkeep.model import Snapshot
 from sandkeep.protocol.methods import MAX_FORKS
 
 _STREAM = "-"
-
-bucket_option = click.option(
-    "--bucket", is_flag=True, help="It has to be where other machines find it: a mount, or a bucket."
-)
-name_option = click.option("--name", metavar="NAME", help="A name of your own. Several may have the same.")
 
 
 @command(
@@ -90,11 +85,9 @@ def _made(front: Frontend, snapshot: Snapshot) -> None:
 @common()
 def ls(front: Frontend, sandbox: str | None, name: str | None, everything: bool, label: Any) -> None:
     """List snapshots, of SANDBOX or of all."""
-    from sandkeep.clients.pages import every
-
     asked = given(sandbox_id=sandbox, name=name, labels=dict(label))
     with front.client() as client:
-        found: list[Snapshot] = every(client.snapshot.list, "snapshots", all=everything, **asked)
+        found: list[Snapshot] = every(client.snapshot.list, all=everything, **asked)
     if front.as_json:
         return json_line(found)
     rows = [
@@ -147,11 +140,7 @@ def _describe(snapshot: Snapshot) -> list[tuple[str, object]]:
 @common()
 def rm(front: Frontend, snapshots: tuple[str, ...]) -> None:
     """Delete snapshots, and print their ids. Snapshots that build on them stay whole."""
-    with front.client() as client:
-        for snapshot in snapshots:
-            with progress(f"deleting {snapshot}") as told:
-                deleted = client.snapshot.delete(snapshot, progress=told)
-            json_line(deleted) if front.as_json else print(deleted.snapshot_id, flush=True)
+    front.for_each("deleting", "snapshot.delete", snapshots)
 
 
 @command(examples=["sandkeep snapshot gc --dry-run", "sandkeep snapshot gc"])

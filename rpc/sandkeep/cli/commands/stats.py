@@ -10,7 +10,9 @@ import click
 
 from sandkeep.blocking import Client
 from sandkeep.cli.display.output import Column, cut_middle, json_line, moment, note, size, table, table_lines
-from sandkeep.cli.options import SANDBOX, Frontend, command, common
+from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.words import SANDBOX
+from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxStats
 
@@ -92,9 +94,7 @@ def _is_screen() -> bool:
 
 def _ask(client: Client, sandboxes: Sequence[str]) -> list[SandboxStats]:
     if not sandboxes:
-        from sandkeep.clients.pages import every
-
-        return every(client.sandbox.stats, "sandboxes")
+        return every(client.sandbox.stats)
     return [one for sandbox in dict.fromkeys(sandboxes) for one in client.sandbox.stats(sandbox_id=sandbox).sandboxes]
 
 

@@ -5,7 +5,8 @@ import click
 from sandkeep.cli.commands.daemon import execute
 from sandkeep.cli.display.output import json_line, note, plain
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import DIRECTORY, Frontend, command, common, given
+from sandkeep.cli.options import Frontend, command, common, given
+from sandkeep.cli.words import DIRECTORY
 from sandkeep.settings.daemon import RETAIN, STATE_DIR
 
 state_dir_option = click.option(

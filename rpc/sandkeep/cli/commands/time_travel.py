@@ -9,7 +9,6 @@ from sandkeep.cli.display.output import json_line, note, plain
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.display.timeline import elapsed
 from sandkeep.cli.options import (
-    SANDBOX,
     At,
     Frontend,
     command,
@@ -20,6 +19,7 @@ from sandkeep.cli.options import (
     sandbox_name_option,
     secret_option,
 )
+from sandkeep.cli.words import SANDBOX
 from sandkeep.model import RestoredAt
 
 
