@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from sandkeep import cli
 from sandkeep.blocking import Client, connect
-from sandkeep.cli.display.layout import plain
+from sandkeep.cli.display.output import age, plain
 from sandkeep.cli.exit_codes import COMPLETE_VARIABLE
 from sandkeep.cli.options import CLIENT_NAME, command
 from sandkeep.cli.splitting import Unfinished, quoted, split
@@ -102,55 +102,38 @@ def _beginning(incomplete: str, found: list[Item]) -> list[Item]:
     return [item for item in found if item.value.startswith(incomplete)]
 
 
-def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str = "plain") -> list[Item]:
-    from sandkeep.cli.display.output import age
+def _lookup(question: Callable[[Client], list[Item]]) -> Callable[[click.Context, str], list[Item]]:
+    """Return a lookup of the daemon's objects: of the answers to a question, those that begin as the word does."""
+    return lambda ctx, incomplete: _beginning(incomplete, _ask(ctx, question))
 
+
+def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str = "plain") -> list[Item]:
     def question(client: Client) -> list[Item]:
-        found = client.sandbox.list().sandboxes
         return [
             CompletionItem(called + suffix, type=kind, help=f"{s.status}, {age(s.created_at)}")
-            for s in found
+            for s in client.sandbox.list().sandboxes
             for called in dict.fromkeys(filter(None, (s.sandbox_id, s.name)))
         ]
 
-    return _beginning(incomplete, _ask(ctx, question))
+    return _lookup(question)(ctx, incomplete)
 
 
-def _images(ctx: click.Context, incomplete: str) -> list[Item]:
-    from sandkeep.cli.display.output import age
-
-    def question(client: Client) -> list[Item]:
-        found = client.image.list().images
-        return [CompletionItem(i.image_id, help=f"{i.source}, {age(i.created_at)}") for i in found]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _images(client: Client) -> list[Item]:
+    return [CompletionItem(i.image_id, help=f"{i.source}, {age(i.created_at)}") for i in client.image.list().images]
 
 
-def _locks(ctx: click.Context, incomplete: str) -> list[Item]:
-    def question(client: Client) -> list[Item]:
-        return [CompletionItem(lock.name, help=f"{lock.status}, {lock.where}") for lock in client.lock.list().locks]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _locks(client: Client) -> list[Item]:
+    return [CompletionItem(lock.name, help=f"{lock.status}, {lock.where}") for lock in client.lock.list().locks]
 
 
-def _snapshots(ctx: click.Context, incomplete: str) -> list[Item]:
-    from sandkeep.cli.display.output import age
-
-    def question(client: Client) -> list[Item]:
-        found = client.snapshot.list().snapshots
-        return [CompletionItem(s.snapshot_id, help=f"{s.name or s.kind}, {age(s.created_at)}") for s in found]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _snapshots(client: Client) -> list[Item]:
+    found = client.snapshot.list().snapshots
+    return [CompletionItem(s.snapshot_id, help=f"{s.name or s.kind}, {age(s.created_at)}") for s in found]
 
 
-def _checkpoints(ctx: click.Context, incomplete: str) -> list[Item]:
-    from sandkeep.cli.display.output import age
-
-    def question(client: Client) -> list[Item]:
-        found = client.checkpoint.list().checkpoints
-        return [CompletionItem(c.checkpoint_id, help=f"{c.name or c.sandbox_id}, {age(c.created_at)}") for c in found]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _checkpoints(client: Client) -> list[Item]:
+    found = client.checkpoint.list().checkpoints
+    return [CompletionItem(c.checkpoint_id, help=f"{c.name or c.sandbox_id}, {age(c.created_at)}") for c in found]
 
 
 def _processes(ctx: click.Context, incomplete: str, *, running: bool = False) -> list[Item]:
@@ -202,22 +185,17 @@ def _places(ctx: click.Context, incomplete: str) -> list[Item]:
     return _sandboxes(ctx, incomplete, ":", "part") + _here(incomplete)
 
 
-def _references(ctx: click.Context, incomplete: str) -> list[Item]:
-    """The references that images were made of, or are based on."""
-
-    def question(client: Client) -> list[Item]:
-        found = client.image.list().images
-        named = dict.fromkeys(i.source if i.kind == "reference" else i.base for i in found)
-        return [CompletionItem(reference) for reference in named if reference]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _references(client: Client) -> list[Item]:
+    """Return the references that images were made of, or are based on."""
+    named = dict.fromkeys(i.source if i.kind == "reference" else i.base for i in client.image.list().images)
+    return [CompletionItem(reference) for reference in named if reference]
 
 
 def _sources(ctx: click.Context, incomplete: str) -> list[Item]:
     """A path of the host, or a reference."""
     if "/" in incomplete[:3] or incomplete[:1] in (".", "~"):
         return [CompletionItem(incomplete, type="file")]
-    return _here(incomplete) + _references(ctx, incomplete)
+    return _here(incomplete) + _lookup(_references)(ctx, incomplete)
 
 
 def _prefixed(prefix: str, item: Item) -> Item:
@@ -236,12 +214,9 @@ def _here(incomplete: str) -> list[Item]:
     return []
 
 
-def _providers(ctx: click.Context, incomplete: str) -> list[Item]:
-    def question(client: Client) -> list[Item]:
-        found = client.daemon.capabilities().providers
-        return [CompletionItem(p.provider, help="works" if p.works else "does not work here") for p in found]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _providers(client: Client) -> list[Item]:
+    found = client.daemon.capabilities().providers
+    return [CompletionItem(p.provider, help="works" if p.works else "does not work here") for p in found]
 
 
 def _event_types(_: click.Context, incomplete: str) -> list[Item]:
@@ -270,10 +245,6 @@ def _fixed(*words: str) -> Callable[[click.Context, str], list[Item]]:
     return lambda _, incomplete: _beginning(incomplete, [CompletionItem(word) for word in words])
 
 
-def _variables(ctx: click.Context, incomplete: str) -> list[Item]:
-    return _fixed(*os.environ)(ctx, incomplete)
-
-
 def _left_to_the_shell(kind: str) -> Callable[[click.Context, str], list[Item]]:
     return lambda _, incomplete: [CompletionItem(incomplete, type=kind)]
 
@@ -281,21 +252,21 @@ def _left_to_the_shell(kind: str) -> Callable[[click.Context, str], list[Item]]:
 LOOKUPS.update(
     {
         "sandbox": _sandboxes,
-        "image": _images,
-        "snapshot": _snapshots,
-        "checkpoint": _checkpoints,
+        "image": _lookup(_images),
+        "snapshot": _lookup(_snapshots),
+        "checkpoint": _lookup(_checkpoints),
         "image source": _sources,
-        "reference": _references,
-        "lock": _locks,
+        "reference": _lookup(_references),
+        "lock": _lookup(_locks),
         "process": _processes,
         "running process": lambda ctx, incomplete: _processes(ctx, incomplete, running=True),
         "place": _places,
         "signal": _fixed(*_SIGNALS),
         "event type": _event_types,
-        "provider": _providers,
+        "provider": _lookup(_providers),
         "method": _methods,
         "command": _commands,
-        "variable": _variables,
+        "variable": _fixed(*os.environ),
         "directory inside": _directories_inside,
         "directory": _left_to_the_shell("directory"),
         "file": _left_to_the_shell("file"),
