@@ -220,22 +220,15 @@ sandkeep = Root(
     callback=lambda socket: None,  # noqa: ARG005
 )
 sandkeep.subjects = SUBJECTS
-image = LazyGroup(name="image", table=IMAGE_COMMANDS, help="Images, from which sandboxes start.", context_settings=HELP)
-sandbox = LazyGroup(
-    name="sandbox", table=SANDBOX_COMMANDS, help="The commands on sandboxes, under their noun.", context_settings=HELP
-)
-snapshot = LazyGroup(
-    name="snapshot", table=SNAPSHOT_COMMANDS, help="The files of sandboxes, kept as archives.", context_settings=HELP
-)
-checkpoint = LazyGroup(
-    name="checkpoint",
-    table=CHECKPOINT_COMMANDS,
-    help="Sandboxes, kept with all that runs in them.",
-    context_settings=HELP,
-)
-lock = LazyGroup(
-    name="lock", table=LOCK_COMMANDS, help="Locks of sandboxes that several daemons share.", context_settings=HELP
-)
-store = LazyGroup(
-    name="store", table=STORE_COMMANDS, help="The event log and what is computed from it.", context_settings=HELP
-)
+
+
+def _group(name: str, table: dict[str, tuple[str, str]], text: str) -> LazyGroup:
+    return LazyGroup(name=name, table=table, help=text, context_settings=HELP)
+
+
+image = _group("image", IMAGE_COMMANDS, "Images, from which sandboxes start.")
+sandbox = _group("sandbox", SANDBOX_COMMANDS, "The commands on sandboxes, under their noun.")
+snapshot = _group("snapshot", SNAPSHOT_COMMANDS, "The files of sandboxes, kept as archives.")
+checkpoint = _group("checkpoint", CHECKPOINT_COMMANDS, "Sandboxes, kept with all that runs in them.")
+lock = _group("lock", LOCK_COMMANDS, "Locks of sandboxes that several daemons share.")
+store = _group("store", STORE_COMMANDS, "The event log and what is computed from it.")
