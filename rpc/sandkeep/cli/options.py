@@ -224,29 +224,45 @@ class Pair(click.ParamType[tuple[str, str]]):
         return key, os.environ[key]
 
 
+def _to_dict(_: click.Context, __: click.Parameter, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    return dict(pairs)
+
+
+# The names behind the options are those of the methods' parameters, so that commands pass them on as they are.
 env_option = click.option(
     "--env",
     "-e",
     type=Pair(from_environment=True),
     multiple=True,
+    callback=_to_dict,
     metavar="K[=V]",
     help="A variable; K alone is taken from this environment.",
 )
 secret_option = click.option(
     "--secret",
+    "secrets",
     type=Pair(from_environment=True),
     multiple=True,
+    callback=_to_dict,
     metavar="K[=V]",
     help="A secret, stored nowhere. K alone is safer: a command line is visible to others.",
 )
-cwd_option = click.option("--cwd", type=INSIDE, metavar="DIR", help="Where in the sandbox it starts.")
+cwd_option = click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Where in the sandbox it starts.")
 timeout_option = click.option(
-    "--timeout", type=float, metavar="SECONDS", help="Kill it and all it started after that long."
+    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Kill it and all it started after that long."
 )
-label_option = click.option("--label", type=Pair(from_environment=False), multiple=True, metavar="K=V", help="A label.")
+label_option = click.option(
+    "--label",
+    "labels",
+    type=Pair(from_environment=False),
+    multiple=True,
+    callback=_to_dict,
+    metavar="K=V",
+    help="A label.",
+)
 name_option = click.option("--name", metavar="NAME", help="A name of your own. Several may have the same.")
 bucket_option = click.option(
-    "--bucket", is_flag=True, help="It has to be where other machines find it: a mount, or a bucket."
+    "--bucket", "archive", flag_value="bucket", help="It has to be where other machines find it: a mount, or a bucket."
 )
 
 

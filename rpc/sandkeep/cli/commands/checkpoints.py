@@ -34,29 +34,25 @@ from sandkeep.protocol.methods import MAX_FORKS
 @bucket_option
 @label_option
 @common()
-def create(front: Frontend, sandbox: str, name: str | None, leave_running: bool, bucket: bool, label: Any) -> None:
+def create(front: Frontend, sandbox: str, **options: Any) -> None:
     """Keep SANDBOX as it is now, with its memory and all that runs in it, and print the checkpoint's id."""
-    asked = given(
-        name=name, labels=dict(label), leave_running=leave_running or None, archive="bucket" if bucket else None
-    )
     with progress("keeping the sandbox") as told, front.client() as client:
-        made = client.checkpoint.create(sandbox, progress=told, **asked)
+        made = client.checkpoint.create(sandbox, progress=told, **given(**options))
     if made.pause_ms is not None and not front.as_json:
         note(f"sandkeep: {sandbox} stood still for {made.pause_ms:.0f} ms")
     return json_line(made) if front.as_json else print(made.checkpoint_id)
 
 
 @command(examples=["sandkeep checkpoint ls", "sandkeep checkpoint ls $BOX --json | jq -r '.[-1].checkpoint_id'"])
-@click.argument("sandbox", type=SANDBOX, metavar="[SANDBOX]", required=False)
+@click.argument("sandbox_id", type=SANDBOX, metavar="[SANDBOX]", required=False)
 @name_option
-@click.option("--all", "-a", "everything", is_flag=True, help="Also those that failed or were deleted.")
+@click.option("--all", "-a", is_flag=True, help="Also those that failed or were deleted.")
 @label_option
 @common()
-def ls(front: Frontend, sandbox: str | None, name: str | None, everything: bool, label: Any) -> None:
+def ls(front: Frontend, **query: Any) -> None:
     """List checkpoints, of SANDBOX or of all."""
-    asked = given(sandbox_id=sandbox, name=name, labels=dict(label))
     with front.client() as client:
-        found: list[Checkpoint] = every(client.checkpoint.list, all=everything, **asked)
+        found: list[Checkpoint] = every(client.checkpoint.list, **given(**query))
     if front.as_json:
         return json_line(found)
     rows = [
@@ -118,12 +114,12 @@ def rm(front: Frontend, checkpoints: tuple[str, ...]) -> None:
 @click.option("--over", type=SANDBOX, metavar="SANDBOX", help="Have this sandbox, whose checkpoint it is, be so again.")
 @label_option
 @common()
-def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over: str | None, label: Any) -> None:
+def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over: str | None, labels: Any) -> None:
     """Make sandboxes of CHECKPOINT, with all its processes running, and print their ids.
 
     With --over the checkpoint's own sandbox goes back to that moment. Later output of its processes stays.
     """
-    if over and (name or label or count > 1):
+    if over and (name or labels or count > 1):
         raise click.UsageError("--over takes a sandbox as it is: leave out --name, --count and --label")
     if name and count > 1:
         raise click.UsageError("--name is for one sandbox: leave out --count")
@@ -131,8 +127,8 @@ def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over
         if over:
             sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=told)
             return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
-        asked = given(labels=dict(label), names=[name] if name else None)
-        made = client.checkpoint.restore(checkpoint, count=count, progress=told, **asked)
+        options = given(labels=labels, names=[name] if name else None)
+        made = client.checkpoint.restore(checkpoint, count=count, progress=told, **options)
     if front.as_json:
         return json_line(made)
     for each in made.sandboxes:

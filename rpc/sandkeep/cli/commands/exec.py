@@ -39,32 +39,14 @@ def _launch(front: Frontend, sandbox: str, command: tuple[str, ...], **options: 
 @secret_option
 @cwd_option
 @common(OWN_FAILURE)
-def exec_(
-    front: Frontend,
-    sandbox: str,
-    command: tuple[str, ...],
-    interactive: bool,
-    timeout: float | None,
-    env: Any,
-    secret: Any,
-    cwd: str | None,
-) -> int:
+def exec_(front: Frontend, sandbox: str, command: tuple[str, ...], interactive: bool, **options: Any) -> int:
     """Run COMMAND in SANDBOX to its end, with its output as it comes.
 
     Exits with the command's own code; 124 when its time was up; 125 when Sandkeep itself failed. Ctrl-C interrupts the
     command and all it started, Ctrl-\\ has them quit; a second Ctrl-C kills them. With --json: one document at the end,
     output in base64.
     """
-    process = _launch(
-        front,
-        sandbox,
-        command,
-        env=dict(env),
-        secrets=dict(secret),
-        working_dir=cwd,
-        stdin=interactive or None,
-        timeout_s=timeout,
-    )
+    process = _launch(front, sandbox, command, stdin=interactive, **options)
     return attach(front, process, interactive=interactive, kill_when_unread=True)
 
 
@@ -87,17 +69,7 @@ def exec_(
 @cwd_option
 @common(OWN_FAILURE)
 def run(
-    front: Frontend,
-    sandbox: str,
-    name: str,
-    command: tuple[str, ...],
-    tty: bool,
-    detach: bool,
-    interactive: bool,
-    timeout: float | None,
-    env: Any,
-    secret: Any,
-    cwd: str | None,
+    front: Frontend, sandbox: str, command: tuple[str, ...], tty: bool, detach: bool, interactive: bool, **options: Any
 ) -> int:
     """Start COMMAND in SANDBOX as a process called NAME, and follow it as `exec` does; Ctrl-\\ leaves it running.
 
@@ -106,7 +78,6 @@ def run(
     """
     if detach and interactive:
         raise click.UsageError("--detach and --interactive exclude each other: a detached process has no input")
-    options = {"env": dict(env), "secrets": dict(secret), "working_dir": cwd, "timeout_s": timeout, "name": name}
     if tty:
         from sandkeep.cli.attach.terminal import OwnTerminal
         from sandkeep.cli.commands.shell import show_from_start
@@ -114,7 +85,7 @@ def run(
         own = OwnTerminal()
         process = _launch(front, sandbox, command, **options, **own.request())
         return _tell(front, process) if detach else show_from_start(front, process, own)
-    process = _launch(front, sandbox, command, **options, stdin=interactive or None)
+    process = _launch(front, sandbox, command, stdin=interactive, **options)
     return _tell(front, process) if detach else attach(front, process, interactive=interactive)
 
 

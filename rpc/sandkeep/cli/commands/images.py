@@ -1,6 +1,7 @@
 """Images: make one of a directory, a Dockerfile or a reference; list, show, remove."""
 
 import os
+from typing import Any
 
 import click
 
@@ -35,24 +36,15 @@ from sandkeep.model import Image
 )
 @label_option
 @common()
-def create(
-    front: Frontend,
-    source: str,
-    provider: str | None,
-    base: str | None,
-    dockerfile: str | None,
-    clean: bool,
-    label: tuple[tuple[str, str], ...],
-) -> None:
+def create(front: Frontend, source: str, **options: Any) -> None:
     """Make an image and print its id.
 
     PATH is a directory: a plain one is copied for the local provider, one that holds a Dockerfile is built for Docker,
     as is the path of a Dockerfile. REF is the reference of a container image, such as python:3.11-slim, which is pulled
     if it is missing. An existing path, and any name that begins with `/`, `./`, `../` or `~`, is a PATH.
     """
-    options = given(provider=provider, base=base, dockerfile=dockerfile, clean=clean, labels=dict(label))
     with progress("making an image") as told, front.client() as client:
-        image = client.image.create(_source(source), progress=told, **options)
+        image = client.image.create(_source(source), progress=told, **given(**options))
     if front.as_json:
         return json_line(image)
     if image.skipped_count:

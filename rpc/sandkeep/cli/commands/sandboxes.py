@@ -62,11 +62,10 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 @secret_option
 @label_option
 @common()
-def create(front: Frontend, image: str, env: Any, secret: Any, label: Any, volumes: Any, **spec: Any) -> None:
+def create(front: Frontend, image: str, **spec: Any) -> None:
     """Make a sandbox from IMAGE, start it and print its id."""
-    options = given(env=dict(env), secrets=dict(secret), labels=dict(label), volumes=list(volumes), **spec)
     with progress("starting a sandbox") as told, front.client() as client:
-        sandbox = client.sandbox.create(image, progress=told, **options)
+        sandbox = client.sandbox.create(image, progress=told, **given(**spec))
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 
 
@@ -198,8 +197,8 @@ def suspend(front: Frontend, sandboxes: tuple[str, ...]) -> None:
 @click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
 @secret_option
 @common()
-def resume(front: Frontend, sandboxes: tuple[str, ...], secret: Any) -> None:
+def resume(front: Frontend, sandboxes: tuple[str, ...], secrets: dict[str, str]) -> None:
     """Resume suspended sandboxes, and print their ids. A lost or failed one is restarted from its files, where its
     provider can do that; give its secrets again then.
     """
-    front.for_each("resuming", "sandbox.resume", sandboxes, secrets=dict(secret))
+    front.for_each("resuming", "sandbox.resume", sandboxes, secrets=secrets)

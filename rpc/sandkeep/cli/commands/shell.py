@@ -157,9 +157,7 @@ def attach(front: Frontend, sandbox: str, name: str, read_only: bool, interactiv
 @secret_option
 @cwd_option
 @common(OWN_FAILURE)
-def shell(
-    front: Frontend, sandbox: str, command: tuple[str, ...], name: str | None, env: Any, secret: Any, cwd: str | None
-) -> int:
+def shell(front: Frontend, sandbox: str, command: tuple[str, ...], name: str | None, **options: Any) -> int:
     """Start a shell in SANDBOX, on your terminal, and exit with its code.
 
     It is bash if that is there, or COMMAND, and a process like any other: detached from with C-b d, or cut off, it goes
@@ -168,8 +166,8 @@ def shell(
     own = OwnTerminal()
     if not own.is_interactive:
         raise CallerError("invalid", "a shell needs a terminal: use `sandkeep exec` to run commands from a script")
-    options = given(env={"LANG": "C.UTF-8", **dict(env)}, secrets=dict(secret), working_dir=cwd)
-    process = _launch(front, sandbox, name, command or _SHELL, {**options, **own.request()})
+    options = {**given(**options), "env": {"LANG": "C.UTF-8", **options["env"]}, **own.request()}
+    process = _launch(front, sandbox, name, command or _SHELL, options)
     return show_from_start(front, process, own)
 
 

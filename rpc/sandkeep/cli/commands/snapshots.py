@@ -38,33 +38,24 @@ _STREAM = "-"
 @name_option
 @click.option("--include", multiple=True, metavar="PATH", help="Take only this, and others that are named so.")
 @click.option("--exclude", multiple=True, metavar="PATH", help="Leave this out.")
-@click.option("--zstd", is_flag=True, help="Compress it by zstd: smaller, and quicker to restore; fewer tools read it.")
+@click.option(
+    "--zstd",
+    "format",
+    flag_value="tar.zst",
+    help="Compress with zstd: smaller and faster to restore, but fewer tools read it.",
+)
 @click.option("--incremental", is_flag=True, help="Keep only what differs from the last snapshot, or from the image.")
 @click.option("--parent", "parent_id", type=SNAPSHOT, metavar="SNAPSHOT", help="Keep what differs from this one.")
 @bucket_option
 @label_option
 @common()
-def create(
-    front: Frontend,
-    sandbox: str,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    zstd: bool,
-    incremental: bool,
-    bucket: bool,
-    label: Any,
-    **options: Any,
-) -> None:
+def create(front: Frontend, sandbox: str, **options: Any) -> None:
     """Keep the files of SANDBOX as they are now, and print the snapshot's id.
 
     Of a local sandbox that is /workspace. Its processes stand still for a moment; the sandbox goes on.
     """
-    asked = given(
-        include=list(include), exclude=list(exclude), labels=dict(label), incremental=incremental or None,
-        format="tar.zst" if zstd else None, archive="bucket" if bucket else None, **options,
-    )  # fmt: skip
     with progress("keeping the files") as told, front.client() as client:
-        snapshot = client.snapshot.create(sandbox, progress=told, **asked)
+        snapshot = client.snapshot.create(sandbox, progress=told, **given(**options))
     return _made(front, snapshot)
 
 
@@ -78,16 +69,15 @@ def _made(front: Frontend, snapshot: Snapshot) -> None:
 
 
 @command(examples=["sandkeep snapshot ls", "sandkeep snapshot ls $BOX --json | jq -r '.[-1].snapshot_id'"])
-@click.argument("sandbox", type=SANDBOX, metavar="[SANDBOX]", required=False)
+@click.argument("sandbox_id", type=SANDBOX, metavar="[SANDBOX]", required=False)
 @name_option
-@click.option("--all", "-a", "everything", is_flag=True, help="Also those that failed or were deleted.")
+@click.option("--all", "-a", is_flag=True, help="Also those that failed or were deleted.")
 @label_option
 @common()
-def ls(front: Frontend, sandbox: str | None, name: str | None, everything: bool, label: Any) -> None:
+def ls(front: Frontend, **query: Any) -> None:
     """List snapshots, of SANDBOX or of all."""
-    asked = given(sandbox_id=sandbox, name=name, labels=dict(label))
     with front.client() as client:
-        found: list[Snapshot] = every(client.snapshot.list, all=everything, **asked)
+        found: list[Snapshot] = every(client.snapshot.list, **given(**query))
     if front.as_json:
         return json_line(found)
     rows = [
@@ -185,13 +175,11 @@ def export(front: Frontend, snapshot: str, file: str) -> None:
 @click.argument("file", type=FILE, metavar="FILE")
 @name_option
 @click.option("--digest", metavar="sha256:HEX", help="What its digest has to be.")
-@click.option("--image", type=IMAGE, metavar="IMAGE", help="Run it as this image is run. Docker needs one.")
+@click.option("--image", "image_id", type=IMAGE, metavar="IMAGE", help="Run it as this image is run. Docker needs one.")
 @bucket_option
 @label_option
 @common()
-def import_(
-    front: Frontend, file: str, name: str | None, digest: str | None, image: str | None, bucket: bool, label: Any
-) -> None:
+def import_(front: Frontend, file: str, **options: Any) -> None:
     """Import the archive FILE as a snapshot, and print its id: a .tar, .tar.gz or .tar.zst of the files of a workspace;
     with --image of one of Docker's, of all files of a container.
 
@@ -199,10 +187,9 @@ def import_(
     """
     from sandkeep import archives
 
-    asked = given(name=name, image_id=image, labels=dict(label), archive="bucket" if bucket else None)
     with progress("bringing it in") as told, front.client() as client:
         snapshot = archives.import_from(
-            client, file, digest=digest, moved=lambda count: told(f"bringing it in: {size(count)}"), **asked
+            client, file, moved=lambda count: told(f"bringing it in: {size(count)}"), **given(**options)
         )
     return _made(front, snapshot)
 
@@ -222,32 +209,25 @@ def import_(
 @label_option
 @common()
 def restore(
-    front: Frontend,
-    snapshot: str,
-    name: str | None,
-    over: str | None,
-    end_processes: bool,
-    env: Any,
-    secret: Any,
-    label: Any,
+    front: Frontend, snapshot: str, over: str | None, end_processes: bool, secrets: Any, **options: Any
 ) -> None:
     """Make a sandbox with the files of SNAPSHOT and start it; print its id.
 
     With --over the files of an existing sandbox are replaced. It is restarted for that, so its processes have to be
     ended.
     """
-    if over and (name or env or label):
+    options = given(**options)
+    if over and options:
         raise click.UsageError("--over takes a sandbox as it is: leave out --name, --env and --label")
     if end_processes and not over:
         raise click.UsageError("--end-processes ends what runs in the sandbox of --over: say which, or leave it out")
     with progress("restoring") as told, front.client() as client:
         if over:
             sandbox = client.sandbox.restore(
-                over, snapshot_id=snapshot, end_processes=end_processes, secrets=dict(secret), progress=told
+                over, snapshot_id=snapshot, end_processes=end_processes, secrets=secrets, progress=told
             )
         else:
-            options = given(name=name, env=dict(env), secrets=dict(secret), labels=dict(label))
-            sandbox = client.snapshot.restore(snapshot, progress=told, **options)
+            sandbox = client.snapshot.restore(snapshot, progress=told, **options, **given(secrets=secrets))
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 
 
@@ -255,10 +235,10 @@ def restore(
 @click.argument("snapshot", type=SNAPSHOT, metavar="SNAPSHOT")
 @label_option
 @common()
-def promote(front: Frontend, snapshot: str, label: Any) -> None:
+def promote(front: Frontend, snapshot: str, labels: dict[str, str]) -> None:
     """Make an image of SNAPSHOT, and print the image's id."""
     with progress("making an image") as told, front.client() as client:
-        image = client.snapshot.promote(snapshot, labels=dict(label), progress=told)
+        image = client.snapshot.promote(snapshot, labels=labels, progress=told)
     return json_line(image) if front.as_json else print(image.image_id)
 
 
@@ -268,15 +248,13 @@ def promote(front: Frontend, snapshot: str, label: Any) -> None:
 @secret_option
 @label_option
 @common()
-def fork(front: Frontend, sandbox: str, count: int, secret: Any, label: Any) -> None:
+def fork(front: Frontend, sandbox: str, **options: Any) -> None:
     """Make sandboxes that begin with the files that SANDBOX has now, and print their ids.
 
     Each goes on by itself, as does SANDBOX. Processes are not forked; secrets have to be given again.
     """
     with progress("forking") as told, front.client() as client:
-        forked = client.sandbox.fork(
-            sandbox, count=count, progress=told, **given(secrets=dict(secret), labels=dict(label))
-        )
+        forked = client.sandbox.fork(sandbox, progress=told, **given(**options))
     if front.as_json:
         return json_line(forked)
     for made in forked.sandboxes:

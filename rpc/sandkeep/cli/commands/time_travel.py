@@ -42,15 +42,14 @@ from sandkeep.model import RestoredAt
 @secret_option
 @label_option
 @common()
-def restore(front: Frontend, sandbox: str, at: dict[str, Any], env: Any, secret: Any, label: Any, **more: Any) -> None:
+def restore(front: Frontend, sandbox: str, at: dict[str, Any], **options: Any) -> None:
     """Make a new sandbox that is as SANDBOX was at a moment, and print its id.
 
     The newest snapshot at or before that moment is used; which one, and how far it is from there, goes to stderr.
     SANDBOX itself stays as it is, and may have ended.
     """
-    options = given(env=dict(env), secrets=dict(secret), labels=dict(label), **at, **more)
     with progress("restoring") as told, front.client() as client:
-        made = client.sandbox.restore_at(sandbox, progress=told, **options)
+        made = client.sandbox.restore_at(sandbox, progress=told, **at, **given(**options))
     if front.as_json:
         return json_line(made)
     for line in used(made):
