@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -270,40 +270,20 @@ class CommandProcess:
             return b"".join(getattr(piece, stream) for piece in pieces).decode(errors="replace")
 
 
-class Executor(Protocol):
-    """The operations of every provider's sandbox."""
-
-    def run_command(self, command: str) -> CommandProcess:
-        """Start a shell command and answer it while it runs."""
-        ...
-
-    def is_alive(self) -> bool:
-        """Return True if commands can be run."""
-        ...
-
-    def read_file(self, path: str) -> str:
-        """The text of a file."""
-        ...
-
-    def write_file(self, path: str, content: str) -> None:
-        """Make `content` the whole text of a file, in one step."""
-        ...
-
-
-class SandboxExecutor:
-    """The `Executor` of a sandbox of any provider."""
+class Executor:
+    """The operations on a sandbox, of any provider."""
 
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
 
     def run_command(self, command: str) -> CommandProcess:
-        """See `Executor.run_command`."""
+        """Start a shell command and return it while it runs."""
         with _daemon() as client:
             started: Process = client.process.launch(self.sandbox_id, command)
             return CommandProcess(self.sandbox_id, started.process_id)
 
     def is_alive(self) -> bool:
-        """See `Executor.is_alive`."""
+        """Return True if commands can be run."""
         try:
             with _daemon() as client:
                 found: Sandbox = client.sandbox.get(self.sandbox_id)
@@ -312,7 +292,7 @@ class SandboxExecutor:
         return found.status == "running"
 
     def read_file(self, path: str) -> str:
-        """See `Executor.read_file`. Raises `not_found`, and `invalid` for content that is not UTF-8."""
+        """Return the text of a file. Raises `not_found`, and `invalid` for content that is not UTF-8."""
         content = bytearray()
         with _daemon() as client:
             while True:
@@ -322,7 +302,7 @@ class SandboxExecutor:
                     return _text(bytes(content), path)
 
     def write_file(self, path: str, content: str) -> None:
-        """See `Executor.write_file`."""
+        """Make `content` the whole text of a file, atomically."""
         data = content.encode()
         with _daemon() as client:
             if len(data) <= MAX_WRITE_BYTES:
@@ -331,9 +311,12 @@ class SandboxExecutor:
                 _write_large(client, self.sandbox_id, path, data)
 
 
+SandboxExecutor: TypeAlias = Executor
+
+
 def get_executor(sandbox_id: str) -> Executor:
-    """The executor of a sandbox."""
-    return SandboxExecutor(sandbox_id)
+    """Return the executor of a sandbox."""
+    return Executor(sandbox_id)
 
 
 # -- common parts -----------------------------------------------------------------------------------------------------
@@ -352,18 +335,13 @@ def _launch(client: Client, name: str, sandbox_id: str, command: str) -> Process
     return launched
 
 
-def _has_tmux(client: Client, sandbox_id: str) -> bool:
-    return sandbox_id in _WITH_TMUX or _look_for_tmux(client, sandbox_id)
-
-
 _WITH_TMUX: Final[set[str]] = set()
 
 
-def _look_for_tmux(client: Client, sandbox_id: str) -> bool:
-    found: bool = client.sandbox.exec(sandbox_id, "command -v tmux").exit_code == 0
-    if found:
+def _has_tmux(client: Client, sandbox_id: str) -> bool:
+    if sandbox_id not in _WITH_TMUX and client.sandbox.exec(sandbox_id, "command -v tmux").exit_code == 0:
         _WITH_TMUX.add(sandbox_id)
-    return found
+    return sandbox_id in _WITH_TMUX
 
 
 def _living_shell(client: Client, sandbox_id: str) -> str:
