@@ -199,20 +199,19 @@ class Connection(WebSocketConnection):
 
     async def opened(self) -> bool:
         """Wait until the handshake is through, or cannot be any more."""
-        async with trio.open_nursery() as nursery:
-
-            async def give_up() -> None:
-                await self.wire.gone.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(give_up)
+        async with self._while_connected():
             await self._open_handshake.wait()
-            nursery.cancel_scope.cancel()
         return self._open_handshake.is_set()
 
     async def proposed(self) -> Any:
         """The client's request, as soon as it is here; None when it will not come."""
-        request = None
+        async with self._while_connected():
+            return await self._get_request()
+        return None
+
+    @asynccontextmanager
+    async def _while_connected(self) -> AsyncIterator[None]:
+        """Cancel the block when the other end has gone."""
         async with trio.open_nursery() as nursery:
 
             async def give_up() -> None:
@@ -220,9 +219,8 @@ class Connection(WebSocketConnection):
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(give_up)
-            request = await self._get_request()
+            yield
             nursery.cancel_scope.cancel()
-        return request
 
     async def _send(self, event: Event) -> None:
         try:
