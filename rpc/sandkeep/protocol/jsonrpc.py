@@ -190,19 +190,10 @@ def descriptors(request_id: Raw, count: int) -> bytes:
     return encode({"jsonrpc": "2.0", "method": "descriptors", "params": {"request": request_id, "count": count}})
 
 
-def parse_answer(line: bytes) -> Answer:
-    """Decode a server's message. Raises `msgspec.DecodeError` when it is no answer at all."""
-    return _decode_answer(line)
-
-
-def parse_progress(params: Raw) -> Progress:
-    """Decode the parameters of a ``progress`` notification. Raises `msgspec.DecodeError`."""
-    return msgspec.json.decode(params, type=Progress)
-
-
-def parse_descriptors(params: Raw) -> Descriptors:
-    """Decode the parameters of a ``descriptors`` notification. Raises `msgspec.DecodeError`."""
-    return msgspec.json.decode(params, type=Descriptors)
+# Decode a server's message, and the parameters of its notifications. They raise `msgspec.DecodeError`.
+parse_answer: Final = msgspec.json.Decoder(Answer).decode
+parse_progress: Final = msgspec.json.Decoder(Progress).decode
+parse_descriptors: Final = msgspec.json.Decoder(Descriptors).decode
 
 
 # -- the slow ways ----------------------------------------------------------------------------------------------------
@@ -222,7 +213,6 @@ class _Identified(Struct):
 
 
 _decode_request: Final = msgspec.json.Decoder(Request).decode
-_decode_answer: Final = msgspec.json.Decoder(Answer).decode
 _decode_raw: Final = msgspec.json.Decoder(Raw).decode
 _decode_identified: Final = msgspec.json.Decoder(_Identified).decode
 
