@@ -205,9 +205,10 @@ class Connection(WebSocketConnection):
 
     async def proposed(self) -> Any:
         """The client's request, as soon as it is here; None when it will not come."""
+        request = None
         async with self._while_connected():
-            return await self._get_request()
-        return None
+            request = await self._get_request()
+        return request
 
     @asynccontextmanager
     async def _while_connected(self) -> AsyncIterator[None]:
