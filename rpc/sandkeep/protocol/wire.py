@@ -208,7 +208,7 @@ class Connection(WebSocketConnection):
         request = None
         async with self._while_connected():
             request = await self._get_request()
-        return request
+        return request  # noqa: RET504  # still None when the block was cancelled
 
     @asynccontextmanager
     async def _while_connected(self) -> AsyncIterator[None]:
