@@ -49,7 +49,7 @@ def _is_special(path: str) -> bool:
     except OSError:
         return False
     if stat.S_ISDIR(mode):
-        raise CallerError("invalid", f"{path}: it is a directory: name a file in it", path=path)
+        raise CallerError("invalid", f"{path} is a directory: give the path of a file", path=path)
     return not stat.S_ISREG(mode)
 
 
@@ -73,7 +73,7 @@ def export_into(client: Client, snapshot_id: str, descriptor: int, *, moved: Mov
             os.close(source)
         exported: SnapshotExport = handed.answer()
     if exported.digest != f"sha256:{digest}":
-        raise DataError("snapshot_corrupt", "what was exported has another digest than the daemon says: export it anew")
+        raise DataError("snapshot_corrupt", "the exported archive does not match the daemon's digest: export it again")
     return exported
 
 
@@ -89,7 +89,7 @@ def import_from(
         with open(path, "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                words = f"{path}: how long it is has to be known first: write it to a file and import that"
+                words = f"{path} is not a regular file: write it to a file and import that"
                 raise CallerError("invalid", words, path=path)
             size = status.st_size
             form = _MAGIC.get(file.read(2), "tar")

@@ -251,7 +251,7 @@ def _start(begin: Callable[..., "subprocess.Popen[bytes]"], *args: Any, **settin
     try:
         program = begin(*args, stderr=said, env=environment, **settings)
     except FileNotFoundError:
-        raise SetupError("not_supported", "there is no tar on this machine: install GNU tar") from None
+        raise SetupError("not_supported", "tar is not installed on this machine: install GNU tar") from None
     program.stderr = said
     return program
 
@@ -343,7 +343,7 @@ def _source(path: bytes) -> tuple[bytes, bytes, bool]:
     full = os.path.realpath(path) if path.rstrip(b"/") != path or path.endswith(b"..") else path.rstrip(b"/")
     directory, name = os.path.split(full)
     if not name:
-        raise CallerError("invalid", "the root directory has no name to copy it under: give /.", field="source")
+        raise CallerError("invalid", "the root directory has no name: give /. to copy its contents", field="source")
     return directory or b".", b"./" + name, False
 
 
@@ -385,10 +385,10 @@ def _unreadable(tar: "subprocess.Popen[bytes]") -> SandkeepError:
 def _unwritable(tar: "subprocess.Popen[bytes]") -> SandkeepError:
     said = _said(tar)
     if any(words in said for words in _NO_ROOM):
-        words = f"there is no room on this machine's disk: {said}; nothing was copied"
+        words = f"no space left on this machine's disk: {said}; nothing was copied"
         return CallerError("permission_denied", words, field="target")
     return ProviderError(
-        "provider_unavailable", f"what the sandbox sent cannot be unpacked: {said}; nothing was copied"
+        "provider_unavailable", f"the sandbox's archive cannot be unpacked: {said}; nothing was copied"
     )
 
 

@@ -228,21 +228,21 @@ class TrioRpc:
     async def discover(self, **options: Unpack[_Call]) -> dict[str, Any]:
         """Describe every method, as an OpenRPC document."""
     async def hello(self, client: str, **options: Unpack[_Call]) -> model.Welcome:
-        """Tell the client's name, for the record; hear which event log it is."""
+        """Record the client's name for this connection, and return the id of the event log."""
 
 class TrioDaemon:
     async def ping(self, **options: Unpack[_Call]) -> model.Pong:
-        """See that the daemon answers."""
+        """Check that the daemon answers."""
     async def status(self, **options: Unpack[_Call]) -> model.DaemonStatus:
-        """How the daemon is and what it looks after."""
+        """Show the daemon's status."""
     async def capabilities(self, **options: Unpack[_Call]) -> model.Capabilities:
-        """What works on this machine, and why something does not."""
+        """Show which features work on this machine, and why others do not."""
     async def shutdown(self, **options: Unpack[_Change]) -> model.Empty:
-        """Stop the daemon; sandboxes and processes go on."""
+        """Stop the daemon; sandboxes and processes keep running."""
 
 class TrioImage:
     async def create(self, source: str, **options: Unpack[_ImageCreate]) -> model.Image:
-        """Make an image of a directory, by a Dockerfile, or of a container image."""
+        """Create an image from a directory, a Dockerfile or a container image."""
     async def list(self, **options: Unpack[_ImageQuery]) -> model.ImageList:
         """List images."""
     async def get(self, image_id: str, **options: Unpack[_Call]) -> model.Image:
@@ -252,33 +252,33 @@ class TrioImage:
 
 class TrioProvider:
     async def choose(self, **options: Unpack[_ProviderChoose]) -> model.ProviderChoice:
-        """Which provider to use: docker if it works here and is wanted, else local."""
+        """Choose a provider: docker if it works here and is wanted, else local."""
 
 class TrioSandbox:
     async def create(self, image_id: str, **options: Unpack[_SandboxCreate]) -> model.Sandbox:
-        """Make a sandbox from an image and start it."""
+        """Create and start a sandbox from an image."""
     async def get(self, sandbox_id: str, **options: Unpack[_Call]) -> model.Sandbox:
         """Show a sandbox."""
     async def list(self, **options: Unpack[_SandboxQuery]) -> model.SandboxList:
         """List sandboxes."""
     async def stats(self, **options: Unpack[_StatsQuery]) -> model.SandboxStatsList:
-        """What running sandboxes use: cpu time, memory, processes, input and output."""
+        """Show the resource usage of running sandboxes: CPU, memory, processes, I/O."""
     async def exec(
         self, sandbox_id: str, command: Sequence[str] | str, **options: Unpack[_SandboxExec]
     ) -> model.ExecResult:
-        """Run a command to its end and answer its output."""
+        """Run a command to its end and return its output."""
     async def terminate(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
-        """End a sandbox and all that runs in it."""
+        """Terminate a sandbox and all its processes."""
     async def suspend(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
-        """Have everything in a sandbox stand still."""
+        """Freeze a sandbox."""
     async def resume(self, sandbox_id: str, **options: Unpack[_SandboxResume]) -> model.Sandbox:
-        """Have a suspended sandbox go on, or start one that was lost or failed anew on its files."""
+        """Resume a suspended sandbox, or restart a lost or failed one from its files."""
     async def fork(self, sandbox_id: str, **options: Unpack[_SandboxFork]) -> model.ForkResult:
-        """Make sandboxes that begin with the files of one."""
+        """Create sandboxes with the files of another."""
     async def restore(self, sandbox_id: str, **options: Unpack[_SandboxRestore]) -> model.Sandbox:
-        """Replace a sandbox's own files by those of a snapshot, or have it be what it was at a checkpoint."""
+        """Replace a sandbox's files with those of a snapshot, or restore it to a checkpoint."""
     async def restore_at(self, sandbox_id: str, **options: Unpack[_SandboxRestoreAt]) -> model.RestoredAt:
-        """Make a sandbox from the newest of what was kept of one at or before a moment, and start it."""
+        """Create a sandbox from the newest snapshot or checkpoint of another at or before a moment."""
     async def read_file(self, sandbox_id: str, **options: Unpack[_FileRead]) -> model.FileContent:
         """Read a piece of a file."""
     async def write_file(self, sandbox_id: str, data: bytes, **options: Unpack[_FileWrite]) -> model.FileWritten:
@@ -286,9 +286,9 @@ class TrioSandbox:
     async def list_dir(self, sandbox_id: str, **options: Unpack[_DirectoryQuery]) -> model.DirectoryList:
         """List the files of a directory."""
     async def copy_commit(self, sandbox_id: str, transfer_id: str, **options: Unpack[_Change]) -> model.Copied:
-        """Make a copy into a sandbox effective, now that all of it was written."""
+        """Commit a copy into a sandbox, once all of it was written."""
     async def history(self, sandbox_id: str, **options: Unpack[_HistoryQuery]) -> model.EventPage:
-        """The events of a sandbox and of its processes."""
+        """List the events of a sandbox and its processes."""
 
 class TrioProcess:
     async def launch(
@@ -300,21 +300,21 @@ class TrioProcess:
     async def list(self, **options: Unpack[_ProcessQuery]) -> model.ProcessList:
         """List processes."""
     async def wait(self, sandbox_id: str, name: str, **options: Unpack[_ProcessWait]) -> model.Process:
-        """Wait until a process has ended."""
+        """Wait until a process exits."""
     async def signal(self, sandbox_id: str, name: str, **options: Unpack[_ProcessSignal]) -> model.Process:
         """Send a signal to a process and its group."""
     async def write_stdin(self, sandbox_id: str, name: str, **options: Unpack[_ProcessWriteStdin]) -> methods.Written:
         """Write to a process's input, or close it."""
     async def read(self, sandbox_id: str, name: str, **options: Unpack[_ProcessRead]) -> model.ProcessOutput:
-        """Read what a process wrote, from byte offsets."""
+        """Read the output of a process, from byte offsets."""
     async def resize(
         self, sandbox_id: str, name: str, rows: int, cols: int, **options: Unpack[_Change]
     ) -> model.Process:
-        """Resize the terminal of a process that nobody is attached to."""
+        """Resize the terminal of a process that has no client attached."""
 
 class TrioSnapshot:
     async def create(self, sandbox_id: str, **options: Unpack[_SnapshotCreate]) -> model.Snapshot:
-        """Keep the files of a sandbox as an archive."""
+        """Snapshot the files of a sandbox as an archive."""
     async def list(self, **options: Unpack[_SnapshotQuery]) -> model.SnapshotList:
         """List snapshots."""
     async def get(self, snapshot_id: str, **options: Unpack[_Call]) -> model.Snapshot:
@@ -322,15 +322,15 @@ class TrioSnapshot:
     async def delete(self, snapshot_id: str, **options: Unpack[_Change]) -> model.Snapshot:
         """Delete a snapshot."""
     async def restore(self, snapshot_id: str, **options: Unpack[_SnapshotRestore]) -> model.Sandbox:
-        """Make a sandbox with the files of a snapshot and start it."""
+        """Create and start a sandbox from a snapshot."""
     async def promote(self, snapshot_id: str, **options: Unpack[_SnapshotPromote]) -> model.Image:
-        """Make an image of a snapshot."""
+        """Create an image from a snapshot."""
     async def gc(self, **options: Unpack[_SnapshotGc]) -> model.SnapshotGcReport:
-        """Delete snapshots that retention lets go, and archives that no event owns."""
+        """Delete expired snapshots, and archives that no event references."""
 
 class TrioCheckpoint:
     async def create(self, sandbox_id: str, **options: Unpack[_CheckpointCreate]) -> model.Checkpoint:
-        """Keep a sandbox with all that runs in it."""
+        """Checkpoint a sandbox with its processes."""
     async def list(self, **options: Unpack[_CheckpointQuery]) -> model.CheckpointList:
         """List checkpoints."""
     async def get(self, checkpoint_id: str, **options: Unpack[_Call]) -> model.Checkpoint:
@@ -338,37 +338,37 @@ class TrioCheckpoint:
     async def delete(self, checkpoint_id: str, **options: Unpack[_Change]) -> model.Checkpoint:
         """Delete a checkpoint."""
     async def restore(self, checkpoint_id: str, **options: Unpack[_CheckpointRestore]) -> model.CheckpointRestoreResult:
-        """Make sandboxes of a checkpoint, in which all goes on that ran."""
+        """Create sandboxes from a checkpoint, with its processes running."""
 
 class TrioStream:
     async def access(self, **options: Unpack[_StreamQuery]) -> model.StreamAccess:
-        """Where the stream server listens, and for TCP the caller's token and the server's pin."""
+        """Return the stream server's addresses, and for TCP the caller's token and the server's pin."""
 
 class TrioLock:
     async def acquire(self, name: str, **options: Unpack[_LockAcquire]) -> model.Lock:
-        """Take the lock of a sandbox that daemons share, and keep it until it is released."""
+        """Acquire the lock of a shared sandbox, and hold it until it is released."""
     async def release(self, name: str, **options: Unpack[_LockRelease]) -> model.Lock:
-        """Give a lock back."""
+        """Release a lock."""
     async def get(self, name: str, **options: Unpack[_Call]) -> model.Lock:
-        """Show a lock as this daemon has it."""
+        """Show a lock."""
     async def list(self, **options: Unpack[_LockQuery]) -> model.LockList:
         """List the locks that this daemon holds."""
 
 class TrioEvent:
     async def list(self, **options: Unpack[_EventQuery]) -> model.EventPage:
-        """Events in the order they were committed."""
+        """List events in commit order."""
     async def state_at(self, sandbox_id: str, position: int | str, **options: Unpack[_StateQuery]) -> model.SandboxAt:
-        """Show a sandbox as the record had it after any event."""
+        """Show a sandbox as it was after an event."""
 
 class TrioStore:
     async def verify(self, **options: Unpack[_Call]) -> model.VerifyReport:
         """Check the event log and every metadata.json."""
     async def compact(self, **options: Unpack[_StoreCompact]) -> model.CompactReport:
-        """Move the events of what ended long ago into the archive."""
+        """Archive the events of objects that ended long ago."""
     async def redact(self, position: int, **options: Unpack[_Call]) -> model.RedactReport:
-        """Take what a caller put into an event out of the log and the archive."""
+        """Remove a caller's data in an event from the log and the archive."""
     async def rebuild(self, **options: Unpack[_Call]) -> model.RebuildReport:
-        """Write every metadata.json anew from the event log."""
+        """Rebuild every metadata.json from the event log."""
 
 class TrioMethods:
     rpc: TrioRpc
@@ -388,21 +388,21 @@ class BlockingRpc:
     def discover(self, **options: Unpack[_Call]) -> dict[str, Any]:
         """Describe every method, as an OpenRPC document."""
     def hello(self, client: str, **options: Unpack[_Call]) -> model.Welcome:
-        """Tell the client's name, for the record; hear which event log it is."""
+        """Record the client's name for this connection, and return the id of the event log."""
 
 class BlockingDaemon:
     def ping(self, **options: Unpack[_Call]) -> model.Pong:
-        """See that the daemon answers."""
+        """Check that the daemon answers."""
     def status(self, **options: Unpack[_Call]) -> model.DaemonStatus:
-        """How the daemon is and what it looks after."""
+        """Show the daemon's status."""
     def capabilities(self, **options: Unpack[_Call]) -> model.Capabilities:
-        """What works on this machine, and why something does not."""
+        """Show which features work on this machine, and why others do not."""
     def shutdown(self, **options: Unpack[_Change]) -> model.Empty:
-        """Stop the daemon; sandboxes and processes go on."""
+        """Stop the daemon; sandboxes and processes keep running."""
 
 class BlockingImage:
     def create(self, source: str, **options: Unpack[_ImageCreate]) -> model.Image:
-        """Make an image of a directory, by a Dockerfile, or of a container image."""
+        """Create an image from a directory, a Dockerfile or a container image."""
     def list(self, **options: Unpack[_ImageQuery]) -> model.ImageList:
         """List images."""
     def get(self, image_id: str, **options: Unpack[_Call]) -> model.Image:
@@ -412,31 +412,31 @@ class BlockingImage:
 
 class BlockingProvider:
     def choose(self, **options: Unpack[_ProviderChoose]) -> model.ProviderChoice:
-        """Which provider to use: docker if it works here and is wanted, else local."""
+        """Choose a provider: docker if it works here and is wanted, else local."""
 
 class BlockingSandbox:
     def create(self, image_id: str, **options: Unpack[_SandboxCreate]) -> model.Sandbox:
-        """Make a sandbox from an image and start it."""
+        """Create and start a sandbox from an image."""
     def get(self, sandbox_id: str, **options: Unpack[_Call]) -> model.Sandbox:
         """Show a sandbox."""
     def list(self, **options: Unpack[_SandboxQuery]) -> model.SandboxList:
         """List sandboxes."""
     def stats(self, **options: Unpack[_StatsQuery]) -> model.SandboxStatsList:
-        """What running sandboxes use: cpu time, memory, processes, input and output."""
+        """Show the resource usage of running sandboxes: CPU, memory, processes, I/O."""
     def exec(self, sandbox_id: str, command: Sequence[str] | str, **options: Unpack[_SandboxExec]) -> model.ExecResult:
-        """Run a command to its end and answer its output."""
+        """Run a command to its end and return its output."""
     def terminate(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
-        """End a sandbox and all that runs in it."""
+        """Terminate a sandbox and all its processes."""
     def suspend(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
-        """Have everything in a sandbox stand still."""
+        """Freeze a sandbox."""
     def resume(self, sandbox_id: str, **options: Unpack[_SandboxResume]) -> model.Sandbox:
-        """Have a suspended sandbox go on, or start one that was lost or failed anew on its files."""
+        """Resume a suspended sandbox, or restart a lost or failed one from its files."""
     def fork(self, sandbox_id: str, **options: Unpack[_SandboxFork]) -> model.ForkResult:
-        """Make sandboxes that begin with the files of one."""
+        """Create sandboxes with the files of another."""
     def restore(self, sandbox_id: str, **options: Unpack[_SandboxRestore]) -> model.Sandbox:
-        """Replace a sandbox's own files by those of a snapshot, or have it be what it was at a checkpoint."""
+        """Replace a sandbox's files with those of a snapshot, or restore it to a checkpoint."""
     def restore_at(self, sandbox_id: str, **options: Unpack[_SandboxRestoreAt]) -> model.RestoredAt:
-        """Make a sandbox from the newest of what was kept of one at or before a moment, and start it."""
+        """Create a sandbox from the newest snapshot or checkpoint of another at or before a moment."""
     def read_file(self, sandbox_id: str, **options: Unpack[_FileRead]) -> model.FileContent:
         """Read a piece of a file."""
     def write_file(self, sandbox_id: str, data: bytes, **options: Unpack[_FileWrite]) -> model.FileWritten:
@@ -444,9 +444,9 @@ class BlockingSandbox:
     def list_dir(self, sandbox_id: str, **options: Unpack[_DirectoryQuery]) -> model.DirectoryList:
         """List the files of a directory."""
     def copy_commit(self, sandbox_id: str, transfer_id: str, **options: Unpack[_Change]) -> model.Copied:
-        """Make a copy into a sandbox effective, now that all of it was written."""
+        """Commit a copy into a sandbox, once all of it was written."""
     def history(self, sandbox_id: str, **options: Unpack[_HistoryQuery]) -> model.EventPage:
-        """The events of a sandbox and of its processes."""
+        """List the events of a sandbox and its processes."""
 
 class BlockingProcess:
     def launch(self, sandbox_id: str, command: Sequence[str] | str, **options: Unpack[_ProcessLaunch]) -> model.Process:
@@ -456,19 +456,19 @@ class BlockingProcess:
     def list(self, **options: Unpack[_ProcessQuery]) -> model.ProcessList:
         """List processes."""
     def wait(self, sandbox_id: str, name: str, **options: Unpack[_ProcessWait]) -> model.Process:
-        """Wait until a process has ended."""
+        """Wait until a process exits."""
     def signal(self, sandbox_id: str, name: str, **options: Unpack[_ProcessSignal]) -> model.Process:
         """Send a signal to a process and its group."""
     def write_stdin(self, sandbox_id: str, name: str, **options: Unpack[_ProcessWriteStdin]) -> methods.Written:
         """Write to a process's input, or close it."""
     def read(self, sandbox_id: str, name: str, **options: Unpack[_ProcessRead]) -> model.ProcessOutput:
-        """Read what a process wrote, from byte offsets."""
+        """Read the output of a process, from byte offsets."""
     def resize(self, sandbox_id: str, name: str, rows: int, cols: int, **options: Unpack[_Change]) -> model.Process:
-        """Resize the terminal of a process that nobody is attached to."""
+        """Resize the terminal of a process that has no client attached."""
 
 class BlockingSnapshot:
     def create(self, sandbox_id: str, **options: Unpack[_SnapshotCreate]) -> model.Snapshot:
-        """Keep the files of a sandbox as an archive."""
+        """Snapshot the files of a sandbox as an archive."""
     def list(self, **options: Unpack[_SnapshotQuery]) -> model.SnapshotList:
         """List snapshots."""
     def get(self, snapshot_id: str, **options: Unpack[_Call]) -> model.Snapshot:
@@ -476,15 +476,15 @@ class BlockingSnapshot:
     def delete(self, snapshot_id: str, **options: Unpack[_Change]) -> model.Snapshot:
         """Delete a snapshot."""
     def restore(self, snapshot_id: str, **options: Unpack[_SnapshotRestore]) -> model.Sandbox:
-        """Make a sandbox with the files of a snapshot and start it."""
+        """Create and start a sandbox from a snapshot."""
     def promote(self, snapshot_id: str, **options: Unpack[_SnapshotPromote]) -> model.Image:
-        """Make an image of a snapshot."""
+        """Create an image from a snapshot."""
     def gc(self, **options: Unpack[_SnapshotGc]) -> model.SnapshotGcReport:
-        """Delete snapshots that retention lets go, and archives that no event owns."""
+        """Delete expired snapshots, and archives that no event references."""
 
 class BlockingCheckpoint:
     def create(self, sandbox_id: str, **options: Unpack[_CheckpointCreate]) -> model.Checkpoint:
-        """Keep a sandbox with all that runs in it."""
+        """Checkpoint a sandbox with its processes."""
     def list(self, **options: Unpack[_CheckpointQuery]) -> model.CheckpointList:
         """List checkpoints."""
     def get(self, checkpoint_id: str, **options: Unpack[_Call]) -> model.Checkpoint:
@@ -492,37 +492,37 @@ class BlockingCheckpoint:
     def delete(self, checkpoint_id: str, **options: Unpack[_Change]) -> model.Checkpoint:
         """Delete a checkpoint."""
     def restore(self, checkpoint_id: str, **options: Unpack[_CheckpointRestore]) -> model.CheckpointRestoreResult:
-        """Make sandboxes of a checkpoint, in which all goes on that ran."""
+        """Create sandboxes from a checkpoint, with its processes running."""
 
 class BlockingStream:
     def access(self, **options: Unpack[_StreamQuery]) -> model.StreamAccess:
-        """Where the stream server listens, and for TCP the caller's token and the server's pin."""
+        """Return the stream server's addresses, and for TCP the caller's token and the server's pin."""
 
 class BlockingLock:
     def acquire(self, name: str, **options: Unpack[_LockAcquire]) -> model.Lock:
-        """Take the lock of a sandbox that daemons share, and keep it until it is released."""
+        """Acquire the lock of a shared sandbox, and hold it until it is released."""
     def release(self, name: str, **options: Unpack[_LockRelease]) -> model.Lock:
-        """Give a lock back."""
+        """Release a lock."""
     def get(self, name: str, **options: Unpack[_Call]) -> model.Lock:
-        """Show a lock as this daemon has it."""
+        """Show a lock."""
     def list(self, **options: Unpack[_LockQuery]) -> model.LockList:
         """List the locks that this daemon holds."""
 
 class BlockingEvent:
     def list(self, **options: Unpack[_EventQuery]) -> model.EventPage:
-        """Events in the order they were committed."""
+        """List events in commit order."""
     def state_at(self, sandbox_id: str, position: int | str, **options: Unpack[_StateQuery]) -> model.SandboxAt:
-        """Show a sandbox as the record had it after any event."""
+        """Show a sandbox as it was after an event."""
 
 class BlockingStore:
     def verify(self, **options: Unpack[_Call]) -> model.VerifyReport:
         """Check the event log and every metadata.json."""
     def compact(self, **options: Unpack[_StoreCompact]) -> model.CompactReport:
-        """Move the events of what ended long ago into the archive."""
+        """Archive the events of objects that ended long ago."""
     def redact(self, position: int, **options: Unpack[_Call]) -> model.RedactReport:
-        """Take what a caller put into an event out of the log and the archive."""
+        """Remove a caller's data in an event from the log and the archive."""
     def rebuild(self, **options: Unpack[_Call]) -> model.RebuildReport:
-        """Write every metadata.json anew from the event log."""
+        """Rebuild every metadata.json from the event log."""
 
 class BlockingMethods:
     rpc: BlockingRpc

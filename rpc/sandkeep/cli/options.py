@@ -76,7 +76,7 @@ colour_option: Final = click.option(
     type=click.Choice(["auto", "always", "never"]),
     expose_value=False,
     callback=_set_colour,
-    help="Colours; `auto` is on terminals, unless NO_COLOR is set.",
+    help="When to use colours (auto: on terminals, unless NO_COLOR is set).",
 )
 
 
@@ -121,9 +121,9 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
     """Give a command `--json` and `--socket` as a `Frontend`; Sandkeep's errors become its exit code."""
 
     def decorate(function: Function) -> Callable[..., Any]:
-        @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+        @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
         @colour_option
-        @click.option("--socket", type=FILE, metavar="PATH", help="The daemon's socket; also SANDKEEP_SOCKET.")
+        @click.option("--socket", type=FILE, metavar="PATH", help="The daemon's socket (default: SANDKEEP_SOCKET).")
         @functools.wraps(function)
         def command(*args: Any, as_json: bool, socket: str | None, **options: Any) -> Any:
             root = click.get_current_context().find_root()
@@ -173,13 +173,13 @@ class At(click.ParamType[dict[str, Any]]):
         if value.startswith("log_") and ":" in value:
             return {"position": value}
         if not self._times:
-            self.fail(f"{value!r} is no position: give a number, as `sandkeep history` shows it", param, ctx)
+            self.fail(f"{value!r} is not a position: give a number from `sandkeep history`", param, ctx)
         from sandkeep.protocol.clock import parse_rfc3339
 
         try:
             parse_rfc3339(value)
         except ValueError as error:
-            self.fail(f"{value!r} {error}, or a position, as `sandkeep history` shows it", param, ctx)
+            self.fail(f"{value!r} {error}, or a position from `sandkeep history`", param, ctx)
         return {"time": value}
 
 
@@ -236,7 +236,7 @@ env_option = click.option(
     multiple=True,
     callback=_to_dict,
     metavar="K[=V]",
-    help="A variable; K alone is taken from this environment.",
+    help="Set an environment variable; K alone takes its value from this environment.",
 )
 secret_option = click.option(
     "--secret",
@@ -245,11 +245,11 @@ secret_option = click.option(
     multiple=True,
     callback=_to_dict,
     metavar="K[=V]",
-    help="A secret, stored nowhere. K alone is safer: a command line is visible to others.",
+    help="Set a secret, which is stored nowhere. K alone is safer: others can see a command line.",
 )
-cwd_option = click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Where in the sandbox it starts.")
+cwd_option = click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Working directory in the sandbox.")
 timeout_option = click.option(
-    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Kill it and all it started after that long."
+    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Kill the command and its children after this time."
 )
 label_option = click.option(
     "--label",
@@ -258,11 +258,14 @@ label_option = click.option(
     multiple=True,
     callback=_to_dict,
     metavar="K=V",
-    help="A label.",
+    help="Set a label.",
 )
-name_option = click.option("--name", metavar="NAME", help="A name of your own. Several may have the same.")
+name_option = click.option("--name", metavar="NAME", help="A name, which need not be unique.")
 bucket_option = click.option(
-    "--bucket", "archive", flag_value="bucket", help="It has to be where other machines find it: a mount, or a bucket."
+    "--bucket",
+    "archive",
+    flag_value="bucket",
+    help="Store it where other machines can read it: on a mount or in a bucket.",
 )
 
 
@@ -275,7 +278,7 @@ class _NameOption(click.Option):
 
 
 sandbox_name_option = click.option(
-    "--name", cls=_NameOption, metavar="NAME", help="Name for the new sandbox, unique among yours."
+    "--name", cls=_NameOption, metavar="NAME", help="Name of the new sandbox, unique among yours."
 )
 
 

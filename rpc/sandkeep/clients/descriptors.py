@@ -65,7 +65,7 @@ class Handover:
         try:
             self._arrived += _descriptors_in(ancillary)
             if flags & MSG_CTRUNC:
-                words = "the descriptors that the daemon gave could not all be taken: raise the limit of open files"
+                words = "not all descriptors of the daemon could be received: raise the limit of open files"
                 raise SetupError("not_configured", words)
             for line in self._lines.feed(data):
                 self._hear(jsonrpc.parse_answer(line))
@@ -119,7 +119,7 @@ class Handover:
         which nobody can go on with, or when the call is not to be made again.
         """
         if self._taken and self.row.name in _STREAMS:
-            words = "the daemon went away during the copy, which may not be complete: begin it anew"
+            words = "the daemon went away during the copy, which may be incomplete: start it again"
             raise StateError("not_ready", words, socket=self.path)
         failure = self.trial.failure(self.answer)
         self.trial.lost(failure)
@@ -227,7 +227,7 @@ def _row_of(method: str) -> Method:
     row = METHODS.get(method)
     if row is None or not row.descriptors:
         raise TypeError(
-            f"{method} hands over no descriptors: {'call it plainly' if row else 'there is no such method'}"
+            f"{method} hands over no descriptors: {'call it without' if row else 'there is no such method'}"
         )
     return row
 

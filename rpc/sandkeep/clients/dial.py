@@ -61,7 +61,7 @@ class Daemon:
         if log_id is None or self._log_id in (None, log_id):
             self._log_id = self._log_id or log_id
             return
-        words = f"the daemon on {self.path} keeps another event log than before: connect anew, and begin from nothing"
+        words = f"the daemon on {self.path} has another event log than before: connect again, and start over"
         raise DataError("wrong_log", words, log_id=log_id)
 
 
@@ -128,7 +128,7 @@ class Trial:
         self.daemon.is_away = True
         if self.daemon.tell is not None and self._went and time.monotonic() - self._went > _TELL_AFTER_S:
             self._went = 0.0
-            self.daemon.tell(f"the daemon on {self.daemon.path} has gone: waiting for it")
+            self.daemon.tell(f"the daemon on {self.daemon.path} does not answer: waiting for it")
 
     def connected(self) -> None:
         """There is a connection again."""
@@ -140,10 +140,10 @@ def socket_path(given: str | os.PathLike[str] | None) -> str:
     """The socket to connect to: the one given, or the setting's. Raises `not_configured` if none can be there."""
     path = SOCKET() if given is None else os.fspath(given)
     if not path:
-        words = "the path of the daemon's socket is empty: give one, or leave SANDKEEP_SOCKET unset"
+        words = "the path of the daemon's socket is empty: give one, or unset SANDKEEP_SOCKET"
         raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
-        words = f"SANDKEEP_SOCKET: the path of a socket has at most {_MOST_PATH_BYTES} bytes, and {path} has more"
+        words = f"SANDKEEP_SOCKET: {path} is too long: the path of a socket has at most {_MOST_PATH_BYTES} bytes"
         raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
     return path
 
@@ -155,11 +155,11 @@ def cannot_connect(path: str, error: OSError) -> SandkeepError:
             "not_ready", f"no daemon is listening on {path}: start one with `sandkeep daemon`", socket=path
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        words = f"you may not connect to {path}: ask its administrator, or start a daemon of your own"
+        words = f"permission denied for {path}: ask the administrator, or start a daemon of your own"
         return CallerError("permission_denied", words, socket=path)
     if error.errno in (errno.EAGAIN, errno.ETIMEDOUT):
         return StateError("not_ready", f"the daemon on {path} is too busy to answer: try again", socket=path)
-    words = f"{path} cannot be connected to: {error.strerror or error}; set SANDKEEP_SOCKET to a daemon's socket"
+    words = f"cannot connect to {path}: {error.strerror or error}; set SANDKEEP_SOCKET to a daemon's socket"
     return SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
 
 
@@ -172,8 +172,8 @@ def connection_lost(path: str, method: str, params: dict[str, Any], said: Answer
     if said is not None and said.error is not None:
         return said.error.to_exception()
     command = {"command_id": params["command_id"]} if "command_id" in params else {}
-    hint = "; repeat it with the same command_id, and it is not done twice" if command else ""
-    words = f"the daemon on {path} closed the connection before it answered {method}: see whether it runs{hint}"
+    hint = "; a retry with the same command_id takes effect once" if command else ""
+    words = f"the daemon on {path} closed the connection before it answered {method}: check that it runs{hint}"
     return StateError("not_ready", words, socket=path, **command)
 
 

@@ -387,7 +387,7 @@ def _text(content: bytes, path: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise CallerError("invalid", f"path: {path!r} is not text in UTF-8: read it as bytes", field="path") from None
+        raise CallerError("invalid", f"path: {path!r} is not UTF-8 text: read it as bytes", field="path") from None
 
 
 def _image_record(client: Client, image: Image) -> ImageRecord:

@@ -102,7 +102,7 @@ def parse_target(text: str) -> Target:
         key = _text("query", unquote_to_bytes(name.replace("+", " ")))
         if key.lower() in _SECRETS:
             raise _invalid(
-                key, "a token has no place in a URL, which logs keep: send it in a header, and renew this one"
+                key, "a token must not be in a URL, which logs record: send it in a header, and renew this one"
             )
         if key in query:
             raise _invalid(key, "is given twice")
@@ -168,7 +168,7 @@ def pack_output(stream: int, offset: int, data: bytes) -> bytes:
 def parse_output(frame: bytes) -> Output:
     """Parse a binary frame of output. Raises ValueError."""
     if len(frame) < HEADER_BYTES or frame[0] not in _STREAMS:
-        raise ValueError("this is no frame of output")
+        raise ValueError("not a frame of output")
     stream, offset = _HEADER.unpack_from(frame)
     return Output(stream, offset, frame[HEADER_BYTES:])
 

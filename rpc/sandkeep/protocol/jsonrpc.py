@@ -107,9 +107,7 @@ def number_of(code: str) -> int:
 
 def unknown_method(request: Request) -> Fault:
     """The answer to a request whose method is not in the table."""
-    return Fault(
-        METHOD_NOT_FOUND, f"{request.method[:64]!r} is not a method: see `rpc.discover` for those there are", request.id
-    )
+    return Fault(METHOD_NOT_FOUND, f"{request.method[:64]!r} is not a method: `rpc.discover` lists them", request.id)
 
 
 def array(answers: list[bytes]) -> bytes:
@@ -169,7 +167,7 @@ def request(request_id: int | UnsetType, method: str, params: dict[str, Any]) ->
         return encode(_Outgoing(jsonrpc="2.0", id=request_id, method=method, params=params)) + b"\n"
     except UnicodeEncodeError:
         name = next((name for name, value in params.items() if not _is_text(value)), "method")
-        raise CallerError("invalid", f"{name}: must be UTF-8 all through", field=name) from None
+        raise CallerError("invalid", f"{name}: must be valid UTF-8", field=name) from None
 
 
 def _is_text(value: Any) -> bool:

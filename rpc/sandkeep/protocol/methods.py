@@ -188,13 +188,13 @@ class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SandboxSuspend(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox to suspend: everything in it stands still, and stays as it is."""
+    """The sandbox to suspend: all its processes are frozen."""
 
     sandbox_id: Name
 
 
 class SandboxResume(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox to resume. One that was lost or failed is started anew on its files, where its provider can; it
+    """The sandbox to resume. One that was lost or failed is restarted from its files, where its provider can; it
     needs its `secrets` again then, as they are stored nowhere.
     """
 
@@ -235,9 +235,9 @@ class SandboxRestoreAt(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SandboxFork(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox to fork, and how many sandboxes shall begin with the files that it has now. They are as it was asked
-    to be, with `labels` besides its own; no process of it goes on in them. `names`, if given, are as many as the
-    `count`. Secrets that it had have to be given again.
+    """The sandbox to fork, and the `count` of forks, which start with its present files. They have its
+    specification, with `labels` besides its own, and none of its processes. `names`, if given, are as many as the
+    `count`. Its secrets have to be given again.
     """
 
     sandbox_id: Name
@@ -252,7 +252,7 @@ class SnapshotCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
     below those of `exclude`; paths begin at the sandbox's workspace unless they are absolute.
 
     `incremental` stores the differences from the snapshot `parent_id`, or from the sandbox's last suitable one, else
-    from its image. With `archive` ``bucket`` the archive has to be where other machines find it.
+    from its image. With `archive` ``bucket`` the archive has to be stored where other machines can read it.
     """
 
     sandbox_id: Name
@@ -292,8 +292,8 @@ class SnapshotDelete(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SnapshotRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The snapshot that a new sandbox begins with. It is as the snapshot's sandbox was asked to be, with `labels` and
-    `env` besides; secrets that that one had have to be given again.
+    """The snapshot that a new sandbox starts from. It has the specification of the snapshot's sandbox, with `labels`
+    and `env` besides; secrets have to be given again.
     """
 
     snapshot_id: Name
@@ -304,11 +304,11 @@ class SnapshotRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An archive to be brought in: a tar of the files of a workspace, plain or compressed by gzip or zstd.
+    """An archive to import: a tar of the files of a workspace, plain or compressed by gzip or zstd.
 
-    The descriptor is the writing end of a pipe. The archive is `size_bytes` long, so that one that was cut off is seen
-    to be, and has the digest, ``sha256:…``, if one is given. With `image_id`, sandboxes that are restored from it are
-    run as those of that image are, by its provider; Docker's need one. It is not looked whether the files are of it.
+    The descriptor is the writing end of a pipe. The archive is `size_bytes` long, so that a truncated one is
+    detected, and has the digest, ``sha256:…``, if one is given. With `image_id`, sandboxes that are restored from it
+    run as those of that image, by its provider; Docker's need one. The files are not compared with the image.
     """
 
     size_bytes: Annotated[int, Meta(ge=0, le=2**62)]
@@ -321,7 +321,7 @@ class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SnapshotPromote(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The snapshot that an image is to be made of. The image does not need it any more then."""
+    """The snapshot to create an image from. The image does not depend on it afterwards."""
 
     snapshot_id: Name
     labels: Labels = field(default_factory=dict)
@@ -334,8 +334,8 @@ class SnapshotGc(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class CheckpointCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox that is to be kept with all that runs in it. It is suspended with that, unless it is to
-    `leave_running`. With `archive` ``bucket`` the checkpoint has to be where other machines find it.
+    """The sandbox to checkpoint with its processes. It is suspended by that, unless `leave_running` is true. With
+    `archive` ``bucket`` the checkpoint has to be stored where other machines can read it.
     """
 
     sandbox_id: Name
@@ -371,8 +371,8 @@ class CheckpointDelete(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class CheckpointRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The checkpoint of which `count` new sandboxes are to be made, with `labels` besides those of the one it is of.
-    `names`, if given, are as many as the `count`.
+    """The checkpoint from which `count` new sandboxes are created, with `labels` besides those of its sandbox. `names`,
+    if given, are as many as the `count`.
     """
 
     checkpoint_id: Name
@@ -510,7 +510,7 @@ class Shutdown(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class StreamQuery(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """With `renew` the caller's earlier token is worth nothing any more."""
+    """`renew` invalidates the caller's earlier token."""
 
     renew: bool = False
 
@@ -578,7 +578,7 @@ class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class LockAcquire(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The lock to take, by its name: that of the sandbox that daemons share. While another owner holds it, the call
+    """The lock to acquire, by its name: that of the shared sandbox. While another owner holds it, the call
     waits up to `timeout_s`, unless another one waits already; with 0 not at all. A caller who disconnects cancels the
     wait.
     """
@@ -603,7 +603,7 @@ class LockRelease(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class LockQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`all` adds the acquisitions that are over, or came to nothing."""
+    """`all` adds the acquisitions that ended or failed."""
 
     all: bool = False
     after: Name | None = None
@@ -643,7 +643,7 @@ class StoreCompact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class StoreRedact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The event whose content is to go for good."""
+    """The event whose content is removed for good."""
 
     position: Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
@@ -705,19 +705,26 @@ METHODS: Final[dict[str, Method]] = {
     row.name: row
     for row in (
         _M("rpc.discover", "Describe every method, as an OpenRPC document.", dict[str, Any]),
-        _M("rpc.hello", "Tell the client's name, for the record; hear which event log it is.", model.Welcome, Hello),
-        _M("daemon.ping", "See that the daemon answers.", model.Pong),
-        _M("daemon.status", "How the daemon is and what it looks after.", model.DaemonStatus),
+        _M(
+            "rpc.hello",
+            "Record the client's name for this connection, and return the id of the event log.",
+            model.Welcome,
+            Hello,
+        ),
+        _M("daemon.ping", "Check that the daemon answers.", model.Pong),
+        _M("daemon.status", "Show the daemon's status.", model.DaemonStatus),
         _M(
             "daemon.capabilities",
-            "What works on this machine, and why something does not.",
+            "Show which features work on this machine, and why others do not.",
             model.Capabilities,
             deadline_s=30.0,
         ),
-        _M("daemon.shutdown", "Stop the daemon; sandboxes and processes go on.", model.Empty, Shutdown, **_ADMIN),
+        _M(
+            "daemon.shutdown", "Stop the daemon; sandboxes and processes keep running.", model.Empty, Shutdown, **_ADMIN
+        ),
         _M(
             "image.create",
-            "Make an image of a directory, by a Dockerfile, or of a container image.",
+            "Create an image from a directory, a Dockerfile or a container image.",
             model.Image,
             ImageCreate,
             intent="image.create_requested",
@@ -735,7 +742,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "provider.choose",
-            "Which provider to use: docker if it works here and is wanted, else local.",
+            "Choose a provider: docker if it works here and is wanted, else local.",
             model.ProviderChoice,
             ProviderChoose,
             intent="provider.fell_back",
@@ -743,7 +750,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.create",
-            "Make a sandbox from an image and start it.",
+            "Create and start a sandbox from an image.",
             model.Sandbox,
             SandboxCreate,
             intent="sandbox.create_requested",
@@ -754,21 +761,21 @@ METHODS: Final[dict[str, Method]] = {
         _M("sandbox.list", "List sandboxes.", model.SandboxList, SandboxQuery),
         _M(
             "sandbox.stats",
-            "What running sandboxes use: cpu time, memory, processes, input and output.",
+            "Show the resource usage of running sandboxes: CPU, memory, processes, I/O.",
             model.SandboxStatsList,
             StatsQuery,
             deadline_s=30.0,
         ),
         _M(
             "sandbox.exec",
-            "Run a command to its end and answer its output.",
+            "Run a command to its end and return its output.",
             model.ExecResult,
             SandboxExec,
             intent="process.launch_requested",
         ),
         _M(
             "sandbox.terminate",
-            "End a sandbox and all that runs in it.",
+            "Terminate a sandbox and all its processes.",
             model.Sandbox,
             SandboxTerminate,
             intent="sandbox.terminate_requested",
@@ -776,7 +783,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.suspend",
-            "Have everything in a sandbox stand still.",
+            "Freeze a sandbox.",
             model.Sandbox,
             SandboxSuspend,
             intent="sandbox.suspend_requested",
@@ -784,7 +791,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.resume",
-            "Have a suspended sandbox go on, or start one that was lost or failed anew on its files.",
+            "Resume a suspended sandbox, or restart a lost or failed one from its files.",
             model.Sandbox,
             SandboxResume,
             intent="sandbox.resume_requested",
@@ -792,7 +799,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.fork",
-            "Make sandboxes that begin with the files of one.",
+            "Create sandboxes with the files of another.",
             model.ForkResult,
             SandboxFork,
             intent="sandbox.fork_requested",
@@ -800,7 +807,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.restore",
-            "Replace a sandbox's own files by those of a snapshot, or have it be what it was at a checkpoint.",
+            "Replace a sandbox's files with those of a snapshot, or restore it to a checkpoint.",
             model.Sandbox,
             SandboxRestore,
             intent="sandbox.restore_requested",
@@ -808,7 +815,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.restore_at",
-            "Make a sandbox from the newest of what was kept of one at or before a moment, and start it.",
+            "Create a sandbox from the newest snapshot or checkpoint of another at or before a moment.",
             model.RestoredAt,
             SandboxRestoreAt,
             intent="sandbox.create_requested",
@@ -840,12 +847,12 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.copy_commit",
-            "Make a copy into a sandbox effective, now that all of it was written.",
+            "Commit a copy into a sandbox, once all of it was written.",
             model.Copied,
             CopyCommit,
             intent="sandbox.file_written",
         ),
-        _M("sandbox.history", "The events of a sandbox and of its processes.", model.EventPage, HistoryQuery),
+        _M("sandbox.history", "List the events of a sandbox and its processes.", model.EventPage, HistoryQuery),
         _M(
             "process.launch",
             "Start a command in the background.",
@@ -856,7 +863,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M("process.get", "Show a process.", model.Process, ProcessRef),
         _M("process.list", "List processes.", model.ProcessList, ProcessQuery),
-        _M("process.wait", "Wait until a process has ended.", model.Process, ProcessWait),
+        _M("process.wait", "Wait until a process exits.", model.Process, ProcessWait),
         _M(
             "process.signal",
             "Send a signal to a process and its group.",
@@ -872,7 +879,7 @@ METHODS: Final[dict[str, Method]] = {
             ProcessWriteStdin,
             deadline_s=60.0,
         ),
-        _M("process.read", "Read what a process wrote, from byte offsets.", model.ProcessOutput, ProcessRead),
+        _M("process.read", "Read the output of a process, from byte offsets.", model.ProcessOutput, ProcessRead),
         _M(
             "process.open_output",
             "Hand over the journals of a process, as descriptors for reading.",
@@ -891,14 +898,14 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "process.resize",
-            "Resize the terminal of a process that nobody is attached to.",
+            "Resize the terminal of a process that has no client attached.",
             model.Process,
             ProcessResize,
             deadline_s=30.0,
         ),
         _M(
             "snapshot.create",
-            "Keep the files of a sandbox as an archive.",
+            "Snapshot the files of a sandbox as an archive.",
             model.Snapshot,
             SnapshotCreate,
             intent="snapshot.create_requested",
@@ -916,7 +923,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "snapshot.restore",
-            "Make a sandbox with the files of a snapshot and start it.",
+            "Create and start a sandbox from a snapshot.",
             model.Sandbox,
             SnapshotRestore,
             intent="sandbox.create_requested",
@@ -932,7 +939,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "snapshot.import",
-            "Hand over a pipe to which an archive from elsewhere is written, to be kept as a snapshot.",
+            "Hand over a pipe for an archive from elsewhere, which becomes a snapshot.",
             model.Snapshot,
             SnapshotImport,
             intent="snapshot.create_requested",
@@ -941,7 +948,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "snapshot.promote",
-            "Make an image of a snapshot.",
+            "Create an image from a snapshot.",
             model.Image,
             SnapshotPromote,
             intent="image.create_requested",
@@ -949,7 +956,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "snapshot.gc",
-            "Delete snapshots that retention lets go, and archives that no event owns.",
+            "Delete expired snapshots, and archives that no event references.",
             model.SnapshotGcReport,
             SnapshotGc,
             **_ADMIN,
@@ -957,7 +964,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "checkpoint.create",
-            "Keep a sandbox with all that runs in it.",
+            "Checkpoint a sandbox with its processes.",
             model.Checkpoint,
             CheckpointCreate,
             intent="checkpoint.create_requested",
@@ -975,7 +982,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "checkpoint.restore",
-            "Make sandboxes of a checkpoint, in which all goes on that ran.",
+            "Create sandboxes from a checkpoint, with its processes running.",
             model.CheckpointRestoreResult,
             CheckpointRestore,
             intent="checkpoint.restore_requested",
@@ -983,14 +990,14 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "stream.access",
-            "Where the stream server listens, and for TCP the caller's token and the server's pin.",
+            "Return the stream server's addresses, and for TCP the caller's token and the server's pin.",
             model.StreamAccess,
             StreamQuery,
             deadline_s=30.0,
         ),
         _M(
             "lock.acquire",
-            "Take the lock of a sandbox that daemons share, and keep it until it is released.",
+            "Acquire the lock of a shared sandbox, and hold it until it is released.",
             model.Lock,
             LockAcquire,
             intent="lock.acquire_requested",
@@ -999,7 +1006,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "lock.release",
-            "Give a lock back.",
+            "Release a lock.",
             model.Lock,
             LockRelease,
             access=Access.OWNER,
@@ -1007,12 +1014,12 @@ METHODS: Final[dict[str, Method]] = {
             deadline_s=120.0,
             admin_if={"force": True},
         ),
-        _M("lock.get", "Show a lock as this daemon has it.", model.Lock, LockRef, access=Access.OWNER),
+        _M("lock.get", "Show a lock.", model.Lock, LockRef, access=Access.OWNER),
         _M("lock.list", "List the locks that this daemon holds.", model.LockList, LockQuery),
-        _M("event.list", "Events in the order they were committed.", model.EventPage, EventQuery),
+        _M("event.list", "List events in commit order.", model.EventPage, EventQuery),
         _M(
             "event.state_at",
-            "Show a sandbox as the record had it after any event.",
+            "Show a sandbox as it was after an event.",
             model.SandboxAt,
             StateQuery,
             deadline_s=600.0,
@@ -1026,14 +1033,14 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "store.compact",
-            "Move the events of what ended long ago into the archive.",
+            "Archive the events of objects that ended long ago.",
             model.CompactReport,
             StoreCompact,
             **_ADMIN,
         ),
         _M(
             "store.redact",
-            "Take what a caller put into an event out of the log and the archive.",
+            "Remove a caller's data in an event from the log and the archive.",
             model.RedactReport,
             StoreRedact,
             **_ADMIN,
@@ -1041,7 +1048,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "store.rebuild",
-            "Write every metadata.json anew from the event log.",
+            "Rebuild every metadata.json from the event log.",
             model.RebuildReport,
             **_ADMIN,
             deadline_s=3600.0,

@@ -236,7 +236,7 @@ class Connection(WebSocketConnection):
 
     async def _handle_reject_data_event(self, event: RejectData) -> None:
         if len(self._reject_body) + len(event.data) > MAX_REFUSAL_BYTES:
-            raise ProtocolError("a refusal is no place for so many words")
+            raise ProtocolError("the refusal is too long")
         await super()._handle_reject_data_event(event)
 
     async def _handle_pong_event(self, event: Pong) -> None:

@@ -102,7 +102,7 @@ def parse_retention(text: str) -> float | None:
         return None
     age = parse_age(text)
     if age < LEAST_RETAINED_S:
-        raise ValueError("give at least 24h, for which commands given again get their first answer, or forever")
+        raise ValueError("give at least 24h, for which repeated commands get their first answer, or forever")
     return age
 
 
@@ -224,8 +224,8 @@ def refuse_plaintext(address: str) -> None:
     if address.startswith("tcp://") and not STREAM_PLAINTEXT():
         secure = address.replace("tcp:", "tls:", 1)
         words = (
-            f"{address} has no TLS, so that whoever takes that port while the daemon is away is sent tokens: "
-            f"say {secure}, or, if nobody else uses this machine, set {STREAM_PLAINTEXT.name}=1, for clients too"
+            f"{address} has no TLS, so that another user who takes that port while the daemon is away receives tokens: "
+            f"use {secure}, or, if nobody else uses this machine, set {STREAM_PLAINTEXT.name}=1, for clients too"
         )
         raise SetupError("not_configured", words, setting=STREAM_PLAINTEXT.name)
 
@@ -257,7 +257,7 @@ STATE_DIR = Setting(
     "SANDKEEP_STATE_DIR",
     absolute_path,
     "/var/lib/sandkeep as root, else $XDG_STATE_HOME/sandkeep",
-    "Where the event log, images and sandboxes are kept. Mode 0700.",
+    "The directory of the event log, images and sandboxes. Mode 0700.",
     default=_default_state_dir,
 )
 SOCKET = Setting(
@@ -271,15 +271,15 @@ PATIENCE = Setting(
     "SANDKEEP_PATIENCE",
     _seconds,
     "60",
-    "How many seconds clients wait for a daemon that went away while they were using it, and then repeat what was not "
-    "answered; 0 for not at all. One that was not there to begin with is not waited for.",
+    "Seconds that clients wait for a daemon that went away, before they repeat unanswered calls; 0 to fail at once. "
+    "The first connection does not wait.",
 )
 STREAM = Setting(
     "SANDKEEP_STREAM",
     _stream,
     "unix:stream.sock beside SANDKEEP_SOCKET",
-    "Where the stream server listens: `unix:/PATH`, `tls://127.0.0.1:PORT` or `tls://[::1]:PORT`, several with commas "
-    "between; `none` for nowhere. Port 0 is any: `stream.access` tells which.",
+    "Addresses of the stream server, separated by commas: `unix:/PATH`, `tls://127.0.0.1:PORT` or `tls://[::1]:PORT`; "
+    "`none` for no server. With port 0 the kernel chooses one: `stream.access` returns it.",
     default=lambda: (f"unix:{os.path.dirname(SOCKET())}/stream.sock",),
 )
 STREAM_PLAINTEXT = Setting(
@@ -287,28 +287,28 @@ STREAM_PLAINTEXT = Setting(
     parse_switch,
     "0",
     "With 1, SANDKEEP_STREAM may name `tcp://HOST:PORT` as well, without TLS, and clients send tokens there. Another "
-    "user who takes that port while the daemon is away is then sent them, and can act as their owners.",
+    "user who takes that port while the daemon is away then receives them, and can act as their owners.",
 )
 STREAM_ORIGINS = Setting(
     "SANDKEEP_STREAM_ORIGINS",
     _list,
     "none",
-    "Web origins, such as `https://panel.example`, whose pages may connect to the stream server, with commas between.",
+    "Web origins, such as `https://panel.example`, whose pages may connect to the stream server, separated by commas.",
     default=lambda: (),
 )
 SOCKET_GROUP = Setting(
     "SANDKEEP_SOCKET_GROUP",
     str,
     "none",
-    "Only members of this group, and root, may connect to a root daemon. Without it every local user may, "
-    "each seeing only what is theirs.",
+    "Only members of this group, and root, may connect to a root daemon. Without it every local user may, and sees "
+    "only their own objects.",
     default=lambda: "",
 )
 ADMIN_GROUP = Setting(
     "SANDKEEP_ADMIN_GROUP",
     str,
     "none",
-    "Members of this group are administrators, as root is and the user that the daemon runs as.",
+    "Members of this group are administrators, like root and the user that the daemon runs as.",
     default=lambda: "",
 )
 UID_BASE = Setting(
@@ -323,50 +323,50 @@ UID_REGISTRY = Setting(
     "SANDKEEP_UID_REGISTRY",
     absolute_path,
     "/run/sandkeep/uids",
-    "The directory in which all root daemons of a machine put down which host uid belongs to which sandbox. It must be "
-    "the same for all of them, be root's alone, and be empty after a boot.",
+    "The directory in which all root daemons of a machine register the host uids of their sandboxes. It must be the "
+    "same for all of them, owned by root, and empty after a boot.",
 )
 DISK_LIMIT = Setting(
     "SANDKEEP_DISK_LIMIT",
     parse_size,
     "10G",
-    "How many bytes a sandbox may write when it was not given a limit of its own.",
+    "Disk limit of sandboxes that have none of their own.",
 )
 CLIENT_MEMORY = Setting(
     "SANDKEEP_CLIENT_MEMORY",
     _client_memory,
     "128M",
-    "How much memory the clients of one user may make the daemon hold: what they began to send, calls under way, and "
-    "answers that they did not read yet. Beyond it one that does not move is dropped. At least 32M.",
+    "Maximum memory in the daemon for the clients of one user: unfinished messages, calls in flight, and unread "
+    "answers. Beyond it a stalled client is disconnected. At least 32M.",
 )
 RETAIN = Setting(
     "SANDKEEP_RETAIN",
     parse_retention,
     "30d",
-    "How long what has ended stays on record: sandboxes with their processes and output, and removed images. Older "
-    "events go into the archive. An age such as 36h or 30d, at least 24h, or `forever`.",
+    "Retention of ended sandboxes, with their processes and output, and of removed images. Older events are archived. "
+    "An age such as 36h or 30d, at least 24h, or `forever`.",
 )
 RETAIN_OUTPUT = Setting(
     "SANDKEEP_RETAIN_OUTPUT",
     parse_output_limit,
     "1G",
-    "How many bytes of output are kept of each sandbox, running or not. Beyond it the output of processes that ended "
-    "goes, oldest first, then the beginning of what others have written. A size of at least 1M, or `unlimited`.",
+    "Maximum output kept per sandbox, running or not. Beyond it the output of ended processes is dropped, oldest "
+    "first, then the beginning of the output of others. A size of at least 1M, or `unlimited`.",
 )
 SNAPSHOT_RETAIN = Setting(
     "SANDKEEP_SNAPSHOT_RETAIN",
     parse_snapshot_rules,
     "all",
-    "Which snapshots of a sandbox are kept: how many, how long, or both, such as `10,30d`. Before a colon stands the "
-    "label of those it is for, several rules have semicolons between, and the first that fits decides: "
-    "`kind=nightly:7; auto:3,2d; 20`. The last one of a sandbox always stays.",
+    "Retention of the snapshots of a sandbox: a number, an age, or both, such as `10,30d`. A rule may begin with a "
+    "label and a colon; rules are separated by semicolons, and the first that matches applies: "
+    "`kind=nightly:7; auto:3,2d; 20`. The last snapshot of a sandbox is always kept.",
 )
 DOCKER_BASE = Setting(
     "SANDKEEP_DOCKER_BASE",
     str,
     "python:3.11-slim",
-    "The image that a plain directory is put onto when it is to be for Docker and no `base` was named.",
+    "Base image of a plain directory for Docker without `base`.",
 )
 LOG_LEVEL = Setting(
-    "SANDKEEP_LOG_LEVEL", _level, "info", "How much the daemon logs to stderr: debug, info, warning or error."
+    "SANDKEEP_LOG_LEVEL", _level, "info", "Log level of the daemon on stderr: debug, info, warning or error."
 )

@@ -17,7 +17,7 @@ _name: Final = matching(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}", "give a name of let
 def _socket_of_engine(text: str) -> str:
     if not text.startswith("unix:///"):
         raise ValueError(
-            "give unix:///PATH: the engine has to be on this machine, as sandboxes share directories with it"
+            "give unix:///PATH: the engine has to run on this machine, as sandboxes share directories with it"
         )
     return os.path.normpath(text.removeprefix("unix://"))
 
@@ -44,27 +44,26 @@ VOLUME_MODE: Setting[VolumeMode] = Setting(
     "SANDBOX_DOCKER_VOLUME_MODE",
     _volume_mode,
     "session",
-    "What a Docker sandbox's workspace lies on: `session`, a volume of its own that goes with it; `user`, one volume "
-    "for all sandboxes of an owner; `static`, one volume for all; `none`, memory. New volumes begin with what the "
-    "image has there.",
+    "Storage of a Docker sandbox's workspace: `session`, a volume of its own, removed with it; `user`, one volume for "
+    "all sandboxes of an owner; `static`, one volume for all; `none`, memory. New volumes start with the image's.",
 )
 VOLUME_NAME = Setting(
     "SANDBOX_DOCKER_VOLUME_NAME", _name, "none", "The volume of the mode `static`.", default=lambda: ""
 )
 VOLUME_PREFIX = Setting(
-    "SANDBOX_DOCKER_VOLUME_PREFIX", _name, "sandkeep-", "What the names of volumes begin with that Sandkeep makes."
+    "SANDBOX_DOCKER_VOLUME_PREFIX", _name, "sandkeep-", "Prefix of the names of volumes that Sandkeep creates."
 )
 READ_ONLY = Setting(
     "SANDBOX_DOCKER_READ_ONLY",
     parse_switch,
     "1",
-    "Whether a Docker sandbox can change nothing but its workspace, its volumes, `/tmp` and `/run`.",
+    "Mount the files of Docker sandboxes read-only, except the workspace, volumes, `/tmp` and `/run`.",
 )
 USER = Setting(
     "SANDBOX_DOCKER_USER",
     matching(r"[0-9]{1,9}(:[0-9]{1,9})?", "give a uid such as 1000, or uid:gid"),
     "the image's own",
-    "Who the processes of Docker sandboxes are, as `uid` or `uid:gid`. Callers may then ask for nobody else.",
+    "User of the processes of Docker sandboxes, as `uid` or `uid:gid`. Callers cannot choose another then.",
     default=lambda: "",
 )
 NETWORK = Setting(
@@ -85,7 +84,7 @@ SECCOMP = Setting(
 PIDS_LIMIT = optional(
     "SANDBOX_DOCKER_PIDS_LIMIT",
     number_between(16, 4_000_000),
-    "How many processes a Docker sandbox has at most. Callers may then ask for less, not for more.",
+    "Maximum number of processes of a Docker sandbox. Callers can then ask for fewer, not for more.",
     shown="512, and more for callers who ask for it",
 )
 DEFAULT_PIDS: Final = 512

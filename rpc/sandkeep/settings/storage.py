@@ -22,7 +22,7 @@ def _bucket(text: str) -> str:
 def _directory(text: str) -> str:
     path = absolute_path(text).lstrip("/")
     if not path:
-        raise ValueError("give a directory of its own, not the root of all")
+        raise ValueError("give a directory of its own, not the root directory")
     return f"/{path}"
 
 
@@ -60,19 +60,19 @@ METADATA_BUCKET = optional(
 METADATA_MOUNT_PATH = optional(
     "SANDBOX_METADATA_MOUNT_PATH",
     _directory,
-    "Where that bucket is mounted. When it is set, metadata is read and written there.",
+    "The mount point of that bucket. When set, metadata is read and written there.",
 )
 CHECKPOINT_BUCKET = optional("SANDBOX_CHECKPOINT_BUCKET", _bucket, "The GCS bucket of checkpoints.")
 CHECKPOINT_MOUNT_PATH = optional(
     "SANDBOX_CHECKPOINT_MOUNT_PATH",
     _directory,
-    "Where that bucket is mounted. When it is set, checkpoints are read and written there.",
+    "The mount point of that bucket. When set, checkpoints are read and written there.",
 )
 SNAPSHOT_BUCKET = optional("FILESYSTEM_SNAPSHOT_BUCKET", _bucket, "The GCS bucket of snapshots.")
 SNAPSHOT_MOUNT_PATH = optional(
     "FILESYSTEM_SNAPSHOT_MOUNT_PATH",
     _directory,
-    "Where that bucket is mounted. When it is set, snapshots are read and written there.",
+    "The mount point of that bucket. When set, snapshots are read and written there.",
 )
 SNAPSHOT_DIR = optional(
     "SANDBOX_SNAPSHOT_DIR",
@@ -100,7 +100,7 @@ S3_REGION = optional(
     shown="the AWS configuration's, else us-east-1",
 )
 S3_USE_SSL = Setting(
-    "SANDBOX_S3_USE_SSL", parse_switch, "1", "Whether S3 is spoken over TLS, when SANDBOX_S3_ENDPOINT_URL does not say."
+    "SANDBOX_S3_USE_SSL", parse_switch, "1", "Use TLS for S3 when SANDBOX_S3_ENDPOINT_URL has no scheme."
 )
 EMULATOR = optional(
     "STORAGE_EMULATOR_HOST",

@@ -91,7 +91,7 @@ async def close(connection: Connection) -> None:
 def _default_address() -> str:
     addresses = daemon.STREAM()
     if not addresses:
-        raise SetupError("not_configured", "SANDKEEP_STREAM is none: set it to where the stream server listens")
+        raise SetupError("not_configured", "SANDKEEP_STREAM is none: set it to the stream server's address")
     return addresses[0]
 
 
@@ -105,7 +105,7 @@ async def _connect(address: str) -> socket.socket:
             host, port = daemon.tcp_place(address)
             family, place = (socket.AF_INET6 if ":" in host else socket.AF_INET), (host, port)  # type: ignore[assignment]
     except ValueError as error:
-        raise CallerError("invalid", f"{address!r} is no address of a stream server: {error}") from None
+        raise CallerError("invalid", f"{address!r} is not an address of a stream server: {error}") from None
     sock = trio.socket.socket(family, socket.SOCK_STREAM)
     try:
         with trio.fail_after(CONNECT_S):
@@ -131,7 +131,7 @@ def _checked_pin(address: str, pin: str | None) -> str | None:
     try:
         return tls.parse_pin(pin or "")
     except ValueError as error:
-        words = f"{address} needs the server's pin: give the one that `stream.access` answers on the daemon's socket"
+        words = f"{address} needs the server's pin: give the one that `stream.access` returns on the daemon's socket"
         raise CallerError("invalid", f"{words} ({error})", field="pin") from None
 
 
@@ -154,8 +154,8 @@ async def _secured(wire: Wire, address: str, pin: str) -> tls.SecureStream:
 
 def _impostor(address: str) -> CallerError:
     words = (
-        f"who listens on {address} has another key than the pin says, and was sent nothing: ask `stream.access` on the "
-        "daemon's socket; if it answers that pin, somebody else has taken the port"
+        f"the server on {address} does not have the pinned key, and was sent nothing: call `stream.access` on the "
+        "daemon's socket; if it returns the same pin, another program has taken the port"
     )
     return CallerError("permission_denied", words, address=address)
 
@@ -165,7 +165,7 @@ def _no_tls(address: str, error: Exception) -> StateError:
         why = "does not speak TLS"
     else:
         why = "does not answer as a stream server does"
-    return StateError("not_ready", f"who listens on {address} {why}, and was sent nothing", address=address)
+    return StateError("not_ready", f"the server on {address} {why}, and was sent nothing", address=address)
 
 
 def _host(address: str) -> str:
@@ -178,7 +178,7 @@ def _refusal(connection: Connection, address: str) -> SandkeepError:
         error = frames.refusal_of(connection.rejection.body or b"")
         if error is not None:
             return error
-    return StateError("not_ready", f"who listens on {address} does not answer as a stream server does", address=address)
+    return StateError("not_ready", f"the server on {address} does not answer as a stream server does", address=address)
 
 
 @contextmanager
@@ -207,7 +207,7 @@ def decoded(message: str | bytes) -> bytes | FromServer:
     try:
         said: FromServer = frames.decode_from_server(message)
     except msgspec.DecodeError:
-        raise DaemonError("internal", "the stream server said something that this client does not know") from None
+        raise DaemonError("internal", "the stream server sent a message that this client does not know") from None
     if isinstance(said, Failed):
         raise frames.as_exception(said.error)
     return said
@@ -218,7 +218,7 @@ def output_of(message: bytes) -> Output:
     try:
         return frames.parse_output(message)
     except ValueError as error:
-        raise DaemonError("internal", f"the stream server sent what makes no sense: {error}") from None
+        raise DaemonError("internal", f"the stream server sent an invalid frame: {error}") from None
 
 
 async def next_message(connection: Connection) -> bytes | FromServer:

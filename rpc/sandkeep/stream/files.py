@@ -49,7 +49,7 @@ async def receive(connection: Connection, write: Write) -> int:
             held.clear()
     await write(bytes(held))
     if not isinstance(message, End) or message.sha256 != digest.hexdigest():
-        raise DaemonError("internal", "the bytes that arrived are not those that were sent: copy again")
+        raise DaemonError("internal", "the received bytes do not match their digest: copy again")
     return size
 
 
@@ -67,7 +67,7 @@ async def send(connection: Connection, read: Read, check: Callable[[], Awaitable
         pass  # the server's last words say why
     message = await next_message(connection)
     if not isinstance(message, Done):
-        raise DaemonError("internal", "the stream server did not say that the copy is done")
+        raise DaemonError("internal", "the stream server did not confirm the copy")
     return message
 
 
@@ -156,7 +156,7 @@ async def _tar(
             try:
                 tar = await trio.to_thread.run_sync(lambda: begin(stderr=said, env=_environment(), **ends))
             except FileNotFoundError:
-                raise SetupError("not_supported", "trees need tar, which is not on this machine: install it") from None
+                raise SetupError("not_supported", "tar is not installed on this machine: install it") from None
             finally:
                 os.close(its)
 
@@ -180,7 +180,7 @@ def _nothing() -> IO[bytes]:
 def _failed(said: IO[bytes]) -> SandkeepError:
     said.seek(0)
     lines = said.read(_MOST_SAID_BYTES).decode(errors="backslashreplace").strip().splitlines()
-    words = f"not all could be read or written here: {lines[0] if lines else 'tar failed'}; nothing was copied"
+    words = f"not everything could be read or written here: {lines[0] if lines else 'tar failed'}; nothing was copied"
     return CallerError("permission_denied" if "ermission" in words else "invalid", words)
 
 

@@ -126,7 +126,7 @@ class LogStream(Stream):
         """Step behind a piece, which must be the next one of its stream."""
         expected = {frames.STDOUT: self.stdout_offset, frames.STDERR: self.stderr_offset}.get(piece.stream)
         if piece.offset != expected:
-            raise DaemonError("internal", "the stream server sent another piece of the output than the next one")
+            raise DaemonError("internal", "the stream server skipped or repeated a piece of the output")
         if piece.stream == frames.STDERR:
             self.stderr_offset += len(piece.data)
         else:
@@ -169,7 +169,7 @@ class EventStream(Stream):
             self.caught_up = True
             self._received = self.token = message.token
         elif message is None:
-            raise StateError("not_ready", "the stream server ended the events: ask again")
+            raise StateError("not_ready", "the stream server ended the stream of events: request it again")
 
 
 class Attached:

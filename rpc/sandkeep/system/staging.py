@@ -77,7 +77,7 @@ class Stage:
         names = os.listdir(self.tree)
         if len(names) != 1:
             raise CallerError(
-                "invalid", f"the archive holds {len(names)} files at its top, and not one: nothing was copied"
+                "invalid", f"the archive has {len(names)} top-level entries instead of one: nothing was copied"
             )
         return os.path.join(self.tree, names[0])
 
@@ -105,7 +105,7 @@ class Stage:
             for act in (False, True):
                 _settle(made, os.path.basename(there), parent, there, act=act)
         except RecursionError:
-            words = "its directories lie in one another too deeply to be merged: choose another place"
+            words = "its directories are nested too deeply to be merged: choose another target"
             raise CallerError("invalid", f"{words}; nothing was copied", field="target") from None
         finally:
             os.close(parent)
@@ -171,5 +171,5 @@ def _move(made: bytes, name: bytes, parent: int, *, is_tree: bool) -> None:
 
 def conflict(path: bytes, kind: str) -> SandkeepError:
     """The error for something of another kind that is in the way."""
-    words = f"{os.fsdecode(path)!r} is there, and is {kind}: remove it, or choose another place; nothing was copied"
+    words = f"{os.fsdecode(path)!r} is there, and is {kind}: remove it, or choose another target; nothing was copied"
     return StateError("conflict", words, field="target")

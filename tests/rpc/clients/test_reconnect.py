@@ -364,7 +364,7 @@ def test_an_interrupt_ends_the_pause(daemon: Any, box: str) -> None:
         daemon.kill()
         for running in (wait, exec_):
             assert running.stderr is not None
-            assert b"has gone: waiting for it" in running.stderr.readline()
+            assert b"does not answer: waiting for it" in running.stderr.readline()
             running.send_signal(signal.SIGINT)
             assert running.wait(10) == 130
     daemon.start()

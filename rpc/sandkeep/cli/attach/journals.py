@@ -89,7 +89,9 @@ class Journals:
         first = first_kept(self._descriptors[number])
         if offset >= first:
             return offset
-        note(f"sandkeep: the first {first} bytes of {STREAMS[number]} were dropped: a sandbox wrote more than is kept")
+        note(
+            f"sandkeep: the first {first} bytes of {STREAMS[number]} were dropped, beyond the limit of retained output"
+        )
         return first
 
     def close(self) -> None:

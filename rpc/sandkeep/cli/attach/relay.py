@@ -20,7 +20,7 @@ STDIN_PIECE: Final = 65536
 
 def left(process: Process) -> str:
     """Return the message for detaching from a process that goes on."""
-    return f"sandkeep: detached; it goes on: sandkeep attach {process.sandbox_id} {process.name}"
+    return f"sandkeep: detached from a running process: sandkeep attach {process.sandbox_id} {process.name}"
 
 
 class Signals:

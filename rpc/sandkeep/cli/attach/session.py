@@ -1,4 +1,4 @@
-"""Being with a process: its output as it comes, our input and signals to it, its exit code as ours.
+"""Attachment to a process: its output as it comes, our input and signals to it, its exit code as ours.
 
 Output is read from the journal by byte offset, so nothing is lost or doubled when the daemon is restarted meanwhile:
 the client connects again, and reading goes on where it was.
@@ -259,7 +259,7 @@ def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
 def exit_code(last: ProcessOutput, process: Process | None) -> int:
     """The process's code, 124 when its time was up, 125 with a word why when nobody knows how it ended."""
     if last.timed_out:
-        note("sandkeep: its time was up")
+        note("sandkeep: the process timed out")
         return TIMED_OUT
     if process is not None:
         tell_of_memory(process)

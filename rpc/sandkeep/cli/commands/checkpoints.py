@@ -1,4 +1,4 @@
-"""Checkpoints: keep sandboxes with all that runs in them, and bring them back."""
+"""Checkpoints: store sandboxes with their memory and processes, and restore them."""
 
 from typing import Any
 
@@ -30,27 +30,27 @@ from sandkeep.protocol.methods import MAX_FORKS
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @name_option
-@click.option("--leave-running", is_flag=True, help="SANDBOX goes on; else it is suspended.")
+@click.option("--leave-running", is_flag=True, help="Keep SANDBOX running (default: suspend it).")
 @bucket_option
 @label_option
 @common()
 def create(front: Frontend, sandbox: str, **options: Any) -> None:
-    """Keep SANDBOX as it is now, with its memory and all that runs in it, and print the checkpoint's id."""
-    with progress("keeping the sandbox") as told, front.client() as client:
+    """Checkpoint SANDBOX, with its memory and processes, and print the checkpoint's id."""
+    with progress("checkpointing") as told, front.client() as client:
         made = client.checkpoint.create(sandbox, progress=told, **given(**options))
     if made.pause_ms is not None and not front.as_json:
-        note(f"sandkeep: {sandbox} stood still for {made.pause_ms:.0f} ms")
+        note(f"sandkeep: {sandbox} was frozen for {made.pause_ms:.0f} ms")
     return json_line(made) if front.as_json else print(made.checkpoint_id)
 
 
 @command(examples=["sandkeep checkpoint ls", "sandkeep checkpoint ls $BOX --json | jq -r '.[-1].checkpoint_id'"])
 @click.argument("sandbox_id", type=SANDBOX, metavar="[SANDBOX]", required=False)
 @name_option
-@click.option("--all", "-a", is_flag=True, help="Also those that failed or were deleted.")
+@click.option("--all", "-a", is_flag=True, help="Include failed and deleted checkpoints.")
 @label_option
 @common()
 def ls(front: Frontend, **query: Any) -> None:
-    """List checkpoints, of SANDBOX or of all."""
+    """List checkpoints, of SANDBOX or of all sandboxes."""
     with front.client() as client:
         found: list[Checkpoint] = every(client.checkpoint.list, **given(**query))
     if front.as_json:
@@ -86,7 +86,7 @@ def _describe(checkpoint: Checkpoint) -> list[tuple[str, object]]:
         ("place", checkpoint.place.uri),
         ("size", size(checkpoint.size_bytes)),
         ("processes", checkpoint.processes),
-        ("stood still", f"{checkpoint.pause_ms:.0f} ms" if checkpoint.pause_ms is not None else None),
+        ("frozen for", f"{checkpoint.pause_ms:.0f} ms" if checkpoint.pause_ms is not None else None),
         *((file.name, file.digest) for file in checkpoint.files),
         ("needs", ", ".join(f"{key} {value}" for key, value in checkpoint.facts.items())),
         ("labels", ", ".join(f"{key}={value}" for key, value in checkpoint.labels.items())),
@@ -109,20 +109,27 @@ def rm(front: Frontend, checkpoints: tuple[str, ...]) -> None:
     ]
 )
 @click.argument("checkpoint", type=CHECKPOINT, metavar="CHECKPOINT")
-@click.option("--count", type=click.IntRange(1, MAX_FORKS), default=1, metavar="N", help="How many sandboxes.")
+@click.option(
+    "--count", type=click.IntRange(1, MAX_FORKS), default=1, metavar="N", help="Number of sandboxes to create."
+)
 @sandbox_name_option
-@click.option("--over", type=SANDBOX, metavar="SANDBOX", help="Have this sandbox, whose checkpoint it is, be so again.")
+@click.option(
+    "--over",
+    type=SANDBOX,
+    metavar="SANDBOX",
+    help="Restore this sandbox, from which the checkpoint was made, in place.",
+)
 @label_option
 @common()
 def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over: str | None, labels: Any) -> None:
-    """Make sandboxes of CHECKPOINT, with all its processes running, and print their ids.
+    """Create sandboxes from CHECKPOINT, with its processes running, and print their ids.
 
-    With --over the checkpoint's own sandbox goes back to that moment. Later output of its processes stays.
+    With --over the checkpoint's own sandbox is restored to that moment. Later output of its processes is kept.
     """
     if over and (name or labels or count > 1):
-        raise click.UsageError("--over takes a sandbox as it is: leave out --name, --count and --label")
+        raise click.UsageError("--over cannot be combined with --name, --count or --label")
     if name and count > 1:
-        raise click.UsageError("--name is for one sandbox: leave out --count")
+        raise click.UsageError("--name cannot be combined with --count: it names one sandbox")
     with progress("restoring") as told, front.client() as client:
         if over:
             sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=told)

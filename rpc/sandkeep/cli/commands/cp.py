@@ -32,17 +32,17 @@ _STREAM: Final = "-"
 @click.argument("target", type=PLACE, metavar="DST")
 @common()
 def cp(front: Frontend, source: str, target: str) -> None:
-    """Copy the file or tree SRC to DST. One of them, or both, are in a sandbox: SANDBOX:PATH.
+    """Copy the file or directory SRC to DST. At least one of them is in a sandbox: SANDBOX:PATH.
 
-    It works as `cp -a` does, but for owners. Into an existing directory SRC is copied under its own name; a SRC that
-    ends in /. stands for the directory's contents. A relative PATH begins at the sandbox's working directory; a local
+    It works as `cp -a` does, except for owners. Into an existing directory SRC is copied under its own name; a SRC that
+    ends in /. stands for the directory's contents. A relative PATH starts at the sandbox's working directory; a local
     name with a colon is given as ./NAME. A single - is a tar archive on stdin or stdout.
     """
     there, here = place(source), place(target)
     if there is None and here is None:
         raise click.UsageError("neither SRC nor DST is in a sandbox: give one of them as SANDBOX:PATH")
     if not source or not target:
-        raise click.UsageError("an empty path is no place: give . for the directory you are in")
+        raise click.UsageError("empty path: give . for the working directory")
     with front.client() as client, ExitStack() as shown:
         told = progress("copying")
         if target != _STREAM:  # whatever reads the archive may write to the same terminal

@@ -19,19 +19,19 @@ from sandkeep.model import Event
         "sandkeep events --after now --follow --json",
     ]
 )
-@click.option("--after", metavar="TOKEN", help="Only those after this token; `now` for none of the past.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with new ones as they come.")
-@click.option("--sandbox", type=SANDBOX, metavar="SANDBOX", help="Only those of one sandbox and its processes.")
+@click.option("--after", metavar="TOKEN", help="Start after this token; `now` skips past events.")
+@click.option("--follow", "-f", is_flag=True, help="Follow new events.")
+@click.option("--sandbox", type=SANDBOX, metavar="SANDBOX", help="Only events of this sandbox and its processes.")
 @click.option(
     "--type",
     "kind",
     type=EVENT_TYPE,
     metavar="TYPE",
-    help="Only this type, such as process.exited, or this first word of it.",
+    help="Only this type, such as process.exited, or all with this first word.",
 )
 @common()
 def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None, kind: str | None) -> None:
-    """Show events, in the order in which they were committed."""
+    """Show events, in commit order."""
     if kind:
         _doubt(kind)
     with front.client() as client:
@@ -55,7 +55,7 @@ def _doubt(kind: str) -> None:
     if kind in {*EVENTS, *(known.partition(".")[0] for known in EVENTS)}:
         return
     near = get_close_matches(kind, EVENTS, n=1)
-    note(f"sandkeep: {plain(kind)} is no type of event that is known here" + (f": is it {near[0]}?" if near else ""))
+    note(f"sandkeep: {plain(kind)} is not a known event type" + (f": did you mean {near[0]}?" if near else ""))
 
 
 class _Lines:
@@ -78,10 +78,10 @@ class _Lines:
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @common()
 def history(front: Frontend, sandbox: str) -> None:
-    """The life of one sandbox and of its processes, event by event.
+    """Show the events of one sandbox and its processes.
 
-    A filled lozenge is a moment that `restore --at` goes back to, by the position before it: a snapshot, or files of
-    one that it was given. An empty one is of a snapshot that was deleted.
+    A filled lozenge marks a snapshot or checkpoint that `restore --at` can restore, by the position before it; an
+    empty one, a snapshot or checkpoint that was deleted.
     """
     with front.client() as client:
         found = list(_history(client, sandbox))

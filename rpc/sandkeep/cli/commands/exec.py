@@ -1,4 +1,4 @@
-"""`exec` and `run`: start a process and, unless told otherwise, follow it to its end.
+"""`exec` and `run`: start a process and, unless detached, follow it to its end.
 
 Both launch and then follow the journal, so output streams as it comes and a signal always has a target. That is two
 short requests more than `sandbox.exec` takes; beside the start of this command itself they do not show.
@@ -33,17 +33,17 @@ def _launch(front: Frontend, sandbox: str, command: tuple[str, ...], **options: 
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.option("--interactive", "-i", is_flag=True, help="Pass standard input on to it.")
+@click.option("--interactive", "-i", is_flag=True, help="Pass standard input to the command.")
 @timeout_option
 @env_option
 @secret_option
 @cwd_option
 @common(OWN_FAILURE)
 def exec_(front: Frontend, sandbox: str, command: tuple[str, ...], interactive: bool, **options: Any) -> int:
-    """Run COMMAND in SANDBOX to its end, with its output as it comes.
+    """Run COMMAND in SANDBOX, stream its output, and wait for its end.
 
-    Exits with the command's own code; 124 when its time was up; 125 when Sandkeep itself failed. Ctrl-C interrupts the
-    command and all it started, Ctrl-\\ has them quit; a second Ctrl-C kills them. With --json: one document at the end,
+    Exits with the command's own code; 124 on timeout; 125 when Sandkeep itself failed. Ctrl-C sends INT to the
+    command and its children, Ctrl-\\ sends QUIT; a second Ctrl-C kills them. With --json: one document at the end,
     output in base64.
     """
     process = _launch(front, sandbox, command, stdin=interactive, **options)
@@ -60,9 +60,9 @@ def exec_(front: Frontend, sandbox: str, command: tuple[str, ...], interactive: 
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=PROCESS, metavar="NAME")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.option("--tty", "-t", is_flag=True, help="Give it a terminal, and be at that.")
-@click.option("--detach", "-d", is_flag=True, help="Start it and return.")
-@click.option("--interactive", "-i", is_flag=True, help="Pass standard input on to it.")
+@click.option("--tty", "-t", is_flag=True, help="Run it in a terminal, and attach to that.")
+@click.option("--detach", "-d", is_flag=True, help="Run it in the background.")
+@click.option("--interactive", "-i", is_flag=True, help="Pass standard input to the command.")
 @timeout_option
 @env_option
 @secret_option
@@ -71,13 +71,13 @@ def exec_(front: Frontend, sandbox: str, command: tuple[str, ...], interactive: 
 def run(
     front: Frontend, sandbox: str, command: tuple[str, ...], tty: bool, detach: bool, interactive: bool, **options: Any
 ) -> int:
-    """Start COMMAND in SANDBOX as a process called NAME, and follow it as `exec` does; Ctrl-\\ leaves it running.
+    """Start COMMAND in SANDBOX as a process called NAME, and follow it as `exec` does; Ctrl-\\ detaches.
 
-    With --tty it has a terminal, of the size of yours, which is shown as `attach` does; its output is in `logs`. With
-    --detach its process id is printed and it runs in the background: see `ps`, `attach`, `logs`, `kill` and `wait`.
+    With --tty it runs in a terminal of the size of yours, shown as `attach` does; its output is in `logs`. With
+    --detach it runs in the background and its process id is printed: see `ps`, `attach`, `logs`, `kill` and `wait`.
     """
     if detach and interactive:
-        raise click.UsageError("--detach and --interactive exclude each other: a detached process has no input")
+        raise click.UsageError("--detach and --interactive cannot be combined: a detached process has no input")
     if tty:
         from sandkeep.cli.attach.terminal import OwnTerminal
         from sandkeep.cli.commands.shell import show_from_start

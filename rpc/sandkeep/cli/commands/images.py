@@ -1,4 +1,4 @@
-"""Images: make one of a directory, a Dockerfile or a reference; list, show, remove."""
+"""Images: create from a directory, a Dockerfile or a reference; list, show, remove."""
 
 import os
 from typing import Any
@@ -27,23 +27,25 @@ from sandkeep.model import Image
     "--provider",
     type=PROVIDER,
     metavar="NAME",
-    help="Who shall run its sandboxes: `local` for a plain directory, else `docker`, if it is left out.",
+    help="Provider of its sandboxes (default: `local` for a plain directory, else `docker`).",
 )
-@click.option("--base", type=REFERENCE, metavar="REF", help="Put the directory onto this image, as /workspace.")
-@click.option("--dockerfile", type=FILE, metavar="FILE", help="The Dockerfile's path below PATH, if it is another.")
+@click.option("--base", type=REFERENCE, metavar="REF", help="Copy the directory onto this image, as /workspace.")
 @click.option(
-    "--clean", is_flag=True, help="Make a new image even if one of the same content is there, and build all of it."
+    "--dockerfile", type=FILE, metavar="FILE", help="Path of the Dockerfile, below PATH (default: Dockerfile)."
+)
+@click.option(
+    "--clean", is_flag=True, help="Create a new image even if one has the same content, and build without cache."
 )
 @label_option
 @common()
 def create(front: Frontend, source: str, **options: Any) -> None:
-    """Make an image and print its id.
+    """Create an image and print its id.
 
-    PATH is a directory: a plain one is copied for the local provider, one that holds a Dockerfile is built for Docker,
-    as is the path of a Dockerfile. REF is the reference of a container image, such as python:3.11-slim, which is pulled
-    if it is missing. An existing path, and any name that begins with `/`, `./`, `../` or `~`, is a PATH.
+    PATH is a directory or a Dockerfile: a plain directory is copied for the local provider; a Dockerfile, or a
+    directory that holds one, is built for Docker. REF is the reference of a container image, such as python:3.11-slim,
+    which is pulled if it is missing. An existing path, or a name that begins with `/`, `./`, `../` or `~`, is a PATH.
     """
-    with progress("making an image") as told, front.client() as client:
+    with progress("creating an image") as told, front.client() as client:
         image = client.image.create(_source(source), progress=told, **given(**options))
     if front.as_json:
         return json_line(image)
@@ -55,17 +57,19 @@ def create(front: Frontend, source: str, **options: Any) -> None:
 def _source(word: str) -> str:
     """The whole path that a word means, or the reference that it is."""
     if not word:
-        raise click.BadParameter("it is empty: give a directory or a reference", param_hint="PATH|REF")
+        raise click.BadParameter("empty: give a directory or a reference", param_hint="PATH|REF")
     if not (os.path.lexists(word) or word.startswith(("/", "./", "../", "~")) or word in (".", "..")):
         return word
     try:
         return os.path.abspath(os.path.expanduser(word))
     except FileNotFoundError:
-        raise click.BadParameter("the present directory was removed: give a whole path", param_hint="PATH") from None
+        raise click.BadParameter(
+            "the working directory was removed: give an absolute path", param_hint="PATH"
+        ) from None
 
 
 @command(examples=["sandkeep image ls", "sandkeep image ls --json | jq -r '.[].image_id'"])
-@click.option("--all", "-a", "everything", is_flag=True, help="Also those that failed or were removed.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Include failed and removed images.")
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List images."""
@@ -121,5 +125,5 @@ def get(front: Frontend, image: str) -> None:
 @click.argument("images", nargs=-1, required=True, type=IMAGE, metavar="IMAGE...")
 @common()
 def rm(front: Frontend, images: tuple[str, ...]) -> None:
-    """Remove images that no sandbox needs, and print their ids."""
+    """Remove images that no sandbox uses, and print their ids."""
     front.for_each("removing", "image.remove", images)

@@ -1,4 +1,4 @@
-"""Locks of sandboxes that several daemons share: take one, give it back, show and list them."""
+"""Locks of shared sandboxes: acquire, release, show, list."""
 
 import click
 
@@ -23,14 +23,13 @@ from sandkeep.model import Lock
     "timeout_s",
     type=float,
     metavar="SECONDS",
-    help="How long to wait while somebody else holds it: 30 if it is left out, 0 for not at all.",
+    help="Maximum time to wait for another owner; 0 to fail at once (default: 30).",
 )
 @common()
 def acquire(front: Frontend, name: str, timeout_s: float | None) -> None:
-    """Take a lock and print its id.
+    """Acquire a lock and print its id.
 
-    The daemon keeps it until it is released. NAME is that of the sandbox that daemons share. Interrupted while it
-    waits, the command has taken nothing.
+    The daemon holds it until it is released. NAME is that of the shared sandbox. An interrupted wait acquires nothing.
     """
     with progress(f"waiting for {name}") as told, front.client() as client:
         lock = client.lock.acquire(name, progress=told, **given(timeout_s=timeout_s))
@@ -39,13 +38,13 @@ def acquire(front: Frontend, name: str, timeout_s: float | None) -> None:
 
 @command(examples=["sandkeep lock release sandbox-1f2e", "sandkeep lock release $LOCK"])
 @click.argument("name", type=LOCK, metavar="LOCK")
-@click.option("--force", is_flag=True, help="Free it whoever holds it, and mend its document. For administrators.")
+@click.option("--force", is_flag=True, help="Free it from any owner, and repair its document. For administrators.")
 @common()
 def release(front: Frontend, name: str, force: bool) -> None:
     """Release a lock and print its id. LOCK is its name, or the id of one acquisition.
 
     With `--force` its owner, on any machine, loses it, and later writes of that owner are refused: make sure first that
-    the owner is really gone.
+    the owner has gone.
     """
     with progress(f"releasing {name}") as told, front.client() as client:
         lock = client.lock.release(name, progress=told, **given(force=force or None))
@@ -56,7 +55,7 @@ def release(front: Frontend, name: str, force: bool) -> None:
 @click.argument("name", type=LOCK, metavar="LOCK")
 @common()
 def get(front: Frontend, name: str) -> None:
-    """Show a lock as this daemon has it. LOCK is its name, which means its last acquisition, or the id of one."""
+    """Show a lock, as this daemon knows it. LOCK is its name, for its last acquisition, or the id of an acquisition."""
     with front.client() as client:
         lock = client.lock.get(name)
     if front.as_json:
@@ -70,7 +69,7 @@ def get(front: Frontend, name: str) -> None:
             ("fence", lock.fence),
             ("where", lock.where),
             ("owner", lock.owner),
-            ("known there as", lock.owner_id),
+            ("owner id", lock.owner_id),
             ("requested", when(lock.requested_at)),
             ("acquired", when(lock.acquired_at)),
             ("ended", when(lock.ended_at)),
@@ -81,7 +80,7 @@ def get(front: Frontend, name: str) -> None:
 
 
 @command(examples=["sandkeep lock ls", "sandkeep lock ls --all"])
-@click.option("--all", "-a", "everything", is_flag=True, help="Also those that are over, or came to nothing.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Include acquisitions that ended or failed.")
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List the locks that this daemon holds."""

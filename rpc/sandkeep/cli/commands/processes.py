@@ -1,4 +1,4 @@
-"""Processes that run by themselves: list them, read them, signal them, wait for them."""
+"""Processes: list, show their output, signal, wait."""
 
 import shlex
 
@@ -17,10 +17,10 @@ from sandkeep.model import Process, ProcessOutput
 
 @command(examples=["sandkeep ps", "sandkeep ps $BOX --all"])
 @click.argument("sandbox", required=False, type=SANDBOX, metavar="[SANDBOX]")
-@click.option("--all", "-a", "everything", is_flag=True, help="Also those that ended.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Include processes that ended.")
 @common()
 def ps(front: Frontend, sandbox: str | None, everything: bool) -> None:
-    """List the processes of one sandbox, or of all."""
+    """List the processes of one sandbox, or of all sandboxes."""
     with front.client() as client:
         found: list[Process] = every(client.process.list, sandbox_id=sandbox, all=everything)
     if front.as_json:
@@ -67,10 +67,10 @@ class _JsonLines:
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=PROCESS, metavar="NAME")
-@click.option("--follow", "-f", is_flag=True, help="Go on as it writes, until it ends.")
-@click.option("--since", type=click.IntRange(0), metavar="OFFSET", help="From this byte of each stream on.")
-@click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="From the last N lines of each stream on.")
-@click.option("--stream", type=click.Choice(STREAMS), help="Only this one.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the output until the process ends.")
+@click.option("--since", type=click.IntRange(0), metavar="OFFSET", help="Start at this byte of each stream.")
+@click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="Start at the last N lines of each stream.")
+@click.option("--stream", type=click.Choice(STREAMS), help="Show only this stream.")
 @common()
 def logs(
     front: Frontend, sandbox: str, name: str, follow: bool, since: int | None, tail: int | None, stream: str | None
@@ -80,7 +80,7 @@ def logs(
     With --json: one document for each piece, with its offsets; bytes in base64.
     """
     if since is not None and tail is not None:
-        raise click.UsageError("--since and --tail exclude each other: both say where to begin")
+        raise click.UsageError("--since and --tail cannot be combined: both say where to start")
     reader = Reader(front, sandbox, name)
     try:
         at = (since or 0, since or 0) if tail is None else reader.last_lines(tail)
@@ -112,11 +112,11 @@ def _show(reader: Reader, sink: Descriptors, at: tuple[int, int], *, follow: boo
     metavar="SIGNAL",
     default="TERM",
     show_default=True,
-    help="Its name or number.",
+    help="Name or number of the signal.",
 )
 @common()
 def kill(front: Frontend, sandbox: str, name: str, signal_name: str) -> None:
-    """Send a signal to a process and to all that it started."""
+    """Send a signal to a process and its group."""
     with front.client() as client:
         process = client.process.signal(sandbox, name, signal=signal_name.upper())
     if front.as_json:
@@ -126,12 +126,12 @@ def kill(front: Frontend, sandbox: str, name: str, signal_name: str) -> None:
 @command(examples=["sandkeep wait $BOX build", "sandkeep wait $BOX build --timeout 60"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=PROCESS, metavar="NAME")
-@click.option("--timeout", type=float, metavar="SECONDS", help="How long to wait; the process goes on.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Maximum time to wait; the process keeps running.")
 @common(OWN_FAILURE)
 def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int:
-    """Wait until a process has ended, and exit with its code.
+    """Wait until a process exits, and exit with its code.
 
-    Exits with 124 when the wait, or the process's own time, was up; with 125 when nobody saw how it ended.
+    Exits with 124 when the wait or the process timed out, and with 125 when the process's exit code is unknown.
     """
     from sandkeep.errors import StateError
 

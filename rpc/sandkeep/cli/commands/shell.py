@@ -1,4 +1,4 @@
-"""`attach` and `shell`: being at the terminal of a process.
+"""`attach` and `shell`: the terminal of a process on ours.
 
 The daemon hands over the terminal and is not needed any more while it is shown: it may stop, and be started again.
 """
@@ -91,7 +91,7 @@ def _how_it_ended(front: Frontend, process: Process, patience_s: float, *, rows:
     if front.as_json:
         json_line(ended)
     if ended.timed_out:
-        note("sandkeep: its time was up")
+        note("sandkeep: the process timed out")
         return TIMED_OUT
     if ended.exit_code is None:
         note(f"sandkeep: {plain(ended.error or f'the process is {ended.status}')}")
@@ -119,22 +119,22 @@ def _wait(reader: Reader, patience_s: float) -> Process | None:
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=RUNNING, metavar="NAME")
-@click.option("--read-only", is_flag=True, help="Only look at its terminal; what is typed goes nowhere.")
-@click.option("--interactive", "-i", is_flag=True, help="Without a terminal: pass standard input on to it.")
-@click.option("--from-start", is_flag=True, help="Without a terminal: begin with what it wrote before.")
+@click.option("--read-only", is_flag=True, help="Show its terminal, and discard input.")
+@click.option("--interactive", "-i", is_flag=True, help="Without a terminal: pass standard input to it.")
+@click.option("--from-start", is_flag=True, help="Without a terminal: start with its earlier output.")
 @common(OWN_FAILURE)
 def attach(front: Frontend, sandbox: str, name: str, read_only: bool, interactive: bool, from_start: bool) -> int:
     """Attach to a running process, and exit with its code when it ends.
 
-    A process that has a terminal (see `run --tty`) is shown on yours, at its size. C-b d detaches, C-b [ scrolls back,
-    C-b C-b is a C-b for the process: these are tmux's keys, as a tmux inside the sandbox keeps the terminal. Any number
-    may be attached. When it ends and you have typed nothing, its last lines stay on your screen. Piped, it is a
-    terminal of 24 rows and 80 columns.
+    A process that has a terminal (see `run --tty`) is shown on yours, at its size. The keys are those of tmux, which
+    keeps the terminal inside the sandbox: C-b d detaches, C-b [ scrolls back, C-b C-b sends C-b to the process. Several
+    clients may be attached. If you typed nothing, the last lines stay on your screen when the process ends. Piped, it
+    is a terminal of 24 rows and 80 columns.
 
-    A process without a terminal is followed from now on, its stdout and stderr apart. Ctrl-C interrupts it, and pressed
-    again kills it; Ctrl-\\ detaches.
+    The output of a process without a terminal is followed from now on, on stdout and stderr. Ctrl-C interrupts the
+    process, a second Ctrl-C kills it, and Ctrl-\\ detaches.
 
-    The process goes on however your view of it ends.
+    The process keeps running when you detach or are disconnected.
     """
     with front.client() as client:
         process: Process = client.process.get(sandbox, name)
@@ -152,7 +152,7 @@ def attach(front: Frontend, sandbox: str, name: str, read_only: bool, interactiv
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-@click.option("--name", metavar="NAME", help="Its name; otherwise shell, shell-2 and so on.")
+@click.option("--name", metavar="NAME", help="Name of the process (default: shell, shell-2 and so on).")
 @env_option
 @secret_option
 @cwd_option
@@ -160,8 +160,8 @@ def attach(front: Frontend, sandbox: str, name: str, read_only: bool, interactiv
 def shell(front: Frontend, sandbox: str, command: tuple[str, ...], name: str | None, **options: Any) -> int:
     """Start a shell in SANDBOX, on your terminal, and exit with its code.
 
-    It is bash if that is there, or COMMAND, and a process like any other: detached from with C-b d, or cut off, it goes
-    on, and `sandkeep attach` brings you back.
+    It runs COMMAND, by default bash where that is installed, as a process like any other: after C-b d, or when the
+    connection is lost, it keeps running, and `sandkeep attach` attaches to it again.
     """
     own = OwnTerminal()
     if not own.is_interactive:

@@ -57,11 +57,11 @@ INTERVAL_S: Final = 1.0
     metavar="SECONDS",
     default=INTERVAL_S,
     show_default=True,
-    help="How often to look.",
+    help="Time between samples.",
 )
-@click.option("--once", is_flag=True, help="Print one table and end.")
-@click.option("--sort", type=click.Choice([*SORTS]), help="Most first; cpu, or with --once time.")
-@click.option("--prometheus", is_flag=True, help="Answer in Prometheus' text format.")
+@click.option("--once", is_flag=True, help="Print one table and exit.")
+@click.option("--sort", type=click.Choice([*SORTS]), help="Sort key, largest first (default: cpu; with --once time).")
+@click.option("--prometheus", is_flag=True, help="Print Prometheus' text format.")
 @common()
 def stats(
     front: Frontend, sandboxes: tuple[str, ...], interval: float, once: bool, sort: str | None, prometheus: bool
@@ -72,7 +72,7 @@ def stats(
     unknown values. CPU is the load of one cpu, TIME the CPU time; MEMORY excludes the page cache; KILLS are OOM kills.
     """
     if prometheus and front.as_json:
-        raise click.UsageError("--prometheus and --json exclude each other")
+        raise click.UsageError("--prometheus and --json cannot be combined")
     with front.client() as client:
         found = _ask(client, sandboxes)
         if front.as_json:
@@ -116,7 +116,7 @@ def _watch(
                 rates = busy(before, found, rates)
     except SignalledError as told:
         return 128 + told.number
-    note("sandkeep: " + ("it has ended" if len(sandboxes) == 1 else "they have ended"))
+    note("sandkeep: " + ("the sandbox has ended" if len(sandboxes) == 1 else "the sandboxes have ended"))
     return None
 
 

@@ -1,4 +1,4 @@
-"""Going back: a sandbox as it was at a moment of its history."""
+"""Time travel: restore a sandbox as it was at a moment of its history."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -35,7 +35,7 @@ from sandkeep.model import RestoredAt
     type=At(times=True),
     required=True,
     metavar="POSITION|TIME",
-    help="A position, as `sandkeep history` shows it, or a time such as 2026-11-22T09:00:00Z.",
+    help="A position from `sandkeep history`, or a time such as 2026-11-22T09:00:00Z.",
 )
 @sandbox_name_option
 @env_option
@@ -43,10 +43,10 @@ from sandkeep.model import RestoredAt
 @label_option
 @common()
 def restore(front: Frontend, sandbox: str, at: dict[str, Any], **options: Any) -> None:
-    """Make a new sandbox that is as SANDBOX was at a moment, and print its id.
+    """Create a sandbox as SANDBOX was at a moment, and print its id.
 
-    The newest snapshot at or before that moment is used; which one, and how far it is from there, goes to stderr.
-    SANDBOX itself stays as it is, and may have ended.
+    The newest snapshot or checkpoint at or before that moment is used, and reported on stderr with its distance from
+    it. SANDBOX itself is not changed, and may have ended.
     """
     with progress("restoring") as told, front.client() as client:
         made = client.sandbox.restore_at(sandbox, progress=told, **at, **given(**options))
@@ -64,14 +64,14 @@ def used(made: RestoredAt) -> Iterator[str]:
     yield f"from {moment.kind} {moment.source_id}{name}, of position {moment.position}"
     yield f"of {moment.time}, {_distance(made)}"
     if moment.partial:
-        yield f"that {moment.kind} leaves out files, as it was made with --include or --exclude"
+        yield f"that {moment.kind} lacks files, as it was created with --include or --exclude"
 
 
 def _distance(made: RestoredAt) -> str:
     passed = elapsed(made.distance_s) + (" s" if made.distance_s < 3600 else "")
     if made.events_between is None:
-        return f"{passed} before the moment asked for; some of the events between may be in the archive"
+        return f"{passed} before the requested moment; some of the events between may be archived"
     if made.events_between == 0:
-        return "and nothing happened in the sandbox from there to the moment asked for"
+        return "and nothing happened in the sandbox between that and the requested moment"
     events = "1 event" if made.events_between == 1 else f"{made.events_between} events"
-    return f"{events} and {passed} before the moment asked for"
+    return f"{events} and {passed} before the requested moment"

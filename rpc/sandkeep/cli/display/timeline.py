@@ -1,4 +1,4 @@
-"""Events as lines that a person can read: events in, text out."""
+"""Events as lines for people: events in, text out."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -36,7 +36,7 @@ def _requested(data: dict[str, Any]) -> str:
 
 
 def _paused(data: dict[str, Any]) -> str:
-    return "" if data.get("pause_ms") is None else f"stood still for {data['pause_ms']:.0f} ms"
+    return "" if data.get("pause_ms") is None else f"frozen for {data['pause_ms']:.0f} ms"
 
 
 def _snapshot(data: dict[str, Any]) -> str:
@@ -48,12 +48,12 @@ def _snapshot(data: dict[str, Any]) -> str:
 
 def _stored(data: dict[str, Any]) -> str:
     what = f"{data['member_count']} files, {size(data['size_bytes'])}"
-    unsent = f"here alone: {data['unsent']}" if data.get("unsent") else ""
+    unsent = f"on this machine only: {data['unsent']}" if data.get("unsent") else ""
     return "  ".join(filter(None, [what, _paused(data), unsent]))
 
 
 def _checkpoint(data: dict[str, Any]) -> str:
-    goes_on = "" if data["leave_running"] else "it is suspended with that"
+    goes_on = "" if data["leave_running"] else "suspends the sandbox"
     return "  ".join(filter(None, [data.get("name"), goes_on, f"to {data['place']['uri']}"]))
 
 
@@ -94,7 +94,7 @@ def _written(data: dict[str, Any]) -> str:
 
 
 def _by_whom(data: dict[str, Any]) -> str:
-    return "from outside" if data.get("outside") else ""
+    return "by another program" if data.get("outside") else ""
 
 
 DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
@@ -112,7 +112,7 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "sandbox.created": _isolation,
     "sandbox.adopted": lambda _: "found running",
     "sandbox.suspended": _by_whom,
-    "sandbox.resume_requested": lambda data: "anew, on its files" if data.get("anew") else "",
+    "sandbox.resume_requested": lambda data: "restart from its files" if data.get("anew") else "",
     "sandbox.resumed": lambda data: _by_whom(data) or (_isolation(data) if data.get("isolation") else ""),
     "sandbox.restore_requested": lambda data: f"from {shorten(data.get('checkpoint_id') or data['snapshot_id'])}",
     "sandbox.restored": lambda data: f"from {shorten(data.get('checkpoint_id') or data['snapshot_id'])}",
@@ -124,10 +124,10 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "lock.acquire_requested": lambda data: f"{data['name']} at {data['where']}",
     "lock.acquired": lambda data: f"fence {data['fence']}",
     "lock.steal_requested": lambda data: f"{data['name']} at {data['where']}",
-    "lock.stolen": lambda _: "freed, whoever held it",
+    "lock.stolen": lambda _: "freed by force",
     "snapshot.create_requested": _snapshot,
     "snapshot.stored": _stored,
-    "snapshot.deleted": lambda data: "its archive is kept for others" if data.get("kept") else "",
+    "snapshot.deleted": lambda data: "its archive is kept for other snapshots" if data.get("kept") else "",
     "checkpoint.create_requested": _checkpoint,
     "checkpoint.stored": _checkpoint_stored,
     "checkpoint.restore_requested": lambda data: (
