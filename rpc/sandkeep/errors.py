@@ -31,7 +31,7 @@ class CallerError(SandkeepError):
 
 
 class StateError(SandkeepError):
-    """The request is right, but not in the present state of things: wait, or change that state first."""
+    """The request is valid, but not in the present state: wait, or change that state first."""
 
 
 class SetupError(SandkeepError):
@@ -47,7 +47,7 @@ class DataError(SandkeepError):
 
 
 class DaemonError(SandkeepError):
-    """Sandkeep itself cannot go on: its disk, its connection, or a defect of ours."""
+    """Sandkeep itself failed: its disk, its connection, or a defect of ours."""
 
 
 CODES: Final[dict[str, type[SandkeepError]]] = {

@@ -85,7 +85,7 @@ class DaemonStarted(Event, frozen=True, kw_only=True):
 
 
 class DaemonStopped(Event, frozen=True, kw_only=True):
-    """The daemon stopped in good order; sandboxes and processes went on."""
+    """The daemon stopped cleanly; sandboxes and processes keep running."""
 
     type = "daemon.stopped"
     reason: str
@@ -260,7 +260,7 @@ class SandboxCreateFailed(Failure, frozen=True, kw_only=True):
 
 
 class SandboxAdopted(Event, frozen=True, kw_only=True):
-    """A daemon that started found the sandbox running and looks after it again."""
+    """A daemon that started found the sandbox running, and manages it again."""
 
     type = "sandbox.adopted"
 
@@ -273,7 +273,7 @@ class SandboxFailed(Event, frozen=True, kw_only=True):
 
 
 class SandboxLost(Event, frozen=True, kw_only=True):
-    """The log says that the sandbox runs, but its provider has it no more."""
+    """The sandbox runs according to the log, but its provider does not have it."""
 
     type = "sandbox.lost"
     last_status: str
@@ -301,7 +301,7 @@ class SandboxSuspendFailed(Failure, frozen=True, kw_only=True):
 
 
 class SandboxResumeRequested(Event, frozen=True, kw_only=True):
-    """The sandbox is about to go on; or, `anew`, one that was lost or failed is about to be started on its files."""
+    """The sandbox is about to be resumed; or, `anew`, a lost or failed one is about to be restarted from its files."""
 
     type = "sandbox.resume_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("sandbox.resumed", "sandbox.resume_failed")
@@ -374,8 +374,8 @@ class SandboxForkRequested(Event, frozen=True, kw_only=True):
 
 
 class SandboxForked(Event, frozen=True, kw_only=True):
-    """The files are kept that the forks start from, each of which goes on by itself from here on. The sandbox stood
-    still for `pause_ms`.
+    """The files that the forks start from are stored; the forks are independent from here on. The sandbox was frozen
+    for `pause_ms`.
     """
 
     type = "sandbox.forked"
@@ -486,8 +486,8 @@ class ProcessExited(Event, frozen=True, kw_only=True):
 
 
 class ProcessRestored(Event, frozen=True, kw_only=True):
-    """The process goes on from the checkpoint `checkpoint_id`, in which it was `restored_from`: itself, or one of the
-    sandbox that the checkpoint is of. `requested` is how that was launched.
+    """The process was restored from the checkpoint `checkpoint_id`, where it is the process `restored_from`, of this
+    sandbox or of the checkpoint's. `requested` is the launch of that process.
     """
 
     type = "process.restored"
@@ -498,7 +498,7 @@ class ProcessRestored(Event, frozen=True, kw_only=True):
 
 
 class ProcessLost(Event, frozen=True, kw_only=True):
-    """The process is gone and nobody saw how it ended."""
+    """The process is gone, and its exit code is unknown."""
 
     type = "process.lost"
     message: str
@@ -508,8 +508,8 @@ class ProcessLost(Event, frozen=True, kw_only=True):
 
 
 class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
-    """The files of a sandbox are about to be kept as an archive at each of `places`; or, without a sandbox, an archive
-    from elsewhere is. See `model.Snapshot` for the rest.
+    """The files of a sandbox are about to be stored as an archive at each of `places`; or, without a sandbox, an
+    archive is about to be imported. See `model.Snapshot` for the rest.
     """
 
     type = "snapshot.create_requested"
@@ -550,7 +550,7 @@ class SnapshotStored(Event, frozen=True, kw_only=True):
 
 
 class SnapshotSent(Event, frozen=True, kw_only=True):
-    """The archive, which was on one machine alone, is where it was to be."""
+    """The archive, which was on this machine only, is in its places."""
 
     type = "snapshot.sent"
 
@@ -612,8 +612,8 @@ class ArchiveRemoveFailed(Event, frozen=True, kw_only=True):
 
 
 class CheckpointCreateRequested(Event, frozen=True, kw_only=True):
-    """A sandbox is about to be checkpointed with all its processes, in files at `place`. It goes on, or is suspended
-    with that. `spec`, `secrets`, `plan` and `needs_image` are the sandbox's; `facts` are the properties of this machine
+    """A sandbox is about to be checkpointed with all its processes, in files at `place`. It keeps running, or is
+    suspended. `spec`, `secrets`, `plan` and `needs_image` are the sandbox's; `facts` are the properties of this machine
     that a restore depends on.
     """
 
@@ -635,8 +635,8 @@ class CheckpointCreateRequested(Event, frozen=True, kw_only=True):
 
 
 class CheckpointStored(Event, frozen=True, kw_only=True):
-    """The checkpoint is complete, verified and durable where it was to be. It holds so many `processes`; a sandbox that
-    goes on stood still for `pause_ms`.
+    """The checkpoint is complete, verified and durable in its place. It holds so many `processes`; a sandbox that
+    keeps running was frozen for `pause_ms`.
     """
 
     type = "checkpoint.stored"
@@ -659,14 +659,14 @@ class CheckpointDeleteRequested(Event, frozen=True, kw_only=True):
 
 
 class CheckpointDeleted(Event, frozen=True, kw_only=True):
-    """The checkpoint and its files are no more."""
+    """The checkpoint and its files are removed."""
 
     type = "checkpoint.deleted"
 
 
 class CheckpointRestoreRequested(Event, frozen=True, kw_only=True):
-    """Sandboxes of these ids, and `names` if they have any, are about to be made of a checkpoint. Its stream is called
-    by an id of its own, as that of a fork is.
+    """Sandboxes of these ids, and `names` if they have any, are about to be created from a checkpoint. Its stream
+    has an id of its own, as that of a fork has.
     """
 
     type = "checkpoint.restore_requested"
@@ -678,7 +678,7 @@ class CheckpointRestoreRequested(Event, frozen=True, kw_only=True):
 
 
 class CheckpointRestored(Event, frozen=True, kw_only=True):
-    """The checkpoint is at hand and sound, and the sandboxes are made of it, each by itself from here on."""
+    """The checkpoint is on this machine and verified; the sandboxes are created from it, independently from here on."""
 
     type = "checkpoint.restored"
 

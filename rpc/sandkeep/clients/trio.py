@@ -102,8 +102,8 @@ class Client(TrioMethods):
         type: str | None = None,
         follow: bool = True,
     ) -> "Events":
-        """Iterate over events after a token, and wait for more; see `event.list`. Its `token` is where to go on
-        later.
+        """Iterate over events after a token, and wait for more; see `event.list`. Its `token` is the
+        place to continue from.
         """
         return Events(self, after, sandbox_id, type, follow)
 

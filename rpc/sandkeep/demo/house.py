@@ -83,7 +83,7 @@ class House:
         return connect(self.socket, client="demo", patience_s=patience_s)
 
     def stop(self) -> int | None:
-        """Ask the daemon to stop, wait for it, and answer its exit code; sandboxes go on. None when none ran."""
+        """Ask the daemon to stop, wait for it, and return its exit code, None when none ran. Sandboxes keep running."""
         if self._daemon is None:
             return None
         self._stopping = True

@@ -208,14 +208,14 @@ class Note(Message, frozen=True, kw_only=True, tag="note"):
 
 
 class EventBatch(Message, frozen=True, kw_only=True, tag="events"):
-    """Events in order; an append is never split. `token` is where to go on after them."""
+    """Events in order; an append is never split. `token` is the place to continue from."""
 
     events: list[Event]
     token: str
 
 
 class Detached(Message, frozen=True, kw_only=True, tag="detached"):
-    """The terminal let go of its viewer; the process goes on."""
+    """The viewer was detached from the terminal; the process keeps running."""
 
 
 class End(Message, frozen=True, kw_only=True, tag="end"):

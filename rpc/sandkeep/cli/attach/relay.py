@@ -25,7 +25,7 @@ def left(process: Process) -> str:
 
 class Signals:
     """Signals that we get become the process's. A second INT kills it; a third ends us alone; QUIT leaves it if it may
-    go on. While the daemon is away nothing can be passed on, and INT ends us at once.
+    keep running. While the daemon is away nothing can be passed on, and INT ends us at once.
 
     A thread waits for them. A handler would be run by the main thread, which may have begun to wait for output just
     before: that would not be cut short, and the signal would have to wait too.
