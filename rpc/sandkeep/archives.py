@@ -89,8 +89,8 @@ def import_from(
         with open(path, "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                words = f"{path} is not a regular file: write it to a file and import that"
-                raise CallerError("invalid", words, path=path)
+                message = f"{path} is not a regular file: write it to a file and import that"
+                raise CallerError("invalid", message, path=path)
             size = status.st_size
             form = _MAGIC.get(file.read(2), "tar")
             file.seek(0)

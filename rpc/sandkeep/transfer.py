@@ -367,7 +367,7 @@ def _place(stage: Stage, target: bytes) -> bytes:
 
 def _complete(call: Handed, tar: "subprocess.Popen[bytes]") -> Copied:
     """Return the sandbox's answer for a copy that was unpacked here. Raises the error of either side."""
-    if tar.returncode and not any(words in _said(tar) for words in _CUT_SHORT):
+    if tar.returncode and not any(message in _said(tar) for message in _CUT_SHORT):
         raise _unwritable(tar)
     answer: Copied = call.answer()
     if tar.returncode:
@@ -384,9 +384,9 @@ def _unreadable(tar: "subprocess.Popen[bytes]") -> SandkeepError:
 
 def _unwritable(tar: "subprocess.Popen[bytes]") -> SandkeepError:
     said = _said(tar)
-    if any(words in said for words in _NO_ROOM):
-        words = f"no space left on this machine's disk: {said}; nothing was copied"
-        return CallerError("permission_denied", words, field="target")
+    if any(message in said for message in _NO_ROOM):
+        message = f"no space left on this machine's disk: {said}; nothing was copied"
+        return CallerError("permission_denied", message, field="target")
     return ProviderError(
         "provider_unavailable", f"the sandbox's archive cannot be unpacked: {said}; nothing was copied"
     )

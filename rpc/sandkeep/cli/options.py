@@ -80,8 +80,8 @@ colour_option: Final = click.option(
 )
 
 
-def _tell(words: str) -> None:
-    note(f"sandkeep: {plain(words)}")
+def _print_notice(message: str) -> None:
+    note(f"sandkeep: {plain(message)}")
 
 
 class Frontend:
@@ -97,7 +97,7 @@ class Frontend:
         if self._daemon is not None:
             return Client(self._daemon)
         daemon = Daemon(self.socket, CLIENT_NAME)
-        daemon.tell = _tell
+        daemon.on_wait = _print_notice
         first = Client(daemon, dial(daemon.path))
         self._daemon = daemon
         return first

@@ -98,8 +98,8 @@ def check_plain(method: str) -> None:
     """Raise `invalid` for a method whose descriptors would be lost in a plain call."""
     row = METHODS.get(method)
     if row is not None and row.descriptors:
-        words = f"{method} hands over open descriptors: call with_descriptors({method!r}, ...) of a Python client"
-        raise CallerError("invalid", words)
+        message = f"{method} hands over open descriptors: call with_descriptors({method!r}, ...) of a Python client"
+        raise CallerError("invalid", message)
 
 
 def outcome(answer: Answer, kind: type[T]) -> T:

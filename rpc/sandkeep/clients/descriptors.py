@@ -65,8 +65,8 @@ class Handover:
         try:
             self._arrived += _descriptors_in(ancillary)
             if flags & MSG_CTRUNC:
-                words = "not all descriptors of the daemon could be received: raise the limit of open files"
-                raise SetupError("not_configured", words)
+                message = "not all descriptors of the daemon could be received: raise the limit of open files"
+                raise SetupError("not_configured", message)
             for line in self._lines.feed(data):
                 self._hear(jsonrpc.parse_answer(line))
             if not data or self._lines.overflowed:
@@ -119,8 +119,8 @@ class Handover:
         which nobody can go on with, or when the call is not to be made again.
         """
         if self._taken and self.row.name in _STREAMS:
-            words = "the daemon went away during the copy, which may be incomplete: start it again"
-            raise StateError("not_ready", words, socket=self.path)
+            message = "the daemon went away during the copy, which may be incomplete: start it again"
+            raise StateError("not_ready", message, socket=self.path)
         failure = self.trial.failure(self.answer)
         self.trial.lost(failure)
         self.close()
@@ -128,10 +128,10 @@ class Handover:
         self._lines = LineBuffer()
 
     def _not_understood(self) -> DaemonError:
-        words = (
+        message = (
             f"the daemon did not answer {self.row.name} with {self.row.descriptors} descriptors: is it of this version?"
         )
-        return DaemonError("internal", words)
+        return DaemonError("internal", message)
 
     def close(self) -> None:
         """Close the descriptors that were not handed to the caller."""

@@ -38,13 +38,13 @@ class Daemon:
     """The daemon that a client talks to, over any number of connections.
 
     `patience_s` is the time that a call waits when the daemon went away, by default SANDKEEP_PATIENCE; with 0 it fails
-    at once. `tell` is called with a message when that takes a while. `is_away` is True while a call waits.
+    at once. `on_wait` is called with a message when that takes a while. `is_away` is True while a call waits.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, client: str, patience_s: float | None = None) -> None:
         self.path = socket_path(path)
         self.patience_s = PATIENCE() if patience_s is None else patience_s
-        self.tell: Callable[[str], None] | None = None
+        self.on_wait: Callable[[str], None] | None = None
         self.is_away = False
         self._client = client
         self._log_id: str | None = None
@@ -61,8 +61,8 @@ class Daemon:
         if log_id is None or self._log_id in (None, log_id):
             self._log_id = self._log_id or log_id
             return
-        words = f"the daemon on {self.path} has another event log than before: connect again, and start over"
-        raise DataError("wrong_log", words, log_id=log_id)
+        message = f"the daemon on {self.path} has another event log than before: connect again, and start over"
+        raise DataError("wrong_log", message, log_id=log_id)
 
 
 class _Welcome(msgspec.Struct, frozen=True):
@@ -126,9 +126,9 @@ class Trial:
 
     def _tell(self) -> None:
         self.daemon.is_away = True
-        if self.daemon.tell is not None and self._went and time.monotonic() - self._went > _TELL_AFTER_S:
+        if self.daemon.on_wait is not None and self._went and time.monotonic() - self._went > _TELL_AFTER_S:
             self._went = 0.0
-            self.daemon.tell(f"the daemon on {self.daemon.path} does not answer: waiting for it")
+            self.daemon.on_wait(f"the daemon on {self.daemon.path} does not answer: waiting for it")
 
     def connected(self) -> None:
         """There is a connection again."""
@@ -140,11 +140,11 @@ def socket_path(given: str | os.PathLike[str] | None) -> str:
     """The socket to connect to: the one given, or the setting's. Raises `not_configured` if none can be there."""
     path = SOCKET() if given is None else os.fspath(given)
     if not path:
-        words = "the path of the daemon's socket is empty: give one, or unset SANDKEEP_SOCKET"
-        raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
+        message = "the path of the daemon's socket is empty: give one, or unset SANDKEEP_SOCKET"
+        raise SetupError("not_configured", message, setting="SANDKEEP_SOCKET")
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
-        words = f"SANDKEEP_SOCKET: {path} is too long: the path of a socket has at most {_MOST_PATH_BYTES} bytes"
-        raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
+        message = f"SANDKEEP_SOCKET: {path} is too long: the path of a socket has at most {_MOST_PATH_BYTES} bytes"
+        raise SetupError("not_configured", message, setting="SANDKEEP_SOCKET")
     return path
 
 
@@ -155,12 +155,12 @@ def cannot_connect(path: str, error: OSError) -> SandkeepError:
             "not_ready", f"no daemon is listening on {path}: start one with `sandkeep daemon`", socket=path
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        words = f"permission denied for {path}: ask the administrator, or start a daemon of your own"
-        return CallerError("permission_denied", words, socket=path)
+        message = f"permission denied for {path}: ask the administrator, or start a daemon of your own"
+        return CallerError("permission_denied", message, socket=path)
     if error.errno in (errno.EAGAIN, errno.ETIMEDOUT):
         return StateError("not_ready", f"the daemon on {path} is too busy to answer: try again", socket=path)
-    words = f"cannot connect to {path}: {error.strerror or error}; set SANDKEEP_SOCKET to a daemon's socket"
-    return SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
+    message = f"cannot connect to {path}: {error.strerror or error}; set SANDKEEP_SOCKET to a daemon's socket"
+    return SetupError("not_configured", message, setting="SANDKEEP_SOCKET")
 
 
 def connection_lost(path: str, method: str, params: dict[str, Any], said: Answer | None = None) -> SandkeepError:
@@ -173,8 +173,8 @@ def connection_lost(path: str, method: str, params: dict[str, Any], said: Answer
         return said.error.to_exception()
     command = {"command_id": params["command_id"]} if "command_id" in params else {}
     hint = "; a retry with the same command_id takes effect once" if command else ""
-    words = f"the daemon on {path} closed the connection before it answered {method}: check that it runs{hint}"
-    return StateError("not_ready", words, socket=path, **command)
+    message = f"the daemon on {path} closed the connection before it answered {method}: check that it runs{hint}"
+    return StateError("not_ready", message, socket=path, **command)
 
 
 def is_lost(error: SandkeepError) -> bool:

@@ -246,8 +246,8 @@ class CommandProcess:
         with _daemon() as client:
             ended: Process = client.process.wait(self.sandbox_id, self.process_id)
         if ended.exit_code is None:
-            words = f"process {self.process_id} is {ended.status}: {ended.error}"
-            raise StateError("not_ready", words, process_id=self.process_id)
+            message = f"process {self.process_id} is {ended.status}: {ended.error}"
+            raise StateError("not_ready", message, process_id=self.process_id)
         return ended.exit_code
 
     def kill(self) -> None:

@@ -137,8 +137,8 @@ def uninterrupted() -> Iterator[None]:
 
 def remove_tree(path: str) -> None:
     """Remove a tree, however deep, also the directories that an overlay leaves without permissions."""
-    for words in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-        subprocess.run([*words, "--", path], check=False, stderr=subprocess.DEVNULL)
+    for argv in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+        subprocess.run([*argv, "--", path], check=False, stderr=subprocess.DEVNULL)
 
 
 @contextmanager

@@ -151,8 +151,8 @@ class Demo:
     def pass_a_secret(self) -> None:
         """Pass a secret, and look for it everywhere."""
         self.stage.title("A secret: in the process's environment, and nowhere else")
-        words = ("exec", self.sandbox, "--secret", "HARBOUR_TOKEN", "--", "sh", "login.sh")
-        digest = self.answer(*words, environment={"HARBOUR_TOKEN": self.secret})
+        argv = ("exec", self.sandbox, "--secret", "HARBOUR_TOKEN", "--", "sh", "login.sh")
+        digest = self.answer(*argv, environment={"HARBOUR_TOKEN": self.secret})
         self.require(digest == hashlib.sha256(self.secret.encode()).hexdigest(), "the secret did not arrive")
         self.witness.catch_up()
         files = self.look_for_the_secret()
@@ -255,19 +255,19 @@ class Demo:
         if not right:
             raise MismatchError(otherwise)
 
-    def answer(self, *words: str, shown: str | None = None, environment: dict[str, str] | None = None) -> str:
+    def answer(self, *argv: str, shown: str | None = None, environment: dict[str, str] | None = None) -> str:
         """Run a command that must succeed; return its stdout."""
-        code, lines = self.sandkeep(*words, shown=shown, environment=environment)
-        self.require(code == 0, f"`sandkeep {words[0]}` exited with {code}")
+        code, lines = self.sandkeep(*argv, shown=shown, environment=environment)
+        self.require(code == 0, f"`sandkeep {argv[0]}` exited with {code}")
         return "\n".join(lines)
 
     def sandkeep(
-        self, *words: str, shown: str | None = None, environment: dict[str, str] | None = None
+        self, *argv: str, shown: str | None = None, environment: dict[str, str] | None = None
     ) -> tuple[int, list[str]]:
         """Run a `sandkeep` command, show it and all that it prints; answer its code and the lines of its stdout."""
-        self.stage.command("sandkeep " + (shown or " ".join(self.short(word) for word in words)))
+        self.stage.command("sandkeep " + (shown or " ".join(self.short(word) for word in argv)))
         with subprocess.Popen(
-            [sys.executable, "-m", "sandkeep.cli", *words],
+            [sys.executable, "-m", "sandkeep.cli", *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

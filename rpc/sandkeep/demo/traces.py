@@ -42,8 +42,8 @@ def _knows(pid: str, root: str) -> bool:
 
 def _without_place(line: bytes) -> bytes:
     """A line of mountinfo without its fifth word, which is where it is mounted."""
-    words = line.split(b" ")
-    return b" ".join(words[:4] + words[5:])
+    fields = line.split(b" ")
+    return b" ".join(fields[:4] + fields[5:])
 
 
 def _read(path: str) -> bytes:

@@ -138,8 +138,8 @@ def _text(name: str, value: bytes) -> str:
         raise _invalid(name[:64], "is not UTF-8") from None
 
 
-def _invalid(name: str, words: str) -> CallerError:
-    return CallerError("invalid", f"{name}: {words}", field=name)
+def _invalid(name: str, message: str) -> CallerError:
+    return CallerError("invalid", f"{name}: {message}", field=name)
 
 
 # -- binary frames ----------------------------------------------------------------------------------------------------

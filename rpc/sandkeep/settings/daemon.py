@@ -223,11 +223,11 @@ def refuse_plaintext(address: str) -> None:
     """Raise `not_configured` for ``tcp://`` unless SANDKEEP_STREAM_PLAINTEXT allows it."""
     if address.startswith("tcp://") and not STREAM_PLAINTEXT():
         secure = address.replace("tcp:", "tls:", 1)
-        words = (
+        message = (
             f"{address} has no TLS, so that another user who takes that port while the daemon is away receives tokens: "
             f"use {secure}, or, if nobody else uses this machine, set {STREAM_PLAINTEXT.name}=1, for clients too"
         )
-        raise SetupError("not_configured", words, setting=STREAM_PLAINTEXT.name)
+        raise SetupError("not_configured", message, setting=STREAM_PLAINTEXT.name)
 
 
 LOOPBACK: Final = ("127.0.0.1", "[::1]")

@@ -131,8 +131,8 @@ def _checked_pin(address: str, pin: str | None) -> str | None:
     try:
         return tls.parse_pin(pin or "")
     except ValueError as error:
-        words = f"{address} needs the server's pin: give the one that `stream.access` returns on the daemon's socket"
-        raise CallerError("invalid", f"{words} ({error})", field="pin") from None
+        message = f"{address} needs the server's pin: give the one that `stream.access` returns on the daemon's socket"
+        raise CallerError("invalid", f"{message} ({error})", field="pin") from None
 
 
 async def _secured(wire: Wire, address: str, pin: str) -> tls.SecureStream:
@@ -153,11 +153,11 @@ async def _secured(wire: Wire, address: str, pin: str) -> tls.SecureStream:
 
 
 def _impostor(address: str) -> CallerError:
-    words = (
+    message = (
         f"the server on {address} does not have the pinned key, and was sent nothing: call `stream.access` on the "
         "daemon's socket; if it returns the same pin, another program has taken the port"
     )
-    return CallerError("permission_denied", words, address=address)
+    return CallerError("permission_denied", message, address=address)
 
 
 def _no_tls(address: str, error: Exception) -> StateError:

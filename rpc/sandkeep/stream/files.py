@@ -64,7 +64,7 @@ async def send(connection: Connection, read: Read, check: Callable[[], Awaitable
             await check()
         await connection.send_message(frames.encode(End(sha256=digest.hexdigest())).decode())
     except ConnectionClosed:
-        pass  # the server's last words say why
+        pass  # the server's last message says why
     message = await next_message(connection)
     if not isinstance(message, Done):
         raise DaemonError("internal", "the stream server did not confirm the copy")
@@ -180,8 +180,8 @@ def _nothing() -> IO[bytes]:
 def _failed(said: IO[bytes]) -> SandkeepError:
     said.seek(0)
     lines = said.read(_MOST_SAID_BYTES).decode(errors="backslashreplace").strip().splitlines()
-    words = f"not everything could be read or written here: {lines[0] if lines else 'tar failed'}; nothing was copied"
-    return CallerError("permission_denied" if "ermission" in words else "invalid", words)
+    message = f"not everything could be read or written here: {lines[0] if lines else 'tar failed'}; nothing was copied"
+    return CallerError("permission_denied" if "ermission" in message else "invalid", message)
 
 
 def _environment() -> dict[str, str]:

@@ -105,8 +105,8 @@ class Stage:
             for act in (False, True):
                 _settle(made, os.path.basename(there), parent, there, act=act)
         except RecursionError:
-            words = "its directories are nested too deeply to be merged: choose another target"
-            raise CallerError("invalid", f"{words}; nothing was copied", field="target") from None
+            message = "its directories are nested too deeply to be merged: choose another target"
+            raise CallerError("invalid", f"{message}; nothing was copied", field="target") from None
         finally:
             os.close(parent)
 
@@ -171,5 +171,5 @@ def _move(made: bytes, name: bytes, parent: int, *, is_tree: bool) -> None:
 
 def conflict(path: bytes, kind: str) -> SandkeepError:
     """The error for something of another kind that is in the way."""
-    words = f"{os.fsdecode(path)!r} is there, and is {kind}: remove it, or choose another target; nothing was copied"
-    return StateError("conflict", words, field="target")
+    message = f"{os.fsdecode(path)!r} is there, and is {kind}: remove it, or choose another target; nothing was copied"
+    return StateError("conflict", message, field="target")

@@ -236,7 +236,7 @@ def _commands(ctx: click.Context, incomplete: str) -> list[Item]:
     """The commands of the group that the words before name."""
     root = ctx.find_root()
     group: click.Command | None = root.command
-    for name in ctx.params.get("words") or ():
+    for name in ctx.params.get("names") or ():
         group = group.get_command(root, name) if isinstance(group, click.Group) else None
     return group.shell_complete(root, incomplete) if isinstance(group, click.Group) else []
 

@@ -22,12 +22,12 @@ def manual() -> None:
 
 
 @command("help", examples=["sandkeep help exec", "sandkeep help image create"])
-@click.argument("words", nargs=-1, type=Word("command"), metavar="[COMMAND]...")
+@click.argument("names", nargs=-1, type=Word("command"), metavar="[COMMAND]...")
 @click.pass_context
-def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
+def help_(ctx: click.Context, names: tuple[str, ...]) -> None:
     """Show the help of a command."""
     context = ctx.find_root()
-    for name in words:
+    for name in names:
         group = context.command
         if not isinstance(group, click.Group):
             raise click.UsageError(f"{context.command_path} has no subcommands", ctx)

@@ -171,15 +171,13 @@ def shell(front: Frontend, sandbox: str, command: tuple[str, ...], name: str | N
     return show_from_start(front, process, own)
 
 
-def _launch(
-    front: Frontend, sandbox: str, name: str | None, words: tuple[str, ...], options: dict[str, Any]
-) -> Process:
+def _launch(front: Frontend, sandbox: str, name: str | None, argv: tuple[str, ...], options: dict[str, Any]) -> Process:
     """Start it by the name, or by the first of ours that is free."""
     names = [name] if name else ["shell", *(f"shell-{number}" for number in range(2, MAX_SHELLS + 1))]
     with front.client() as client:
         for tried in names:
             try:
-                process: Process = client.process.launch(sandbox, list(words), name=tried, **options)
+                process: Process = client.process.launch(sandbox, list(argv), name=tried, **options)
             except StateError as error:
                 if error.code != "conflict" or tried == names[-1]:
                     raise

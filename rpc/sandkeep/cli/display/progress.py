@@ -17,23 +17,23 @@ _PLAIN_FRAMES: Final = "|/-\\"
 _ERASE: Final = "\r\x1b[K"
 
 
-def progress(words: str) -> "Progress":
-    """To be used in a ``with`` statement, and given to a client's call as ``progress=``. `words` are shown until the
-    daemon tells something.
+def progress(message: str) -> "Progress":
+    """To be used in a ``with`` statement, and given to a client's call as ``progress=``. `message` is shown until the
+    daemon reports progress.
     """
-    return Progress(words)
+    return Progress(message)
 
 
 class Progress:
-    """Shows the last words told, beside something that moves."""
+    """Shows the last progress message, beside an animation."""
 
-    def __init__(self, words: str) -> None:
-        self._words = words
+    def __init__(self, message: str) -> None:
+        self._message = message
         self._room = terminal_width(sys.stderr) if os.environ.get("TERM", "dumb") != "dumb" else None
 
-    def __call__(self, words: str) -> None:
-        """Show these from now on."""
-        self._words = words
+    def __call__(self, message: str) -> None:
+        """Show this message from now on."""
+        self._message = message
 
     def __enter__(self) -> Self:
         if self._room is not None:
@@ -63,7 +63,7 @@ class Progress:
         frames = _FRAMES if "utf" in (sys.stderr.encoding or "").lower() else _PLAIN_FRAMES
         turn = 0
         while True:
-            line = cut(f"{frames[turn % len(frames)]} {plain(self._words)}", (self._room or 1) - 1)
+            line = cut(f"{frames[turn % len(frames)]} {plain(self._message)}", (self._room or 1) - 1)
             print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
             turn += 1
             if self._ended.wait(_BEAT_S):

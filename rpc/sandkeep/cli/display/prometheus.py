@@ -68,6 +68,6 @@ def _samples(family: Family, found: Sequence[SandboxStats]) -> Iterator[str]:
         for mode, field in family.fields.items():
             value = getattr(one, field)
             if value is not None:
-                words = labels | ({"mode": mode} if mode else {})
-                told = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in words.items())
-                yield f"{PREFIX}{family.name}{{{told}}} {value!r}"
+                pairs = labels | ({"mode": mode} if mode else {})
+                shown = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in pairs.items())
+                yield f"{PREFIX}{family.name}{{{shown}}} {value!r}"
