@@ -22,7 +22,7 @@ from msgspec import DecodeError
 
 from sandkeep.clients import dial as dialing
 from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
-from sandkeep.clients.dial import Daemon, Trial
+from sandkeep.clients.dial import Daemon, Retry
 from sandkeep.clients.unix_socket import dial
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Event, ProcessOutput
@@ -77,9 +77,9 @@ class Client(BlockingMethods):
         self._closed = False
         self._lost = False
         self._last_id = 0
-        self._take(sock)
+        self._use(sock)
 
-    def _take(self, sock: socket | None) -> None:
+    def _use(self, sock: socket | None) -> None:
         """Use a new connection, or none yet."""
         self._sock = sock
         self._unsent = self._daemon.greeting()
@@ -149,55 +149,55 @@ class Client(BlockingMethods):
         """Run an operation of several calls, and repeat it when the daemon goes away in the middle. It must be
         repeatable.
         """
-        trial = Trial(self._daemon, "daemon.ping", {})
+        retry = Retry(self._daemon, "daemon.ping", {})
         while True:
             try:
                 return work()
             except SandkeepError as error:
                 if not dialing.is_lost(error) or self._closed:
                     raise
-                trial.lost(error)
-                time.sleep(trial.pause(error))
-                trial.connected()
+                retry.lost(error)
+                time.sleep(retry.pause(error))
+                retry.connected()
 
     def _call(self, row: Method, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
         check_plain(row.name)
         return outcome(self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
 
     def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> jsonrpc.Answer:
-        trial = Trial(self._daemon, method, params)
+        retry = Retry(self._daemon, method, params)
         with self._lock:
             while True:
-                sock = self._connected(trial)
+                sock = self._connected(retry)
                 try:
-                    return self._ask(sock, method, trial.params, progress)
+                    return self._ask(sock, method, retry.params, progress)
                 except OSError:
-                    said = self._last_words(sock)
+                    reason = self._close_reason(sock)
                 except (EOFError, DecodeError):
-                    said = None
+                    reason = None
                 self._lose()
-                self._give_up_if_told(trial, said)
+                self._raise_if_final(retry, reason)
 
-    def _give_up_if_told(self, trial: Trial, said: jsonrpc.Answer | None) -> None:
-        failure = trial.failure(said)
-        if said is not None or self._closed:
+    def _raise_if_final(self, retry: Retry, reason: jsonrpc.Answer | None) -> None:
+        failure = retry.failure(reason)
+        if reason is not None or self._closed:
             raise failure from None
-        trial.lost(failure)
+        retry.lost(failure)
 
     # -- connecting ---------------------------------------------------------------------------------------------------
 
-    def _connected(self, trial: Trial) -> socket:
+    def _connected(self, retry: Retry) -> socket:
         """The connection; a new one if the last was lost, once the daemon is there again and is the same."""
         if self._sock is not None and not self._closed:
             return self._sock
         if self._closed or (self._lost and self._daemon.patience_s <= 0):
-            raise trial.failure()
-        failure = trial.failure()
+            raise retry.failure()
+        failure = retry.failure()
         while True:
-            time.sleep(trial.pause(failure))
+            time.sleep(retry.pause(failure))
             try:
-                self._take(dial(self._daemon.path))
-                self._greet(trial.left_s)
+                self._use(dial(self._daemon.path))
+                self._greet(retry.remaining_s)
             except (OSError, EOFError, DecodeError):
                 self._lose()
             except SandkeepError as error:
@@ -208,7 +208,7 @@ class Client(BlockingMethods):
                 self._lose()
                 raise
             else:
-                trial.connected()
+                retry.connected()
                 assert self._sock is not None
                 return self._sock
 
@@ -235,7 +235,7 @@ class Client(BlockingMethods):
         self._lost = True
         if self._sock is not None:
             self._sock.close()
-        self._take(None)
+        self._use(None)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -264,9 +264,9 @@ class Client(BlockingMethods):
             if answer.id is None and answer.error is not None:
                 return answer
             if answer.method == "progress" and progress is not None:
-                told = jsonrpc.parse_progress(answer.params)
-                if told.request == request_id:
-                    progress(told.message)
+                notification = jsonrpc.parse_progress(answer.params)
+                if notification.request == request_id:
+                    progress(notification.message)
 
     def _read_line(self, sock: socket) -> bytes:
         while not self._lines:
@@ -278,7 +278,7 @@ class Client(BlockingMethods):
                 raise EOFError
         return self._lines.popleft()
 
-    def _last_words(self, sock: socket) -> jsonrpc.Answer | None:
+    def _close_reason(self, sock: socket) -> jsonrpc.Answer | None:
         """Return the reason that the daemon sent before it closed the connection, if one is unread."""
         with contextlib.suppress(OSError, EOFError, DecodeError):
             while True:

@@ -111,8 +111,8 @@ class Frontend:
         """Call a method for each object named, and print their ids, or with ``--json`` the answers."""
         with self.client() as client:
             for name in names:
-                with progress(f"{doing} {name}") as report:
-                    answer = attrgetter(method)(client)(name, progress=report, **params)
+                with progress(f"{doing} {name}") as display:
+                    answer = attrgetter(method)(client)(name, progress=display, **params)
                 noun = method.partition(".")[0]
                 json_line(answer) if self.as_json else print(getattr(answer, f"{noun}_id"), flush=True)
 

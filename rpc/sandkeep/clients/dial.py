@@ -24,7 +24,7 @@ GREETING_ID: Final = 0
 STEADY_S: Final = 10.0
 """A daemon that stays for that long has come back for good: when it goes again, it is waited for as before."""
 
-_TELL_AFTER_S: Final = 1.0
+_NOTIFY_AFTER_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 0.5
 _GROWTH: Final = 1.6
@@ -69,7 +69,7 @@ class _Welcome(msgspec.Struct, frozen=True):
     log_id: str | None = None
 
 
-class Trial:
+class Retry:
     """One call, made again and again when the connection is lost, for as long as the daemon's `patience_s`."""
 
     def __init__(self, daemon: Daemon, method: str, params: dict[str, Any]) -> None:
@@ -91,9 +91,9 @@ class Trial:
             return self._params
         return {**self._params, "timeout_s": max(0.001, timeout_s - (time.monotonic() - self._began))}
 
-    def failure(self, said: Answer | None = None) -> SandkeepError:
-        """Return the error of a call whose connection was lost; `said` is the daemon's reason, if any."""
-        return connection_lost(self.daemon.path, self._method, self._params, said)
+    def failure(self, reason: Answer | None = None) -> SandkeepError:
+        """Return the error of a call whose connection was lost; `reason` is the daemon's reason, if any."""
+        return connection_lost(self.daemon.path, self._method, self._params, reason)
 
     def lost(self, error: SandkeepError) -> None:
         """The connection was lost before the answer. Raises `error` if the call is not to be made again."""
@@ -109,7 +109,7 @@ class Trial:
         if pause_s is None:
             self.daemon.is_away = False
             raise error from None
-        self._tell()
+        self._notify()
         return pause_s
 
     def _begin(self) -> Backoff:
@@ -120,13 +120,13 @@ class Trial:
         return self._backoff
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """For how many more seconds the daemon is waited for."""
-        return max(0.001, self._backoff.left_s if self._backoff is not None else 0)
+        return max(0.001, self._backoff.remaining_s if self._backoff is not None else 0)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.daemon.is_away = True
-        if self.daemon.on_wait is not None and self._went and time.monotonic() - self._went > _TELL_AFTER_S:
+        if self.daemon.on_wait is not None and self._went and time.monotonic() - self._went > _NOTIFY_AFTER_S:
             self._went = 0.0
             self.daemon.on_wait(f"the daemon on {self.daemon.path} does not answer: waiting for it")
 
@@ -163,14 +163,14 @@ def cannot_connect(path: str, error: OSError) -> SandkeepError:
     return SetupError("not_configured", message, setting="SANDKEEP_SOCKET")
 
 
-def connection_lost(path: str, method: str, params: dict[str, Any], said: Answer | None = None) -> SandkeepError:
-    """Return the error for a connection that ended before `method` was answered; `said` is the daemon's reason, if any.
+def connection_lost(path: str, method: str, params: dict[str, Any], reason: Answer | None = None) -> SandkeepError:
+    """Return the error for a connection that ended before `method` was answered; `reason` is the daemon's, if any.
 
     A command that changes something may have been carried out. Repeated with the `command_id` of this error's data, it
     takes effect once.
     """
-    if said is not None and said.error is not None:
-        return said.error.to_exception()
+    if reason is not None and reason.error is not None:
+        return reason.error.to_exception()
     command = {"command_id": params["command_id"]} if "command_id" in params else {}
     hint = "; a retry with the same command_id takes effect once" if command else ""
     message = f"the daemon on {path} closed the connection before it answered {method}: check that it runs{hint}"

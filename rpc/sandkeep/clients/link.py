@@ -57,13 +57,13 @@ class _Slot:
 
 
 class Link:
-    """A connection, which may be lost: `is_lost`. `last_words` is the daemon's reason; `refusal` is raised if another
+    """A connection, which may be lost: `is_lost`. `close_reason` is the daemon's reason; `refusal` is raised if another
     daemon is found after reconnecting.
     """
 
     def __init__(self, sock: socket.socket, daemon: Daemon) -> None:
         self.is_lost = False
-        self.last_words: Answer | None = None
+        self.close_reason: Answer | None = None
         self.refusal: SandkeepError | None = None
         self._sock = sock
         self._daemon = daemon
@@ -150,7 +150,7 @@ class Link:
     async def _wait_for(self, slot: _Slot, progress: Progress | None) -> Answer | None:
         """Wait for the answer. None when the connection ended before."""
         while True:
-            self._tell(slot, progress)
+            self._report_progress(slot, progress)
             if slot.answer is not None or self.is_lost:
                 return slot.answer
             await self._read_or_sleep(slot)
@@ -166,10 +166,10 @@ class Link:
         finally:
             slot.sleeps = False
 
-    def _tell(self, slot: _Slot, progress: Progress | None) -> None:
-        told, slot.progress = slot.progress, []
+    def _report_progress(self, slot: _Slot, progress: Progress | None) -> None:
+        messages, slot.progress = slot.progress, []
         if progress is not None:
-            for message in told:
+            for message in messages:
                 progress(message)
 
     async def _read(self) -> None:
@@ -206,7 +206,7 @@ class Link:
         if answer.method is not None:
             self._deliver_progress(answer)
         elif answer.id is None:
-            self.last_words = answer
+            self.close_reason = answer
         elif answer.id == GREETING_ID:
             self._recognise(answer)
         elif slot := self._slots.get(answer.id):  # type: ignore[arg-type]  # ours are numbers
@@ -226,9 +226,9 @@ class Link:
     def _deliver_progress(self, answer: Answer) -> None:
         if answer.method != "progress":
             return
-        told = jsonrpc.parse_progress(answer.params)
-        if slot := self._slots.get(told.request):  # type: ignore[arg-type]  # ours are numbers
-            slot.progress.append(told.message)
+        notification = jsonrpc.parse_progress(answer.params)
+        if slot := self._slots.get(notification.request):  # type: ignore[arg-type]  # ours are numbers
+            slot.progress.append(notification.message)
             slot.wake.set()
 
     def _hand_over(self) -> None:

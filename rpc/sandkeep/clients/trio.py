@@ -17,7 +17,7 @@ import trio
 
 from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
 from sandkeep.clients.descriptors import ANCILLARY_BYTES, CHUNK_BYTES, RECEIVE_FLAGS, Handover
-from sandkeep.clients.dial import Daemon, Trial
+from sandkeep.clients.dial import Daemon, Retry
 from sandkeep.clients.link import Link, Progress, dial
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Event, ProcessOutput
@@ -124,40 +124,40 @@ class Client(TrioMethods):
         return outcome(await self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
 
     async def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> Answer:
-        trial = Trial(self._daemon, method, params)
+        retry = Retry(self._daemon, method, params)
         while True:
-            link = await self._connected(trial)
-            answer = await link.exchange(method, trial.params, progress)
+            link = await self._connected(retry)
+            answer = await link.exchange(method, retry.params, progress)
             if answer is not None:
                 return answer
             if link.refusal is not None:
                 raise link.refusal
-            failure = trial.failure(link.last_words)
-            if link.last_words is not None or self._closed.is_set():
+            failure = retry.failure(link.close_reason)
+            if link.close_reason is not None or self._closed.is_set():
                 raise failure
-            trial.lost(failure)
+            retry.lost(failure)
 
-    async def _connected(self, trial: Trial) -> Link:
+    async def _connected(self, retry: Retry) -> Link:
         """The connection; a new one if the last was lost, once the daemon is there again and is the same."""
         link = self._link
         if not link.is_lost:
             return link
-        failure = trial.failure()
+        failure = retry.failure()
         if self._daemon.patience_s <= 0:
             raise failure
         async with self._connecting:
             while (link := self._link).is_lost:
                 if self._closed.is_set():
-                    raise trial.failure()
-                with trio.move_on_after(trial.pause(failure)):
+                    raise retry.failure()
+                with trio.move_on_after(retry.pause(failure)):
                     await self._closed.wait()
                 try:
-                    await self._connect(trial.left_s)
+                    await self._connect(retry.remaining_s)
                 except SandkeepError as error:
                     if error.code == "wrong_log":
                         raise
                     failure = error
-        trial.connected()
+        retry.connected()
         return link
 
     async def _connect(self, timeout_s: float) -> None:
@@ -186,10 +186,10 @@ class Handed:
 
     async def begin(self) -> None:
         """Connect, and send the request, as soon as the daemon is there. `Client.with_descriptors` has done it."""
-        trial = self._handover.trial
-        failure = trial.failure()
+        retry = self._handover.retry
+        failure = retry.failure()
         while True:
-            await trio.sleep(trial.pause(failure))
+            await trio.sleep(retry.pause(failure))
             try:
                 self._sock = trio.socket.from_stdlib_socket(await dial(self._handover.path))
                 rest = memoryview(self._handover.request())
@@ -200,11 +200,11 @@ class Handed:
             except OSError:
                 self._let_go()
             else:
-                return trial.connected()
+                return retry.connected()
 
     async def receive(self) -> list[int]:
         """Wait for the descriptors. The caller owns and closes them. Raises the daemon's errors."""
-        while (given := self._handover.given()) is None:
+        while (given := self._handover.received()) is None:
             await self._read()
         return given
 
@@ -221,9 +221,9 @@ class Handed:
         except OSError:
             data, ancillary, flags = b"", [], 0
         try:
-            self._handover.take(data, ancillary, flags)
+            self._handover.feed(data, ancillary, flags)
         except EOFError:
-            self._handover.again()
+            self._handover.restart()
             self._let_go()
             await self.begin()
 

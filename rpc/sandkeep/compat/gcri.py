@@ -111,7 +111,7 @@ class SandboxStrategy(ABC):
         with _daemon() as client:
             self._create(client, self._image(client), name=container_id, provider=self.provider, labels=labels)
             try:
-                copy_in(client, f"{os.path.abspath(source_dir)}/.", container_id, ".", without=IGNORED)
+                copy_in(client, f"{os.path.abspath(source_dir)}/.", container_id, ".", exclude=IGNORED)
             except BaseException:
                 client.sandbox.terminate(container_id)
                 raise
@@ -183,7 +183,7 @@ class DockerSandbox(SandboxStrategy):
     prefix = "gcri_branch"
 
     def _image(self, client: Client) -> str:
-        return _empty(client, self.provider, self.config.image)
+        return _create_empty_image(client, self.provider, self.config.image)
 
     def _create(self, client: Client, image_id: str, **about: Any) -> None:
         client.sandbox.create(
@@ -202,7 +202,7 @@ class LocalSandbox(SandboxStrategy):
     prefix = "gcri_local"
 
     def _image(self, client: Client) -> str:
-        return _empty(client, self.provider)
+        return _create_empty_image(client, self.provider)
 
     def _create(self, client: Client, image_id: str, **about: Any) -> None:
         about["memory_bytes"] = parse_size(self.config.memory_limit)
@@ -240,10 +240,10 @@ def _configuration(config: Any) -> SandboxConfig:
         raise CallerError("invalid", f"config.sandbox: {error}", field="config") from None
 
 
-def _empty(client: Client, provider: str, base: str | None = None) -> str:
+def _create_empty_image(client: Client, provider: str, base: str | None = None) -> str:
     """An image with nothing in its workspace. It is made once for all branches."""
-    with tempfile.TemporaryDirectory() as place:
-        image_id: str = client.image.create(place, provider=provider, base=base).image_id
+    with tempfile.TemporaryDirectory() as directory:
+        image_id: str = client.image.create(directory, provider=provider, base=base).image_id
         return image_id
 
 

@@ -167,8 +167,8 @@ class Demo:
             with suppress(FileNotFoundError):  # the daemon goes on with its work meanwhile
                 self.require(needle not in path.read_bytes(), f"the secret is in {path}")
                 count += 1
-        told = [event.type for event in self.witness.events if self.secret in json.dumps(event.data)]
-        self.require(not told, f"the secret is in {told}")
+        leaks = [event.type for event in self.witness.events if self.secret in json.dumps(event.data)]
+        self.require(not leaks, f"the secret is in {leaks}")
         return count
 
     def restart_the_daemon(self) -> None:

@@ -62,12 +62,12 @@ class OutputCursor:
 
     def take(self, piece: ProcessOutput) -> bool:
         """Take an answer; return True if it has news."""
-        told = bool(piece.stdout or piece.stderr)
-        over = piece.ended or not (told or self._wait_s)
+        has_data = bool(piece.stdout or piece.stderr)
+        over = piece.ended or not (has_data or self._wait_s)
         self._query = (
             None if over else {"stdout_offset": piece.next_stdout_offset, "stderr_offset": piece.next_stderr_offset}
         )
-        return told or piece.ended or piece.note is not None
+        return has_data or piece.ended or piece.note is not None
 
     def move_to(self, stdout_offset: int, stderr_offset: int) -> None:
         """Continue from these offsets, after earlier output was read in another way."""

@@ -193,7 +193,7 @@ def parse_switch(text: str) -> bool:
 
 
 def _stream(text: str) -> tuple[str, ...]:
-    """Addresses to listen on; `tcp_place` says the same of one of them."""
+    """Addresses to listen on; `tcp_address` says the same of one of them."""
     return () if text == "none" else tuple(_stream_address(address) for address in _list(text))
 
 
@@ -201,11 +201,11 @@ def _stream_address(text: str) -> str:
     kind, _, place = text.partition(":")
     if kind == "unix":
         return f"unix:{absolute_path(place)}"
-    tcp_place(text)
+    tcp_address(text)
     return text
 
 
-def tcp_place(address: str) -> tuple[str, int]:
+def tcp_address(address: str) -> tuple[str, int]:
     """The host and port of ``tls://HOST:PORT``, or of ``tcp://HOST:PORT`` without TLS.
 
     Raises ValueError for others, and for hosts that are not loopback's.

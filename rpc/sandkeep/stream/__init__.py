@@ -22,7 +22,7 @@ from sandkeep.protocol import frames
 from sandkeep.protocol.frames import Done
 from sandkeep.protocol.wire import Connection
 from sandkeep.stream import files
-from sandkeep.stream.dial import Dialer, alone, close
+from sandkeep.stream.dial import Dialer, close, unwrap_single_exception
 from sandkeep.stream.live import Attached, EventStream, LogStream, Stream
 
 __all__ = ["Attached", "EventStream", "LogStream", "StreamClient"]
@@ -134,7 +134,7 @@ class StreamClient:
 
     @asynccontextmanager
     async def _begun(self, make: Callable[[trio.Nursery], S]) -> AsyncIterator[S]:
-        with alone():
+        with unwrap_single_exception():
             async with trio.open_nursery() as nursery:
                 stream = make(nursery)
                 try:
@@ -145,7 +145,7 @@ class StreamClient:
 
     @asynccontextmanager
     async def _connected(self, target: str) -> AsyncIterator[Connection]:
-        with alone():
+        with unwrap_single_exception():
             async with trio.open_nursery() as nursery:
                 connection = await self._dialer.open(nursery, target)
                 try:

@@ -102,7 +102,7 @@ async def _connect(address: str) -> socket.socket:
         if kind == "unix":
             family, place = socket.AF_UNIX, path
         else:
-            host, port = daemon.tcp_place(address)
+            host, port = daemon.tcp_address(address)
             family, place = (socket.AF_INET6 if ":" in host else socket.AF_INET), (host, port)  # type: ignore[assignment]
     except ValueError as error:
         raise CallerError("invalid", f"{address!r} is not an address of a stream server: {error}") from None
@@ -182,7 +182,7 @@ def _refusal(connection: Connection, address: str) -> SandkeepError:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def unwrap_single_exception() -> Iterator[None]:
     """Unwrap a single exception from the groups of the nursery around a caller's code."""
     try:
         yield
@@ -200,17 +200,17 @@ def alone() -> Iterator[None]:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def decoded(message: str | bytes) -> bytes | FromServer:
+def decode(message: str | bytes) -> bytes | FromServer:
     """A message of the server's; one that tells of an error is raised."""
     if isinstance(message, bytes):
         return message
     try:
-        said: FromServer = frames.decode_from_server(message)
+        parsed: FromServer = frames.decode_from_server(message)
     except msgspec.DecodeError:
         raise DaemonError("internal", "the stream server sent a message that this client does not know") from None
-    if isinstance(said, Failed):
-        raise frames.as_exception(said.error)
-    return said
+    if isinstance(parsed, Failed):
+        raise frames.as_exception(parsed.error)
+    return parsed
 
 
 def output_of(message: bytes) -> Output:
@@ -224,12 +224,12 @@ def output_of(message: bytes) -> Output:
 async def next_message(connection: Connection) -> bytes | FromServer:
     """The next message of a connection that cannot be had again."""
     try:
-        return decoded(await connection.get_message())
+        return decode(await connection.get_message())
     except ConnectionClosed as closed:
-        lost(closed)
+        raise_lost(closed)
 
 
-def lost(closed: ConnectionClosed) -> NoReturn:
+def raise_lost(closed: ConnectionClosed) -> NoReturn:
     """Raise `not_ready` for a lost connection, with the reason."""
     why = closed.reason.reason if closed.reason is not None and closed.reason.reason else "it went away"
     raise StateError("not_ready", f"the stream server closed the connection: {why}") from None

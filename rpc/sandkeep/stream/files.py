@@ -34,7 +34,7 @@ Write = Callable[[bytes], Awaitable[None]]
 
 _PACK: Final = ("tar", "-c", "-f", "-", "--format=gnu", "--sparse", "--numeric-owner", "--mode=ug-s", "--no-unquote")
 _UNPACK: Final = ("tar", "-x", "-f", "-", "--no-same-owner", "--no-same-permissions", "--numeric-owner", "-C")
-_MOST_SAID_BYTES: Final = 4096
+_MAX_STDERR_BYTES: Final = 4096
 
 
 async def receive(connection: Connection, write: Write) -> int:
@@ -110,7 +110,7 @@ async def unpacking(target: str) -> AsyncIterator[Write]:
     a directory.
     """
     with trio.CancelScope(shield=True):
-        stage = await _telling(lambda: Stage(os.fsencode(target)), target)
+        stage = await _in_thread(lambda: Stage(os.fsencode(target)), target)
     try:
         begin = partial(confined.start, [*_UNPACK, stage.tree], stage.tree, umask=0)
         async with _tar(begin, writes=False) as (pipe, finish):
@@ -120,7 +120,7 @@ async def unpacking(target: str) -> AsyncIterator[Write]:
                 await finish()
                 raise
             await finish()
-        await _telling(lambda: stage.place(stage.only_entry()), target)
+        await _in_thread(lambda: stage.place(stage.only_entry()), target)
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(stage.__exit__, None, None, None)
@@ -151,10 +151,10 @@ async def _tar(
     ours, its = (reading, writing) if writes else (writing, reading)
     os.set_blocking(ours, False)
     async with trio.lowlevel.FdStream(ours) as pipe:
-        with tempfile.TemporaryFile() as said, _nothing() as nothing:
+        with tempfile.TemporaryFile() as stderr, _nothing() as nothing:
             ends = {"stdin": nothing, "stdout": its} if writes else {"stdin": its, "stdout": nothing}
             try:
-                tar = await trio.to_thread.run_sync(lambda: begin(stderr=said, env=_environment(), **ends))
+                tar = await trio.to_thread.run_sync(lambda: begin(stderr=stderr, env=_environment(), **ends))
             except FileNotFoundError:
                 raise SetupError("not_supported", "tar is not installed on this machine: install it") from None
             finally:
@@ -163,7 +163,7 @@ async def _tar(
             async def finish() -> None:
                 await pipe.aclose()
                 if await trio.to_thread.run_sync(tar.wait, abandon_on_cancel=True):
-                    raise _failed(said)
+                    raise _failed(stderr)
 
             try:
                 yield pipe, finish
@@ -177,9 +177,9 @@ def _nothing() -> IO[bytes]:
     return open(os.devnull, "r+b")
 
 
-def _failed(said: IO[bytes]) -> SandkeepError:
-    said.seek(0)
-    lines = said.read(_MOST_SAID_BYTES).decode(errors="backslashreplace").strip().splitlines()
+def _failed(stderr: IO[bytes]) -> SandkeepError:
+    stderr.seek(0)
+    lines = stderr.read(_MAX_STDERR_BYTES).decode(errors="backslashreplace").strip().splitlines()
     message = f"not everything could be read or written here: {lines[0] if lines else 'tar failed'}; nothing was copied"
     return CallerError("permission_denied" if "ermission" in message else "invalid", message)
 
@@ -188,7 +188,7 @@ def _environment() -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if name != "TAR_OPTIONS"}, "LC_ALL": "C"}
 
 
-async def _telling(work: Callable[[], T], path: str) -> T:
+async def _in_thread(work: Callable[[], T], path: str) -> T:
     """Run disk work in a thread, and translate OSError into `invalid`."""
     try:
         return await trio.to_thread.run_sync(work)

@@ -11,7 +11,7 @@ from sandkeep.model import Event
 from sandkeep.protocol import frames
 from sandkeep.protocol.frames import CaughtUp, Detached, EventBatch, Exit, FromServer, Note, Output
 from sandkeep.protocol.wire import Connection
-from sandkeep.stream.dial import Dialer, close, decoded, lost, next_message, output_of
+from sandkeep.stream.dial import Dialer, close, decode, next_message, output_of, raise_lost
 
 _NORMAL: Final = 1000
 _SEND_BYTES: Final = 256 * 1024
@@ -55,11 +55,11 @@ class Stream:
                     return None
                 pause_s = self._backoff.pause()
                 if pause_s is None:
-                    lost(closed)
+                    raise_lost(closed)
                 await trio.sleep(pause_s)
             else:
                 self._backoff.reset()
-                return decoded(message)
+                return decode(message)
 
 
 class LogStream(Stream):
@@ -154,13 +154,13 @@ class EventStream(Stream):
 
     async def __anext__(self) -> Event:
         while not self._waiting:
-            self._take(await self._receive())
+            self._handle(await self._receive())
         event = self._waiting.popleft()
         log_id = (self._received or "").rpartition(":")[0]
         self.token = f"{log_id}:{event.position}" if self._waiting else self._received
         return event
 
-    def _take(self, message: bytes | FromServer | None) -> None:
+    def _handle(self, message: bytes | FromServer | None) -> None:
         if isinstance(message, EventBatch):
             self.caught_up = False
             self._waiting.extend(message.events)
@@ -218,4 +218,4 @@ class Attached:
         try:
             await self._connection.send_message(data)
         except ConnectionClosed as closed:
-            lost(closed)
+            raise_lost(closed)

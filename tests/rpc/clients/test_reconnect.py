@@ -203,11 +203,11 @@ def test_copies_are_begun_anew(way: str, daemon: Any, box: str, restart: Callabl
 
     with daemon.connect() as client:
         if way == "in":
-            transfer.copy_in(client, here, box, "there", moved=moved)
+            transfer.copy_in(client, here, box, "there", progress=moved)
             assert client.sandbox.exec(box, "sha256sum there").stdout[:64] == _digest(data)
         else:
             client.sandbox.exec(box, ["sh", "-c", "cat >there"], stdin=data)
-            transfer.copy_out(client, box, "there", there, moved=moved)
+            transfer.copy_out(client, box, "there", there, progress=moved)
             assert there.read_bytes() == data
             assert sorted(os.listdir(tmp_path)) == ["here", "there"]
     assert restarted.is_set()

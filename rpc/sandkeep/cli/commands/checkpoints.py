@@ -36,8 +36,8 @@ from sandkeep.protocol.methods import MAX_FORKS
 @common()
 def create(front: Frontend, sandbox: str, **options: Any) -> None:
     """Checkpoint SANDBOX, with its memory and processes, and print the checkpoint's id."""
-    with progress("checkpointing") as told, front.client() as client:
-        made = client.checkpoint.create(sandbox, progress=told, **given(**options))
+    with progress("checkpointing") as display, front.client() as client:
+        made = client.checkpoint.create(sandbox, progress=display, **given(**options))
     if made.pause_ms is not None and not front.as_json:
         note(f"sandkeep: {sandbox} was frozen for {made.pause_ms:.0f} ms")
     return json_line(made) if front.as_json else print(made.checkpoint_id)
@@ -130,12 +130,12 @@ def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over
         raise click.UsageError("--over cannot be combined with --name, --count or --label")
     if name and count > 1:
         raise click.UsageError("--name cannot be combined with --count: it names one sandbox")
-    with progress("restoring") as told, front.client() as client:
+    with progress("restoring") as display, front.client() as client:
         if over:
-            sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=told)
+            sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=display)
             return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
         options = given(labels=labels, names=[name] if name else None)
-        made = client.checkpoint.restore(checkpoint, count=count, progress=told, **options)
+        made = client.checkpoint.restore(checkpoint, count=count, progress=display, **options)
     if front.as_json:
         return json_line(made)
     for each in made.sandboxes:

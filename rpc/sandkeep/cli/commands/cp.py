@@ -44,10 +44,10 @@ def cp(front: Frontend, source: str, target: str) -> None:
     if not source or not target:
         raise click.UsageError("empty path: give . for the working directory")
     with front.client() as client, ExitStack() as shown:
-        told = progress("copying")
+        display = progress("copying")
         if target != _STREAM:  # whatever reads the archive may write to the same terminal
-            shown.enter_context(told)
-        copied = _copy(client, (source, there), (target, here), lambda count: told(f"copying: {size(count)}"))
+            shown.enter_context(display)
+        copied = _copy(client, (source, there), (target, here), lambda count: display(f"copying: {size(count)}"))
     if front.as_json and target != _STREAM:
         json_line(copied)
 
@@ -69,12 +69,12 @@ def _copy(
     (local_source, there), (local_target, here) = source, target
     watched = moved if sys.stderr.isatty() else None
     if there and here:
-        return transfer.copy_across(client, *there, *here, moved=watched)
+        return transfer.copy_across(client, *there, *here, progress=watched)
     if there and local_target == _STREAM:
         return transfer.send_archive(client, *there, 1)
     if there:
-        return transfer.copy_out(client, *there, local_target, moved=watched)
+        return transfer.copy_out(client, *there, local_target, progress=watched)
     assert here is not None
     if local_source == _STREAM:
         return transfer.receive_archive(client, 0, *here)
-    return transfer.copy_in(client, os.fsencode(local_source), *here, moved=watched)
+    return transfer.copy_in(client, os.fsencode(local_source), *here, progress=watched)

@@ -45,8 +45,8 @@ def create(front: Frontend, source: str, **options: Any) -> None:
     directory that holds one, is built for Docker. REF is the reference of a container image, such as python:3.11-slim,
     which is pulled if it is missing. An existing path, or a name that begins with `/`, `./`, `../` or `~`, is a PATH.
     """
-    with progress("creating an image") as told, front.client() as client:
-        image = client.image.create(_source(source), progress=told, **given(**options))
+    with progress("creating an image") as display, front.client() as client:
+        image = client.image.create(_source(source), progress=display, **given(**options))
     if front.as_json:
         return json_line(image)
     if image.skipped_count:

@@ -31,8 +31,8 @@ def acquire(front: Frontend, name: str, timeout_s: float | None) -> None:
 
     The daemon holds it until it is released. NAME is that of the shared sandbox. An interrupted wait acquires nothing.
     """
-    with progress(f"waiting for {name}") as told, front.client() as client:
-        lock = client.lock.acquire(name, progress=told, **given(timeout_s=timeout_s))
+    with progress(f"waiting for {name}") as display, front.client() as client:
+        lock = client.lock.acquire(name, progress=display, **given(timeout_s=timeout_s))
     return json_line(lock) if front.as_json else print(lock.lock_id)
 
 
@@ -46,8 +46,8 @@ def release(front: Frontend, name: str, force: bool) -> None:
     With `--force` its owner, on any machine, loses it, and later writes of that owner are refused: make sure first that
     the owner has gone.
     """
-    with progress(f"releasing {name}") as told, front.client() as client:
-        lock = client.lock.release(name, progress=told, **given(force=force or None))
+    with progress(f"releasing {name}") as display, front.client() as client:
+        lock = client.lock.release(name, progress=display, **given(force=force or None))
     return json_line(lock) if front.as_json else print(lock.lock_id)
 
 

@@ -68,8 +68,8 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 @common()
 def create(front: Frontend, image: str, **spec: Any) -> None:
     """Create and start a sandbox from IMAGE, and print its id."""
-    with progress("starting a sandbox") as told, front.client() as client:
-        sandbox = client.sandbox.create(image, progress=told, **given(**spec))
+    with progress("starting a sandbox") as display, front.client() as client:
+        sandbox = client.sandbox.create(image, progress=display, **given(**spec))
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 
 

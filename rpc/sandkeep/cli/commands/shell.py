@@ -62,9 +62,9 @@ def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> i
         own.sink = os.open(os.devnull, os.O_WRONLY)  # who reads this wants the document alone
     try:
         shown = own.show(master)
-    except SignalledError as told:
+    except SignalledError as signalled:
         note(left(process))
-        return 128 + told.number
+        return 128 + signalled.number
     finally:
         os.close(master)
     # The exit of tmux only decides how long we wait.

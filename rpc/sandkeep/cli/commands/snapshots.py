@@ -58,8 +58,8 @@ def create(front: Frontend, sandbox: str, **options: Any) -> None:
 
     For a local sandbox these are the files in /workspace. The sandbox is frozen for a moment, and then keeps running.
     """
-    with progress("taking a snapshot") as told, front.client() as client:
-        snapshot = client.snapshot.create(sandbox, progress=told, **given(**options))
+    with progress("taking a snapshot") as display, front.client() as client:
+        snapshot = client.snapshot.create(sandbox, progress=display, **given(**options))
     return _made(front, snapshot)
 
 
@@ -142,8 +142,8 @@ def rm(front: Frontend, snapshots: tuple[str, ...]) -> None:
 @common()
 def gc(front: Frontend, dry_run: bool) -> None:
     """Delete expired snapshots and orphaned archives. For administrators."""
-    with progress("looking for garbage") as told, front.client() as client:
-        report = client.snapshot.gc(dry_run=dry_run, progress=told)
+    with progress("looking for garbage") as display, front.client() as client:
+        report = client.snapshot.gc(dry_run=dry_run, progress=display)
     if front.as_json:
         return json_line(report)
     for line in (*report.snapshots, *report.archives):
@@ -162,15 +162,15 @@ def export(front: Frontend, snapshot: str, file: str) -> None:
     """Export SNAPSHOT to FILE as a tar archive. A single - is stdout."""
     from sandkeep import archives
 
-    with progress("exporting") as told, front.client() as client:
+    with progress("exporting") as display, front.client() as client:
 
         def moved(count: int) -> None:
-            told(f"exporting: {size(count)}")
+            display(f"exporting: {size(count)}")
 
         if file == _STREAM:
-            archives.export_into(client, snapshot, sys.stdout.fileno(), moved=moved)
+            archives.export_into(client, snapshot, sys.stdout.fileno(), progress=moved)
             return
-        exported = archives.export_to(client, snapshot, file, moved=moved)
+        exported = archives.export_to(client, snapshot, file, progress=moved)
     if front.as_json:
         json_line(exported)
 
@@ -197,9 +197,9 @@ def import_(front: Frontend, file: str, **options: Any) -> None:
     """
     from sandkeep import archives
 
-    with progress("importing") as told, front.client() as client:
+    with progress("importing") as display, front.client() as client:
         snapshot = archives.import_from(
-            client, file, moved=lambda count: told(f"importing: {size(count)}"), **given(**options)
+            client, file, progress=lambda count: display(f"importing: {size(count)}"), **given(**options)
         )
     return _made(front, snapshot)
 
@@ -230,13 +230,13 @@ def restore(
         raise click.UsageError("--over cannot be combined with --name, --env or --label")
     if end_processes and not over:
         raise click.UsageError("--end-processes needs --over SANDBOX, whose processes it ends")
-    with progress("restoring") as told, front.client() as client:
+    with progress("restoring") as display, front.client() as client:
         if over:
             sandbox = client.sandbox.restore(
-                over, snapshot_id=snapshot, end_processes=end_processes, secrets=secrets, progress=told
+                over, snapshot_id=snapshot, end_processes=end_processes, secrets=secrets, progress=display
             )
         else:
-            sandbox = client.snapshot.restore(snapshot, progress=told, **options, **given(secrets=secrets))
+            sandbox = client.snapshot.restore(snapshot, progress=display, **options, **given(secrets=secrets))
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 
 
@@ -246,8 +246,8 @@ def restore(
 @common()
 def promote(front: Frontend, snapshot: str, labels: dict[str, str]) -> None:
     """Create an image from SNAPSHOT, and print the image's id."""
-    with progress("creating an image") as told, front.client() as client:
-        image = client.snapshot.promote(snapshot, labels=labels, progress=told)
+    with progress("creating an image") as display, front.client() as client:
+        image = client.snapshot.promote(snapshot, labels=labels, progress=display)
     return json_line(image) if front.as_json else print(image.image_id)
 
 
@@ -262,8 +262,8 @@ def fork(front: Frontend, sandbox: str, **options: Any) -> None:
 
     The forks and SANDBOX are independent from then on. Processes are not forked; secrets have to be given again.
     """
-    with progress("forking") as told, front.client() as client:
-        forked = client.sandbox.fork(sandbox, progress=told, **given(**options))
+    with progress("forking") as display, front.client() as client:
+        forked = client.sandbox.fork(sandbox, progress=display, **given(**options))
     if front.as_json:
         return json_line(forked)
     for made in forked.sandboxes:

@@ -114,8 +114,8 @@ def _watch(
                     return None
                 before, found = found, _ask_again(client, sandboxes)
                 rates = busy(before, found, rates)
-    except SignalledError as told:
-        return 128 + told.number
+    except SignalledError as signalled:
+        return 128 + signalled.number
     note("sandkeep: " + ("the sandbox has ended" if len(sandboxes) == 1 else "the sandboxes have ended"))
     return None
 

@@ -28,8 +28,8 @@ def verify(front: Frontend, state_dir: str | None) -> int:
     """Check the event log and every metadata.json. Exits with 1 when there are problems."""
     if state_dir:
         _offline(front, "verify", state_dir)
-    with progress("checking the event log") as told, front.client() as client:
-        report = client.store.verify(progress=told)
+    with progress("checking the event log") as display, front.client() as client:
+        report = client.store.verify(progress=display)
     if front.as_json:
         json_line(report)
     else:
@@ -47,8 +47,8 @@ def rebuild(front: Frontend, state_dir: str | None) -> None:
     """Rebuild every metadata.json from the event log."""
     if state_dir:
         _offline(front, "rebuild", state_dir)
-    with progress("writing every metadata.json") as told, front.client() as client:
-        report = client.store.rebuild(progress=told)
+    with progress("writing every metadata.json") as display, front.client() as client:
+        report = client.store.rebuild(progress=display)
     if front.as_json:
         return json_line(report)
     counts = f"{report.written} written, {report.unchanged} unchanged, {report.removed} removed"
@@ -64,8 +64,8 @@ def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> N
     if state_dir:
         _offline(front, "compact", state_dir, *(["--older-than", older_than] if older_than else []))
     age_s = RETAIN({RETAIN.name: older_than}) if older_than else None
-    with progress("archiving") as told, front.client() as client:
-        report = client.store.compact(**given(older_than_s=age_s), progress=told)
+    with progress("archiving") as display, front.client() as client:
+        report = client.store.compact(**given(older_than_s=age_s), progress=display)
     if front.as_json:
         return json_line(report)
     what = f"{report.events} events of {report.sandboxes} sandboxes and {report.images} images archived"
@@ -89,8 +89,8 @@ def redact(front: Frontend, position: int) -> None:
 
     The event stays in the log, with its type and position; `sandkeep events` shows positions.
     """
-    with progress("redacting") as told, front.client() as client:
-        report = client.store.redact(position, progress=told)
+    with progress("redacting") as display, front.client() as client:
+        report = client.store.redact(position, progress=display)
     if front.as_json:
         return json_line(report)
     return print(f"{report.type} of {report.stream} redacted in {', '.join(report.places) or 'nothing'}")

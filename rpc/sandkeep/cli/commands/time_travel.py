@@ -48,8 +48,8 @@ def restore(front: Frontend, sandbox: str, at: dict[str, Any], **options: Any) -
     The newest snapshot or checkpoint at or before that moment is used, and reported on stderr with its distance from
     it. SANDBOX itself is not changed, and may have ended.
     """
-    with progress("restoring") as told, front.client() as client:
-        made = client.sandbox.restore_at(sandbox, progress=told, **at, **given(**options))
+    with progress("restoring") as display, front.client() as client:
+        made = client.sandbox.restore_at(sandbox, progress=display, **at, **given(**options))
     if front.as_json:
         return json_line(made)
     for line in used(made):

@@ -9,8 +9,8 @@ from sandkeep.model import Event, Moment
 
 TYPE_COLUMNS: Final = 24
 WHO_COLUMNS: Final = 10
-IS_KEPT: Final = "◆"
-WAS_KEPT: Final = "◇"
+RESTORABLE: Final = "◆"
+DELETED: Final = "◇"
 ROOMY: Final = 100
 """From this width on there is room for milliseconds."""
 
@@ -174,9 +174,9 @@ class Names:
 
     def of(self, event: Event) -> str:
         """Return the name of the event's object."""
-        told = event.data.get("requested") if event.type == "process.restored" else event.data
-        if event.type in ("process.launch_requested", "process.restored") and told and told.get("name"):
-            self._known[event.stream] = plain(told["name"])
+        launch = event.data.get("requested") if event.type == "process.restored" else event.data
+        if event.type in ("process.launch_requested", "process.restored") and launch and launch.get("name"):
+            self._known[event.stream] = plain(launch["name"])
         return self._known.get(event.stream) or shorten(event.stream)
 
 
@@ -222,7 +222,7 @@ def history_line(event: Event, seconds: float, names: Names, room: int | None = 
     Events of the sandbox itself have no name.
     """
     about = "" if event.type.startswith("sandbox.") else pad(names.of(event), WHO_COLUMNS) + "  "
-    after = kept(event.moment, event) if event.moment is not None else about + detail(event)
+    after = moment_summary(event.moment, event) if event.moment is not None else about + detail(event)
     return _fit(f"{event.position:>5} {sign(event)} {elapsed(seconds):>9}  ", event, after, room)
 
 
@@ -230,10 +230,10 @@ def sign(event: Event) -> str:
     """A sign where a moment was kept: a filled one as long as it is possible to go back there."""
     if event.moment is None:
         return " "
-    return IS_KEPT if event.moment.status == "ready" else WAS_KEPT
+    return RESTORABLE if event.moment.status == "ready" else DELETED
 
 
-def kept(moment: Moment, event: Event) -> str:
+def moment_summary(moment: Moment, event: Event) -> str:
     """Name the snapshot or checkpoint of a moment, by its whole id, as that is typed next."""
     gone = "" if moment.status == "ready" else moment.status
     more = detail(event) if event.type.startswith(f"{moment.kind}.") else ""
@@ -245,4 +245,4 @@ def _fit(before: str, event: Event, after: str, room: int | None) -> str:
     kind = plain(event.type).ljust(TYPE_COLUMNS)
     rest = cut(after, room and max(1, room - len(before) - len(kind) - 2))
     colour = COLOURS.get(event.type.partition(".")[2])
-    return f"{paint(before, 'bold' if sign(event) == IS_KEPT else None)}{paint(kind, colour)}  {rest}".rstrip()
+    return f"{paint(before, 'bold' if sign(event) == RESTORABLE else None)}{paint(kind, colour)}  {rest}".rstrip()
