@@ -142,7 +142,7 @@ class Client(BlockingMethods):
         cursor = OutputCursor(stdout_offset, stderr_offset, follow)
         while query := cursor.next_query():
             piece = self.process.read(sandbox_id, name, **query)
-            if cursor.take(piece):
+            if cursor.advance(piece):
                 yield piece
 
     def persist(self, work: Callable[[], T]) -> T:
@@ -305,5 +305,5 @@ class Events(EventCursor):
             query = self.next_query()
             if query is None:
                 raise StopIteration
-            self.take(self._client.event.list(**query))
+            self.advance(self._client.event.list(**query))
         return event

@@ -362,7 +362,7 @@ def _install(stage: Stage, target: bytes) -> bytes:
     is_tree = stat.S_ISDIR(os.lstat(made).st_mode)
     if target.endswith(b"/") and not stage.into and not is_tree:
         raise CallerError("not_found", f"there is no directory {os.fsdecode(target)!r}", field="target")
-    return stage.place(made)
+    return stage.commit(made)
 
 
 def _complete(call: Handed, tar: "subprocess.Popen[bytes]") -> Copied:

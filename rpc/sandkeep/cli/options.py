@@ -282,6 +282,6 @@ sandbox_name_option = click.option(
 )
 
 
-def given(**values: Any) -> dict[str, Any]:
+def non_empty(**values: Any) -> dict[str, Any]:
     """The parameters that have a value; the rest is left to the daemon's defaults."""
     return {name: value for name, value in values.items() if value not in (None, {}, ())}

@@ -116,7 +116,7 @@ class Client(TrioMethods):
         cursor = OutputCursor(stdout_offset, stderr_offset, follow)
         while query := cursor.next_query():
             piece = await self.process.read(sandbox_id, name, **query)
-            if cursor.take(piece):
+            if cursor.advance(piece):
                 yield piece
 
     async def _call(self, row: Method, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
@@ -254,5 +254,5 @@ class Events(EventCursor):
             query = self.next_query()
             if query is None:
                 raise StopAsyncIteration
-            self.take(await self._client.event.list(**query))
+            self.advance(await self._client.event.list(**query))
         return event

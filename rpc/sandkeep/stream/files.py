@@ -120,7 +120,7 @@ async def unpacking(target: str) -> AsyncIterator[Write]:
                 await finish()
                 raise
             await finish()
-        await _in_thread(lambda: stage.place(stage.only_entry()), target)
+        await _in_thread(lambda: stage.commit(stage.only_entry()), target)
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(stage.__exit__, None, None, None)

@@ -55,30 +55,30 @@ class Live:
         handlers |= {number: _leave for number in _LEAVING if signal.getsignal(number) is not signal.SIG_IGN}
         self._handlers = [(number, signal.signal(number, handler)) for number, handler in handlers.items()]
         try:
-            self._take()
+            self._enter_screen()
         except BaseException:
-            self._let_go()
+            self._restore()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._let_go()
+        self._restore()
 
-    def _let_go(self) -> None:
-        self._give_back()
+    def _restore(self) -> None:
+        self._leave_screen()
         for number, earlier in self._handlers:
             signal.signal(number, earlier)
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._wakes)
         os.close(self._woken)
 
-    def _take(self) -> None:
+    def _enter_screen(self) -> None:
         if self._has_keys:
             self._before = termios.tcgetattr(self._source)
             tty.setcbreak(self._source, termios.TCSADRAIN)
         write_all(self._sink, _ENTER)
 
-    def _give_back(self) -> None:
+    def _leave_screen(self) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone
             write_all(self._sink, _LEAVE)
         if self._before is not None:
@@ -87,9 +87,9 @@ class Live:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Handle Ctrl-Z: restore the terminal while stopped."""
-        self._give_back()
+        self._leave_screen()
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._take()
+        self._enter_screen()
 
     def show(self, lines: Lines, seconds: float) -> bool:
         """Show it for so long, again whenever the terminal has another size; answer whether it was told to end."""

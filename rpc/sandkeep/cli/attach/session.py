@@ -29,10 +29,10 @@ FULL_BYTES: Final = 1024 * 1024
 
 
 class Sink(Protocol):
-    """Takes a process's output, piece by piece."""
+    """Receives a process's output, piece by piece."""
 
-    def take(self, output: ProcessOutput) -> None:
-        """Take the next bytes of both streams."""
+    def write(self, output: ProcessOutput) -> None:
+        """Write the next bytes of both streams."""
 
 
 class Descriptors:
@@ -41,7 +41,7 @@ class Descriptors:
     def __init__(self, streams: Collection[str] = STREAMS) -> None:
         self.streams = streams
 
-    def take(self, output: ProcessOutput) -> None:
+    def write(self, output: ProcessOutput) -> None:
         """Write both pieces out at once."""
         if "stdout" in self.streams:
             write_all(1, output.stdout)
@@ -56,10 +56,10 @@ class Collector:
         self.stdout = bytearray()
         self.stderr = bytearray()
 
-    def take(self, output: ProcessOutput) -> None:
+    def write(self, output: ProcessOutput) -> None:
         """Append output up to the limit."""
-        for kept, piece in ((self.stdout, output.stdout), (self.stderr, output.stderr)):
-            kept.extend(piece[: MAX_INLINE_BYTES - len(kept)])
+        for buffer, piece in ((self.stdout, output.stdout), (self.stderr, output.stderr)):
+            buffer.extend(piece[: MAX_INLINE_BYTES - len(buffer)])
 
     def result(self, process: Process, last: ProcessOutput) -> ExecResult:
         """The document, in the form that `sandbox.exec` answers."""
@@ -101,9 +101,9 @@ class Reader:
         cursor = OutputCursor(out_at, err_at, follow)
         while query := cursor.next_query():
             piece = self._read(query)
-            cursor.take(piece)
-            sink.take(piece)
-            _tell(piece)
+            cursor.advance(piece)
+            sink.write(piece)
+            _print_note(piece)
             if max(len(piece.stdout), len(piece.stderr)) >= FULL_BYTES and isinstance(sink, Descriptors):
                 at = self.catch_up(sink, piece.next_stdout_offset, piece.next_stderr_offset)
                 cursor.move_to(*at or (piece.next_stdout_offset, piece.next_stderr_offset))
@@ -123,7 +123,7 @@ class Reader:
 
     def remark(self, out_at: int, err_at: int) -> None:
         """Report anomalies of the journals at these offsets, if any."""
-        _tell(self._read({"stdout_offset": out_at, "stderr_offset": err_at, "max_bytes": 0}))
+        _print_note(self._read({"stdout_offset": out_at, "stderr_offset": err_at, "max_bytes": 0}))
 
     def sizes(self) -> tuple[int, int]:
         """Present sizes of both streams; 0 if the code inside has replaced one."""
@@ -132,14 +132,14 @@ class Reader:
         except StateError:
             return 0, 0
         except SetupError as refused:
-            return _sizes_told(refused)
+            return _sizes_in(refused)
 
     def last_lines(self, count: int) -> tuple[int, int]:
         """From where on each stream holds its last `count` lines."""
         try:
             return self._opened().last_lines(count)
         except SetupError as refused:
-            ends = _sizes_told(refused)
+            ends = _sizes_in(refused)
         kept = self._read({"max_bytes": 0})
         firsts = kept.stdout_offset, kept.stderr_offset
         out, err = (
@@ -196,7 +196,7 @@ class Reader:
             self._journals.close()
 
 
-def _sizes_told(refused: SetupError) -> tuple[int, int]:
+def _sizes_in(refused: SetupError) -> tuple[int, int]:
     """Return the sizes of the journals, from a daemon's refusal to hand them out. Raises any other error."""
     try:
         return refused.data["stdout_bytes"], refused.data["stderr_bytes"]
@@ -204,12 +204,12 @@ def _sizes_told(refused: SetupError) -> tuple[int, int]:
         raise refused from None
 
 
-def _tell(piece: ProcessOutput) -> None:
+def _print_note(piece: ProcessOutput) -> None:
     if piece.note:
         note(f"sandkeep: {plain(piece.note)}")
 
 
-def visit(front: Frontend, process: Process, *, interactive: bool = False, from_start: bool = False) -> int:
+def follow_running(front: Frontend, process: Process, *, interactive: bool = False, from_start: bool = False) -> int:
     """Follow a process that another client started, from now on or `from_start`; return the exit code.
 
     Ctrl-C goes to it. When we are ended, or detached by Ctrl-\\, it goes on.
@@ -262,7 +262,7 @@ def exit_code(last: ProcessOutput, process: Process | None) -> int:
         note("sandkeep: the process timed out")
         return TIMED_OUT
     if process is not None:
-        tell_of_memory(process)
+        report_oom_kill(process)
     if last.exit_code is not None:
         return last.exit_code
     why = (process.error if process else None) or f"the process is {last.status}"
@@ -270,7 +270,7 @@ def exit_code(last: ProcessOutput, process: Process | None) -> int:
     return OWN_FAILURE
 
 
-def tell_of_memory(process: Process) -> None:
+def report_oom_kill(process: Process) -> None:
     """Say so when the kernel killed a process for want of memory: its exit code alone does not."""
     if process.oom_killed and process.error:
         note(f"sandkeep: {plain(process.error)}")

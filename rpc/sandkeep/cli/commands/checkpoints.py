@@ -11,9 +11,9 @@ from sandkeep.cli.options import (
     bucket_option,
     command,
     common,
-    given,
     label_option,
     name_option,
+    non_empty,
     sandbox_name_option,
 )
 from sandkeep.cli.words import CHECKPOINT, SANDBOX
@@ -37,7 +37,7 @@ from sandkeep.protocol.methods import MAX_FORKS
 def create(front: Frontend, sandbox: str, **options: Any) -> None:
     """Checkpoint SANDBOX, with its memory and processes, and print the checkpoint's id."""
     with progress("checkpointing") as display, front.client() as client:
-        made = client.checkpoint.create(sandbox, progress=display, **given(**options))
+        made = client.checkpoint.create(sandbox, progress=display, **non_empty(**options))
     if made.pause_ms is not None and not front.as_json:
         note(f"sandkeep: {sandbox} was frozen for {made.pause_ms:.0f} ms")
     return json_line(made) if front.as_json else print(made.checkpoint_id)
@@ -52,7 +52,7 @@ def create(front: Frontend, sandbox: str, **options: Any) -> None:
 def ls(front: Frontend, **query: Any) -> None:
     """List checkpoints, of SANDBOX or of all sandboxes."""
     with front.client() as client:
-        found: list[Checkpoint] = every(client.checkpoint.list, **given(**query))
+        found: list[Checkpoint] = every(client.checkpoint.list, **non_empty(**query))
     if front.as_json:
         return json_line(found)
     rows = [
@@ -134,7 +134,7 @@ def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over
         if over:
             sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=display)
             return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
-        options = given(labels=labels, names=[name] if name else None)
+        options = non_empty(labels=labels, names=[name] if name else None)
         made = client.checkpoint.restore(checkpoint, count=count, progress=display, **options)
     if front.as_json:
         return json_line(made)

@@ -24,7 +24,7 @@ from sandkeep.blocking import Client, connect
 from sandkeep.cli.display.output import age, plain
 from sandkeep.cli.exit_codes import COMPLETE_VARIABLE
 from sandkeep.cli.options import CLIENT_NAME, command
-from sandkeep.cli.splitting import Unfinished, quoted, split
+from sandkeep.cli.splitting import ShellWord, quoted, split
 from sandkeep.cli.words import LOOKUPS
 from sandkeep.errors import SandkeepError
 
@@ -35,7 +35,7 @@ _SIGNALS: Final = ("TERM", "INT", "KILL", "HUP", "QUIT", "USR1", "USR2", "STOP",
 Item = CompletionItem[str]
 
 
-class _TooLateError(Exception):
+class _DeadlineError(Exception):
     """The daemon did not answer in time."""
 
 
@@ -57,12 +57,12 @@ def answer(shell: str, arguments: list[str]) -> int:
     return 0
 
 
-def _line(shell: str, item: Item, option: str, last: Unfinished, breaks: str) -> str:
+def _line(shell: str, item: Item, option: str, last: ShellWord, breaks: str) -> str:
     """Format one completion for the script of `shell`; `option` is the prefix before it in the same word."""
     kind = "word" if item.type == "plain" else item.type
     value, about = option + item.value, plain(item.help or "")
     if shell == "bash":  # it replaces only the text after the last character that breaks words, or in the quote
-        return f"{kind}\t{quoted(value[last.kept(breaks) :], last.quote)}"
+        return f"{kind}\t{quoted(value[last.kept_prefix(breaks) :], last.quote)}"
     if shell == "zsh":
         value = value.replace("\\", "\\\\").replace(":", "\\:")
         return f"{kind}\t{value}:{about}" if about else f"{kind}\t{value}"
@@ -73,11 +73,11 @@ def _line(shell: str, item: Item, option: str, last: Unfinished, breaks: str) ->
 
 
 @contextlib.contextmanager
-def _in_time() -> Iterator[None]:
+def _deadline() -> Iterator[None]:
     """End a block after `PATIENCE_S`. A connection knows no deadline, and an alarm interrupts it."""
 
     def late(*_: object) -> None:
-        raise _TooLateError
+        raise _DeadlineError
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
@@ -92,19 +92,19 @@ def _ask(ctx: click.Context, question: Callable[[Client], list[Item]]) -> list[I
     """Return the daemon's answer; nothing if it fails, or is late."""
     socket = ctx.params.get("socket") or ctx.find_root().params.get("socket")
     try:
-        with _in_time(), connect(socket, client=CLIENT_NAME) as client:
+        with _deadline(), connect(socket, client=CLIENT_NAME) as client:
             return question(client)
-    except (SandkeepError, _TooLateError):
+    except (SandkeepError, _DeadlineError):
         return []
 
 
-def _beginning(incomplete: str, found: list[Item]) -> list[Item]:
+def _matching(incomplete: str, found: list[Item]) -> list[Item]:
     return [item for item in found if item.value.startswith(incomplete)]
 
 
 def _lookup(question: Callable[[Client], list[Item]]) -> Callable[[click.Context, str], list[Item]]:
     """Return a lookup of the daemon's objects: of the answers to a question, those that begin as the word does."""
-    return lambda ctx, incomplete: _beginning(incomplete, _ask(ctx, question))
+    return lambda ctx, incomplete: _matching(incomplete, _ask(ctx, question))
 
 
 def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str = "plain") -> list[Item]:
@@ -146,10 +146,10 @@ def _processes(ctx: click.Context, incomplete: str, *, running: bool = False) ->
         found = client.process.list(sandbox_id=sandbox, all=not running).processes
         return [CompletionItem(p.name, help=p.status) for p in found if p.named or incomplete[:1] == "p"]
 
-    return _beginning(incomplete, _ask(ctx, question))
+    return _matching(incomplete, _ask(ctx, question))
 
 
-def _inside(ctx: click.Context, sandbox: str, path: str, *, only_directories: bool = False) -> list[Item]:
+def _sandbox_files(ctx: click.Context, sandbox: str, path: str, *, only_directories: bool = False) -> list[Item]:
     """The files of a sandbox whose paths begin so."""
     directory, _, name = path.rpartition("/")
     parent = directory + "/" if "/" in path else ""
@@ -172,17 +172,17 @@ def _inside(ctx: click.Context, sandbox: str, path: str, *, only_directories: bo
 
 def _directories_inside(ctx: click.Context, incomplete: str) -> list[Item]:
     sandbox = ctx.params.get("sandbox")
-    return _inside(ctx, sandbox, incomplete, only_directories=True) if sandbox else []
+    return _sandbox_files(ctx, sandbox, incomplete, only_directories=True) if sandbox else []
 
 
-def _places(ctx: click.Context, incomplete: str) -> list[Item]:
+def _locations(ctx: click.Context, incomplete: str) -> list[Item]:
     """A path of the host, or SANDBOX:PATH."""
     sandbox, colon, path = incomplete.partition(":")
     if colon and "/" not in sandbox:
-        return [_prefixed(f"{sandbox}:", item) for item in _inside(ctx, sandbox, path)]
+        return [_prefixed(f"{sandbox}:", item) for item in _sandbox_files(ctx, sandbox, path)]
     if "/" in incomplete or incomplete[:1] in (".", "~"):
         return [CompletionItem(incomplete, type="file")]
-    return _sandboxes(ctx, incomplete, ":", "part") + _here(incomplete)
+    return _sandboxes(ctx, incomplete, ":", "part") + _local_files(incomplete)
 
 
 def _references(client: Client) -> list[Item]:
@@ -195,14 +195,14 @@ def _sources(ctx: click.Context, incomplete: str) -> list[Item]:
     """A path of the host, or a reference."""
     if "/" in incomplete[:3] or incomplete[:1] in (".", "~"):
         return [CompletionItem(incomplete, type="file")]
-    return _here(incomplete) + _lookup(_references)(ctx, incomplete)
+    return _local_files(incomplete) + _lookup(_references)(ctx, incomplete)
 
 
 def _prefixed(prefix: str, item: Item) -> Item:
     return CompletionItem(prefix + item.value, type=item.type, help=item.help)
 
 
-def _here(incomplete: str) -> list[Item]:
+def _local_files(incomplete: str) -> list[Item]:
     """The files of the present directory that begin so."""
     with contextlib.suppress(OSError), os.scandir() as entries:
         found = [(entry.name, entry.is_dir()) for entry in entries if entry.name.startswith(incomplete)]
@@ -223,13 +223,13 @@ def _event_types(_: click.Context, incomplete: str) -> list[Item]:
     from sandkeep.events import EVENTS
 
     nouns = dict.fromkeys(kind.partition(".")[0] for kind in EVENTS)
-    return _beginning(incomplete, [CompletionItem(kind) for kind in ([*EVENTS] if "." in incomplete else nouns)])
+    return _matching(incomplete, [CompletionItem(kind) for kind in ([*EVENTS] if "." in incomplete else nouns)])
 
 
 def _methods(_: click.Context, incomplete: str) -> list[Item]:
     from sandkeep.protocol.methods import METHODS
 
-    return _beginning(incomplete, [CompletionItem(row.name, help=row.summary) for row in METHODS.values()])
+    return _matching(incomplete, [CompletionItem(row.name, help=row.summary) for row in METHODS.values()])
 
 
 def _commands(ctx: click.Context, incomplete: str) -> list[Item]:
@@ -242,10 +242,10 @@ def _commands(ctx: click.Context, incomplete: str) -> list[Item]:
 
 
 def _fixed(*words: str) -> Callable[[click.Context, str], list[Item]]:
-    return lambda _, incomplete: _beginning(incomplete, [CompletionItem(word) for word in words])
+    return lambda _, incomplete: _matching(incomplete, [CompletionItem(word) for word in words])
 
 
-def _left_to_the_shell(kind: str) -> Callable[[click.Context, str], list[Item]]:
+def _shell_completes(kind: str) -> Callable[[click.Context, str], list[Item]]:
     return lambda _, incomplete: [CompletionItem(incomplete, type=kind)]
 
 
@@ -260,7 +260,7 @@ LOOKUPS.update(
         "lock": _lookup(_locks),
         "process": _processes,
         "running process": lambda ctx, incomplete: _processes(ctx, incomplete, running=True),
-        "place": _places,
+        "location": _locations,
         "signal": _fixed(*_SIGNALS),
         "event type": _event_types,
         "provider": _lookup(_providers),
@@ -268,8 +268,8 @@ LOOKUPS.update(
         "command": _commands,
         "variable": _fixed(*os.environ),
         "directory inside": _directories_inside,
-        "directory": _left_to_the_shell("directory"),
-        "file": _left_to_the_shell("file"),
+        "directory": _shell_completes("directory"),
+        "file": _shell_completes("file"),
     }
 )
 

@@ -13,7 +13,7 @@ from sandkeep.blocking import Client
 from sandkeep.cli.display.output import json_line, size
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, command, common
-from sandkeep.cli.words import PLACE
+from sandkeep.cli.words import LOCATION
 from sandkeep.ids import NAME_PATTERN
 from sandkeep.model import Copied
 
@@ -28,8 +28,8 @@ _STREAM: Final = "-"
         "sandkeep cp $BOX:core.1 - | tar -xO | gdb -c /dev/stdin",
     ]
 )
-@click.argument("source", type=PLACE, metavar="SRC")
-@click.argument("target", type=PLACE, metavar="DST")
+@click.argument("source", type=LOCATION, metavar="SRC")
+@click.argument("target", type=LOCATION, metavar="DST")
 @common()
 def cp(front: Frontend, source: str, target: str) -> None:
     """Copy the file or directory SRC to DST. At least one of them is in a sandbox: SANDBOX:PATH.
@@ -38,7 +38,7 @@ def cp(front: Frontend, source: str, target: str) -> None:
     ends in /. stands for the directory's contents. A relative PATH starts at the sandbox's working directory; a local
     name with a colon is given as ./NAME. A single - is a tar archive on stdin or stdout.
     """
-    there, here = place(source), place(target)
+    there, here = parse_location(source), parse_location(target)
     if there is None and here is None:
         raise click.UsageError("neither SRC nor DST is in a sandbox: give one of them as SANDBOX:PATH")
     if not source or not target:
@@ -52,7 +52,7 @@ def cp(front: Frontend, source: str, target: str) -> None:
         json_line(copied)
 
 
-def place(word: str) -> tuple[str, str] | None:
+def parse_location(word: str) -> tuple[str, str] | None:
     """The sandbox and the path in it that a word names; None when it is a place on this machine."""
     match = _IN_SANDBOX.match(word)
     return (word.partition(":")[0], match["path"] or ".") if match else None
@@ -62,19 +62,19 @@ def _copy(
     client: Client,
     source: tuple[str, tuple[str, str] | None],
     target: tuple[str, tuple[str, str] | None],
-    moved: Callable[[int], None],
+    on_progress: Callable[[int], None],
 ) -> Copied:
     from sandkeep import transfer
 
     (local_source, there), (local_target, here) = source, target
-    watched = moved if sys.stderr.isatty() else None
+    on_terminal = on_progress if sys.stderr.isatty() else None
     if there and here:
-        return transfer.copy_across(client, *there, *here, progress=watched)
+        return transfer.copy_across(client, *there, *here, progress=on_terminal)
     if there and local_target == _STREAM:
         return transfer.send_archive(client, *there, 1)
     if there:
-        return transfer.copy_out(client, *there, local_target, progress=watched)
+        return transfer.copy_out(client, *there, local_target, progress=on_terminal)
     assert here is not None
     if local_source == _STREAM:
         return transfer.receive_archive(client, 0, *here)
-    return transfer.copy_in(client, os.fsencode(local_source), *here, progress=watched)
+    return transfer.copy_in(client, os.fsencode(local_source), *here, progress=on_terminal)

@@ -33,7 +33,7 @@ from sandkeep.model import Event
 def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None, kind: str | None) -> None:
     """Show events, in commit order."""
     if kind:
-        _doubt(kind)
+        _warn_if_unknown(kind)
     with front.client() as client:
         found = client.follow_events(after, sandbox_id=sandbox, type=kind, follow=follow)
         if front.as_json and not follow:
@@ -44,7 +44,7 @@ def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None
     return None
 
 
-def _doubt(kind: str) -> None:
+def _warn_if_unknown(kind: str) -> None:
     """Warn about an unknown event type, as a follower of a mistyped one would wait for ever; a newer daemon may know
     it.
     """

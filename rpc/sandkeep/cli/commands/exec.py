@@ -11,14 +11,23 @@ import click
 from sandkeep.cli.attach.session import attach
 from sandkeep.cli.display.output import json_line
 from sandkeep.cli.exit_codes import OWN_FAILURE
-from sandkeep.cli.options import Frontend, command, common, cwd_option, env_option, given, secret_option, timeout_option
+from sandkeep.cli.options import (
+    Frontend,
+    command,
+    common,
+    cwd_option,
+    env_option,
+    non_empty,
+    secret_option,
+    timeout_option,
+)
 from sandkeep.cli.words import PROCESS, SANDBOX
 from sandkeep.model import Process
 
 
 def _launch(front: Frontend, sandbox: str, command: tuple[str, ...], **options: Any) -> Process:
     with front.client() as client:
-        process = client.process.launch(sandbox, list(command), **given(**options))
+        process = client.process.launch(sandbox, list(command), **non_empty(**options))
     assert isinstance(process, Process)
     return process
 
@@ -84,11 +93,11 @@ def run(
 
         own = OwnTerminal()
         process = _launch(front, sandbox, command, **options, **own.request())
-        return _tell(front, process) if detach else show_from_start(front, process, own)
+        return _print_id(front, process) if detach else show_from_start(front, process, own)
     process = _launch(front, sandbox, command, stdin=interactive, **options)
-    return _tell(front, process) if detach else attach(front, process, interactive=interactive)
+    return _print_id(front, process) if detach else attach(front, process, interactive=interactive)
 
 
-def _tell(front: Frontend, process: Process) -> int:
+def _print_id(front: Frontend, process: Process) -> int:
     json_line(process) if front.as_json else print(process.process_id)
     return 0

@@ -7,7 +7,7 @@ import click
 
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import Frontend, command, common, given, label_option
+from sandkeep.cli.options import Frontend, command, common, label_option, non_empty
 from sandkeep.cli.words import FILE, IMAGE, PROVIDER, REFERENCE, SOURCE
 from sandkeep.clients.pages import every
 from sandkeep.model import Image
@@ -46,7 +46,7 @@ def create(front: Frontend, source: str, **options: Any) -> None:
     which is pulled if it is missing. An existing path, or a name that begins with `/`, `./`, `../` or `~`, is a PATH.
     """
     with progress("creating an image") as display, front.client() as client:
-        image = client.image.create(_source(source), progress=display, **given(**options))
+        image = client.image.create(_source(source), progress=display, **non_empty(**options))
     if front.as_json:
         return json_line(image)
     if image.skipped_count:

@@ -4,7 +4,7 @@ import click
 
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, identifier, json_line, status, table, when
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import Frontend, command, common, given
+from sandkeep.cli.options import Frontend, command, common, non_empty
 from sandkeep.cli.words import LOCK
 from sandkeep.clients.pages import every
 from sandkeep.model import Lock
@@ -32,7 +32,7 @@ def acquire(front: Frontend, name: str, timeout_s: float | None) -> None:
     The daemon holds it until it is released. NAME is that of the shared sandbox. An interrupted wait acquires nothing.
     """
     with progress(f"waiting for {name}") as display, front.client() as client:
-        lock = client.lock.acquire(name, progress=display, **given(timeout_s=timeout_s))
+        lock = client.lock.acquire(name, progress=display, **non_empty(timeout_s=timeout_s))
     return json_line(lock) if front.as_json else print(lock.lock_id)
 
 
@@ -47,7 +47,7 @@ def release(front: Frontend, name: str, force: bool) -> None:
     the owner has gone.
     """
     with progress(f"releasing {name}") as display, front.client() as client:
-        lock = client.lock.release(name, progress=display, **given(force=force or None))
+        lock = client.lock.release(name, progress=display, **non_empty(force=force or None))
     return json_line(lock) if front.as_json else print(lock.lock_id)
 
 

@@ -6,7 +6,7 @@ import click
 from msgspec.structs import replace
 
 from sandkeep.cli.attach.journals import STREAMS
-from sandkeep.cli.attach.session import Descriptors, Reader, Sink, tell_of_memory
+from sandkeep.cli.attach.session import Descriptors, Reader, Sink, report_oom_kill
 from sandkeep.cli.display.output import age, json_line, note, plain, status, table
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Frontend, command, common
@@ -41,19 +41,19 @@ def _status(process: Process) -> str:
     return f"exited {process.exit_code}" if process.status == "exited" else process.status
 
 
-class _Only:
+class _OneStream:
     """Lets one stream through."""
 
     def __init__(self, sink: Sink, stream: str) -> None:
         self._sink = sink
         self._without = {"stderr": b""} if stream == "stdout" else {"stdout": b""}
 
-    def take(self, output: ProcessOutput) -> None:
-        self._sink.take(replace(output, **self._without))
+    def write(self, output: ProcessOutput) -> None:
+        self._sink.write(replace(output, **self._without))
 
 
 class _JsonLines:
-    def take(self, output: ProcessOutput) -> None:
+    def write(self, output: ProcessOutput) -> None:
         if output.stdout or output.stderr or output.ended:
             json_line(output)
 
@@ -85,7 +85,7 @@ def logs(
     try:
         at = (since or 0, since or 0) if tail is None else reader.last_lines(tail)
         if front.as_json:
-            reader.follow(_Only(_JsonLines(), stream) if stream else _JsonLines(), *at, follow=follow)
+            reader.follow(_OneStream(_JsonLines(), stream) if stream else _JsonLines(), *at, follow=follow)
         else:
             _show(reader, Descriptors((stream,) if stream else STREAMS), at, follow=follow)
     finally:
@@ -152,5 +152,5 @@ def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int
     if process.exit_code is None:
         note(f"sandkeep: {plain(process.error or f'the process is {process.status}')}")
         return OWN_FAILURE
-    tell_of_memory(process)
+    report_oom_kill(process)
     return process.exit_code

@@ -14,8 +14,8 @@ from sandkeep.cli.options import (
     command,
     common,
     env_option,
-    given,
     label_option,
+    non_empty,
     sandbox_name_option,
     secret_option,
 )
@@ -69,7 +69,7 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 def create(front: Frontend, image: str, **spec: Any) -> None:
     """Create and start a sandbox from IMAGE, and print its id."""
     with progress("starting a sandbox") as display, front.client() as client:
-        sandbox = client.sandbox.create(image, progress=display, **given(**spec))
+        sandbox = client.sandbox.create(image, progress=display, **non_empty(**spec))
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 
 

@@ -9,12 +9,12 @@ from typing import Any, Final
 import click
 
 from sandkeep.cli.attach.last_screen import leave
-from sandkeep.cli.attach.relay import left
-from sandkeep.cli.attach.session import AT_ONCE_S, Collector, Descriptors, Reader, tell_of_memory, visit
+from sandkeep.cli.attach.relay import detached_message
+from sandkeep.cli.attach.session import AT_ONCE_S, Collector, Descriptors, Reader, follow_running, report_oom_kill
 from sandkeep.cli.attach.terminal import OwnTerminal, SignalledError
 from sandkeep.cli.display.output import json_line, note, plain
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.options import Frontend, command, common, cwd_option, env_option, given, secret_option
+from sandkeep.cli.options import Frontend, command, common, cwd_option, env_option, non_empty, secret_option
 from sandkeep.cli.words import RUNNING, SANDBOX
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Process
@@ -44,7 +44,7 @@ def show_from_start(front: Frontend, process: Process, own: OwnTerminal) -> int:
             reader.follow(Collector() if front.as_json else Descriptors())
         finally:
             reader.close()
-        return _how_it_ended(front, process, AT_ONCE_S)
+        return _wait_for_exit(front, process, AT_ONCE_S)
     return _show(front, process, own, master)
 
 
@@ -63,17 +63,17 @@ def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> i
     try:
         shown = own.show(master)
     except SignalledError as signalled:
-        note(left(process))
+        note(detached_message(process))
         return 128 + signalled.number
     finally:
         os.close(master)
     # The exit of tmux only decides how long we wait.
     patience_s = AT_ONCE_S if _DETACHED in shown.last else ENDING_S
     saw_it = shown.was_typed or front.as_json or not own.is_interactive
-    return _how_it_ended(front, process, patience_s, rows=0 if saw_it else own.size[0])
+    return _wait_for_exit(front, process, patience_s, rows=0 if saw_it else own.size[0])
 
 
-def _how_it_ended(front: Frontend, process: Process, patience_s: float, *, rows: int = 0) -> int:
+def _wait_for_exit(front: Frontend, process: Process, patience_s: float, *, rows: int = 0) -> int:
     """Return the exit code after the terminal has hung up. Waits for a daemon that is being restarted.
 
     `rows` is the number of its last lines to leave on our screen.
@@ -86,7 +86,7 @@ def _how_it_ended(front: Frontend, process: Process, patience_s: float, *, rows:
     finally:
         reader.close()
     if ended is None:
-        note(left(process))
+        note(detached_message(process))
         return 0
     if front.as_json:
         json_line(ended)
@@ -96,7 +96,7 @@ def _how_it_ended(front: Frontend, process: Process, patience_s: float, *, rows:
     if ended.exit_code is None:
         note(f"sandkeep: {plain(ended.error or f'the process is {ended.status}')}")
         return OWN_FAILURE
-    tell_of_memory(ended)
+    report_oom_kill(ended)
     return ended.exit_code
 
 
@@ -140,7 +140,7 @@ def attach(front: Frontend, sandbox: str, name: str, read_only: bool, interactiv
         process: Process = client.process.get(sandbox, name)
     if process.tty:
         return show(front, process, OwnTerminal(), read_only=read_only)
-    return visit(front, process, interactive=interactive, from_start=from_start)
+    return follow_running(front, process, interactive=interactive, from_start=from_start)
 
 
 @command(
@@ -166,7 +166,7 @@ def shell(front: Frontend, sandbox: str, command: tuple[str, ...], name: str | N
     own = OwnTerminal()
     if not own.is_interactive:
         raise CallerError("invalid", "a shell needs a terminal: use `sandkeep exec` to run commands from a script")
-    options = {**given(**options), "env": {"LANG": "C.UTF-8", **options["env"]}, **own.request()}
+    options = {**non_empty(**options), "env": {"LANG": "C.UTF-8", **options["env"]}, **own.request()}
     process = _launch(front, sandbox, name, command or _SHELL, options)
     return show_from_start(front, process, own)
 

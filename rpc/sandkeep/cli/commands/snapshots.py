@@ -13,9 +13,9 @@ from sandkeep.cli.options import (
     command,
     common,
     env_option,
-    given,
     label_option,
     name_option,
+    non_empty,
     sandbox_name_option,
     secret_option,
 )
@@ -59,7 +59,7 @@ def create(front: Frontend, sandbox: str, **options: Any) -> None:
     For a local sandbox these are the files in /workspace. The sandbox is frozen for a moment, and then keeps running.
     """
     with progress("taking a snapshot") as display, front.client() as client:
-        snapshot = client.snapshot.create(sandbox, progress=display, **given(**options))
+        snapshot = client.snapshot.create(sandbox, progress=display, **non_empty(**options))
     return _made(front, snapshot)
 
 
@@ -81,7 +81,7 @@ def _made(front: Frontend, snapshot: Snapshot) -> None:
 def ls(front: Frontend, **query: Any) -> None:
     """List snapshots, of SANDBOX or of all sandboxes."""
     with front.client() as client:
-        found: list[Snapshot] = every(client.snapshot.list, **given(**query))
+        found: list[Snapshot] = every(client.snapshot.list, **non_empty(**query))
     if front.as_json:
         return json_line(found)
     rows = [
@@ -199,7 +199,7 @@ def import_(front: Frontend, file: str, **options: Any) -> None:
 
     with progress("importing") as display, front.client() as client:
         snapshot = archives.import_from(
-            client, file, progress=lambda count: display(f"importing: {size(count)}"), **given(**options)
+            client, file, progress=lambda count: display(f"importing: {size(count)}"), **non_empty(**options)
         )
     return _made(front, snapshot)
 
@@ -225,7 +225,7 @@ def restore(
 
     With --over the files of an existing sandbox are replaced. That restarts it, and ends its processes.
     """
-    options = given(**options)
+    options = non_empty(**options)
     if over and options:
         raise click.UsageError("--over cannot be combined with --name, --env or --label")
     if end_processes and not over:
@@ -236,7 +236,7 @@ def restore(
                 over, snapshot_id=snapshot, end_processes=end_processes, secrets=secrets, progress=display
             )
         else:
-            sandbox = client.snapshot.restore(snapshot, progress=display, **options, **given(secrets=secrets))
+            sandbox = client.snapshot.restore(snapshot, progress=display, **options, **non_empty(secrets=secrets))
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 
 
@@ -263,7 +263,7 @@ def fork(front: Frontend, sandbox: str, **options: Any) -> None:
     The forks and SANDBOX are independent from then on. Processes are not forked; secrets have to be given again.
     """
     with progress("forking") as display, front.client() as client:
-        forked = client.sandbox.fork(sandbox, progress=display, **given(**options))
+        forked = client.sandbox.fork(sandbox, progress=display, **non_empty(**options))
     if front.as_json:
         return json_line(forked)
     for made in forked.sandboxes:

@@ -112,7 +112,7 @@ def _watch(
                 rows = _rows(found, rates, sort)
                 if live.show(partial(table_lines, COLUMNS, rows), interval):
                     return None
-                before, found = found, _ask_again(client, sandboxes)
+                before, found = found, _ask_for_running(client, sandboxes)
                 rates = busy(before, found, rates)
     except SignalledError as signalled:
         return 128 + signalled.number
@@ -120,7 +120,7 @@ def _watch(
     return None
 
 
-def _ask_again(client: Client, sandboxes: Sequence[str]) -> list[SandboxStats]:
+def _ask_for_running(client: Client, sandboxes: Sequence[str]) -> list[SandboxStats]:
     """The same, without those that have ended since."""
     if not sandboxes:
         return _ask(client, ())

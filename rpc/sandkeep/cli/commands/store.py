@@ -5,7 +5,7 @@ import click
 from sandkeep.cli.commands.daemon import execute
 from sandkeep.cli.display.output import json_line, note, plain
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import Frontend, command, common, given
+from sandkeep.cli.options import Frontend, command, common, non_empty
 from sandkeep.cli.words import DIRECTORY
 from sandkeep.settings.daemon import RETAIN, STATE_DIR
 
@@ -65,7 +65,7 @@ def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> N
         _offline(front, "compact", state_dir, *(["--older-than", older_than] if older_than else []))
     age_s = RETAIN({RETAIN.name: older_than}) if older_than else None
     with progress("archiving") as display, front.client() as client:
-        report = client.store.compact(**given(older_than_s=age_s), progress=display)
+        report = client.store.compact(**non_empty(older_than_s=age_s), progress=display)
     if front.as_json:
         return json_line(report)
     what = f"{report.events} events of {report.sandboxes} sandboxes and {report.images} images archived"

@@ -14,8 +14,8 @@ from sandkeep.cli.options import (
     command,
     common,
     env_option,
-    given,
     label_option,
+    non_empty,
     sandbox_name_option,
     secret_option,
 )
@@ -49,15 +49,15 @@ def restore(front: Frontend, sandbox: str, at: dict[str, Any], **options: Any) -
     it. SANDBOX itself is not changed, and may have ended.
     """
     with progress("restoring") as display, front.client() as client:
-        made = client.sandbox.restore_at(sandbox, progress=display, **at, **given(**options))
+        made = client.sandbox.restore_at(sandbox, progress=display, **at, **non_empty(**options))
     if front.as_json:
         return json_line(made)
-    for line in used(made):
+    for line in describe_source(made):
         note(f"sandkeep: {line}")
     return print(made.sandbox.sandbox_id)
 
 
-def used(made: RestoredAt) -> Iterator[str]:
+def describe_source(made: RestoredAt) -> Iterator[str]:
     """Yield lines about the source of a new sandbox, and its distance from the requested moment."""
     moment = made.moment
     name = f" ({plain(moment.name)})" if moment.name else ""

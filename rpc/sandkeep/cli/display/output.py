@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from sandkeep.cli.display.layout import GAP, Column, cut, cut_middle, fit, plain, taken, wrap
+from sandkeep.cli.display.layout import GAP, Column, cut, cut_middle, fit, plain, total_width, wrap
 from sandkeep.cli.display.layout import width as columns_of
 
 __all__ = [
@@ -96,7 +96,7 @@ def table_lines(columns: Sequence[str | Column], rows: Iterable[Sequence[object]
     known.append(last if isinstance(last, Column) else Column(last, least=12))
     cells = [[plain(cell) for cell in row] for row in rows]
     shown = fit(known, cells, room)
-    if room is None or taken(shown) <= room:
+    if room is None or total_width(shown) <= room:
         return _rows(shown, cells)
     return _groups(known, cells, room)
 
