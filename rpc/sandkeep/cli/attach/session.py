@@ -6,7 +6,7 @@ the client connects again, and reading goes on where it was.
 
 from collections.abc import Collection
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self
 
 from sandkeep.cli.attach.journals import STREAMS, Journals, last_lines, write_all
 from sandkeep.cli.attach.relay import Signals, feed
@@ -16,8 +16,6 @@ from sandkeep.cli.options import Frontend
 from sandkeep.errors import SetupError, StateError
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 from sandkeep.protocol.follow import OutputCursor
-
-T = TypeVar("T")
 
 KILLED: Final = 128 + 9
 AT_ONCE_S: Final = 0.01
@@ -189,8 +187,11 @@ class Reader:
         found: Process = self._client.process.wait(*self._of, timeout_s=timeout_s)
         return found
 
-    def close(self) -> None:
-        """Let go of the connection and of the journals."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection and the journals."""
         self._client.close()
         if self._journals is not None:
             self._journals.close()
@@ -215,14 +216,11 @@ def follow_running(front: Frontend, process: Process, *, interactive: bool = Fal
     Ctrl-C goes to it. When we are ended, or detached by Ctrl-\\, it goes on.
     """
     Signals(front, process).pass_on_interrupts()
-    reader = Reader(front, process.sandbox_id, process.process_id)
-    try:
+    with Reader(front, process.sandbox_id, process.process_id) as reader:
         at = (0, 0) if from_start else reader.sizes()
         if interactive:
             feed(front, process)
         return _follow(front, reader, at)
-    finally:
-        reader.close()
 
 
 def attach(front: Frontend, process: Process, *, interactive: bool = False, kill_when_unread: bool = False) -> int:
@@ -234,15 +232,13 @@ def attach(front: Frontend, process: Process, *, interactive: bool = False, kill
     signals.pass_on(hangup=kill_when_unread)
     if interactive:
         feed(front, process)
-    reader = Reader(front, process.sandbox_id, process.process_id)
     try:
-        return _follow(front, reader, (0, 0))
+        with Reader(front, process.sandbox_id, process.process_id) as reader:
+            return _follow(front, reader, (0, 0))
     except OSError:
         if kill_when_unread:
             signals.send("KILL")
         raise
-    finally:
-        reader.close()
 
 
 def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
@@ -256,21 +252,15 @@ def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
     return exit_code(last, ended)
 
 
-def exit_code(last: ProcessOutput, process: Process | None) -> int:
-    """The process's code, 124 when its time was up, 125 with a word why when nobody knows how it ended."""
+def exit_code(last: ProcessOutput | Process, process: Process | None) -> int:
+    """Return the process's exit code, 124 on timeout, 125 with a message when it is unknown."""
     if last.timed_out:
         note("sandkeep: the process timed out")
         return TIMED_OUT
-    if process is not None:
-        report_oom_kill(process)
+    if process and process.oom_killed and process.error and last.exit_code is not None:
+        note(f"sandkeep: {plain(process.error)}")  # the exit code alone does not say so
     if last.exit_code is not None:
         return last.exit_code
     why = (process.error if process else None) or f"the process is {last.status}"
     note(f"sandkeep: {plain(why)}")
     return OWN_FAILURE
-
-
-def report_oom_kill(process: Process) -> None:
-    """Say so when the kernel killed a process for want of memory: its exit code alone does not."""
-    if process.oom_killed and process.error:
-        note(f"sandkeep: {plain(process.error)}")

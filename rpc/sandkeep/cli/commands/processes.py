@@ -6,7 +6,7 @@ import click
 from msgspec.structs import replace
 
 from sandkeep.cli.attach.journals import STREAMS
-from sandkeep.cli.attach.session import Descriptors, Reader, Sink, report_oom_kill
+from sandkeep.cli.attach.session import Descriptors, Reader, Sink, exit_code
 from sandkeep.cli.display.output import age, json_line, note, plain, status, table
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Frontend, command, common
@@ -81,15 +81,12 @@ def logs(
     """
     if since is not None and tail is not None:
         raise click.UsageError("--since and --tail cannot be combined: both say where to start")
-    reader = Reader(front, sandbox, name)
-    try:
+    with Reader(front, sandbox, name) as reader:
         at = (since or 0, since or 0) if tail is None else reader.last_lines(tail)
         if front.as_json:
             reader.follow(_OneStream(_JsonLines(), stream) if stream else _JsonLines(), *at, follow=follow)
         else:
             _show(reader, Descriptors((stream,) if stream else STREAMS), at, follow=follow)
-    finally:
-        reader.close()
 
 
 def _show(reader: Reader, sink: Descriptors, at: tuple[int, int], *, follow: bool) -> None:
@@ -135,22 +132,14 @@ def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int
     """
     from sandkeep.errors import StateError
 
-    reader = Reader(front, sandbox, name)
     try:
-        process = reader.wait(timeout)
+        with Reader(front, sandbox, name) as reader:
+            process = reader.wait(timeout)
     except StateError as error:
         if error.code != "timeout":
             raise
         note(f"sandkeep: {plain(error.message)}")
         return TIMED_OUT
-    finally:
-        reader.close()
     if front.as_json:
         json_line(process)
-    if process.timed_out:
-        return TIMED_OUT
-    if process.exit_code is None:
-        note(f"sandkeep: {plain(process.error or f'the process is {process.status}')}")
-        return OWN_FAILURE
-    report_oom_kill(process)
-    return process.exit_code
+    return TIMED_OUT if process.timed_out else exit_code(process, process)

@@ -10,10 +10,10 @@ import click
 
 from sandkeep.cli.attach.last_screen import leave
 from sandkeep.cli.attach.relay import detached_message
-from sandkeep.cli.attach.session import AT_ONCE_S, Collector, Descriptors, Reader, follow_running, report_oom_kill
+from sandkeep.cli.attach.session import AT_ONCE_S, Collector, Descriptors, Reader, exit_code, follow_running
 from sandkeep.cli.attach.terminal import OwnTerminal, SignalledError
-from sandkeep.cli.display.output import json_line, note, plain
-from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
+from sandkeep.cli.display.output import json_line, note
+from sandkeep.cli.exit_codes import OWN_FAILURE
 from sandkeep.cli.options import Frontend, command, common, cwd_option, env_option, non_empty, secret_option
 from sandkeep.cli.words import RUNNING, SANDBOX
 from sandkeep.errors import CallerError, SandkeepError, StateError
@@ -37,13 +37,10 @@ def show_from_start(front: Frontend, process: Process, own: OwnTerminal) -> int:
     try:
         master = _open(front, process, own)
     except SandkeepError:
-        reader = Reader(front, process.sandbox_id, process.process_id)
-        try:
+        with Reader(front, process.sandbox_id, process.process_id) as reader:
             if _wait(reader, ENDING_S) is None:
                 raise
             reader.follow(Collector() if front.as_json else Descriptors())
-        finally:
-            reader.close()
         return _wait_for_exit(front, process, AT_ONCE_S)
     return _show(front, process, own, master)
 
@@ -78,26 +75,16 @@ def _wait_for_exit(front: Frontend, process: Process, patience_s: float, *, rows
 
     `rows` is the number of its last lines to leave on our screen.
     """
-    reader = Reader(front, process.sandbox_id, process.process_id)
-    try:
+    with Reader(front, process.sandbox_id, process.process_id) as reader:
         ended = _wait(reader, patience_s)
         if ended is not None and rows:
             leave(reader, rows)
-    finally:
-        reader.close()
     if ended is None:
         note(detached_message(process))
         return 0
     if front.as_json:
         json_line(ended)
-    if ended.timed_out:
-        note("sandkeep: the process timed out")
-        return TIMED_OUT
-    if ended.exit_code is None:
-        note(f"sandkeep: {plain(ended.error or f'the process is {ended.status}')}")
-        return OWN_FAILURE
-    report_oom_kill(ended)
-    return ended.exit_code
+    return exit_code(ended, ended)
 
 
 def _wait(reader: Reader, patience_s: float) -> Process | None:
