@@ -33,9 +33,10 @@ def export_to(client: Client, snapshot_id: str, path: str, *, progress: Progress
     Raises `permission_denied`, `not_found` and `invalid` for the path, and the daemon's errors.
     """
     path = os.path.realpath(path)
-    if _is_special(path):
-        return _export_to_special(client, snapshot_id, path, progress)
     try:
+        if _is_special(path):
+            with open(path, "wb", buffering=0) as file:
+                return export_into(client, snapshot_id, file.fileno(), progress=progress)
         with Replacement(path, temporary=f"{path}.{secrets.token_hex(4)}.part", mode=0o666) as new:
             return export_into(client, snapshot_id, new.file.fileno(), progress=progress)
     except OSError as error:
@@ -51,14 +52,6 @@ def _is_special(path: str) -> bool:
     if stat.S_ISDIR(mode):
         raise CallerError("invalid", f"{path} is a directory: give the path of a file", path=path)
     return not stat.S_ISREG(mode)
-
-
-def _export_to_special(client: Client, snapshot_id: str, path: str, progress: Progress | None) -> SnapshotExport:
-    try:
-        with open(path, "wb", buffering=0) as file:
-            return export_into(client, snapshot_id, file.fileno(), progress=progress)
-    except OSError as error:
-        raise _path_error(error, path) from None
 
 
 def export_into(

@@ -363,15 +363,12 @@ def _living_shell(client: Client, sandbox_id: str) -> str:
 
 def _text_of(client: Client, sandbox_id: str, name: str) -> Generator[str, None, None]:
     """Both streams of a process as text. A character that is written in two pieces is one character."""
-    out, err = (io.IncrementalNewlineDecoder(_utf8(), translate=True) for _ in range(2))
+    utf8 = codecs.getincrementaldecoder("utf-8")
+    out, err = (io.IncrementalNewlineDecoder(utf8(errors="replace"), translate=True) for _ in range(2))
     for piece in client.read_output(sandbox_id, name):
         text = out.decode(piece.stdout, final=piece.ended) + err.decode(piece.stderr, final=piece.ended)
         if text:
             yield text
-
-
-def _utf8() -> codecs.IncrementalDecoder:
-    return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
 def _write_large(client: Client, sandbox_id: str, path: str, data: bytes) -> None:

@@ -28,12 +28,6 @@ def _volume_mode(text: str) -> VolumeMode:
     return cast("VolumeMode", text)
 
 
-def _seccomp(text: str) -> str:
-    if text not in ("default", "engine", "unconfined") and not text.startswith("/"):
-        raise ValueError("give default, engine, unconfined, or the absolute path of a profile in JSON")
-    return text
-
-
 HOST = Setting(
     "DOCKER_HOST",
     _socket_of_engine,
@@ -76,7 +70,10 @@ NETWORK = Setting(
 )
 SECCOMP = Setting(
     "SANDBOX_DOCKER_SECCOMP",
-    _seccomp,
+    matching(
+        r"default|engine|unconfined|(?s:/.*)",
+        "give default, engine, unconfined, or the absolute path of a profile in JSON",
+    ),
     "default",
     "The seccomp profile of Docker sandboxes: `default`, that of local sandboxes, as an engine's own may be older; "
     "`engine`, the engine's own; the absolute path of a profile; or `unconfined`.",

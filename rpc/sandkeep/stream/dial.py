@@ -46,7 +46,7 @@ class Dialer:
             ConnectionType.CLIENT,
             MAX_MESSAGE_BYTES,
             await _secured(wire, self._address, self._pin) if self._pin else None,
-            host=_host(self._address),
+            host=self._address.partition("://")[2] or "localhost",
             path=target,
             client_subprotocols=[frames.PROTOCOL],
             client_extra_headers=[(b"Authorization", b"Bearer " + self._token.encode())] if self._token else [],
@@ -166,10 +166,6 @@ def _no_tls(address: str, error: Exception) -> StateError:
     else:
         why = "does not answer as a stream server does"
     return StateError("not_ready", f"the server on {address} {why}, and was sent nothing", address=address)
-
-
-def _host(address: str) -> str:
-    return "localhost" if address.startswith("unix:") else address.partition("://")[2]
 
 
 def _refusal(connection: Connection, address: str) -> SandkeepError:

@@ -51,7 +51,10 @@ class Live:
         sys.stdout.flush()
         self._wakes, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
-        handlers: dict[int, Any] = {signal.SIGWINCH: _nothing, signal.SIGTSTP: self._stop}
+        handlers: dict[int, Any] = {
+            signal.SIGWINCH: lambda *_: None,
+            signal.SIGTSTP: self._stop,
+        }  # SIGWINCH only wakes us
         handlers |= {number: _leave for number in _LEAVING if signal.getsignal(number) is not signal.SIG_IGN}
         self._handlers = [(number, signal.signal(number, handler)) for number, handler in handlers.items()]
         try:
@@ -128,10 +131,6 @@ class Live:
         if not keys:
             raise SignalledError(signal.SIGHUP)
         return any(key in _ENDS for key in _SPECIAL.sub(b"", keys))
-
-
-def _nothing(number: int, frame: FrameType | None) -> None:
-    """A new size: that it wakes us is enough."""
 
 
 def _leave(number: int, _: FrameType | None) -> None:

@@ -127,11 +127,14 @@ def _titles(shown: list[tuple[Column, int, int]]) -> str:
 
 
 def _line(shown: list[tuple[Column, int, int]], row: list[str]) -> str:
-    return (" " * GAP).join(_cell(column, row[index], wanted) for column, index, wanted in shown).rstrip()
-
-
-def _cell(column: Column, text: str, wanted: int) -> str:
-    return _padded((column.shorten or cut)(text, wanted), wanted, column.colour and column.colour(text))
+    return (
+        (" " * GAP)
+        .join(
+            _padded((column.shorten or cut)(row[index], wanted), wanted, column.colour and column.colour(row[index]))
+            for column, index, wanted in shown
+        )
+        .rstrip()
+    )
 
 
 def _padded(text: str, wanted: int, colour: str | None) -> str:

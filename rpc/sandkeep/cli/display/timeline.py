@@ -15,12 +15,6 @@ ROOMY: Final = 100
 """From this width on there is room for milliseconds."""
 
 
-def _words(command: list[str]) -> str:
-    import shlex
-
-    return shlex.join(command)
-
-
 def _isolation(data: dict[str, Any]) -> str:
     isolation = data["isolation"]
     uid = isolation.get("host_uid")
@@ -68,7 +62,9 @@ def _orphans(data: dict[str, Any]) -> str:
 
 
 def _launch(data: dict[str, Any]) -> str:
-    return _words(data["command"]) + (" …" if data.get("command_cut") else "")
+    import shlex
+
+    return shlex.join(data["command"]) + (" …" if data.get("command_cut") else "")
 
 
 def _exit(data: dict[str, Any]) -> str:
