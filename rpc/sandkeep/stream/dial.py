@@ -46,7 +46,7 @@ class Dialer:
             ConnectionType.CLIENT,
             MAX_MESSAGE_BYTES,
             await _secured(wire, self._address, self._pin) if self._pin else None,
-            host=self._address.partition("://")[2] or "localhost",
+            host="localhost" if self._address.startswith("unix:") else self._address.partition("://")[2],
             path=target,
             client_subprotocols=[frames.PROTOCOL],
             client_extra_headers=[(b"Authorization", b"Bearer " + self._token.encode())] if self._token else [],
