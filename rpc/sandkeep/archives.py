@@ -57,9 +57,7 @@ def _is_special(path: str) -> bool:
 def export_into(
     client: Client, snapshot_id: str, descriptor: int, *, progress: Progress | None = None
 ) -> SnapshotExport:
-    """Write a snapshot to an open descriptor, as one whole archive. Raises `snapshot_corrupt` if the bytes received do
-    not match the daemon's digest.
-    """
+    """Write a snapshot to a descriptor as one archive. Raises `snapshot_corrupt` when its digest does not match."""
     with client.with_descriptors("snapshot.export", snapshot_id) as handed:
         [source] = handed.receive()
         try:

@@ -128,17 +128,13 @@ class Client(BlockingMethods):
         type: str | None = None,
         follow: bool = True,
     ) -> "Events":
-        """Iterate over events after a token, and wait for more; see `event.list`. Its `token` is the
-        place to continue from.
-        """
+        """Iterate over events after a token, and wait for more; see `event.list`. `token` is the present position."""
         return Events(self, after, sandbox_id, type, follow)
 
     def read_output(
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
     ) -> Iterator[ProcessOutput]:
-        """Iterate over a process's output, from byte offsets, until it has ended; without `follow`, over the present
-        output.
-        """
+        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output."""
         cursor = OutputCursor(stdout_offset, stderr_offset, follow)
         while query := cursor.next_query():
             piece = self.process.read(sandbox_id, name, **query)
@@ -146,9 +142,7 @@ class Client(BlockingMethods):
                 yield piece
 
     def persist(self, work: Callable[[], T]) -> T:
-        """Run an operation of several calls, and repeat it when the daemon goes away in the middle. It must be
-        repeatable.
-        """
+        """Run a repeatable operation of several calls again when the daemon goes away in the middle."""
         retry = Retry(self._daemon, "daemon.ping", {})
         while True:
             try:
@@ -213,9 +207,7 @@ class Client(BlockingMethods):
                 return self._sock
 
     def _greet(self, timeout_s: float) -> None:
-        """See that it is the daemon of before, ahead of anything that changes something. Raises OSError when it does
-        not answer in that time, too.
-        """
+        """Verify that it is the same daemon, before any change. Raises OSError when it does not answer in time."""
         assert self._sock is not None
         self._sock.settimeout(timeout_s)
         self._send(self._sock, b"")

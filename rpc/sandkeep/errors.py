@@ -110,9 +110,7 @@ MEANINGS: Final[dict[str, str]] = {
 
 
 def error_from(code: str, message: str, data: dict[str, Any]) -> SandkeepError:
-    """Rebuild an error that came over the wire; a code of a newer daemon becomes `internal` with the code in its
-    data.
-    """
+    """Rebuild an error from the wire; an unknown code becomes `internal`, with the code in its data."""
     kind = CODES.get(code)
     if kind is None:
         return DaemonError("internal", message, **{**data, "unknown_code": code})

@@ -119,9 +119,7 @@ class LogCompactRequested(Event, frozen=True, kw_only=True):
 
 
 class LogCompacted(Event, frozen=True, kw_only=True):
-    """So many events are in these segments of the archive, and no longer in the log, which has no gaps from
-    `first_position` on.
-    """
+    """Events were moved into these segments of the archive; the log has no gaps from `first_position` on."""
 
     type = "log.compacted"
     events: int
@@ -309,9 +307,7 @@ class SandboxResumeRequested(Event, frozen=True, kw_only=True):
 
 
 class SandboxResumed(Event, frozen=True, kw_only=True):
-    """The sandbox runs. One that was started anew has another `handle` and `isolation` than before. `outside`: as in
-    `sandbox.suspended`.
-    """
+    """The sandbox runs; a restarted one with a new `handle` and `isolation`. `outside`: as in `sandbox.suspended`."""
 
     type = "sandbox.resumed"
     isolation: Isolation | None = None
@@ -374,9 +370,7 @@ class SandboxForkRequested(Event, frozen=True, kw_only=True):
 
 
 class SandboxForked(Event, frozen=True, kw_only=True):
-    """The files that the forks start from are stored; the forks are independent from here on. The sandbox was frozen
-    for `pause_ms`.
-    """
+    """The forks' files are stored; the forks are independent now. The sandbox was frozen for `pause_ms`."""
 
     type = "sandbox.forked"
     pause_ms: float
@@ -390,9 +384,7 @@ class SandboxForkFailed(Failure, frozen=True, kw_only=True):
 
 
 class SandboxTerminateRequested(Event, frozen=True, kw_only=True):
-    """The sandbox is about to be ended, for `reason`: ``requested``, ``idle_timeout``, ``max_lifetime``,
-    ``disk_limit``.
-    """
+    """The sandbox will end, for `reason`: ``requested``, ``idle_timeout``, ``max_lifetime``, ``disk_limit``."""
 
     type = "sandbox.terminate_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("sandbox.terminated",)
@@ -562,9 +554,7 @@ class SnapshotFailed(Failure, frozen=True, kw_only=True):
 
 
 class SnapshotDeleteRequested(Event, frozen=True, kw_only=True):
-    """The snapshot is about to be deleted, for `reason`: ``requested``, ``count`` or ``age``. Nobody may restore it any
-    more.
-    """
+    """The snapshot is about to be deleted, for `reason`: ``requested``, ``count`` or ``age``; no restore begins."""
 
     type = "snapshot.delete_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("snapshot.deleted",)

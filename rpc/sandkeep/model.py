@@ -470,9 +470,7 @@ class DirectoryList(Struct, frozen=True, kw_only=True):
 
 
 class FileContent(Struct, frozen=True, kw_only=True):
-    """A piece of a file from `offset`. `size_bytes` is the whole file's at that moment; `eof` says that this reaches
-    its end.
-    """
+    """A piece of a file from `offset`. `size_bytes` is the size of the whole file; `eof` is true at its end."""
 
     offset: int
     data: bytes
@@ -743,9 +741,7 @@ class RedactReport(Struct, frozen=True, kw_only=True):
 
 
 class RepairReport(Struct, frozen=True, kw_only=True):
-    """The problems of a log, and the number of events `kept` by its repair. Once it is `mended`, the damaged files are
-    in `quarantine`.
-    """
+    """Problems of a log, and the events `kept`. Once `mended`, the damaged files are in `quarantine`."""
 
     kept: int
     problems: list[str]

@@ -173,9 +173,7 @@ def receive_archive(client: Client, descriptor: int, sandbox_id: str, path: Path
 def _receiving(
     client: Client, sandbox_id: str, path: Path, *, contents: bool
 ) -> Iterator[tuple[Handed, Callable[[], Copied], int]]:
-    """Begin a copy into a sandbox: yield the call, the function that commits it, and the descriptor to write to and
-    close.
-    """
+    """Begin a copy into a sandbox: yield the call, its commit function, and the descriptor to write and close."""
     transfer_id = new_id("cpy")
 
     def commit() -> Copied:

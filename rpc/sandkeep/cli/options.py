@@ -46,9 +46,7 @@ def command(name: str | None = None, *, examples: Sequence[str], **settings: Any
 
 
 class Refusal(click.ClickException):
-    """An error from Sandkeep. One sentence on stderr, and a program's last output on more lines; with `--json` also the
-    error as a document.
-    """
+    """An error from Sandkeep: a sentence on stderr, more lines of program output, and with `--json` a document."""
 
     def __init__(self, error: SandkeepError, exit_code: int = 1, as_json: bool = False) -> None:
         super().__init__(error.message)

@@ -36,9 +36,7 @@ class ShellWord:
         self.quote, self.opened, self.begun = quote, len(self.text), True
 
     def kept_prefix(self, breaks: str) -> int:
-        """Return the length of the prefix that bash keeps when it completes: up to an open quote, else to the last bare
-        character of `breaks`.
-        """
+        """Return the length that bash keeps when it completes: up to an open quote, or the last bare break."""
         if self.quote:
             return self.opened
         return max((index + 1 for index in self.bare if self.text[index] in breaks), default=0)

@@ -99,9 +99,7 @@ class Handover:
             self.close()
 
     def received(self) -> list[int] | None:
-        """The descriptors, which are the caller's from now on; None while neither they nor an answer came. Raises the
-        call's error.
-        """
+        """Hand over the descriptors; None before they or an answer have come. Raises the call's error."""
         if self._received is None:
             if self.answer is not None:
                 self.result(self.answer)  # raises: only an error comes without descriptors
@@ -197,9 +195,7 @@ class Handed:
         return self._sock.fileno()
 
     def read_message(self) -> None:
-        """Wait for a part of the answer, and take it. Raises as `receive` and `answer` do at the end of the connection,
-        if the call cannot be made again.
-        """
+        """Wait for a message, and handle it. Raises when the connection is lost and the call is not repeatable."""
         try:
             data, ancillary, flags, _ = self._sock.recvmsg(CHUNK_BYTES, ANCILLARY_BYTES, RECEIVE_FLAGS)
         except OSError:

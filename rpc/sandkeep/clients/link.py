@@ -82,9 +82,7 @@ class Link:
             self._sock.close()
 
     async def greet(self) -> bool:
-        """See that it is the daemon of before, ahead of anything that changes something; False when it is lost. Raises
-        `wrong_log`.
-        """
+        """Verify that it is the same daemon, before any change; False when it is lost. Raises `wrong_log`."""
         answer = await self._exchange(GREETING_ID, b"", None)
         if self.refusal is not None:
             raise self.refusal
@@ -107,9 +105,7 @@ class Link:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def _send(self, line: bytes, slot: _Slot) -> None:
-        """Send a request whole, and the client's name before the first. A failure shows when its answer does not
-        come.
-        """
+        """Send a request whole, after the greeting. A failure shows when its answer does not come."""
         async with self._sending:
             data = memoryview(self._unsent + line)
             rest = data
@@ -132,9 +128,7 @@ class Link:
             return len(data)  # the daemon closed the connection; earlier data is still to be read
 
     async def _wait_for_room(self, slot: _Slot) -> None:
-        """Wait until more can be sent, and read meanwhile: a daemon whose answers nobody takes reads no requests
-        either.
-        """
+        """Wait until more can be sent, and read meanwhile: a daemon whose answers pile up reads no requests."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_meanwhile, slot)
             with suppress(trio.ClosedResourceError):

@@ -102,17 +102,13 @@ class Client(TrioMethods):
         type: str | None = None,
         follow: bool = True,
     ) -> "Events":
-        """Iterate over events after a token, and wait for more; see `event.list`. Its `token` is the
-        place to continue from.
-        """
+        """Iterate over events after a token, and wait for more; see `event.list`. `token` is the present position."""
         return Events(self, after, sandbox_id, type, follow)
 
     async def read_output(
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
     ) -> AsyncIterator[ProcessOutput]:
-        """Iterate over a process's output, from byte offsets, until it has ended; without `follow`, over the present
-        output.
-        """
+        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output."""
         cursor = OutputCursor(stdout_offset, stderr_offset, follow)
         while query := cursor.next_query():
             piece = await self.process.read(sandbox_id, name, **query)

@@ -165,9 +165,7 @@ def get_sandbox(sandbox_id: str) -> SandboxRecord:
 
 
 def connect_to_sandbox(sandbox_id: str) -> None:
-    """Be in the sandbox's own shell on this terminal until it ends or is left by C-b d. The next time it is the same
-    shell.
-    """
+    """Attach this terminal to the sandbox's own shell, always the same one, until it ends or C-b d."""
     with _daemon() as client:
         name = _living_shell(client, sandbox_id)
     attach_to_process(name, sandbox_id)

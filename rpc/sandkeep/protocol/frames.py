@@ -40,9 +40,7 @@ class LogsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class EventsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The query of events: those after a token, of one sandbox, of a type or its first word. ``after=now`` begins at
-    once.
-    """
+    """The query of events: after a token or ``now``, of one sandbox, of a type or its first word."""
 
     after: Token | None = None
     sandbox: Name | None = None

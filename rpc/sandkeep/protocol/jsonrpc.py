@@ -223,9 +223,7 @@ def _with_checked_id(request: Request) -> Request | Fault:
 
 
 def _parse_slowly(line: bytes, why: Exception) -> Message:
-    """Classify a message that the typed decoder refused: it stops at the first error, be it JSON, an array or a wrong
-    type.
-    """
+    """Classify a message that the typed decoder refused, which stops at the first error."""
     if isinstance(why, RecursionError):
         return Fault(PARSE_ERROR, "the message is nested too deeply")
     if isinstance(why, UnicodeDecodeError):

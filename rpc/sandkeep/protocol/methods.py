@@ -273,9 +273,7 @@ class SnapshotRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SnapshotQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Only those of a sandbox, with a name, with all these labels, if that is given. `all` adds those that failed or
-    were deleted.
-    """
+    """Filters: a sandbox, a name, labels that all match. `all` adds those that failed or were deleted."""
 
     sandbox_id: Name | None = None
     name: Name | None = None
@@ -352,9 +350,7 @@ class CheckpointRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CheckpointQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Only those of a sandbox, with a name, with all these labels, if that is given. `all` adds those that failed or
-    were deleted.
-    """
+    """Filters: a sandbox, a name, labels that all match. `all` adds those that failed or were deleted."""
 
     sandbox_id: Name | None = None
     name: Name | None = None
@@ -412,9 +408,7 @@ class ProcessLaunch(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ProcessAttach(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process that has a terminal. `term` is the kind of the client's own terminal, as in ``$TERM``; with `read_only`
-    input is discarded.
-    """
+    """A process with a terminal. `term` is the kind of the client's own, as ``$TERM``; `read_only` discards input."""
 
     sandbox_id: Name
     name: Name
@@ -523,9 +517,7 @@ class ProcessRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProcessQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Without `sandbox_id`: the processes of all the caller's sandboxes. `all` adds those that ended, and the last of
-    the unnamed.
-    """
+    """Without `sandbox_id`: all the caller's processes. `all` adds ended ones, and the last of the unnamed."""
 
     sandbox_id: Name | None = None
     all: bool = False
@@ -565,9 +557,7 @@ class Written(Struct, frozen=True, kw_only=True):
 
 
 class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Up to `max_bytes` of each stream from its offset. With nothing new there it waits up to `wait_s` for some, or
-    for the end.
-    """
+    """Up to `max_bytes` of each stream from its offset. It waits up to `wait_s` for new data, or for the end."""
 
     sandbox_id: Name
     name: Name
@@ -635,9 +625,7 @@ class StateQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class StoreCompact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Events of objects that ended longer ago than `older_than_s`, at least a day, go into the archive; the default is
-    the daemon's setting.
-    """
+    """Archive events of objects that ended longer ago than `older_than_s` (default: the daemon's setting)."""
 
     older_than_s: Annotated[float, Meta(ge=86_400, le=MAX_AGE_S)] | None = None
 

@@ -38,9 +38,7 @@ MAX_REFUSAL_BYTES: Final = 64 * 1024
 
 @asynccontextmanager
 async def turn(lock: trio.Lock) -> AsyncIterator[None]:
-    """Hold the lock. A free lock is taken without a checkpoint: fifty senders of the same messages then all send the
-    first before any sends the second.
-    """
+    """Hold the lock, a free one without a checkpoint: all senders of a message then send before the next."""
     if lock.locked():
         await lock.acquire()
     else:
@@ -73,9 +71,7 @@ class Wire(trio.abc.Stream):
         self._patience = None
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all bytes, as the other end makes room. After a cancelled call nothing can be sent: the peer would take
-        it for the rest of the message.
-        """
+        """Send all bytes. After a cancelled call nothing can be sent: the peer would take it for the rest."""
         async with turn(self._sending):
             rest = memoryview(data)
             while rest and not self._broken:

@@ -105,9 +105,7 @@ class StreamClient:
                 return await files.receive(connection, files.writer(file))
 
     async def put_file(self, sandbox_id: str, source: Place | BinaryIO, path: str | bytes) -> Done:
-        """Copy a file of this machine, or the rest of an open file, into a sandbox. It is put in place whole, or
-        nothing is changed.
-        """
+        """Copy a file, or the rest of an open file, into a sandbox: whole, or nothing is changed."""
         if isinstance(source, str | os.PathLike):
             with await trio.to_thread.run_sync(lambda: open(source, "rb")) as file:
                 return await self.put_file(sandbox_id, file, path)

@@ -106,9 +106,7 @@ async def replacing(path: str) -> AsyncIterator[BinaryIO]:
 
 @asynccontextmanager
 async def unpacking(target: str) -> AsyncIterator[Write]:
-    """Takes an archive with one entry at its top; at the end of the block that is put at `target`, or into it if it is
-    a directory.
-    """
+    """Unpack an archive with one top-level entry, and install that at `target`, or in it if it is a directory."""
     with trio.CancelScope(shield=True):
         stage = await _in_thread(lambda: Stage(os.fsencode(target)), target)
     try:
@@ -128,9 +126,7 @@ async def unpacking(target: str) -> AsyncIterator[Write]:
 
 @asynccontextmanager
 async def packing(source: str) -> AsyncIterator[tuple[Read, Callable[[], Awaitable[None]]]]:
-    """Yield a reader of a file or directory as an archive, with it at the top; and a function that raises unless all of
-    it could be read.
-    """
+    """Yield a reader of a file or directory as an archive, and a function that raises if reading failed."""
     whole = await trio.to_thread.run_sync(os.path.realpath, source) if source.endswith("/") else source
     parent, name = os.path.split(whole)
     argv = [*_PACK, "-C", parent or ".", f"./{name}"]

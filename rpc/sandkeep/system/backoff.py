@@ -57,9 +57,7 @@ class Backoff:
         self._deadline = self._pauses = None
 
     def pause(self) -> float | None:
-        """Answer how many seconds to wait before the next attempt, the last of which is when the patience ends; None
-        to give up.
-        """
+        """Return the seconds to wait before the next attempt, the last at the end of the patience; None to give up."""
         self.begin()
         remaining_s = self.remaining_s
         if self._pauses is None:

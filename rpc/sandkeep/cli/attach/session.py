@@ -160,9 +160,7 @@ class Reader:
         return bytes(found[:size])
 
     def _opened(self) -> Journals:
-        """The journals' descriptors. Raises `conflict` when one was replaced, `not_supported` when they are not handed
-        out.
-        """
+        """Return the journals. Raises `conflict` when one was replaced, `not_supported` when they are withheld."""
         if self._refused is not None:
             raise self._refused
         if self._journals is None:

@@ -45,9 +45,7 @@ def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None
 
 
 def _warn_if_unknown(kind: str) -> None:
-    """Warn about an unknown event type, as a follower of a mistyped one would wait for ever; a newer daemon may know
-    it.
-    """
+    """Warn about an unknown event type, which may be mistyped, or of a newer daemon."""
     from difflib import get_close_matches
 
     from sandkeep.events import EVENTS

@@ -46,9 +46,7 @@ def terminal_width(stream: IO[str] | None = None) -> int | None:
 
 
 def has_colour() -> bool:
-    """Return True if stdout may be coloured: as ``--color`` says, else on a terminal that is not dumb, without NO_COLOR
-    (https://no-color.org).
-    """
+    """Return True if stdout may be coloured, by ``--color``, TERM and NO_COLOR (https://no-color.org)."""
     if colour != "auto":
         return colour == "always"
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"

@@ -18,9 +18,7 @@ _ERASE: Final = "\r\x1b[K"
 
 
 def progress(message: str) -> "Progress":
-    """To be used in a ``with`` statement, and given to a client's call as ``progress=``. `message` is shown until the
-    daemon reports progress.
-    """
+    """Return the ``progress=`` of a call, as a context manager. It shows `message` until the daemon reports."""
     return Progress(message)
 
 

@@ -14,9 +14,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Family(NamedTuple):
-    """A metric: its name after `PREFIX`, its type, its description, and the field it comes from, or one for each
-    `mode`.
-    """
+    """A metric: its name after `PREFIX`, type, description, and its field, or one for each `mode`."""
 
     name: str
     type: str

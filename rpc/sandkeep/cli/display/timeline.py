@@ -177,9 +177,7 @@ class Names:
 
 
 def shorten(stream: str) -> str:
-    """The kind and the last six characters of an id that Sandkeep made, such as ``prc…x7k2m9``; others whole. A part
-    after a slash is left out.
-    """
+    """Shorten an id of ours to its kind and last six characters, ``prc…x7k2m9``, without what follows a slash."""
     stream = stream.partition("/")[0]
     if len(stream) == 30 and stream[3] == "_":
         return f"{stream[:3]}…{stream[-6:]}"
