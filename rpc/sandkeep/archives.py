@@ -4,7 +4,7 @@
         archiving.export_to(client, snapshot_id, "work.tar.gz")
         snapshot = archiving.import_from(client, "elsewhere.tar.gz", name="theirs")
 
-A file that is exported is there whole and with the digest that the daemon says, or not at all.
+An export replaces the file atomically, once its digest matches that of the daemon.
 """
 
 import hashlib

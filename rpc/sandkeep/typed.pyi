@@ -282,7 +282,7 @@ class TrioSandbox:
     async def read_file(self, sandbox_id: str, **options: Unpack[_FileRead]) -> model.FileContent:
         """Read a piece of a file."""
     async def write_file(self, sandbox_id: str, data: bytes, **options: Unpack[_FileWrite]) -> model.FileWritten:
-        """Write a file, whole or not at all."""
+        """Write a file atomically."""
     async def list_dir(self, sandbox_id: str, **options: Unpack[_DirectoryQuery]) -> model.DirectoryList:
         """List the files of a directory."""
     async def copy_commit(self, sandbox_id: str, transfer_id: str, **options: Unpack[_Change]) -> model.Copied:
@@ -440,7 +440,7 @@ class BlockingSandbox:
     def read_file(self, sandbox_id: str, **options: Unpack[_FileRead]) -> model.FileContent:
         """Read a piece of a file."""
     def write_file(self, sandbox_id: str, data: bytes, **options: Unpack[_FileWrite]) -> model.FileWritten:
-        """Write a file, whole or not at all."""
+        """Write a file atomically."""
     def list_dir(self, sandbox_id: str, **options: Unpack[_DirectoryQuery]) -> model.DirectoryList:
         """List the files of a directory."""
     def copy_commit(self, sandbox_id: str, transfer_id: str, **options: Unpack[_Change]) -> model.Copied:

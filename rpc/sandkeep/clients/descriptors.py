@@ -113,8 +113,8 @@ class Handover:
         return outcome(answer, self.row.result)
 
     def restart(self) -> None:
-        """The connection was lost before the answer: begin anew. Raises the error of that when a stream was begun,
-        which nobody can go on with, or when the call is not to be made again.
+        """Repeat the call after its connection was lost. Raises that error when a stream was begun, which cannot be
+        resumed, or when the call must not be repeated.
         """
         if self._handed_over and self.row.name in _STREAMS:
             message = "the daemon went away during the copy, which may be incomplete: start it again"

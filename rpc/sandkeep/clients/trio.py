@@ -157,7 +157,7 @@ class Client(TrioMethods):
         return link
 
     async def _connect(self, timeout_s: float) -> None:
-        """Try once to connect anew. Raises when nobody is there, or another daemon."""
+        """Try once to connect again. Raises when no daemon listens, or another one."""
         link = Link(await dial(self._daemon.path), self._daemon)
         greeted = False
         try:

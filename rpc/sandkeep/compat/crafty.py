@@ -181,7 +181,7 @@ def terminate_sandbox(sandbox_id: str) -> None:
 
 
 def launch_background_process(name: str, sandbox_id: str, command: str) -> None:
-    """Start a shell command under a name. It goes on by itself. Raises `conflict` for a name that is taken."""
+    """Start a shell command under a name, in the background. Raises `conflict` for a name that is taken."""
     with _daemon() as client:
         _launch(client, name, sandbox_id, command)
 
@@ -240,7 +240,7 @@ class CommandProcess:
             yield from _text_of(client, self.sandbox_id, self.process_id)
 
     def wait(self) -> int:
-        """Wait until it has ended, and answer its exit code. Raises `not_ready` when nobody saw how it ended."""
+        """Wait until it has ended, and return its exit code. Raises `not_ready` when that is unknown."""
         with _daemon() as client:
             ended: Process = client.process.wait(self.sandbox_id, self.process_id)
         if ended.exit_code is None:
@@ -370,7 +370,7 @@ def _text_of(client: Client, sandbox_id: str, name: str) -> Generator[str, None,
 
 
 def _write_large(client: Client, sandbox_id: str, path: str, data: bytes) -> None:
-    """Put more into a file than one message holds: as a copy, which is seen whole or not at all, too."""
+    """Write more than one message holds, by an atomic copy."""
     client.sandbox.exec(sandbox_id, ["mkdir", "-p", "--", os.path.dirname(path) or "."])
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)

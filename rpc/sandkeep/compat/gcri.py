@@ -147,7 +147,7 @@ class SandboxStrategy(ABC):
         if done.timed_out:
             return Output(f"Error: Command timed out after {timeout:g} seconds.", done.exit_code)
         if done.exit_code is None:
-            return Output(f"Error: {done.error or 'nobody saw how it ended'}")
+            return Output(f"Error: {done.error or 'its exit code is unknown'}")
         return Output(text or (f"Exit Code {done.exit_code}" if done.exit_code else SUCCESS), done.exit_code)
 
     def get_container(self, iteration: int, branch: int) -> str:

@@ -1,4 +1,4 @@
-"""Follows the events while the demo goes on, and shows each as it is committed."""
+"""Follow the events during the demo, and show each as it is committed."""
 
 import threading
 from contextlib import suppress

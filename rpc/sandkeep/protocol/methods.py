@@ -140,7 +140,7 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ProviderChoose(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`enabled` is whether containers are wanted at all."""
+    """With `enabled`, containers are preferred."""
 
     enabled: bool = True
 
@@ -440,7 +440,7 @@ class FileRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FileWrite(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file's whole new content, seen by others whole or not at all. A file that is there keeps its mode unless
+    """A file's whole new content, which replaces the old one atomically. An existing file keeps its mode unless
     `mode` says another; `parents` makes directories that are missing.
     """
 
@@ -648,7 +648,7 @@ class Method(Struct, frozen=True, kw_only=True):
     an administrator may give; `intent` is the event that is durable before a mutation acts (or when it is complete, for
     writes of files: to write one twice does no harm), and by which a repeated command is known. Mutations without one,
     such as a write to a process's input, are remembered beside the log. A method with `needs_caller` is cancelled when
-    its caller goes; every other mutation goes on.
+    its caller disconnects; every other mutation continues.
     """
 
     name: str
@@ -812,7 +812,7 @@ METHODS: Final[dict[str, Method]] = {
         _M("sandbox.read_file", "Read a piece of a file.", model.FileContent, FileRead, deadline_s=60.0),
         _M(
             "sandbox.write_file",
-            "Write a file, whole or not at all.",
+            "Write a file atomically.",
             model.FileWritten,
             FileWrite,
             intent="sandbox.file_written",

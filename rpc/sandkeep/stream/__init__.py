@@ -84,7 +84,7 @@ class StreamClient:
     ) -> AsyncIterator[Attached]:
         """A process, both ways: its terminal, or for one without its output, from now or from offsets, and its input.
 
-        Leaving the block detaches; the process goes on. A connection that is lost is not replaced.
+        Leaving the block detaches; the process keeps running. A connection that is lost is not replaced.
         """
         query = {"rows": rows, "cols": cols, "term": term, "read_only": read_only}
         where = {"stdout": stdout_offset, "stderr": stderr_offset}
@@ -96,7 +96,7 @@ class StreamClient:
     async def get_file(self, sandbox_id: str, path: str | bytes, to: Place | BinaryIO) -> int:
         """Copy a file out of a sandbox, to a path of this machine or into an open file; answer its size in bytes.
 
-        A path is written whole or not at all. An open file may have been written to when an error is raised.
+        A path is replaced atomically. An open file may have been written to when an error is raised.
         """
         async with self._connected(_files(sandbox_id, path, "get", "file")) as connection:
             if not isinstance(to, str | os.PathLike):

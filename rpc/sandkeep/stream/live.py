@@ -176,7 +176,7 @@ class Attached:
     """An attached process: an asynchronous iterator over its output, and methods to act on it.
 
     Of a terminal each piece has the stream `frames.TERMINAL`. When the iteration is over, `exit` says how the process
-    ended, or is None if it goes on.
+    ended, or is None if it still runs.
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""A directory beside a destination where a tree is made that appears there whole or not at all.
+"""A staging directory beside a destination, for a tree that appears there atomically.
 
 A helper program waits for this process's end, however that comes, ends the programs that still write there, and removes
 the directory.

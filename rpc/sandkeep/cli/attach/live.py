@@ -95,7 +95,7 @@ class Live:
         self._enter_screen()
 
     def show(self, lines: Lines, seconds: float) -> bool:
-        """Show it for so long, again whenever the terminal has another size; answer whether it was told to end."""
+        """Show it for some seconds, and again on each resize; return True when the user ended it."""
         deadline = time.monotonic() + seconds
         while True:
             self._draw(lines)
@@ -121,7 +121,7 @@ class Live:
         write_all(self._sink, f"{_HOME}{text}{rest}".encode(errors="replace"))
 
     def _wait(self, seconds: float) -> bool:
-        """Wait for a key or a signal; answer whether it was told to end."""
+        """Wait for a key or a signal; return True when the user ended it."""
         ready, _, _ = select.select([self._wakes, *([self._source] if self._has_keys else [])], [], [], seconds)
         if self._wakes in ready:
             os.read(self._wakes, 4096)

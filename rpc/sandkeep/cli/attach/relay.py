@@ -19,7 +19,7 @@ STDIN_PIECE: Final = 65536
 
 
 def detached_message(process: Process) -> str:
-    """Return the message for detaching from a process that goes on."""
+    """Return the message for detaching from a running process."""
     return f"sandkeep: detached from a running process: sandkeep attach {process.sandbox_id} {process.name}"
 
 

@@ -1,7 +1,7 @@
 """Attachment to a process: its output as it comes, our input and signals to it, its exit code as ours.
 
 Output is read from the journal by byte offset, so nothing is lost or doubled when the daemon is restarted meanwhile:
-the client connects again, and reading goes on where it was.
+the client connects again, and continues at the same offset.
 """
 
 from collections.abc import Collection
@@ -211,7 +211,7 @@ def _print_note(piece: ProcessOutput) -> None:
 def follow_running(front: Frontend, process: Process, *, interactive: bool = False, from_start: bool = False) -> int:
     """Follow a process that another client started, from now on or `from_start`; return the exit code.
 
-    Ctrl-C goes to it. When we are ended, or detached by Ctrl-\\, it goes on.
+    Ctrl-C interrupts it. It keeps running when we are killed, or detached by Ctrl-\\.
     """
     Signals(front, process).pass_on_interrupts()
     with Reader(front, process.sandbox_id, process.process_id) as reader:

@@ -37,7 +37,7 @@ _UNFINISHED: Final = re.compile(rb"\x1b(?:\[[?>=<]?[0-9;:]*|\[M.{0,2}|[P\]_][^\x
 
 
 class SignalledError(Exception):
-    """We were told to end while we showed a terminal. `number` is the signal's."""
+    """A fatal signal came while a terminal was shown. `number` is the signal's."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.strsignal(number))

@@ -88,7 +88,7 @@ def _wait_for_exit(front: Frontend, process: Process, patience_s: float, *, rows
 
 
 def _wait(reader: Reader, patience_s: float) -> Process | None:
-    """The process once it has ended; None if it goes on."""
+    """Return the process once it has ended; None if it still runs."""
     try:
         return reader.wait(patience_s)
     except StateError as error:

@@ -58,7 +58,7 @@ def paint(text: str, colour: str | None) -> str:
 
 
 def status_colour(text: str) -> str | None:
-    """The colour of a status: green goes on, yellow is on its way, red went wrong, dim is over."""
+    """Return the colour of a status: green is running, yellow in transition, red an error, dim ended."""
     return _STATUS.get(text) or ("red" if text.startswith("exited ") else None)
 
 
@@ -155,7 +155,7 @@ def facts(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def note(text: str) -> None:
-    """Say something that is not the answer. That nobody can hear it, on a terminal that has gone, changes nothing."""
+    """Print a message to stderr. Errors of that, such as a closed terminal, are ignored."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
