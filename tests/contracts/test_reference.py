@@ -3,7 +3,8 @@
 import ast
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,20 @@ def test_the_signatures_are_python_and_hold_every_method_for_both_clients() -> N
             if row.descriptors:
                 continue
             assert isinstance(found[verb], ast.AsyncFunctionDef) == (prefix == "Trio")
-            given = {argument.arg for argument in [*found[verb].args.args, *found[verb].args.kwonlyargs]}
+            arguments = found[verb].args
+            assert arguments.kwarg is not None
+            options = re.findall(r"\w+", ast.unparse(arguments.kwarg))[-1]
+            given = {*(argument.arg for argument in arguments.args), *_keys(kinds, options)}
             assert given == {"self", "progress", *row.params.__struct_fields__}
+
+
+def _keys(kinds: dict[str, ast.ClassDef], name: str) -> Iterator[str]:
+    """Yield the keys of a TypedDict and of those that it inherits from."""
+    for part in kinds[name].body:
+        assert isinstance(part, ast.AnnAssign)
+        yield ast.unparse(part.target)
+    for base in map(ast.unparse, kinds[name].bases):
+        yield from _keys(kinds, base) if base in kinds else ()
 
 
 # -- OpenRPC ----------------------------------------------------------------------------------------------------------

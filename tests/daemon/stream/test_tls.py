@@ -270,7 +270,7 @@ def test_the_pin_outlives_the_daemon_and_the_key_is_for_its_eyes(places: str) ->
         assert renewed.pin != house.pin
         tls = renewed.addresses[1]
         assert trio.run(first, StreamClient(tls, renewed.token, pin=renewed.pin))
-        with pytest.raises(CallerError, match="has another key than the pin says"):
+        with pytest.raises(CallerError, match="does not have the pinned key"):
             trio.run(first, StreamClient(tls, renewed.token, pin=house.pin))
 
 

@@ -101,10 +101,13 @@ def test_what_makes_no_sense_is_told_as_what_it_is(shared_daemon: Any, tmp_path:
     done = shared_daemon.cli("--socket", "", "ls")
     assert (done.returncode, b"socket is empty" in done.stderr) == (1, True)
     done = shared_daemon.cli("image", "--json", "ls")
-    assert (done.returncode, b"behind the command, as in: sandkeep image COMMAND --json" in done.stderr) == (2, True)
+    assert (done.returncode, b"after the command, as in: sandkeep image COMMAND --json" in done.stderr) == (
+        2,
+        True,
+    )
     done = shared_daemon.cli("events", "--type", "process.exitd")
     assert (done.returncode, done.stdout) == (0, b"")
-    assert b"is it process.exited?" in done.stderr
+    assert b"did you mean process.exited?" in done.stderr
 
 
 @pytest.mark.needs("bwrap", "tmux")

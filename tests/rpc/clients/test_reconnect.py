@@ -232,7 +232,7 @@ def test_a_stream_that_was_begun_is_an_error(daemon: Any, box: str) -> None:
             os.close(sink)
         os.close(source)
         assert isinstance(came[0], StateError), came
-        assert "begin it anew" in came[0].message
+        assert "start it again" in came[0].message
 
 
 def test_descriptors_outlive_the_daemon(daemon: Any, box: str, restart: Callable[..., None]) -> None:
