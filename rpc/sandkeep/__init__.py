@@ -10,10 +10,6 @@ and trio is loaded only by those who use it.
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sandkeep.version import VERSION
-
-__version__: Final = VERSION
-
 if TYPE_CHECKING:
     from sandkeep import blocking as blocking
     from sandkeep import model as model
@@ -27,6 +23,9 @@ if TYPE_CHECKING:
     from sandkeep.errors import SetupError as SetupError
     from sandkeep.errors import StateError as StateError
     from sandkeep.stream import StreamClient as StreamClient
+    from sandkeep.version import VERSION
+
+    __version__: Final = VERSION
 
 __all__ = [
     "CallerError",
@@ -51,6 +50,8 @@ _HOMES: Final = {"connect": "clients.trio", "Client": "clients.trio", "StreamCli
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
+    if name == "__version__":
+        return import_module(f"{__name__}.version").VERSION
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name in __all__:
