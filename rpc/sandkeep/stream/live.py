@@ -109,28 +109,21 @@ class LogStream(Stream):
             self.caught_up = True
         elif isinstance(message, Note):
             self.notes.append(message)
-            if message.first is not None:
-                self._pass_over(message.stream, message.first)
+            if message.first is not None:  # the beginning of this stream was dropped
+                self._move_to(f"{message.stream}_offset", message.first)
         elif isinstance(message, Exit) or message is None:
             self.exit = message
             self._over = True
 
-    def _pass_over(self, stream: str, first: int) -> None:
-        """Continue behind the dropped beginning of a stream."""
-        if stream == "stderr":
-            self.stderr_offset = max(first, self.stderr_offset)
-        else:
-            self.stdout_offset = max(first, self.stdout_offset)
+    def _move_to(self, attribute: str, offset: int) -> None:
+        setattr(self, attribute, max(offset, getattr(self, attribute)))
 
     def _advance(self, piece: Output) -> Output:
         """Step behind a piece, which must be the next one of its stream."""
-        expected = {frames.STDOUT: self.stdout_offset, frames.STDERR: self.stderr_offset}.get(piece.stream)
-        if piece.offset != expected:
+        attribute = {frames.STDOUT: "stdout_offset", frames.STDERR: "stderr_offset"}.get(piece.stream)
+        if attribute is None or piece.offset != getattr(self, attribute):
             raise DaemonError("internal", "the stream server skipped or repeated a piece of the output")
-        if piece.stream == frames.STDERR:
-            self.stderr_offset += len(piece.data)
-        else:
-            self.stdout_offset += len(piece.data)
+        self._move_to(attribute, piece.offset + len(piece.data))
         return piece
 
 
