@@ -95,14 +95,8 @@ def table_lines(columns: Sequence[str | Column], rows: Iterable[Sequence[object]
     cells = [[plain(cell) for cell in row] for row in rows]
     shown = fit(known, cells, room)
     if room is None or total_width(shown) <= room:
-        return _rows(shown, cells)
+        return iter([_titles(shown), *(_line(shown, row) for row in cells)])
     return _groups(known, cells, room)
-
-
-def _rows(shown: list[tuple[Column, int, int]], rows: list[list[str]]) -> Iterator[str]:
-    yield _titles(shown)
-    for row in rows:
-        yield _line(shown, row)
 
 
 def _groups(columns: list[Column], rows: list[list[str]], room: int) -> Iterator[str]:
