@@ -4,9 +4,9 @@ Output is read from the journal by byte offset, so nothing is lost or doubled wh
 the client connects again, and continues at the same offset.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from sandkeep.cli.attach.journals import STREAMS, Journals, last_lines, write_all
 from sandkeep.cli.attach.relay import Signals, feed
@@ -26,11 +26,8 @@ FULL_BYTES: Final = 1024 * 1024
 """A piece of that many bytes was cut: more is waiting than one request brings."""
 
 
-class Sink(Protocol):
-    """Receives a process's output, piece by piece."""
-
-    def write(self, output: ProcessOutput) -> None:
-        """Write the next bytes of both streams."""
+Sink = Callable[[ProcessOutput], None]
+"""Receives a process's output, piece by piece."""
 
 
 class Descriptors:
@@ -39,7 +36,7 @@ class Descriptors:
     def __init__(self, streams: Collection[str] = STREAMS) -> None:
         self.streams = streams
 
-    def write(self, output: ProcessOutput) -> None:
+    def __call__(self, output: ProcessOutput) -> None:
         """Write both pieces out at once."""
         if "stdout" in self.streams:
             write_all(1, output.stdout)
@@ -54,7 +51,7 @@ class Collector:
         self.stdout = bytearray()
         self.stderr = bytearray()
 
-    def write(self, output: ProcessOutput) -> None:
+    def __call__(self, output: ProcessOutput) -> None:
         """Append output up to the limit."""
         for buffer, piece in ((self.stdout, output.stdout), (self.stderr, output.stderr)):
             buffer.extend(piece[: MAX_INLINE_BYTES - len(buffer)])
@@ -100,7 +97,7 @@ class Reader:
         while query := cursor.next_query():
             piece = self._read(query)
             cursor.advance(piece)
-            sink.write(piece)
+            sink(piece)
             _print_note(piece)
             if max(len(piece.stdout), len(piece.stderr)) >= FULL_BYTES and isinstance(sink, Descriptors):
                 at = self.catch_up(sink, piece.next_stdout_offset, piece.next_stderr_offset)

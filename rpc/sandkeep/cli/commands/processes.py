@@ -1,12 +1,13 @@
 """Processes: list, show their output, signal, wait."""
 
 import shlex
+from functools import partial
 
 import click
 from msgspec.structs import replace
 
 from sandkeep.cli.attach.journals import STREAMS
-from sandkeep.cli.attach.session import Descriptors, Reader, Sink, exit_code
+from sandkeep.cli.attach.session import Descriptors, Reader, exit_code
 from sandkeep.cli.display.output import age, json_line, note, plain, status, table
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Frontend, command, common
@@ -41,21 +42,11 @@ def _status(process: Process) -> str:
     return f"exited {process.exit_code}" if process.status == "exited" else process.status
 
 
-class _OneStream:
-    """Lets one stream through."""
-
-    def __init__(self, sink: Sink, stream: str) -> None:
-        self._sink = sink
-        self._without = {"stderr": b""} if stream == "stdout" else {"stdout": b""}
-
-    def write(self, output: ProcessOutput) -> None:
-        self._sink.write(replace(output, **self._without))
-
-
-class _JsonLines:
-    def write(self, output: ProcessOutput) -> None:
-        if output.stdout or output.stderr or output.ended:
-            json_line(output)
+def _print_json(output: ProcessOutput, stream: str | None) -> None:
+    if stream:
+        output = replace(output, **{other: b"" for other in STREAMS if other != stream})
+    if output.stdout or output.stderr or output.ended:
+        json_line(output)
 
 
 @command(
@@ -84,7 +75,7 @@ def logs(
     with Reader(front, sandbox, name) as reader:
         at = (since or 0, since or 0) if tail is None else reader.last_lines(tail)
         if front.as_json:
-            reader.follow(_OneStream(_JsonLines(), stream) if stream else _JsonLines(), *at, follow=follow)
+            reader.follow(partial(_print_json, stream=stream), *at, follow=follow)
         else:
             _show(reader, Descriptors((stream,) if stream else STREAMS), at, follow=follow)
 
