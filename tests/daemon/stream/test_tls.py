@@ -215,7 +215,7 @@ def test_where_it_is_allowed_there_is_plain_tcp(places: str, monkeypatch: pytest
 
 def test_otherwise_no_daemon_listens_without_tls(tmp_path: Path) -> None:
     with (
-        pytest.raises(SetupError, match=r"say tls://127\.0\.0\.1:0, or") as raised,
+        pytest.raises(SetupError, match=r"use tls://127\.0\.0\.1:0, or") as raised,
         opened(str(tmp_path / "s"), ["tcp://127.0.0.1:0"], PassedSockets()),
     ):
         pytest.fail("it listens")

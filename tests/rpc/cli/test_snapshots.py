@@ -42,7 +42,7 @@ def test_an_id_alone_goes_to_stdout(cli: Any, box: str) -> None:
     assert snapshot.startswith("snp_")
     assert "\n" not in snapshot
     shown = said(cli("snapshot", "get", snapshot))
-    for words in ("name         first", "status       ready", "labels       team=blue", "frozen for"):
+    for words in ("name        first", "status      ready", "labels      team=blue", "frozen for"):
         assert words in shown
     assert snapshot in said(cli("snapshot", "ls", box))
     assert snapshot not in said(cli("snapshot", "ls", "--name", "other"))
