@@ -10,7 +10,7 @@ import time
 from benches import fair
 from benches.table import Row
 
-from sandkeep.demo.house import House
+from sandkeep.demo.house import DemoDaemon
 
 PAIRS = 40
 MOST = 8.0
@@ -25,7 +25,7 @@ def _time(command: list[str], environment: dict[str, str]) -> float:
 @fair.conditions()
 def run() -> list[Row]:
     script = os.path.join(os.path.dirname(sys.executable), "sandkeep")
-    place = House()
+    place = DemoDaemon()
     try:
         place.start()
         with tempfile.TemporaryDirectory() as project, place.connect() as client:

@@ -10,8 +10,6 @@ and trio is loaded only by those who use it.
 
 from typing import TYPE_CHECKING, Any, Final
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
     from sandkeep import blocking as blocking
     from sandkeep import model as model
@@ -25,23 +23,9 @@ if TYPE_CHECKING:
     from sandkeep.errors import SetupError as SetupError
     from sandkeep.errors import StateError as StateError
     from sandkeep.stream import StreamClient as StreamClient
+    from sandkeep.version import VERSION
 
-_ERRORS: Final = (
-    "CallerError",
-    "DaemonError",
-    "DataError",
-    "ProviderError",
-    "SandkeepError",
-    "SetupError",
-    "StateError",
-)
-_HOMES: Final = {
-    "connect": "clients.trio",
-    "Client": "clients.trio",
-    "StreamClient": "stream",
-    **dict.fromkeys(_ERRORS, "errors"),
-}
-_MODULES: Final = ("blocking", "model")
+    __version__: Final = VERSION
 
 __all__ = [
     "CallerError",
@@ -58,14 +42,20 @@ __all__ = [
     "model",
 ]
 
+_MODULES: Final = ("blocking", "model")
+_HOMES: Final = {"connect": "clients.trio", "Client": "clients.trio", "StreamClient": "stream"}
+"""Modules of the names of `__all__`; those of the others, the errors, is `errors`."""
+
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
+    if name == "__version__":
+        return import_module(f"{__name__}.version").VERSION
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -4,7 +4,7 @@
         archiving.export_to(client, snapshot_id, "work.tar.gz")
         snapshot = archiving.import_from(client, "elsewhere.tar.gz", name="theirs")
 
-A file that is exported is there whole and with the digest that the daemon says, or not at all.
+An export replaces the file atomically, once its digest matches that of the daemon.
 """
 
 import hashlib
@@ -20,26 +20,27 @@ from sandkeep.errors import CallerError, DataError, SandkeepError
 from sandkeep.model import ArchiveFormat, Snapshot, SnapshotExport
 from sandkeep.system.durable import Replacement
 
-Moved = Callable[[int], None]
+Progress = Callable[[int], None]
 
 CHUNK_BYTES: Final = 1 << 20
 _MAGIC: Final[dict[bytes, ArchiveFormat]] = {b"\x1f\x8b": "tar.gz", b"\x28\xb5": "tar.zst"}
 
 
-def export_to(client: Client, snapshot_id: str, path: str, *, moved: Moved | None = None) -> SnapshotExport:
+def export_to(client: Client, snapshot_id: str, path: str, *, progress: Progress | None = None) -> SnapshotExport:
     """Write a snapshot to a file as one whole archive. An existing file is replaced, and a symbolic link stays; FIFOs
     and devices are written to.
 
     Raises `permission_denied`, `not_found` and `invalid` for the path, and the daemon's errors.
     """
     path = os.path.realpath(path)
-    if _is_special(path):
-        return _export_to_special(client, snapshot_id, path, moved)
     try:
+        if _is_special(path):
+            with open(path, "wb", buffering=0) as file:
+                return export_into(client, snapshot_id, file.fileno(), progress=progress)
         with Replacement(path, temporary=f"{path}.{secrets.token_hex(4)}.part", mode=0o666) as new:
-            return export_into(client, snapshot_id, new.file.fileno(), moved=moved)
+            return export_into(client, snapshot_id, new.file.fileno(), progress=progress)
     except OSError as error:
-        raise _told(error, path) from None
+        raise _path_error(error, path) from None
 
 
 def _is_special(path: str) -> bool:
@@ -49,36 +50,28 @@ def _is_special(path: str) -> bool:
     except OSError:
         return False
     if stat.S_ISDIR(mode):
-        raise CallerError("invalid", f"{path}: it is a directory: name a file in it", path=path)
+        raise CallerError("invalid", f"{path} is a directory: give the path of a file", path=path)
     return not stat.S_ISREG(mode)
 
 
-def _export_to_special(client: Client, snapshot_id: str, path: str, moved: Moved | None) -> SnapshotExport:
-    try:
-        with open(path, "wb", buffering=0) as file:
-            return export_into(client, snapshot_id, file.fileno(), moved=moved)
-    except OSError as error:
-        raise _told(error, path) from None
-
-
-def export_into(client: Client, snapshot_id: str, descriptor: int, *, moved: Moved | None = None) -> SnapshotExport:
-    """Write a snapshot to an open descriptor, as one whole archive. Raises `snapshot_corrupt` if the bytes received do
-    not match the daemon's digest.
-    """
+def export_into(
+    client: Client, snapshot_id: str, descriptor: int, *, progress: Progress | None = None
+) -> SnapshotExport:
+    """Write a snapshot to a descriptor as one archive. Raises `snapshot_corrupt` when its digest does not match."""
     with client.with_descriptors("snapshot.export", snapshot_id) as handed:
         [source] = handed.receive()
         try:
-            digest = _copied(source, descriptor, moved)
+            digest = _copy(source, descriptor, progress)
         finally:
             os.close(source)
         exported: SnapshotExport = handed.answer()
     if exported.digest != f"sha256:{digest}":
-        raise DataError("snapshot_corrupt", "what was exported has another digest than the daemon says: export it anew")
+        raise DataError("snapshot_corrupt", "the exported archive does not match the daemon's digest: export it again")
     return exported
 
 
 def import_from(
-    client: Client, path: str, *, digest: str | None = None, moved: Moved | None = None, **options: Any
+    client: Client, path: str, *, digest: str | None = None, progress: Progress | None = None, **options: Any
 ) -> Snapshot:
     """Import a tar archive, plain or compressed by gzip or zstd, as a snapshot. `options` are further parameters of
     ``snapshot.import``.
@@ -89,8 +82,8 @@ def import_from(
         with open(path, "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                words = f"{path}: how long it is has to be known first: write it to a file and import that"
-                raise CallerError("invalid", words, path=path)
+                message = f"{path} is not a regular file: write it to a file and import that"
+                raise CallerError("invalid", message, path=path)
             size = status.st_size
             form = _MAGIC.get(file.read(2), "tar")
             file.seek(0)
@@ -99,16 +92,16 @@ def import_from(
                 [target] = handed.receive()
                 try:
                     with suppress(BrokenPipeError):  # the call tells why
-                        _copied(file.fileno(), target, moved)
+                        _copy(file.fileno(), target, progress)
                 finally:
                     os.close(target)
                 snapshot: Snapshot = handed.answer()
     except OSError as error:
-        raise _told(error, path) from None
+        raise _path_error(error, path) from None
     return snapshot
 
 
-def _copied(source: int, target: int, moved: Moved | None) -> str:
+def _copy(source: int, target: int, progress: Progress | None) -> str:
     digest, size = hashlib.sha256(), 0
     while chunk := os.read(source, CHUNK_BYTES):
         digest.update(chunk)
@@ -116,11 +109,11 @@ def _copied(source: int, target: int, moved: Moved | None) -> str:
         while rest:
             rest = rest[os.write(target, rest) :]
         size += len(chunk)
-        if moved is not None:
-            moved(size)
+        if progress is not None:
+            progress(size)
     return digest.hexdigest()
 
 
-def _told(error: OSError, path: str) -> SandkeepError:
+def _path_error(error: OSError, path: str) -> SandkeepError:
     code = {PermissionError: "permission_denied", FileNotFoundError: "not_found"}.get(type(error), "invalid")
     return CallerError(code, f"{path}: {error.strerror}", path=path)

@@ -16,14 +16,13 @@ from _socket import (
 from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from msgspec import DecodeError
 
 from sandkeep.clients import dial as dialing
 from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
-from sandkeep.clients.dial import Daemon, Trial
+from sandkeep.clients.dial import Daemon, Retry
 from sandkeep.clients.unix_socket import dial
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Event, ProcessOutput
@@ -78,9 +77,9 @@ class Client(BlockingMethods):
         self._closed = False
         self._lost = False
         self._last_id = 0
-        self._take(sock)
+        self._use(sock)
 
-    def _take(self, sock: socket | None) -> None:
+    def _use(self, sock: socket | None) -> None:
         """Use a new connection, or none yet."""
         self._sock = sock
         self._unsent = self._daemon.greeting()
@@ -90,9 +89,7 @@ class Client(BlockingMethods):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -131,76 +128,70 @@ class Client(BlockingMethods):
         type: str | None = None,
         follow: bool = True,
     ) -> "Events":
-        """Iterate over events after a token, and wait for more; see `event.list`. Its `token` is where to go on
-        later.
-        """
+        """Iterate over events after a token, and wait for more; see `event.list`. `token` is the present position."""
         return Events(self, after, sandbox_id, type, follow)
 
     def read_output(
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
     ) -> Iterator[ProcessOutput]:
-        """Iterate over a process's output, from byte offsets, until it has ended; without `follow`, over the present
-        output.
-        """
+        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output."""
         cursor = OutputCursor(stdout_offset, stderr_offset, follow)
         while query := cursor.next_query():
             piece = self.process.read(sandbox_id, name, **query)
-            if cursor.take(piece):
+            if cursor.advance(piece):
                 yield piece
 
     def persist(self, work: Callable[[], T]) -> T:
-        """Run an operation of several calls, and repeat it when the daemon goes away in the middle. It must be
-        repeatable.
-        """
-        trial = Trial(self._daemon, "daemon.ping", {})
+        """Run a repeatable operation of several calls again when the daemon goes away in the middle."""
+        retry = Retry(self._daemon, "daemon.ping", {})
         while True:
             try:
                 return work()
             except SandkeepError as error:
                 if not dialing.is_lost(error) or self._closed:
                     raise
-                trial.lost(error)
-                time.sleep(trial.pause(error))
-                trial.connected()
+                retry.lost(error)
+                time.sleep(retry.pause(error))
+                retry.connected()
 
     def _call(self, row: Method, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
         check_plain(row.name)
         return outcome(self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
 
     def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> jsonrpc.Answer:
-        trial = Trial(self._daemon, method, params)
+        retry = Retry(self._daemon, method, params)
         with self._lock:
             while True:
-                sock = self._connected(trial)
+                sock = self._connected(retry)
                 try:
-                    return self._ask(sock, method, trial.params, progress)
+                    return self._ask(sock, method, retry.params, progress)
                 except OSError:
-                    said = self._last_words(sock)
+                    reason = self._close_reason(sock)
                 except (EOFError, DecodeError):
-                    said = None
+                    reason = None
                 self._lose()
-                self._give_up_if_told(trial, said)
+                self._raise_if_final(retry, reason)
 
-    def _give_up_if_told(self, trial: Trial, said: jsonrpc.Answer | None) -> None:
-        failure = trial.failure(said)
-        if said is not None or self._closed:
+    def _raise_if_final(self, retry: Retry, reason: jsonrpc.Answer | None) -> None:
+        failure = retry.failure(reason)
+        if reason is not None or self._closed:
             raise failure from None
-        trial.lost(failure)
+        retry.lost(failure)
 
     # -- connecting ---------------------------------------------------------------------------------------------------
 
-    def _connected(self, trial: Trial) -> socket:
+    def _connected(self, retry: Retry) -> socket:
         """The connection; a new one if the last was lost, once the daemon is there again and is the same."""
         if self._sock is not None and not self._closed:
             return self._sock
         if self._closed or (self._lost and self._daemon.patience_s <= 0):
-            raise trial.failure()
-        failure = trial.failure()
+            raise retry.failure()
+        failure = retry.failure()
         while True:
-            time.sleep(trial.pause(failure))
+            time.sleep(retry.pause(failure))
             try:
-                self._take(dial(self._daemon.path))
-                self._greet(trial.left_s)
+                self._use(dial(self._daemon.path))
+                self._greet(retry.remaining_s)
             except (OSError, EOFError, DecodeError):
                 self._lose()
             except SandkeepError as error:
@@ -211,14 +202,12 @@ class Client(BlockingMethods):
                 self._lose()
                 raise
             else:
-                trial.connected()
+                retry.connected()
                 assert self._sock is not None
                 return self._sock
 
     def _greet(self, timeout_s: float) -> None:
-        """See that it is the daemon of before, ahead of anything that changes something. Raises OSError when it does
-        not answer in that time, too.
-        """
+        """Verify that it is the same daemon, before any change. Raises OSError when it does not answer in time."""
         assert self._sock is not None
         self._sock.settimeout(timeout_s)
         self._send(self._sock, b"")
@@ -238,7 +227,7 @@ class Client(BlockingMethods):
         self._lost = True
         if self._sock is not None:
             self._sock.close()
-        self._take(None)
+        self._use(None)
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -267,9 +256,9 @@ class Client(BlockingMethods):
             if answer.id is None and answer.error is not None:
                 return answer
             if answer.method == "progress" and progress is not None:
-                told = jsonrpc.parse_progress(answer.params)
-                if told.request == request_id:
-                    progress(told.message)
+                notification = jsonrpc.parse_progress(answer.params)
+                if notification.request == request_id:
+                    progress(notification.message)
 
     def _read_line(self, sock: socket) -> bytes:
         while not self._lines:
@@ -281,7 +270,7 @@ class Client(BlockingMethods):
                 raise EOFError
         return self._lines.popleft()
 
-    def _last_words(self, sock: socket) -> jsonrpc.Answer | None:
+    def _close_reason(self, sock: socket) -> jsonrpc.Answer | None:
         """Return the reason that the daemon sent before it closed the connection, if one is unread."""
         with contextlib.suppress(OSError, EOFError, DecodeError):
             while True:
@@ -308,5 +297,5 @@ class Events(EventCursor):
             query = self.next_query()
             if query is None:
                 raise StopIteration
-            self.take(self._client.event.list(**query))
+            self.advance(self._client.event.list(**query))
         return event

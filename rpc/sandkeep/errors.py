@@ -31,7 +31,7 @@ class CallerError(SandkeepError):
 
 
 class StateError(SandkeepError):
-    """The request is right, but not in the present state of things: wait, or change that state first."""
+    """The request is valid, but not in the present state: wait, or change that state first."""
 
 
 class SetupError(SandkeepError):
@@ -47,7 +47,7 @@ class DataError(SandkeepError):
 
 
 class DaemonError(SandkeepError):
-    """Sandkeep itself cannot go on: its disk, its connection, or a defect of ours."""
+    """Sandkeep itself failed: its disk, its connection, or a defect of ours."""
 
 
 CODES: Final[dict[str, type[SandkeepError]]] = {
@@ -84,36 +84,33 @@ MEANINGS: Final[dict[str, str]] = {
     "permission_denied": "The caller may not do this, or may not read or write that path.",
     "conflict": "The id or name is taken, or the object changed meanwhile.",
     "in_use": "Something else still needs the object.",
-    "not_ready": "The object is not in a state in which this can be done; `status` tells which it is in.",
-    "timeout": "The deadline passed; what was started may still end.",
-    "lock_contended": "Somebody else holds the lock, or waits for it already; `held_by` and `expires_at` tell who, "
-    "and until when.",
+    "not_ready": "The object is not in a state that allows this; `status` is its state.",
+    "timeout": "The deadline passed; the operation may still complete.",
+    "lock_contended": "Another owner holds the lock, or waits for it; `held_by` and `expires_at` name it.",
     "lock_timeout": "The lock was not released in time; `held_by` and `expires_at` as in `lock_contended`.",
     "lock_lost": "The lock was taken over by another daemon, or could not be renewed in time.",
-    "secret_missing": "A secret that was not kept must be given again.",
+    "secret_missing": "A secret, which is stored nowhere, must be given again.",
     "merge_conflict": "Branches changed the same thing differently.",
     "host_changed": "The target changed since the branch was made.",
-    "snapshot_not_ready": "The snapshot is still being made, or there is no archive of it: it failed, or was deleted.",
+    "snapshot_not_ready": "The snapshot is being created, or has no archive: it failed, or was deleted.",
     "not_supported": "This provider or machine cannot do it; the message says what is missing.",
     "not_configured": "A setting is missing; the message names it.",
     "provider_unavailable": "The provider does not answer or failed.",
-    "disk_limit": "The sandbox used up the bytes it was given.",
-    "snapshot_missing": "The archive is not where the record says; or nothing is kept of the moment asked for, or "
-    "before.",
+    "disk_limit": "The sandbox reached its disk limit.",
+    "snapshot_missing": "The archive is missing from its place; or there is no snapshot or checkpoint at or before the "
+    "requested moment.",
     "snapshot_corrupt": "The archive is damaged or not safe to extract.",
-    "lock_damaged": "What is in the place of the lock's document is none, and is left as it is.",
-    "compacted": "The events asked for were archived, and `first` is the first position there is; or the output "
-    "asked for is not kept any more.",
+    "lock_damaged": "The lock's document is damaged, and was not changed.",
+    "compacted": "The requested events were archived, and `first` is the first position in the log; or the "
+    "requested output was dropped.",
     "wrong_log": "The token belongs to another event log.",
-    "storage_unavailable": "The event log or state directory cannot be written: free space or mend the disk.",
+    "storage_unavailable": "The event log or state directory cannot be written: free space or repair the disk.",
     "internal": "A defect of Sandkeep; the daemon's log has the details.",
 }
 
 
 def error_from(code: str, message: str, data: dict[str, Any]) -> SandkeepError:
-    """Rebuild an error that came over the wire; a code of a newer daemon becomes `internal` with the code in its
-    data.
-    """
+    """Rebuild an error from the wire; an unknown code becomes `internal`, with the code in its data."""
     kind = CODES.get(code)
     if kind is None:
         return DaemonError("internal", message, **{**data, "unknown_code": code})

@@ -47,6 +47,14 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     outcomes: ClassVar[tuple[str, ...]] = ()
 
 
+class Failure(Event, frozen=True, kw_only=True):
+    """The base of the events of something that failed, with an error's `code` and `message`."""
+
+    code: str
+    message: str
+    interrupted: bool = False
+
+
 class Meta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The cause of an event: the command's id, the owner, the peer's process id and client name, or an earlier event.
 
@@ -77,7 +85,7 @@ class DaemonStarted(Event, frozen=True, kw_only=True):
 
 
 class DaemonStopped(Event, frozen=True, kw_only=True):
-    """The daemon stopped in good order; sandboxes and processes went on."""
+    """The daemon stopped cleanly; sandboxes and processes keep running."""
 
     type = "daemon.stopped"
     reason: str
@@ -111,9 +119,7 @@ class LogCompactRequested(Event, frozen=True, kw_only=True):
 
 
 class LogCompacted(Event, frozen=True, kw_only=True):
-    """So many events are in these segments of the archive, and no longer in the log, which has no gaps from
-    `first_position` on.
-    """
+    """Events were moved into these segments of the archive; the log has no gaps from `first_position` on."""
 
     type = "log.compacted"
     events: int
@@ -188,15 +194,12 @@ class ImageReused(Event, frozen=True, kw_only=True):
     image_id: str
 
 
-class ImageCreateFailed(Event, frozen=True, kw_only=True):
+class ImageCreateFailed(Failure, frozen=True, kw_only=True):
     """The image was not made and nothing is left of it. `interrupted` says that only the daemon's own end was the
     reason: the same command, given again, begins anew.
     """
 
     type = "image.create_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class ImageRemoveRequested(Event, frozen=True, kw_only=True):
@@ -246,19 +249,16 @@ class SandboxCreated(Event, frozen=True, kw_only=True):
     handle: dict[str, Any] = field(default_factory=dict)
 
 
-class SandboxCreateFailed(Event, frozen=True, kw_only=True):
+class SandboxCreateFailed(Failure, frozen=True, kw_only=True):
     """The sandbox was not made and nothing is left of it, so that its name is free. `interrupted`: as in
     `image.create_failed`; a new `sandbox.create_requested` may follow then.
     """
 
     type = "sandbox.create_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class SandboxAdopted(Event, frozen=True, kw_only=True):
-    """A daemon that started found the sandbox running and looks after it again."""
+    """A daemon that started found the sandbox running, and manages it again."""
 
     type = "sandbox.adopted"
 
@@ -271,7 +271,7 @@ class SandboxFailed(Event, frozen=True, kw_only=True):
 
 
 class SandboxLost(Event, frozen=True, kw_only=True):
-    """The log says that the sandbox runs, but its provider has it no more."""
+    """The sandbox runs according to the log, but its provider does not have it."""
 
     type = "sandbox.lost"
     last_status: str
@@ -292,17 +292,14 @@ class SandboxSuspended(Event, frozen=True, kw_only=True):
     outside: bool = False
 
 
-class SandboxSuspendFailed(Event, frozen=True, kw_only=True):
+class SandboxSuspendFailed(Failure, frozen=True, kw_only=True):
     """The sandbox was not suspended, and runs. `interrupted`: as in `image.create_failed`."""
 
     type = "sandbox.suspend_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class SandboxResumeRequested(Event, frozen=True, kw_only=True):
-    """The sandbox is about to go on; or, `anew`, one that was lost or failed is about to be started on its files."""
+    """The sandbox is about to be resumed; or, `anew`, a lost or failed one is about to be restarted from its files."""
 
     type = "sandbox.resume_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("sandbox.resumed", "sandbox.resume_failed")
@@ -310,9 +307,7 @@ class SandboxResumeRequested(Event, frozen=True, kw_only=True):
 
 
 class SandboxResumed(Event, frozen=True, kw_only=True):
-    """The sandbox runs. One that was started anew has another `handle` and `isolation` than before. `outside`: as in
-    `sandbox.suspended`.
-    """
+    """The sandbox runs; a restarted one with a new `handle` and `isolation`. `outside`: as in `sandbox.suspended`."""
 
     type = "sandbox.resumed"
     isolation: Isolation | None = None
@@ -320,13 +315,10 @@ class SandboxResumed(Event, frozen=True, kw_only=True):
     outside: bool = False
 
 
-class SandboxResumeFailed(Event, frozen=True, kw_only=True):
+class SandboxResumeFailed(Failure, frozen=True, kw_only=True):
     """The sandbox was not resumed, and its status is as before. `interrupted`: as in `image.create_failed`."""
 
     type = "sandbox.resume_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class SandboxRestoreRequested(Event, frozen=True, kw_only=True):
@@ -378,28 +370,21 @@ class SandboxForkRequested(Event, frozen=True, kw_only=True):
 
 
 class SandboxForked(Event, frozen=True, kw_only=True):
-    """The files are kept that the forks start from, each of which goes on by itself from here on. The sandbox stood
-    still for `pause_ms`.
-    """
+    """The forks' files are stored; the forks are independent now. The sandbox was frozen for `pause_ms`."""
 
     type = "sandbox.forked"
     pause_ms: float
     size_bytes: int = 0
 
 
-class SandboxForkFailed(Event, frozen=True, kw_only=True):
+class SandboxForkFailed(Failure, frozen=True, kw_only=True):
     """No fork was made. `interrupted`: as in `image.create_failed`."""
 
     type = "sandbox.fork_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class SandboxTerminateRequested(Event, frozen=True, kw_only=True):
-    """The sandbox is about to be ended, for `reason`: ``requested``, ``idle_timeout``, ``max_lifetime``,
-    ``disk_limit``.
-    """
+    """The sandbox will end, for `reason`: ``requested``, ``idle_timeout``, ``max_lifetime``, ``disk_limit``."""
 
     type = "sandbox.terminate_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("sandbox.terminated",)
@@ -460,13 +445,10 @@ class ProcessStarted(Event, frozen=True, kw_only=True):
     pid: int
 
 
-class ProcessLaunchFailed(Event, frozen=True, kw_only=True):
+class ProcessLaunchFailed(Failure, frozen=True, kw_only=True):
     """The process was not started. `interrupted`: as in `image.create_failed`; its name is free then."""
 
     type = "process.launch_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class ProcessSignalled(Event, frozen=True, kw_only=True):
@@ -496,8 +478,8 @@ class ProcessExited(Event, frozen=True, kw_only=True):
 
 
 class ProcessRestored(Event, frozen=True, kw_only=True):
-    """The process goes on from the checkpoint `checkpoint_id`, in which it was `restored_from`: itself, or one of the
-    sandbox that the checkpoint is of. `requested` is how that was launched.
+    """The process was restored from the checkpoint `checkpoint_id`, where it is the process `restored_from`, of this
+    sandbox or of the checkpoint's. `requested` is the launch of that process.
     """
 
     type = "process.restored"
@@ -508,7 +490,7 @@ class ProcessRestored(Event, frozen=True, kw_only=True):
 
 
 class ProcessLost(Event, frozen=True, kw_only=True):
-    """The process is gone and nobody saw how it ended."""
+    """The process is gone, and its exit code is unknown."""
 
     type = "process.lost"
     message: str
@@ -518,8 +500,8 @@ class ProcessLost(Event, frozen=True, kw_only=True):
 
 
 class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
-    """The files of a sandbox are about to be kept as an archive at each of `places`; or, without a sandbox, an archive
-    from elsewhere is. See `model.Snapshot` for the rest.
+    """The files of a sandbox are about to be stored as an archive at each of `places`; or, without a sandbox, an
+    archive is about to be imported. See `model.Snapshot` for the rest.
     """
 
     type = "snapshot.create_requested"
@@ -560,24 +542,19 @@ class SnapshotStored(Event, frozen=True, kw_only=True):
 
 
 class SnapshotSent(Event, frozen=True, kw_only=True):
-    """The archive, which was on one machine alone, is where it was to be."""
+    """The archive, which was on this machine only, is in its places."""
 
     type = "snapshot.sent"
 
 
-class SnapshotFailed(Event, frozen=True, kw_only=True):
+class SnapshotFailed(Failure, frozen=True, kw_only=True):
     """No snapshot was made, and nothing is left of it. `interrupted`: as in `image.create_failed`."""
 
     type = "snapshot.failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class SnapshotDeleteRequested(Event, frozen=True, kw_only=True):
-    """The snapshot is about to be deleted, for `reason`: ``requested``, ``count`` or ``age``. Nobody may restore it any
-    more.
-    """
+    """The snapshot is about to be deleted, for `reason`: ``requested``, ``count`` or ``age``; no restore begins."""
 
     type = "snapshot.delete_requested"
     outcomes: ClassVar[tuple[str, ...]] = ("snapshot.deleted",)
@@ -625,8 +602,8 @@ class ArchiveRemoveFailed(Event, frozen=True, kw_only=True):
 
 
 class CheckpointCreateRequested(Event, frozen=True, kw_only=True):
-    """A sandbox is about to be checkpointed with all its processes, in files at `place`. It goes on, or is suspended
-    with that. `spec`, `secrets`, `plan` and `needs_image` are the sandbox's; `facts` are the properties of this machine
+    """A sandbox is about to be checkpointed with all its processes, in files at `place`. It keeps running, or is
+    suspended. `spec`, `secrets`, `plan` and `needs_image` are the sandbox's; `facts` are the properties of this machine
     that a restore depends on.
     """
 
@@ -648,8 +625,8 @@ class CheckpointCreateRequested(Event, frozen=True, kw_only=True):
 
 
 class CheckpointStored(Event, frozen=True, kw_only=True):
-    """The checkpoint is complete, verified and durable where it was to be. It holds so many `processes`; a sandbox that
-    goes on stood still for `pause_ms`.
+    """The checkpoint is complete, verified and durable in its place. It holds so many `processes`; a sandbox that
+    keeps running was frozen for `pause_ms`.
     """
 
     type = "checkpoint.stored"
@@ -658,13 +635,10 @@ class CheckpointStored(Event, frozen=True, kw_only=True):
     pause_ms: float | None = None
 
 
-class CheckpointFailed(Event, frozen=True, kw_only=True):
+class CheckpointFailed(Failure, frozen=True, kw_only=True):
     """No checkpoint was made, and nothing is left of it. `interrupted`: as in `image.create_failed`."""
 
     type = "checkpoint.failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class CheckpointDeleteRequested(Event, frozen=True, kw_only=True):
@@ -675,14 +649,14 @@ class CheckpointDeleteRequested(Event, frozen=True, kw_only=True):
 
 
 class CheckpointDeleted(Event, frozen=True, kw_only=True):
-    """The checkpoint and its files are no more."""
+    """The checkpoint and its files are removed."""
 
     type = "checkpoint.deleted"
 
 
 class CheckpointRestoreRequested(Event, frozen=True, kw_only=True):
-    """Sandboxes of these ids, and `names` if they have any, are about to be made of a checkpoint. Its stream is called
-    by an id of its own, as that of a fork is.
+    """Sandboxes of these ids, and `names` if they have any, are about to be created from a checkpoint. Its stream
+    has an id of its own, as that of a fork has.
     """
 
     type = "checkpoint.restore_requested"
@@ -694,18 +668,15 @@ class CheckpointRestoreRequested(Event, frozen=True, kw_only=True):
 
 
 class CheckpointRestored(Event, frozen=True, kw_only=True):
-    """The checkpoint is at hand and sound, and the sandboxes are made of it, each by itself from here on."""
+    """The checkpoint is on this machine and verified; the sandboxes are created from it, independently from here on."""
 
     type = "checkpoint.restored"
 
 
-class CheckpointRestoreFailed(Event, frozen=True, kw_only=True):
+class CheckpointRestoreFailed(Failure, frozen=True, kw_only=True):
     """No sandbox was made of the checkpoint. `interrupted`: as in `image.create_failed`."""
 
     type = "checkpoint.restore_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 # -- locks ------------------------------------------------------------------------------------------------------------
@@ -747,13 +718,10 @@ class LockContended(Event, frozen=True, kw_only=True):
     waiting: str | None = None
 
 
-class LockAcquireFailed(Event, frozen=True, kw_only=True):
+class LockAcquireFailed(Failure, frozen=True, kw_only=True):
     """The lock was not taken. `interrupted`: as in `image.create_failed`, or the waiting caller has gone."""
 
     type = "lock.acquire_failed"
-    code: str
-    message: str
-    interrupted: bool = False
 
 
 class LockReleaseRequested(Event, frozen=True, kw_only=True):
@@ -813,7 +781,9 @@ class LockStealFailed(Event, frozen=True, kw_only=True):
 
 def _all_events() -> dict[str, type[Event]]:
     found: dict[str, type[Event]] = {}
-    for kind in Event.__subclasses__():
+    for kind in globals().values():  # in the order of this file
+        if not isinstance(kind, type) or not issubclass(kind, Event) or kind in (Event, Failure):
+            continue
         if not kind.type or kind.type in found:
             raise TypeError(f"{kind.__name__} needs a type of its own")
         found[kind.type] = kind

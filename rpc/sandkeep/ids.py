@@ -58,7 +58,7 @@ def check_name(text: str, field: str) -> str:
         return text
     raise CallerError(
         "invalid",
-        f"{field}: {text[:80]!r} is no name: use 1 to 64 letters, digits, '_', '.' or '-', the first a letter or digit",
+        f"{field}: {text[:80]!r} is not a name: use 1 to 64 letters, digits, '_', '.' or '-', first a letter or digit",
         field=field,
     )
 

@@ -199,7 +199,7 @@ class Place(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """The files of a sandbox at one moment, kept as an archive in `places`, the first of them preferred.
+    """The files of a sandbox at one moment, stored as an archive in `places`, the first of them preferred.
 
     Names in the archive begin at the directory `root` of the sandbox. An ``incremental`` one holds the differences from
     the snapshot `parent_id`, or from the image `image_id`. `pause_ms` is the time for which the sandbox was frozen.
@@ -260,10 +260,10 @@ class CheckpointFile(Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):
-    """A sandbox at one moment with all that ran in it, kept in `files` below `place`.
+    """A sandbox at one moment with its memory and processes, stored in `files` below `place`.
 
-    It holds so many `processes`. One that was to `leave_running` had the sandbox stand still for `pause_ms`; else the
-    sandbox was suspended with it. It can be brought back where `facts` are the same.
+    `processes` counts its processes. With `leave_running` the sandbox was frozen for `pause_ms`; otherwise it was
+    suspended. It can be restored on machines with the same `facts`.
     """
 
     checkpoint_id: str
@@ -293,7 +293,7 @@ class CheckpointList(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointRestoreResult(Struct, frozen=True, kw_only=True):
-    """The sandboxes that were made of a checkpoint, and run."""
+    """The running sandboxes that were created from a checkpoint."""
 
     checkpoint_id: str
     sandboxes: list[Sandbox]
@@ -312,7 +312,7 @@ class SnapshotGcReport(Struct, frozen=True, kw_only=True):
 
 
 class ForkResult(Struct, frozen=True, kw_only=True):
-    """The sandboxes that a fork made, and how long their source stood still for it."""
+    """The sandboxes that a fork created, and the milliseconds for which their source was frozen."""
 
     sandbox_id: str
     sandboxes: list[Sandbox]
@@ -320,10 +320,10 @@ class ForkResult(Struct, frozen=True, kw_only=True):
 
 
 class Moment(Struct, frozen=True, kw_only=True):
-    """A moment of a sandbox that was kept: the snapshot or checkpoint `source_id` holds it as it was at `position`.
+    """A moment of a sandbox that can be restored: the snapshot or checkpoint `source_id` holds it as of `position`.
 
-    `status` is that of the source: only from one that is ``ready`` the sandbox can be restored. One that is `partial`
-    leaves out files, as its maker said.
+    `status` is that of the source, which must be ``ready`` for a restore. One that is `partial` leaves out files, as
+    its creator chose.
     """
 
     kind: MomentKind
@@ -336,10 +336,10 @@ class Moment(Struct, frozen=True, kw_only=True):
 
 
 class RestoredAt(Struct, frozen=True, kw_only=True):
-    """A new sandbox, and the `moment` that was used for it, which may be before the one that was asked for.
+    """A new sandbox, and the `moment` that was used for it, which may be before the requested one.
 
-    From the one to the other are `distance_s`, and `events_between` events of the sandbox; None when some of those may
-    be in the archive.
+    `distance_s` and `events_between`, events of the sandbox, lie between the two; None when some of those may be
+    archived.
     """
 
     sandbox: Sandbox
@@ -438,7 +438,7 @@ class Attachment(Struct, frozen=True, kw_only=True):
 class OpenOutput(Struct, frozen=True, kw_only=True):
     """The journals of a process, given to a client as two descriptors for reading: stdout, then stderr.
 
-    They go on growing while the process runs. Read them by offset; their content is untrusted. Dropped data is a hole
+    They grow while the process runs. Read them by offset; their content is untrusted. Dropped data is a hole
     at the beginning (SEEK_DATA finds its end), which may grow during a read.
     """
 
@@ -470,9 +470,7 @@ class DirectoryList(Struct, frozen=True, kw_only=True):
 
 
 class FileContent(Struct, frozen=True, kw_only=True):
-    """A piece of a file from `offset`. `size_bytes` is the whole file's at that moment; `eof` says that this reaches
-    its end.
-    """
+    """A piece of a file from `offset`. `size_bytes` is the size of the whole file; `eof` is true at its end."""
 
     offset: int
     data: bytes
@@ -529,7 +527,7 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EventPage(Struct, frozen=True, kw_only=True):
-    """Events in order. `next` is the token to go on from; `caught_up` says that there were no more at that moment."""
+    """Events in order. `next` is the token to continue from; `caught_up` is true if there were no more then."""
 
     events: list[Event]
     next: str
@@ -659,7 +657,7 @@ class ProviderCapabilities(Struct, frozen=True, kw_only=True):
 
 
 class ProviderChoice(Struct, frozen=True, kw_only=True):
-    """The provider to use, and `why` it is not the one that was asked for: `fell_back` says that it is not."""
+    """The provider to use. With `fell_back` it is not the requested one, and `why` is the reason."""
 
     provider: str
     fell_back: bool = False
@@ -743,9 +741,7 @@ class RedactReport(Struct, frozen=True, kw_only=True):
 
 
 class RepairReport(Struct, frozen=True, kw_only=True):
-    """The problems of a log, and the number of events `kept` by its repair. Once it is `mended`, the damaged files are
-    in `quarantine`.
-    """
+    """Problems of a log, and the events `kept`. Once `mended`, the damaged files are in `quarantine`."""
 
     kept: int
     problems: list[str]
@@ -754,7 +750,7 @@ class RepairReport(Struct, frozen=True, kw_only=True):
 
 
 class Empty(Struct, frozen=True, kw_only=True):
-    """An answer that says only that it was done."""
+    """A result without content."""
 
 
 class Lock(Struct, frozen=True, kw_only=True):

@@ -37,13 +37,13 @@ from sandkeep.system import confined
 from sandkeep.system.staging import Stage
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
-Moved = Callable[[int], None]
+Progress = Callable[[int], None]
 P = ParamSpec("P")
 
 BEAT_S: Final = 0.1
 """Seconds between progress reports."""
 
-MAX_SAID_BYTES: Final = 65536
+MAX_STDERR_BYTES: Final = 65536
 """Maximum bytes kept of a program's stderr."""
 
 _CHANGED: Final = 1
@@ -88,27 +88,27 @@ def copy_in(
     sandbox_id: str,
     path: Path,
     *,
-    moved: Moved | None = None,
-    without: Sequence[str] = (),
+    progress: Progress | None = None,
+    exclude: Sequence[str] = (),
 ) -> Copied:
     """Copy a file or tree of this machine, as far as you may read it, to `path` in a sandbox.
 
-    `path` begins at the sandbox's working directory unless it is absolute. `moved` is called now and then with the
-    bytes done. Files and directories with a name in `without` are left out, at any depth.
+    `path` begins at the sandbox's working directory unless it is absolute. `progress` is called now and then with the
+    bytes done. Files and directories with a name in `exclude` are left out, at any depth.
 
     Raises `not_found`, `permission_denied`, `conflict`, `disk_limit` and the daemon's errors.
     """
     directory, name, contents = _source(os.fsencode(source))
     with _receiving(client, sandbox_id, path, contents=contents) as (call, commit, descriptor):
-        with _reader([*_create(without), directory, name], descriptor) as tar:
-            _watch([call], tar, moved, "wchar")
+        with _reader([*_create(exclude), directory, name], descriptor) as tar:
+            _watch([call], tar, progress, "wchar")
         if not call.answered and tar.returncode not in (0, _CHANGED, _NO_READER):
             raise _unreadable(tar)
         return commit()
 
 
 @_persistent
-def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, moved: Moved | None = None) -> Copied:
+def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, progress: Progress | None = None) -> Copied:
     """Copy a file or tree of a sandbox to `target` on this machine. See `copy_in`.
 
     The answer's `path` is where it is now. Directories that were there keep their modes.
@@ -117,16 +117,16 @@ def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, moved
     contents = _is_contents(given)
     with _stage(place) as stage, _sending(client, sandbox_id, path, contents=contents) as (call, descriptor):
         with _writer([*_EXTRACT, stage.tree], stage, descriptor) as tar:
-            _watch([call], tar, moved, "rchar")
+            _watch([call], tar, progress, "rchar")
         copied = _complete(call, tar)
-        with _telling(place):
-            there = stage.merge_into_target() if contents else _place(stage, place)
+        with _translated_errors(place):
+            there = stage.merge_into_target() if contents else _install(stage, place)
     return Copied(path=os.fsdecode(there), files=copied.files, size_bytes=copied.size_bytes)
 
 
 @_persistent
 def copy_across(
-    client: Client, sandbox_id: str, path: Path, other_id: str, other: Path, *, moved: Moved | None = None
+    client: Client, sandbox_id: str, path: Path, other_id: str, other: Path, *, progress: Progress | None = None
 ) -> Copied:
     """Copy a file or tree from one sandbox to another, or within one. See `copy_in`."""
     contents = _is_contents(os.fsencode(path))
@@ -135,7 +135,7 @@ def copy_across(
         _receiving(client, other_id, other, contents=contents) as (into, commit, descriptor),
     ):
         with _reader(["cat"], descriptor, source) as cat:
-            _watch([into, out], cat, moved, "wchar")
+            _watch([into, out], cat, progress, "wchar")
         # The side that closed the pipe has the reason: the source sandbox has only lost its reader.
         if cat.returncode != _NO_READER and not into.answered:
             out.answer()  # raises if a part is missing
@@ -173,9 +173,7 @@ def receive_archive(client: Client, descriptor: int, sandbox_id: str, path: Path
 def _receiving(
     client: Client, sandbox_id: str, path: Path, *, contents: bool
 ) -> Iterator[tuple[Handed, Callable[[], Copied], int]]:
-    """Begin a copy into a sandbox: yield the call, the function that commits it, and the descriptor to write to and
-    close.
-    """
+    """Begin a copy into a sandbox: yield the call, its commit function, and the descriptor to write and close."""
     transfer_id = new_id("cpy")
 
     def commit() -> Copied:
@@ -247,12 +245,12 @@ def _writer(argv: list[str | bytes], stage: Stage, source: int) -> "Iterator[sub
 
 def _start(begin: Callable[..., "subprocess.Popen[bytes]"], *args: Any, **settings: Any) -> "subprocess.Popen[bytes]":
     environment = {name: value for name, value in os.environ.items() if name not in _SCALARS} | {"LC_ALL": "C"}
-    said = tempfile.TemporaryFile()  # noqa: SIM115 - it is the program's
+    stderr = tempfile.TemporaryFile()  # noqa: SIM115 - it is the program's
     try:
-        program = begin(*args, stderr=said, env=environment, **settings)
+        program = begin(*args, stderr=stderr, env=environment, **settings)
     except FileNotFoundError:
-        raise SetupError("not_supported", "there is no tar on this machine: install GNU tar") from None
-    program.stderr = said
+        raise SetupError("not_supported", "tar is not installed on this machine: install GNU tar") from None
+    program.stderr = stderr
     return program
 
 
@@ -265,11 +263,11 @@ def _ending(program: "subprocess.Popen[bytes]") -> Iterator[None]:
             program.kill()
         program.wait()
         if program.stderr is not None:
-            with program.stderr as said:
-                program.stderr = io.BytesIO(os.pread(said.fileno(), MAX_SAID_BYTES, 0))
+            with program.stderr as stderr:
+                program.stderr = io.BytesIO(os.pread(stderr.fileno(), MAX_STDERR_BYTES, 0))
 
 
-def _watch(calls: list[Handed], program: "subprocess.Popen[bytes]", moved: Moved | None, counter: str) -> None:
+def _watch(calls: list[Handed], program: "subprocess.Popen[bytes]", progress: Progress | None, counter: str) -> None:
     """Wait until the program has ended. A call that fails meanwhile ends the program, and is raised: code inside a
     sandbox may hold the program's pipe open for ever.
     """
@@ -278,20 +276,20 @@ def _watch(calls: list[Handed], program: "subprocess.Popen[bytes]", moved: Moved
         poll.register(ended, select.POLLIN)
         for call in calls:
             poll.register(call.fileno(), select.POLLIN)
-        while ended not in (ready := {number for number, _ in poll.poll(BEAT_S * 1000 if moved else None)}):
+        while ended not in (ready := {number for number, _ in poll.poll(BEAT_S * 1000 if progress else None)}):
             for call in calls:
                 if call.fileno() in ready:
-                    _hear(call, poll)
-            if moved:
-                moved(_count(program.pid, counter))
-        if moved:
-            moved(_count(program.pid, counter))
+                    _read_message(call, poll)
+            if progress:
+                progress(_count(program.pid, counter))
+        if progress:
+            progress(_count(program.pid, counter))
     program.wait()
 
 
-def _hear(call: Handed, poll: select.poll) -> None:
+def _read_message(call: Handed, poll: select.poll) -> None:
     """Take a message of a call; once it has succeeded, stop polling it."""
-    call.hear()
+    call.read_message()
     if call.answered:
         poll.unregister(call.fileno())
         call.answer()
@@ -314,13 +312,13 @@ def _count(pid: int, counter: str) -> int:
     return 0
 
 
-def _said(program: "subprocess.Popen[bytes]") -> str:
-    """The first thing that a program said on stderr that is not only a warning."""
+def _first_error(program: "subprocess.Popen[bytes]") -> str:
+    """Return the first line that a program wrote to stderr which is not only a warning."""
     stderr: IO[bytes] | None = program.stderr
     if stderr is None:
         return ""
     stderr.seek(0)
-    lines = stderr.read(MAX_SAID_BYTES).decode("utf-8", "backslashreplace").strip().splitlines()
+    lines = stderr.read(MAX_STDERR_BYTES).decode("utf-8", "backslashreplace").strip().splitlines()
     lines = [line for line in lines if not _WARNING.match(line)] or lines
     return lines[0][:500] if lines else f"exit code {program.returncode}"
 
@@ -334,7 +332,7 @@ def _is_contents(path: bytes) -> bool:
 
 def _source(path: bytes) -> tuple[bytes, bytes, bool]:
     """Return tar's source: a directory, a name in it, and whether to take only the contents of that name."""
-    with _telling(path):
+    with _translated_errors(path):
         status = os.stat(path) if path.endswith(b"/") else os.lstat(path)
     if _is_contents(path):
         return path, b".", True
@@ -343,31 +341,31 @@ def _source(path: bytes) -> tuple[bytes, bytes, bool]:
     full = os.path.realpath(path) if path.rstrip(b"/") != path or path.endswith(b"..") else path.rstrip(b"/")
     directory, name = os.path.split(full)
     if not name:
-        raise CallerError("invalid", "the root directory has no name to copy it under: give /.", field="source")
+        raise CallerError("invalid", "the root directory has no name: give /. to copy its contents", field="source")
     return directory or b".", b"./" + name, False
 
 
-def _create(without: Sequence[str]) -> list[str | bytes]:
+def _create(exclude: Sequence[str]) -> list[str | bytes]:
     """Return the argv that makes an archive of a directory, which follows."""
-    return [_CREATE[0], "--no-wildcards", *(f"--exclude={name}" for name in without), *_CREATE[1:]]
+    return [_CREATE[0], "--no-wildcards", *(f"--exclude={name}" for name in exclude), *_CREATE[1:]]
 
 
 def _stage(target: bytes) -> Stage:
-    with _telling(target):
+    with _translated_errors(target):
         return Stage(target)
 
 
-def _place(stage: Stage, target: bytes) -> bytes:
+def _install(stage: Stage, target: bytes) -> bytes:
     made = stage.only_entry()
     is_tree = stat.S_ISDIR(os.lstat(made).st_mode)
     if target.endswith(b"/") and not stage.into and not is_tree:
         raise CallerError("not_found", f"there is no directory {os.fsdecode(target)!r}", field="target")
-    return stage.place(made)
+    return stage.commit(made)
 
 
 def _complete(call: Handed, tar: "subprocess.Popen[bytes]") -> Copied:
     """Return the sandbox's answer for a copy that was unpacked here. Raises the error of either side."""
-    if tar.returncode and not any(words in _said(tar) for words in _CUT_SHORT):
+    if tar.returncode and not any(message in _first_error(tar) for message in _CUT_SHORT):
         raise _unwritable(tar)
     answer: Copied = call.answer()
     if tar.returncode:
@@ -376,24 +374,24 @@ def _complete(call: Handed, tar: "subprocess.Popen[bytes]") -> Copied:
 
 
 def _unreadable(tar: "subprocess.Popen[bytes]") -> SandkeepError:
-    said = _said(tar)
-    if "ermission denied" in said:
-        return CallerError("permission_denied", f"a file cannot be read: {said}; nothing was copied", field="source")
-    return ProviderError("provider_unavailable", f"the files cannot be read: {said}; nothing was copied")
+    error = _first_error(tar)
+    if "ermission denied" in error:
+        return CallerError("permission_denied", f"a file cannot be read: {error}; nothing was copied", field="source")
+    return ProviderError("provider_unavailable", f"the files cannot be read: {error}; nothing was copied")
 
 
 def _unwritable(tar: "subprocess.Popen[bytes]") -> SandkeepError:
-    said = _said(tar)
-    if any(words in said for words in _NO_ROOM):
-        words = f"there is no room on this machine's disk: {said}; nothing was copied"
-        return CallerError("permission_denied", words, field="target")
+    error = _first_error(tar)
+    if any(message in error for message in _NO_ROOM):
+        message = f"no space left on this machine's disk: {error}; nothing was copied"
+        return CallerError("permission_denied", message, field="target")
     return ProviderError(
-        "provider_unavailable", f"what the sandbox sent cannot be unpacked: {said}; nothing was copied"
+        "provider_unavailable", f"the sandbox's archive cannot be unpacked: {error}; nothing was copied"
     )
 
 
 @contextmanager
-def _telling(path: bytes) -> Iterator[None]:
+def _translated_errors(path: bytes) -> Iterator[None]:
     """Translate errors of the operating system for a path of this machine."""
     try:
         yield

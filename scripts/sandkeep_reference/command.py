@@ -15,7 +15,7 @@ def cli_page() -> Iterator[str]:
         "there is neither, and nothing is cut."
     )
     yield from ("", "Before a command:", "", *_options(root_options()))
-    yield from ("", "Every command that answers takes:", "", *_options(common_options()))
+    yield from ("", "Commands that call the daemon also take:", "", *_options(common_options()))
     for subject, found in entries():
         yield from ("", f"## {subject}")
         for entry in found:

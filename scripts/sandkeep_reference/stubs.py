@@ -14,18 +14,27 @@ import msgspec
 
 from sandkeep import model
 from sandkeep.protocol import methods
-from sandkeep.protocol.methods import METHODS, Method
+from sandkeep.protocol.methods import METHODS, Method, Mutation, Params
 
+_LINE_COLUMNS: Final = 120
 _HEAD: Final = '''\
 """The methods of both clients. Written by `make docs`: do not edit."""
 
-# ruff: noqa: A002, PYI021
+# ruff: noqa: PYI021
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from sandkeep import model
 from sandkeep.protocol import methods
+
+# The optional parameters of each method, for both clients.
+
+class _Call(TypedDict, total=False):
+    progress: Callable[[str], None] | None
+
+class _Change(_Call, total=False):
+    command_id: str | None
 '''
 
 
@@ -33,6 +42,8 @@ def stub() -> str:
     """Return the text of `typed.pyi`."""
     nouns = {noun: list(rows) for noun, rows in groupby(METHODS.values(), key=_noun)}
     blocks = [_HEAD]
+    params = dict.fromkeys(row.params for row in METHODS.values() if not row.descriptors)
+    blocks += ["\n".join(_options(kind)) for kind in params if _fields(kind, required=False)]
     for prefix, keyword in (("Trio", "async def"), ("Blocking", "def")):
         blocks += ["\n".join(_class(prefix, keyword, noun, rows)) for noun, rows in nouns.items()]
         blocks.append("\n".join(_whole(prefix, nouns)))
@@ -69,23 +80,28 @@ def _class(prefix: str, keyword: str, noun: str, rows: list[Method]) -> Iterator
             yield from _signature(row, keyword)
 
 
+def _options(params: type[Params]) -> Iterator[str]:
+    base = "_Change" if issubclass(params, Mutation) else "_Call"
+    yield f"class _{params.__name__}({base}, total=False):"
+    yield from (f"    {name}: {kind}" for name, kind in _fields(params, required=False))
+
+
 def _signature(row: Method, keyword: str) -> Iterator[str]:
-    yield f"    {keyword} {row.name.partition('.')[2]}("
-    yield "        self,"
-    hints = typing.get_type_hints(row.params, include_extras=True)
-    fields = [field for field in msgspec.structs.fields(row.params) if field.name != "command_id"]
-    for field in fields:
-        if field.required:
-            yield f"        {field.name}: {_given(hints[field.name])},"
-    yield "        *,"
-    for field in fields:
-        if not field.required:
-            yield f"        {field.name}: {_given(hints[field.name])} = ...,"
-    if row.mutates:
-        yield "        command_id: str | None = ...,"
-    yield "        progress: Callable[[str], None] | None = ...,"
-    yield f"    ) -> {type_text(row.result)}:"
+    named = f"_{row.params.__name__}" if _fields(row.params, required=False) else "_Change" if row.mutates else "_Call"
+    given = "".join(f"{name}: {kind}, " for name, kind in _fields(row.params, required=True))
+    name = row.name.partition(".")[2]
+    start, params = f"    {keyword} {name}(", f"self, {given}**options: Unpack[{named}]"
+    end = f") -> {type_text(row.result)}:"
+    fits = len(start + params + end) <= _LINE_COLUMNS
+    yield from [start + params + end] if fits else [start, f"        {params}", f"    {end}"]
     yield f'        """{row.summary}"""'
+
+
+def _fields(params: type[Params], *, required: bool) -> list[tuple[str, str]]:
+    """Return the names and types of the parameters that a call must, or may, give, but for `command_id`."""
+    hints = typing.get_type_hints(params, include_extras=True)
+    fields = [field for field in msgspec.structs.fields(params) if field.name != "command_id"]
+    return [(field.name, _given(hints[field.name])) for field in fields if field.required == required]
 
 
 def _given(annotation: Any) -> str:

@@ -3,7 +3,8 @@
 import ast
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sandkeep.events import EVENTS
 from sandkeep.lifecycle import LIFECYCLES
 from sandkeep.protocol import methods, openrpc
 from sandkeep.protocol.methods import METHODS
-from sandkeep.settings.daemon import SETTINGS
+from sandkeep.settings.all import ALL_SETTINGS
 from sandkeep_reference import pages as reference
 from sandkeep_reference import stubs
 from sandkeep_reference.__main__ import main
@@ -50,7 +51,7 @@ def test_a_stale_or_missing_page_is_named(tmp_path: Path, capsys: pytest.Capture
         ("events.md", EVENTS),
         ("lifecycles.md", {event for kind in LIFECYCLES for event in kind.sources}),
         ("errors.md", CODES),
-        ("settings.md", SETTINGS),
+        ("settings.md", ALL_SETTINGS),
     ],
 )
 def test_a_page_has_every_row_of_its_table(page: str, names: Iterable[str]) -> None:
@@ -86,8 +87,20 @@ def test_the_signatures_are_python_and_hold_every_method_for_both_clients() -> N
             if row.descriptors:
                 continue
             assert isinstance(found[verb], ast.AsyncFunctionDef) == (prefix == "Trio")
-            given = {argument.arg for argument in [*found[verb].args.args, *found[verb].args.kwonlyargs]}
+            arguments = found[verb].args
+            assert arguments.kwarg is not None
+            options = re.findall(r"\w+", ast.unparse(arguments.kwarg))[-1]
+            given = {*(argument.arg for argument in arguments.args), *_keys(kinds, options)}
             assert given == {"self", "progress", *row.params.__struct_fields__}
+
+
+def _keys(kinds: dict[str, ast.ClassDef], name: str) -> Iterator[str]:
+    """Yield the keys of a TypedDict and of those that it inherits from."""
+    for part in kinds[name].body:
+        assert isinstance(part, ast.AnnAssign)
+        yield ast.unparse(part.target)
+    for base in map(ast.unparse, kinds[name].bases):
+        yield from _keys(kinds, base) if base in kinds else ()
 
 
 # -- OpenRPC ----------------------------------------------------------------------------------------------------------

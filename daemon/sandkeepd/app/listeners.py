@@ -85,7 +85,7 @@ def _stream_listener(address: str, mode: int, group: str | None) -> Iterator[Str
 
 
 def _tcp_listener(address: str) -> socket.socket:
-    host, port = daemon.tcp_place(address)
+    host, port = daemon.tcp_address(address)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setblocking(False)

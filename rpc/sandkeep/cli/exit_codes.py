@@ -10,14 +10,14 @@ INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
 EXIT_CODES: Final[dict[int | str, str]] = {
-    0: "It was done.",
-    REFUSED: "It was refused or failed; or what was checked is not well.",
-    WRONG_USAGE: "The command line makes no sense.",
-    TIMED_OUT: "The time was up (exec, run, shell, wait).",
+    0: "Success.",
+    REFUSED: "Error; or a check found a problem.",
+    WRONG_USAGE: "Usage error.",
+    TIMED_OUT: "Timeout (exec, run, shell, wait).",
     OWN_FAILURE: "Sandkeep itself failed (exec, run, shell, attach, wait).",
-    INTERRUPTED: "It was interrupted.",
-    BROKEN_PIPE: "Whoever read the output has gone.",
-    "any": "The process's own; 128 + n of signal n (exec, run, shell, attach, wait).",
+    INTERRUPTED: "Interrupted.",
+    BROKEN_PIPE: "Broken pipe: the reader of the output has gone.",
+    "any": "The process's exit code; 128 + n for signal n (exec, run, shell, attach, wait).",
 }
 """The meaning of each exit code, for the help and the manual."""
 

@@ -2,46 +2,23 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 import click
 
 from sandkeep.blocking import Client
+from sandkeep.cli.display import output
+from sandkeep.cli.display.output import json_line, note, plain
+from sandkeep.cli.display.progress import progress
 from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
-from sandkeep.cli.words import (
-    CHECKPOINT,
-    DIRECTORY,
-    EVENT_TYPE,
-    FILE,
-    IMAGE,
-    INSIDE,
-    LOCK,
-    METHOD,
-    PLACE,
-    PROCESS,
-    PROVIDER,
-    REFERENCE,
-    RUNNING,
-    SANDBOX,
-    SIGNAL,
-    SNAPSHOT,
-    SOURCE,
-    VARIABLE,
-)
+from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
 from sandkeep.clients.unix_socket import dial
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Volume
 from sandkeep.settings.daemon import parse_size
-
-__all__ = [
-    "CHECKPOINT", "DIRECTORY", "EVENT_TYPE", "FILE", "IMAGE", "INSIDE", "LOCK", "METHOD", "PLACE", "PROCESS",
-    "PROVIDER", "REFERENCE", "RUNNING", "SANDBOX", "SIGNAL", "SNAPSHOT", "SOURCE", "VARIABLE", "At", "Command",
-    "Frontend", "Mount", "Pair", "Refusal", "Size", "command", "common", "cwd_option", "env_option", "given",
-    "label_option", "sandbox_name_option", "secret_option", "timeout_option",
-]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 CLIENT_NAME: Final = "cli"
@@ -69,9 +46,7 @@ def command(name: str | None = None, *, examples: Sequence[str], **settings: Any
 
 
 class Refusal(click.ClickException):
-    """An error from Sandkeep. One sentence on stderr, and a program's last output on more lines; with `--json` also the
-    error as a document.
-    """
+    """An error from Sandkeep: a sentence on stderr, more lines of program output, and with `--json` a document."""
 
     def __init__(self, error: SandkeepError, exit_code: int = 1, as_json: bool = False) -> None:
         super().__init__(error.message)
@@ -81,8 +56,6 @@ class Refusal(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print it, without control characters that may have come from a sandbox."""
-        from sandkeep.cli.display.output import json_line, note, plain
-
         if self.as_json:
             json_line({"error": {"code": self.error.code, "message": self.error.message, "data": self.error.data}})
         sentence, *more = self.error.message.split("\n")
@@ -93,8 +66,6 @@ class Refusal(click.ClickException):
 
 def _set_colour(_: click.Context, __: click.Parameter, when: str | None) -> None:
     if when is not None:
-        from sandkeep.cli.display import output
-
         output.colour = when
 
 
@@ -103,31 +74,28 @@ colour_option: Final = click.option(
     type=click.Choice(["auto", "always", "never"]),
     expose_value=False,
     callback=_set_colour,
-    help="Colours; `auto` is on terminals, unless NO_COLOR is set.",
+    help="When to use colours (auto: on terminals, unless NO_COLOR is set).",
 )
 
 
-def _tell(words: str) -> None:
-    from sandkeep.cli.display.output import note, plain
-
-    note(f"sandkeep: {plain(words)}")
+def _print_notice(message: str) -> None:
+    note(f"sandkeep: {plain(message)}")
 
 
 class Frontend:
     """The options common to all commands: the socket, and whether to print JSON."""
 
-    def __init__(self, socket: str | None, as_json: bool, failure_code: int) -> None:
+    def __init__(self, socket: str | None, as_json: bool) -> None:
         self.socket = socket
         self.as_json = as_json
-        self.failure_code = failure_code
         self._daemon: Daemon | None = None
 
-    def connect(self) -> Client:
-        """A new connection to the daemon, which must be there at the first; the caller closes it."""
+    def client(self) -> Client:
+        """Return a new connection to the daemon, which must be running for the first. The caller closes it."""
         if self._daemon is not None:
             return Client(self._daemon)
         daemon = Daemon(self.socket, CLIENT_NAME)
-        daemon.tell = _tell
+        daemon.on_wait = _print_notice
         first = Client(daemon, dial(daemon.path))
         self._daemon = daemon
         return first
@@ -137,32 +105,31 @@ class Frontend:
         """True while waiting for a daemon that has gone."""
         return self._daemon is not None and self._daemon.is_away
 
-    @contextmanager
-    def client(self) -> Iterator[Client]:
-        """A connection for the length of a block."""
-        with self.connect() as client:
-            yield client
-
-    def refusal(self, error: SandkeepError) -> Refusal:
-        """The error as the end of this command."""
-        return Refusal(error, self.failure_code, self.as_json)
+    def for_each(self, doing: str, method: str, names: Iterable[str], **params: Any) -> None:
+        """Call a method for each object named, and print their ids, or with ``--json`` the answers."""
+        with self.client() as client:
+            for name in names:
+                with progress(f"{doing} {name}") as display:
+                    answer = attrgetter(method)(client)(name, progress=display, **params)
+                noun = method.partition(".")[0]
+                json_line(answer) if self.as_json else print(getattr(answer, f"{noun}_id"), flush=True)
 
 
 def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
     """Give a command `--json` and `--socket` as a `Frontend`; Sandkeep's errors become its exit code."""
 
     def decorate(function: Function) -> Callable[..., Any]:
-        @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+        @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
         @colour_option
-        @click.option("--socket", type=FILE, metavar="PATH", help="The daemon's socket; also SANDKEEP_SOCKET.")
+        @click.option("--socket", type=FILE, metavar="PATH", help="The daemon's socket (default: SANDKEEP_SOCKET).")
         @functools.wraps(function)
         def command(*args: Any, as_json: bool, socket: str | None, **options: Any) -> Any:
             root = click.get_current_context().find_root()
-            frontend = Frontend(socket or root.params.get("socket"), as_json, failure_code)
+            frontend = Frontend(socket or root.params.get("socket"), as_json)
             try:
                 return function(frontend, *args, **options)
             except SandkeepError as error:
-                raise frontend.refusal(error) from None
+                raise Refusal(error, failure_code, as_json) from None
             except BrokenPipeError:
                 raise ReaderLeftError from None
             except OSError as error:
@@ -204,13 +171,13 @@ class At(click.ParamType[dict[str, Any]]):
         if value.startswith("log_") and ":" in value:
             return {"position": value}
         if not self._times:
-            self.fail(f"{value!r} is no position: give a number, as `sandkeep history` shows it", param, ctx)
+            self.fail(f"{value!r} is not a position: give a number from `sandkeep history`", param, ctx)
         from sandkeep.protocol.clock import parse_rfc3339
 
         try:
             parse_rfc3339(value)
         except ValueError as error:
-            self.fail(f"{value!r} {error}, or a position, as `sandkeep history` shows it", param, ctx)
+            self.fail(f"{value!r} {error}, or a position from `sandkeep history`", param, ctx)
         return {"time": value}
 
 
@@ -255,26 +222,49 @@ class Pair(click.ParamType[tuple[str, str]]):
         return key, os.environ[key]
 
 
+def _to_dict(_: click.Context, __: click.Parameter, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    return dict(pairs)
+
+
+# The names behind the options are those of the methods' parameters, so that commands pass them on as they are.
 env_option = click.option(
     "--env",
     "-e",
     type=Pair(from_environment=True),
     multiple=True,
+    callback=_to_dict,
     metavar="K[=V]",
-    help="A variable; K alone is taken from this environment.",
+    help="Set an environment variable; K alone takes its value from this environment.",
 )
 secret_option = click.option(
     "--secret",
+    "secrets",
     type=Pair(from_environment=True),
     multiple=True,
+    callback=_to_dict,
     metavar="K[=V]",
-    help="A secret, stored nowhere. K alone is safer: a command line is visible to others.",
+    help="Set a secret, which is stored nowhere. K alone is safer: others can see a command line.",
 )
-cwd_option = click.option("--cwd", type=INSIDE, metavar="DIR", help="Where in the sandbox it starts.")
+cwd_option = click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Working directory in the sandbox.")
 timeout_option = click.option(
-    "--timeout", type=float, metavar="SECONDS", help="Kill it and all it started after that long."
+    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Kill the command and its children after this time."
 )
-label_option = click.option("--label", type=Pair(from_environment=False), multiple=True, metavar="K=V", help="A label.")
+label_option = click.option(
+    "--label",
+    "labels",
+    type=Pair(from_environment=False),
+    multiple=True,
+    callback=_to_dict,
+    metavar="K=V",
+    help="Set a label.",
+)
+name_option = click.option("--name", metavar="NAME", help="A name, which need not be unique.")
+bucket_option = click.option(
+    "--bucket",
+    "archive",
+    flag_value="bucket",
+    help="Store it where other machines can read it: on a mount or in a bucket.",
+)
 
 
 class _NameOption(click.Option):
@@ -286,10 +276,10 @@ class _NameOption(click.Option):
 
 
 sandbox_name_option = click.option(
-    "--name", cls=_NameOption, metavar="NAME", help="Name for the new sandbox, unique among yours."
+    "--name", cls=_NameOption, metavar="NAME", help="Name of the new sandbox, unique among yours."
 )
 
 
-def given(**values: Any) -> dict[str, Any]:
+def non_empty(**values: Any) -> dict[str, Any]:
     """The parameters that have a value; the rest is left to the daemon's defaults."""
     return {name: value for name, value in values.items() if value not in (None, {}, ())}

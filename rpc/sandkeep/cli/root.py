@@ -12,38 +12,38 @@ from sandkeep.cli.words import FILE
 _COMMANDS: Final = "sandkeep.cli.commands."
 
 COMMANDS: Final = {
-    "demo": ("sandkeep.demo.command:demo", "See Sandkeep do its job, in half a minute."),
+    "demo": ("sandkeep.demo.command:demo", "Show Sandkeep at work, in half a minute."),
     "daemon": ("daemon:daemon", "Run the daemon in the foreground."),
-    "status": ("daemon:status", "How the daemon is and what it looks after."),
-    "capabilities": ("daemon:capabilities", "What works on this machine, and why something does not."),
-    "image": ("sandkeep.cli.root:image", "Make images of directories; list, show and remove them."),
-    "create": ("sandboxes:create", "Make a sandbox from an image and start it."),
+    "status": ("daemon:status", "Show the daemon's status."),
+    "capabilities": ("daemon:capabilities", "Show which features work on this machine, and why others do not."),
+    "image": ("sandkeep.cli.root:image", "Create, list, show and remove images."),
+    "create": ("sandboxes:create", "Create and start a sandbox from an image."),
     "ls": ("sandboxes:ls", "List sandboxes."),
     "get": ("sandboxes:get", "Show a sandbox."),
-    "suspend": ("sandboxes:suspend", "Have everything in sandboxes stand still."),
-    "resume": ("sandboxes:resume", "Have sandboxes go on, or start lost ones anew on their files."),
-    "rm": ("sandboxes:rm", "End sandboxes, with all that runs in them."),
-    "fork": ("snapshots:fork", "Make sandboxes that begin with the files of one."),
-    "restore": ("time_travel:restore", "Make a sandbox as another was at a moment."),
-    "stats": ("stats:stats", "What running sandboxes use, as it changes."),
-    "sandbox": ("sandkeep.cli.root:sandbox", "These commands under their noun: `sandbox ls` is `ls`."),
-    "exec": ("exec:exec_", "Run a command in a sandbox to its end."),
+    "suspend": ("sandboxes:suspend", "Freeze sandboxes."),
+    "resume": ("sandboxes:resume", "Resume frozen sandboxes, or restart lost ones from their files."),
+    "rm": ("sandboxes:rm", "Terminate sandboxes, with all their processes."),
+    "fork": ("snapshots:fork", "Create sandboxes with the files of another."),
+    "restore": ("time_travel:restore", "Create a sandbox as another was at an earlier moment."),
+    "stats": ("stats:stats", "Show live resource usage."),
+    "sandbox": ("sandkeep.cli.root:sandbox", "The same commands under their noun: `sandbox ls` is `ls`."),
+    "exec": ("exec:exec_", "Run a command in a sandbox and wait for it."),
     "run": ("exec:run", "Start a named process in a sandbox."),
     "shell": ("shell:shell", "Start a shell in a sandbox, on your terminal."),
-    "attach": ("shell:attach", "Be at a process that runs."),
+    "attach": ("shell:attach", "Attach your terminal to a running process."),
     "ps": ("processes:ps", "List processes."),
-    "logs": ("processes:logs", "Show what a process wrote."),
+    "logs": ("processes:logs", "Show the output of a process."),
     "kill": ("processes:kill", "Send a signal to a process and its group."),
-    "wait": ("processes:wait", "Wait until a process has ended."),
-    "cp": ("cp:cp", "Copy files and trees into sandboxes and out of them."),
-    "snapshot": ("sandkeep.cli.root:snapshot", "Keep the files of sandboxes, restore them and move them."),
-    "checkpoint": ("sandkeep.cli.root:checkpoint", "Keep sandboxes with all that runs in them, and bring them back."),
-    "lock": ("sandkeep.cli.root:lock", "Take, keep and release the locks of sandboxes that daemons share."),
-    "events": ("events:events", "What happened, in the order it was committed."),
-    "history": ("events:history", "The life of one sandbox."),
-    "store": ("sandkeep.cli.root:store", "Check the event log, and what is computed from it."),
-    "rpc": ("daemon:rpc", "Call any method with JSON and print the raw result."),
-    "completion": ("completion:completion", "Print what makes bash, zsh or fish complete all this."),
+    "wait": ("processes:wait", "Wait until a process exits."),
+    "cp": ("cp:cp", "Copy files between this machine and sandboxes."),
+    "snapshot": ("sandkeep.cli.root:snapshot", "Create, restore, export and import file snapshots."),
+    "checkpoint": ("sandkeep.cli.root:checkpoint", "Checkpoint sandboxes with their processes, and restore them."),
+    "lock": ("sandkeep.cli.root:lock", "Acquire and release the locks of shared sandboxes."),
+    "events": ("events:events", "Show events, in commit order."),
+    "history": ("events:history", "Show the events of one sandbox."),
+    "store": ("sandkeep.cli.root:store", "Check, compact, redact and repair the event log."),
+    "rpc": ("daemon:rpc", "Call an API method and print its raw result."),
+    "completion": ("completion:completion", "Print a shell completion script."),
     "manual": ("manual:manual", "Print the manual page."),
     "help": ("manual:help_", "Show the help of a command."),
 }
@@ -53,14 +53,14 @@ SUBJECTS: Final = {
     "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "fork", "restore", "stats", "sandbox"),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
     "Files": ("cp", "snapshot", "checkpoint"),
-    "Shared with other daemons": ("lock",),
-    "What happened": ("events", "history"),
-    "The daemon": ("daemon", "status", "capabilities", "store", "rpc"),
+    "Locks": ("lock",),
+    "Events": ("events", "history"),
+    "Daemon": ("daemon", "status", "capabilities", "store", "rpc"),
 }
 """Groups of commands in the help; commands in no group come last."""
 
 IMAGE_COMMANDS: Final = {
-    "create": ("images:create", "Make an image of a directory."),
+    "create": ("images:create", "Create an image from a directory, a Dockerfile or a reference."),
     "ls": ("images:ls", "List images."),
     "get": ("images:get", "Show an image."),
     "rm": ("images:rm", "Remove images."),
@@ -72,38 +72,38 @@ SANDBOX_COMMANDS: Final = {
 }
 
 SNAPSHOT_COMMANDS: Final = {
-    "create": ("snapshots:create", "Keep the files of a sandbox."),
+    "create": ("snapshots:create", "Snapshot the files of a sandbox."),
     "ls": ("snapshots:ls", "List snapshots."),
     "get": ("snapshots:get", "Show a snapshot."),
     "rm": ("snapshots:rm", "Delete snapshots."),
-    "restore": ("snapshots:restore", "Make a sandbox with the files of a snapshot."),
-    "export": ("snapshots:export", "Write a snapshot to a file, as one whole archive."),
-    "import": ("snapshots:import_", "Keep an archive from elsewhere as a snapshot."),
-    "promote": ("snapshots:promote", "Make an image of a snapshot."),
-    "gc": ("snapshots:gc", "Delete what retention lets go, and archives that nobody owns."),
+    "restore": ("snapshots:restore", "Create a sandbox from a snapshot."),
+    "export": ("snapshots:export", "Export a snapshot as a tar archive."),
+    "import": ("snapshots:import_", "Import a tar archive as a snapshot."),
+    "promote": ("snapshots:promote", "Create an image from a snapshot."),
+    "gc": ("snapshots:gc", "Delete expired snapshots and orphaned archives."),
 }
 
 CHECKPOINT_COMMANDS: Final = {
-    "create": ("checkpoints:create", "Keep a sandbox with all that runs in it."),
+    "create": ("checkpoints:create", "Checkpoint a sandbox with its processes."),
     "ls": ("checkpoints:ls", "List checkpoints."),
     "get": ("checkpoints:get", "Show a checkpoint."),
     "rm": ("checkpoints:rm", "Delete checkpoints."),
-    "restore": ("checkpoints:restore", "Make sandboxes of a checkpoint, in which all goes on that ran."),
+    "restore": ("checkpoints:restore", "Create sandboxes from a checkpoint, with its processes running."),
 }
 
 LOCK_COMMANDS: Final = {
-    "acquire": ("locks:acquire", "Take a lock."),
-    "release": ("locks:release", "Give a lock back."),
-    "get": ("locks:get", "Show a lock as this daemon has it."),
+    "acquire": ("locks:acquire", "Acquire a lock."),
+    "release": ("locks:release", "Release a lock."),
+    "get": ("locks:get", "Show a lock."),
     "ls": ("locks:ls", "List the locks that this daemon holds."),
 }
 
 STORE_COMMANDS: Final = {
     "verify": ("store:verify", "Check the event log and every metadata.json."),
-    "compact": ("store:compact", "Move the events of what ended long ago into the archive."),
-    "redact": ("store:redact", "Take what a caller put into an event out of the log and the archive."),
-    "repair": ("store:repair", "Mend a damaged event log while no daemon runs."),
-    "rebuild": ("store:rebuild", "Write every metadata.json anew from the event log."),
+    "compact": ("store:compact", "Archive the events of objects that ended long ago."),
+    "redact": ("store:redact", "Remove a caller's data in an event for good."),
+    "repair": ("store:repair", "Repair a damaged event log while no daemon runs."),
+    "rebuild": ("store:rebuild", "Rebuild every metadata.json from the event log."),
 }
 
 
@@ -140,7 +140,7 @@ class LazyGroup(click.Group):
             if error.option_name not in OF_COMMANDS:
                 raise
             ctx.fail(
-                f"{error.option_name} belongs behind the command, as in: {ctx.command_path} COMMAND {error.option_name}"
+                f"{error.option_name} goes after the command, as in: {ctx.command_path} COMMAND {error.option_name}"
             )
 
     def resolve_command(
@@ -208,10 +208,10 @@ sandkeep = Root(
     table=COMMANDS,
     help="""Sandkeep keeps sandboxes: isolated places in which agents and developers run code.
 
-    New here? `sandkeep demo` shows all of it. Ids and answers go to stdout, everything else to stderr.""",
+    New here? Try `sandkeep demo`. Ids and answers go to stdout, everything else to stderr.""",
     context_settings=HELP,
     params=[
-        click.Option(["--socket"], type=FILE, metavar="PATH", help="The daemon's socket; also SANDKEEP_SOCKET."),
+        click.Option(["--socket"], type=FILE, metavar="PATH", help="The daemon's socket (default: SANDKEEP_SOCKET)."),
         click.Option(
             ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version."
         ),
@@ -220,22 +220,15 @@ sandkeep = Root(
     callback=lambda socket: None,  # noqa: ARG005
 )
 sandkeep.subjects = SUBJECTS
-image = LazyGroup(name="image", table=IMAGE_COMMANDS, help="Images, from which sandboxes start.", context_settings=HELP)
-sandbox = LazyGroup(
-    name="sandbox", table=SANDBOX_COMMANDS, help="The commands on sandboxes, under their noun.", context_settings=HELP
-)
-snapshot = LazyGroup(
-    name="snapshot", table=SNAPSHOT_COMMANDS, help="The files of sandboxes, kept as archives.", context_settings=HELP
-)
-checkpoint = LazyGroup(
-    name="checkpoint",
-    table=CHECKPOINT_COMMANDS,
-    help="Sandboxes, kept with all that runs in them.",
-    context_settings=HELP,
-)
-lock = LazyGroup(
-    name="lock", table=LOCK_COMMANDS, help="Locks of sandboxes that several daemons share.", context_settings=HELP
-)
-store = LazyGroup(
-    name="store", table=STORE_COMMANDS, help="The event log and what is computed from it.", context_settings=HELP
-)
+
+
+def _group(name: str, table: dict[str, tuple[str, str]], text: str) -> LazyGroup:
+    return LazyGroup(name=name, table=table, help=text, context_settings=HELP)
+
+
+image = _group("image", IMAGE_COMMANDS, "Images: templates from which sandboxes start.")
+sandbox = _group("sandbox", SANDBOX_COMMANDS, "The commands on sandboxes, under their noun.")
+snapshot = _group("snapshot", SNAPSHOT_COMMANDS, "Snapshots: the files of sandboxes, stored as archives.")
+checkpoint = _group("checkpoint", CHECKPOINT_COMMANDS, "Checkpoints: the memory, processes and files of sandboxes.")
+lock = _group("lock", LOCK_COMMANDS, "Locks of sandboxes that several daemons share.")
+store = _group("store", STORE_COMMANDS, "The event log, and data computed from it.")

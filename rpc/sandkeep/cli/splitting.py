@@ -10,7 +10,7 @@ _ESCAPED_IN_DOUBLE: Final = '$`"\\'
 
 
 @dataclass
-class Unfinished:
+class ShellWord:
     """A word of a command line without its quotes. `quote` is the one that is still open, at `opened` in `text`;
     `bare` are the places of characters that stood there without any quoting.
     """
@@ -21,57 +21,55 @@ class Unfinished:
     bare: list[int] = field(default_factory=list)
     begun: bool = False
 
-    def take(self, character: str) -> None:
+    def add(self, character: str) -> None:
         """Add a character that was quoted."""
         self.text += character
         self.begun = True
 
-    def take_bare(self, character: str) -> None:
+    def add_bare(self, character: str) -> None:
         """Add a character that was not."""
         self.bare.append(len(self.text))
-        self.take(character)
+        self.add(character)
 
     def open(self, quote: str) -> None:
         """Begin a quotation."""
         self.quote, self.opened, self.begun = quote, len(self.text), True
 
-    def kept(self, breaks: str) -> int:
-        """Return the length of the prefix that bash keeps when it completes: up to an open quote, else to the last bare
-        character of `breaks`.
-        """
+    def kept_prefix(self, breaks: str) -> int:
+        """Return the length that bash keeps when it completes: up to an open quote, or the last bare break."""
         if self.quote:
             return self.opened
-        return max((place + 1 for place in self.bare if self.text[place] in breaks), default=0)
+        return max((index + 1 for index in self.bare if self.text[index] in breaks), default=0)
 
 
-def split(line: str) -> list[Unfinished]:
+def split(line: str) -> list[ShellWord]:
     """The words of `line`, quotes removed, nothing expanded. The last is the one at the end, which may be empty."""
-    words = [Unfinished()]
+    words = [ShellWord()]
     characters = iter(line)
     for character in characters:
         word = words[-1]
         if word.quote == "'" or (word.quote and character not in '"\\'):
-            _take_quoted(word, character)
+            _add_quoted(word, character)
         elif character == "\\":
             following = next(characters, "")
-            word.take(following if not word.quote or following in _ESCAPED_IN_DOUBLE else "\\" + following)
+            word.add(following if not word.quote or following in _ESCAPED_IN_DOUBLE else "\\" + following)
         elif character == word.quote:
             word.quote = ""
         elif character in "'\"" and not word.quote:
             word.open(character)
         elif character in _BLANK and not word.quote:
             if word.begun:
-                words.append(Unfinished())
+                words.append(ShellWord())
         else:
-            word.take_bare(character)
+            word.add_bare(character)
     return words
 
 
-def _take_quoted(word: Unfinished, character: str) -> None:
+def _add_quoted(word: ShellWord, character: str) -> None:
     if character == word.quote:
         word.quote = ""
     else:
-        word.take(character)
+        word.add(character)
 
 
 def quoted(text: str, quote: str) -> str:

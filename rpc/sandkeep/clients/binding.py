@@ -98,8 +98,8 @@ def check_plain(method: str) -> None:
     """Raise `invalid` for a method whose descriptors would be lost in a plain call."""
     row = METHODS.get(method)
     if row is not None and row.descriptors:
-        words = f"{method} hands over open descriptors: call it by with_descriptors({method!r}, ...) of a Python client"
-        raise CallerError("invalid", words)
+        message = f"{method} hands over open descriptors: call with_descriptors({method!r}, ...) of a Python client"
+        raise CallerError("invalid", message)
 
 
 def outcome(answer: Answer, kind: type[T]) -> T:
@@ -109,6 +109,4 @@ def outcome(answer: Answer, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.result, type=kind)
     except msgspec.DecodeError as error:
-        raise DaemonError(
-            "internal", f"the daemon's answer is not understood; is it of another version? {error}"
-        ) from None
+        raise DaemonError("internal", f"invalid answer from the daemon; is it of another version? {error}") from None

@@ -9,13 +9,12 @@ import os
 import time
 from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, SCM_RIGHTS, SOL_SOCKET, socket
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
 from typing import Any, Final, Self
 
 from msgspec import DecodeError
 
 from sandkeep.clients.binding import bind, outcome
-from sandkeep.clients.dial import GREETING_ID, Daemon, Trial
+from sandkeep.clients.dial import GREETING_ID, Daemon, Retry
 from sandkeep.clients.unix_socket import dial
 from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.protocol import jsonrpc
@@ -44,11 +43,11 @@ class Handover:
         self.answer: Answer | None = None
         self._daemon = daemon
         self._progress: Callable[[str], None] | None = kwargs.pop("progress", None)
-        self.trial = Trial(daemon, self.row.name, bind(self.row, args, kwargs))
+        self.retry = Retry(daemon, self.row.name, bind(self.row, args, kwargs))
         self._lines = LineBuffer()
         self._arrived: list[int] = []
-        self._given: list[int] | None = None
-        self._taken = False
+        self._received: list[int] | None = None
+        self._handed_over = False
 
     @property
     def path(self) -> str:
@@ -57,19 +56,19 @@ class Handover:
 
     def request(self) -> bytes:
         """Return the first bytes on a new connection."""
-        return self._daemon.greeting() + jsonrpc.request(_REQUEST_ID, self.row.name, self.trial.params)
+        return self._daemon.greeting() + jsonrpc.request(_REQUEST_ID, self.row.name, self.retry.params)
 
-    def take(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], flags: int) -> None:
+    def feed(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], flags: int) -> None:
         """Take the result of one ``recvmsg``. Raises `SandkeepError` when it contradicts the method's row, and EOFError
         when the connection ended; then all received descriptors are closed.
         """
         try:
             self._arrived += _descriptors_in(ancillary)
             if flags & MSG_CTRUNC:
-                words = "the descriptors that the daemon gave could not all be taken: raise the limit of open files"
-                raise SetupError("not_configured", words)
+                message = "not all descriptors of the daemon could be received: raise the limit of open files"
+                raise SetupError("not_configured", message)
             for line in self._lines.feed(data):
-                self._hear(jsonrpc.parse_answer(line))
+                self._handle(jsonrpc.parse_answer(line))
             if not data or self._lines.overflowed:
                 raise EOFError
         except DecodeError:
@@ -79,7 +78,7 @@ class Handover:
             self.close()
             raise
 
-    def _hear(self, answer: Answer) -> None:
+    def _handle(self, answer: Answer) -> None:
         if answer.method == "descriptors":
             self._accept(jsonrpc.parse_descriptors(answer.params))
         elif answer.method == "progress":
@@ -89,57 +88,55 @@ class Handover:
             self._daemon.recognise(answer)
         elif answer.method is None:
             self.answer = answer
-            if self._arrived or (answer.error is None and self._given is None):
+            if self._arrived or (answer.error is None and self._received is None):
                 raise self._not_understood()
 
-    def _accept(self, told: jsonrpc.Descriptors) -> None:
-        if self._given is not None or not told.count == self.row.descriptors == len(self._arrived):
+    def _accept(self, announced: jsonrpc.Descriptors) -> None:
+        if self._received is not None or not announced.count == self.row.descriptors == len(self._arrived):
             raise self._not_understood()
-        self._given, self._arrived = self._arrived, []
-        if self._taken:  # the caller has those of the connection before
+        self._received, self._arrived = self._arrived, []
+        if self._handed_over:  # the caller has those of the connection before
             self.close()
 
-    def given(self) -> list[int] | None:
-        """The descriptors, which are the caller's from now on; None while neither they nor an answer came. Raises the
-        call's error.
-        """
-        if self._given is None:
+    def received(self) -> list[int] | None:
+        """Hand over the descriptors; None before they or an answer have come. Raises the call's error."""
+        if self._received is None:
             if self.answer is not None:
                 self.result(self.answer)  # raises: only an error comes without descriptors
             return None
-        given, self._given = self._given, []
-        self._taken = True
+        given, self._received = self._received, []
+        self._handed_over = True
         return given
 
     def result(self, answer: Answer) -> Any:
         """The answer as its row's type, or its error raised."""
         return outcome(answer, self.row.result)
 
-    def again(self) -> None:
-        """The connection was lost before the answer: begin anew. Raises the error of that when a stream was begun,
-        which nobody can go on with, or when the call is not to be made again.
+    def restart(self) -> None:
+        """Repeat the call after its connection was lost. Raises that error when a stream was begun, which cannot be
+        resumed, or when the call must not be repeated.
         """
-        if self._taken and self.row.name in _STREAMS:
-            words = "the daemon went away during the copy, which may not be complete: begin it anew"
-            raise StateError("not_ready", words, socket=self.path)
-        failure = self.trial.failure(self.answer)
-        self.trial.lost(failure)
+        if self._handed_over and self.row.name in _STREAMS:
+            message = "the daemon went away during the copy, which may be incomplete: start it again"
+            raise StateError("not_ready", message, socket=self.path)
+        failure = self.retry.failure(self.answer)
+        self.retry.lost(failure)
         self.close()
-        self._given = None
+        self._received = None
         self._lines = LineBuffer()
 
     def _not_understood(self) -> DaemonError:
-        words = (
+        message = (
             f"the daemon did not answer {self.row.name} with {self.row.descriptors} descriptors: is it of this version?"
         )
-        return DaemonError("internal", words)
+        return DaemonError("internal", message)
 
     def close(self) -> None:
         """Close the descriptors that were not handed to the caller."""
-        for descriptor in (*self._arrived, *(self._given or ())):
+        for descriptor in (*self._arrived, *(self._received or ())):
             os.close(descriptor)
         self._arrived = []
-        self._given = self._given and []
+        self._received = self._received and []
 
 
 class Handed:
@@ -156,10 +153,10 @@ class Handed:
 
     def _begin(self) -> socket:
         """Connect, and send the request, as soon as the daemon is there."""
-        trial = self._handover.trial
-        failure = trial.failure()
+        retry = self._handover.retry
+        failure = retry.failure()
         while True:
-            time.sleep(trial.pause(failure))
+            time.sleep(retry.pause(failure))
             try:
                 sock = dial(self._handover.path)
             except SandkeepError as error:
@@ -173,19 +170,19 @@ class Handed:
                 sock.close()
                 raise
             else:
-                trial.connected()
+                retry.connected()
                 return sock
 
     def receive(self) -> list[int]:
         """Wait for the descriptors. The caller owns and closes them. Raises the daemon's errors."""
-        while (given := self._handover.given()) is None:
-            self.hear()
+        while (given := self._handover.received()) is None:
+            self.read_message()
         return given
 
     def answer(self) -> Any:
         """Wait until the call is through, and answer its typed result. Descriptors not received before may be later."""
         while (answer := self._handover.answer) is None:
-            self.hear()
+            self.read_message()
         return self._handover.result(answer)
 
     @property
@@ -197,18 +194,16 @@ class Handed:
         """Descriptor for a selector while there is no answer. It changes when the call is made again."""
         return self._sock.fileno()
 
-    def hear(self) -> None:
-        """Wait for a part of the answer, and take it. Raises as `receive` and `answer` do at the end of the connection,
-        if the call cannot be made again.
-        """
+    def read_message(self) -> None:
+        """Wait for a message, and handle it. Raises when the connection is lost and the call is not repeatable."""
         try:
             data, ancillary, flags, _ = self._sock.recvmsg(CHUNK_BYTES, ANCILLARY_BYTES, RECEIVE_FLAGS)
         except OSError:
             data, ancillary, flags = b"", [], 0
         try:
-            self._handover.take(data, ancillary, flags)
+            self._handover.feed(data, ancillary, flags)
         except EOFError:
-            self._handover.again()
+            self._handover.restart()
             self._sock.close()
             self._sock = self._begin()
 
@@ -220,9 +215,7 @@ class Handed:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -230,7 +223,7 @@ def _row_of(method: str) -> Method:
     row = METHODS.get(method)
     if row is None or not row.descriptors:
         raise TypeError(
-            f"{method} hands over no descriptors: {'call it plainly' if row else 'there is no such method'}"
+            f"{method} hands over no descriptors: {'call it without' if row else 'there is no such method'}"
         )
     return row
 

@@ -24,7 +24,7 @@ GREETING_ID: Final = 0
 STEADY_S: Final = 10.0
 """A daemon that stays for that long has come back for good: when it goes again, it is waited for as before."""
 
-_TELL_AFTER_S: Final = 1.0
+_NOTIFY_AFTER_S: Final = 1.0
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 0.5
 _GROWTH: Final = 1.6
@@ -38,13 +38,13 @@ class Daemon:
     """The daemon that a client talks to, over any number of connections.
 
     `patience_s` is the time that a call waits when the daemon went away, by default SANDKEEP_PATIENCE; with 0 it fails
-    at once. `tell` is called with a message when that takes a while. `is_away` is True while a call waits.
+    at once. `on_wait` is called with a message when that takes a while. `is_away` is True while a call waits.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, client: str, patience_s: float | None = None) -> None:
         self.path = socket_path(path)
         self.patience_s = PATIENCE() if patience_s is None else patience_s
-        self.tell: Callable[[str], None] | None = None
+        self.on_wait: Callable[[str], None] | None = None
         self.is_away = False
         self._client = client
         self._log_id: str | None = None
@@ -61,15 +61,15 @@ class Daemon:
         if log_id is None or self._log_id in (None, log_id):
             self._log_id = self._log_id or log_id
             return
-        words = f"the daemon on {self.path} keeps another event log than before: connect anew, and begin from nothing"
-        raise DataError("wrong_log", words, log_id=log_id)
+        message = f"the daemon on {self.path} has another event log than before: connect again, and start over"
+        raise DataError("wrong_log", message, log_id=log_id)
 
 
 class _Welcome(msgspec.Struct, frozen=True):
     log_id: str | None = None
 
 
-class Trial:
+class Retry:
     """One call, made again and again when the connection is lost, for as long as the daemon's `patience_s`."""
 
     def __init__(self, daemon: Daemon, method: str, params: dict[str, Any]) -> None:
@@ -91,9 +91,9 @@ class Trial:
             return self._params
         return {**self._params, "timeout_s": max(0.001, timeout_s - (time.monotonic() - self._began))}
 
-    def failure(self, said: Answer | None = None) -> SandkeepError:
-        """Return the error of a call whose connection was lost; `said` is the daemon's reason, if any."""
-        return connection_lost(self.daemon.path, self._method, self._params, said)
+    def failure(self, reason: Answer | None = None) -> SandkeepError:
+        """Return the error of a call whose connection was lost; `reason` is the daemon's reason, if any."""
+        return connection_lost(self.daemon.path, self._method, self._params, reason)
 
     def lost(self, error: SandkeepError) -> None:
         """The connection was lost before the answer. Raises `error` if the call is not to be made again."""
@@ -109,7 +109,7 @@ class Trial:
         if pause_s is None:
             self.daemon.is_away = False
             raise error from None
-        self._tell()
+        self._notify()
         return pause_s
 
     def _begin(self) -> Backoff:
@@ -120,15 +120,15 @@ class Trial:
         return self._backoff
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """For how many more seconds the daemon is waited for."""
-        return max(0.001, self._backoff.left_s if self._backoff is not None else 0)
+        return max(0.001, self._backoff.remaining_s if self._backoff is not None else 0)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.daemon.is_away = True
-        if self.daemon.tell is not None and self._went and time.monotonic() - self._went > _TELL_AFTER_S:
+        if self.daemon.on_wait is not None and self._went and time.monotonic() - self._went > _NOTIFY_AFTER_S:
             self._went = 0.0
-            self.daemon.tell(f"the daemon on {self.daemon.path} has gone: waiting for it")
+            self.daemon.on_wait(f"the daemon on {self.daemon.path} does not answer: waiting for it")
 
     def connected(self) -> None:
         """There is a connection again."""
@@ -140,11 +140,11 @@ def socket_path(given: str | os.PathLike[str] | None) -> str:
     """The socket to connect to: the one given, or the setting's. Raises `not_configured` if none can be there."""
     path = SOCKET() if given is None else os.fspath(given)
     if not path:
-        words = "the path of the daemon's socket is empty: give one, or leave SANDKEEP_SOCKET unset"
-        raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
+        message = "the path of the daemon's socket is empty: give one, or unset SANDKEEP_SOCKET"
+        raise SetupError("not_configured", message, setting="SANDKEEP_SOCKET")
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
-        words = f"SANDKEEP_SOCKET: the path of a socket has at most {_MOST_PATH_BYTES} bytes, and {path} has more"
-        raise SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
+        message = f"SANDKEEP_SOCKET: {path} is too long: the path of a socket has at most {_MOST_PATH_BYTES} bytes"
+        raise SetupError("not_configured", message, setting="SANDKEEP_SOCKET")
     return path
 
 
@@ -155,26 +155,26 @@ def cannot_connect(path: str, error: OSError) -> SandkeepError:
             "not_ready", f"no daemon is listening on {path}: start one with `sandkeep daemon`", socket=path
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        words = f"you may not connect to {path}: ask its administrator, or start a daemon of your own"
-        return CallerError("permission_denied", words, socket=path)
+        message = f"permission denied for {path}: ask the administrator, or start a daemon of your own"
+        return CallerError("permission_denied", message, socket=path)
     if error.errno in (errno.EAGAIN, errno.ETIMEDOUT):
         return StateError("not_ready", f"the daemon on {path} is too busy to answer: try again", socket=path)
-    words = f"{path} cannot be connected to: {error.strerror or error}; set SANDKEEP_SOCKET to a daemon's socket"
-    return SetupError("not_configured", words, setting="SANDKEEP_SOCKET")
+    message = f"cannot connect to {path}: {error.strerror or error}; set SANDKEEP_SOCKET to a daemon's socket"
+    return SetupError("not_configured", message, setting="SANDKEEP_SOCKET")
 
 
-def connection_lost(path: str, method: str, params: dict[str, Any], said: Answer | None = None) -> SandkeepError:
-    """Return the error for a connection that ended before `method` was answered; `said` is the daemon's reason, if any.
+def connection_lost(path: str, method: str, params: dict[str, Any], reason: Answer | None = None) -> SandkeepError:
+    """Return the error for a connection that ended before `method` was answered; `reason` is the daemon's, if any.
 
     A command that changes something may have been carried out. Repeated with the `command_id` of this error's data, it
     takes effect once.
     """
-    if said is not None and said.error is not None:
-        return said.error.to_exception()
+    if reason is not None and reason.error is not None:
+        return reason.error.to_exception()
     command = {"command_id": params["command_id"]} if "command_id" in params else {}
-    hint = "; repeat it with the same command_id, and it is not done twice" if command else ""
-    words = f"the daemon on {path} closed the connection before it answered {method}: see whether it runs{hint}"
-    return StateError("not_ready", words, socket=path, **command)
+    hint = "; a retry with the same command_id takes effect once" if command else ""
+    message = f"the daemon on {path} closed the connection before it answered {method}: check that it runs{hint}"
+    return StateError("not_ready", message, socket=path, **command)
 
 
 def is_lost(error: SandkeepError) -> bool:

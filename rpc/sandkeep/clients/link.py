@@ -57,13 +57,13 @@ class _Slot:
 
 
 class Link:
-    """A connection, which may be lost: `is_lost`. `last_words` is the daemon's reason; `refusal` is raised if another
+    """A connection, which may be lost: `is_lost`. `close_reason` is the daemon's reason; `refusal` is raised if another
     daemon is found after reconnecting.
     """
 
     def __init__(self, sock: socket.socket, daemon: Daemon) -> None:
         self.is_lost = False
-        self.last_words: Answer | None = None
+        self.close_reason: Answer | None = None
         self.refusal: SandkeepError | None = None
         self._sock = sock
         self._daemon = daemon
@@ -82,9 +82,7 @@ class Link:
             self._sock.close()
 
     async def greet(self) -> bool:
-        """See that it is the daemon of before, ahead of anything that changes something; False when it is lost. Raises
-        `wrong_log`.
-        """
+        """Verify that it is the same daemon, before any change; False when it is lost. Raises `wrong_log`."""
         answer = await self._exchange(GREETING_ID, b"", None)
         if self.refusal is not None:
             raise self.refusal
@@ -107,9 +105,7 @@ class Link:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def _send(self, line: bytes, slot: _Slot) -> None:
-        """Send a request whole, and the client's name before the first. A failure shows when its answer does not
-        come.
-        """
+        """Send a request whole, after the greeting. A failure shows when its answer does not come."""
         async with self._sending:
             data = memoryview(self._unsent + line)
             rest = data
@@ -132,9 +128,7 @@ class Link:
             return len(data)  # the daemon closed the connection; earlier data is still to be read
 
     async def _wait_for_room(self, slot: _Slot) -> None:
-        """Wait until more can be sent, and read meanwhile: a daemon whose answers nobody takes reads no requests
-        either.
-        """
+        """Wait until more can be sent, and read meanwhile: a daemon whose answers pile up reads no requests."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_meanwhile, slot)
             with suppress(trio.ClosedResourceError):
@@ -150,7 +144,7 @@ class Link:
     async def _wait_for(self, slot: _Slot, progress: Progress | None) -> Answer | None:
         """Wait for the answer. None when the connection ended before."""
         while True:
-            self._tell(slot, progress)
+            self._report_progress(slot, progress)
             if slot.answer is not None or self.is_lost:
                 return slot.answer
             await self._read_or_sleep(slot)
@@ -166,10 +160,10 @@ class Link:
         finally:
             slot.sleeps = False
 
-    def _tell(self, slot: _Slot, progress: Progress | None) -> None:
-        told, slot.progress = slot.progress, []
+    def _report_progress(self, slot: _Slot, progress: Progress | None) -> None:
+        messages, slot.progress = slot.progress, []
         if progress is not None:
-            for message in told:
+            for message in messages:
                 progress(message)
 
     async def _read(self) -> None:
@@ -206,7 +200,7 @@ class Link:
         if answer.method is not None:
             self._deliver_progress(answer)
         elif answer.id is None:
-            self.last_words = answer
+            self.close_reason = answer
         elif answer.id == GREETING_ID:
             self._recognise(answer)
         elif slot := self._slots.get(answer.id):  # type: ignore[arg-type]  # ours are numbers
@@ -226,9 +220,9 @@ class Link:
     def _deliver_progress(self, answer: Answer) -> None:
         if answer.method != "progress":
             return
-        told = jsonrpc.parse_progress(answer.params)
-        if slot := self._slots.get(told.request):  # type: ignore[arg-type]  # ours are numbers
-            slot.progress.append(told.message)
+        notification = jsonrpc.parse_progress(answer.params)
+        if slot := self._slots.get(notification.request):  # type: ignore[arg-type]  # ours are numbers
+            slot.progress.append(notification.message)
             slot.wake.set()
 
     def _hand_over(self) -> None:

@@ -17,7 +17,7 @@ import trio
 
 from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
 from sandkeep.clients.descriptors import ANCILLARY_BYTES, CHUNK_BYTES, RECEIVE_FLAGS, Handover
-from sandkeep.clients.dial import Daemon, Trial
+from sandkeep.clients.dial import Daemon, Retry
 from sandkeep.clients.link import Link, Progress, dial
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Event, ProcessOutput
@@ -102,21 +102,17 @@ class Client(TrioMethods):
         type: str | None = None,
         follow: bool = True,
     ) -> "Events":
-        """Iterate over events after a token, and wait for more; see `event.list`. Its `token` is where to go on
-        later.
-        """
+        """Iterate over events after a token, and wait for more; see `event.list`. `token` is the present position."""
         return Events(self, after, sandbox_id, type, follow)
 
     async def read_output(
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
     ) -> AsyncIterator[ProcessOutput]:
-        """Iterate over a process's output, from byte offsets, until it has ended; without `follow`, over the present
-        output.
-        """
+        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output."""
         cursor = OutputCursor(stdout_offset, stderr_offset, follow)
         while query := cursor.next_query():
             piece = await self.process.read(sandbox_id, name, **query)
-            if cursor.take(piece):
+            if cursor.advance(piece):
                 yield piece
 
     async def _call(self, row: Method, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
@@ -124,44 +120,44 @@ class Client(TrioMethods):
         return outcome(await self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
 
     async def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> Answer:
-        trial = Trial(self._daemon, method, params)
+        retry = Retry(self._daemon, method, params)
         while True:
-            link = await self._connected(trial)
-            answer = await link.exchange(method, trial.params, progress)
+            link = await self._connected(retry)
+            answer = await link.exchange(method, retry.params, progress)
             if answer is not None:
                 return answer
             if link.refusal is not None:
                 raise link.refusal
-            failure = trial.failure(link.last_words)
-            if link.last_words is not None or self._closed.is_set():
+            failure = retry.failure(link.close_reason)
+            if link.close_reason is not None or self._closed.is_set():
                 raise failure
-            trial.lost(failure)
+            retry.lost(failure)
 
-    async def _connected(self, trial: Trial) -> Link:
+    async def _connected(self, retry: Retry) -> Link:
         """The connection; a new one if the last was lost, once the daemon is there again and is the same."""
         link = self._link
         if not link.is_lost:
             return link
-        failure = trial.failure()
+        failure = retry.failure()
         if self._daemon.patience_s <= 0:
             raise failure
         async with self._connecting:
             while (link := self._link).is_lost:
                 if self._closed.is_set():
-                    raise trial.failure()
-                with trio.move_on_after(trial.pause(failure)):
+                    raise retry.failure()
+                with trio.move_on_after(retry.pause(failure)):
                     await self._closed.wait()
                 try:
-                    await self._connect(trial.left_s)
+                    await self._connect(retry.remaining_s)
                 except SandkeepError as error:
                     if error.code == "wrong_log":
                         raise
                     failure = error
-        trial.connected()
+        retry.connected()
         return link
 
     async def _connect(self, timeout_s: float) -> None:
-        """Try once to connect anew. Raises when nobody is there, or another daemon."""
+        """Try once to connect again. Raises when no daemon listens, or another one."""
         link = Link(await dial(self._daemon.path), self._daemon)
         greeted = False
         try:
@@ -186,10 +182,10 @@ class Handed:
 
     async def begin(self) -> None:
         """Connect, and send the request, as soon as the daemon is there. `Client.with_descriptors` has done it."""
-        trial = self._handover.trial
-        failure = trial.failure()
+        retry = self._handover.retry
+        failure = retry.failure()
         while True:
-            await trio.sleep(trial.pause(failure))
+            await trio.sleep(retry.pause(failure))
             try:
                 self._sock = trio.socket.from_stdlib_socket(await dial(self._handover.path))
                 rest = memoryview(self._handover.request())
@@ -200,11 +196,11 @@ class Handed:
             except OSError:
                 self._let_go()
             else:
-                return trial.connected()
+                return retry.connected()
 
     async def receive(self) -> list[int]:
         """Wait for the descriptors. The caller owns and closes them. Raises the daemon's errors."""
-        while (given := self._handover.given()) is None:
+        while (given := self._handover.received()) is None:
             await self._read()
         return given
 
@@ -221,9 +217,9 @@ class Handed:
         except OSError:
             data, ancillary, flags = b"", [], 0
         try:
-            self._handover.take(data, ancillary, flags)
+            self._handover.feed(data, ancillary, flags)
         except EOFError:
-            self._handover.again()
+            self._handover.restart()
             self._let_go()
             await self.begin()
 
@@ -254,5 +250,5 @@ class Events(EventCursor):
             query = self.next_query()
             if query is None:
                 raise StopAsyncIteration
-            self.take(await self._client.event.list(**query))
+            self.advance(await self._client.event.list(**query))
         return event

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -131,7 +131,7 @@ def create_image(file_path: str, clean: bool, provider: Provider) -> str:
 def list_images() -> tuple[str, ...]:
     """The ids of all images, oldest first."""
     with _daemon() as client:
-        return tuple(image.image_id for image in every(client.image.list, "images"))
+        return tuple(image.image_id for image in every(client.image.list))
 
 
 def get_image(image_id: str) -> ImageRecord:
@@ -154,7 +154,7 @@ def list_sandboxes(list_all: bool = False) -> tuple[SandboxRecord, ...]:
     """The sandboxes that run, oldest first; with `list_all` also those that are closed."""
     with _daemon() as client:
         state_dir = client.daemon.status().state_dir
-        found = every(client.sandbox.list, "sandboxes", all=list_all)
+        found = every(client.sandbox.list, all=list_all)
         return tuple(_sandbox_record(state_dir, sandbox) for sandbox in found)
 
 
@@ -165,9 +165,7 @@ def get_sandbox(sandbox_id: str) -> SandboxRecord:
 
 
 def connect_to_sandbox(sandbox_id: str) -> None:
-    """Be in the sandbox's own shell on this terminal until it ends or is left by C-b d. The next time it is the same
-    shell.
-    """
+    """Attach this terminal to the sandbox's own shell, always the same one, until it ends or C-b d."""
     with _daemon() as client:
         name = _living_shell(client, sandbox_id)
     attach_to_process(name, sandbox_id)
@@ -183,7 +181,7 @@ def terminate_sandbox(sandbox_id: str) -> None:
 
 
 def launch_background_process(name: str, sandbox_id: str, command: str) -> None:
-    """Start a shell command under a name. It goes on by itself. Raises `conflict` for a name that is taken."""
+    """Start a shell command under a name, in the background. Raises `conflict` for a name that is taken."""
     with _daemon() as client:
         _launch(client, name, sandbox_id, command)
 
@@ -202,7 +200,7 @@ def launch_and_stream_process(name: str, sandbox_id: str, command: str) -> Gener
 def list_processes(list_all: bool = False) -> tuple[ProcessRecord, ...]:
     """The named processes that run, in all sandboxes, oldest first; with `list_all` also those that ended."""
     with _daemon() as client:
-        found = every(client.process.list, "processes", all=list_all)
+        found = every(client.process.list, all=list_all)
         return tuple(_process_record(process) for process in found if process.named)
 
 
@@ -242,12 +240,12 @@ class CommandProcess:
             yield from _text_of(client, self.sandbox_id, self.process_id)
 
     def wait(self) -> int:
-        """Wait until it has ended, and answer its exit code. Raises `not_ready` when nobody saw how it ended."""
+        """Wait until it has ended, and return its exit code. Raises `not_ready` when that is unknown."""
         with _daemon() as client:
             ended: Process = client.process.wait(self.sandbox_id, self.process_id)
         if ended.exit_code is None:
-            words = f"process {self.process_id} is {ended.status}: {ended.error}"
-            raise StateError("not_ready", words, process_id=self.process_id)
+            message = f"process {self.process_id} is {ended.status}: {ended.error}"
+            raise StateError("not_ready", message, process_id=self.process_id)
         return ended.exit_code
 
     def kill(self) -> None:
@@ -270,40 +268,20 @@ class CommandProcess:
             return b"".join(getattr(piece, stream) for piece in pieces).decode(errors="replace")
 
 
-class Executor(Protocol):
-    """The operations of every provider's sandbox."""
-
-    def run_command(self, command: str) -> CommandProcess:
-        """Start a shell command and answer it while it runs."""
-        ...
-
-    def is_alive(self) -> bool:
-        """Return True if commands can be run."""
-        ...
-
-    def read_file(self, path: str) -> str:
-        """The text of a file."""
-        ...
-
-    def write_file(self, path: str, content: str) -> None:
-        """Make `content` the whole text of a file, in one step."""
-        ...
-
-
-class SandboxExecutor:
-    """The `Executor` of a sandbox of any provider."""
+class Executor:
+    """The operations on a sandbox, of any provider."""
 
     def __init__(self, sandbox_id: str) -> None:
         self.sandbox_id = sandbox_id
 
     def run_command(self, command: str) -> CommandProcess:
-        """See `Executor.run_command`."""
+        """Start a shell command and return it while it runs."""
         with _daemon() as client:
             started: Process = client.process.launch(self.sandbox_id, command)
             return CommandProcess(self.sandbox_id, started.process_id)
 
     def is_alive(self) -> bool:
-        """See `Executor.is_alive`."""
+        """Return True if commands can be run."""
         try:
             with _daemon() as client:
                 found: Sandbox = client.sandbox.get(self.sandbox_id)
@@ -312,7 +290,7 @@ class SandboxExecutor:
         return found.status == "running"
 
     def read_file(self, path: str) -> str:
-        """See `Executor.read_file`. Raises `not_found`, and `invalid` for content that is not UTF-8."""
+        """Return the text of a file. Raises `not_found`, and `invalid` for content that is not UTF-8."""
         content = bytearray()
         with _daemon() as client:
             while True:
@@ -322,7 +300,7 @@ class SandboxExecutor:
                     return _text(bytes(content), path)
 
     def write_file(self, path: str, content: str) -> None:
-        """See `Executor.write_file`."""
+        """Make `content` the whole text of a file, atomically."""
         data = content.encode()
         with _daemon() as client:
             if len(data) <= MAX_WRITE_BYTES:
@@ -331,9 +309,12 @@ class SandboxExecutor:
                 _write_large(client, self.sandbox_id, path, data)
 
 
+SandboxExecutor: TypeAlias = Executor
+
+
 def get_executor(sandbox_id: str) -> Executor:
-    """The executor of a sandbox."""
-    return SandboxExecutor(sandbox_id)
+    """Return the executor of a sandbox."""
+    return Executor(sandbox_id)
 
 
 # -- common parts -----------------------------------------------------------------------------------------------------
@@ -352,18 +333,13 @@ def _launch(client: Client, name: str, sandbox_id: str, command: str) -> Process
     return launched
 
 
-def _has_tmux(client: Client, sandbox_id: str) -> bool:
-    return sandbox_id in _WITH_TMUX or _look_for_tmux(client, sandbox_id)
-
-
 _WITH_TMUX: Final[set[str]] = set()
 
 
-def _look_for_tmux(client: Client, sandbox_id: str) -> bool:
-    found: bool = client.sandbox.exec(sandbox_id, "command -v tmux").exit_code == 0
-    if found:
+def _has_tmux(client: Client, sandbox_id: str) -> bool:
+    if sandbox_id not in _WITH_TMUX and client.sandbox.exec(sandbox_id, "command -v tmux").exit_code == 0:
         _WITH_TMUX.add(sandbox_id)
-    return found
+    return sandbox_id in _WITH_TMUX
 
 
 def _living_shell(client: Client, sandbox_id: str) -> str:
@@ -385,19 +361,16 @@ def _living_shell(client: Client, sandbox_id: str) -> str:
 
 def _text_of(client: Client, sandbox_id: str, name: str) -> Generator[str, None, None]:
     """Both streams of a process as text. A character that is written in two pieces is one character."""
-    out, err = (io.IncrementalNewlineDecoder(_utf8(), translate=True) for _ in range(2))
+    utf8 = codecs.getincrementaldecoder("utf-8")
+    out, err = (io.IncrementalNewlineDecoder(utf8(errors="replace"), translate=True) for _ in range(2))
     for piece in client.read_output(sandbox_id, name):
         text = out.decode(piece.stdout, final=piece.ended) + err.decode(piece.stderr, final=piece.ended)
         if text:
             yield text
 
 
-def _utf8() -> codecs.IncrementalDecoder:
-    return codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-
 def _write_large(client: Client, sandbox_id: str, path: str, data: bytes) -> None:
-    """Put more into a file than one message holds: as a copy, which is seen whole or not at all, too."""
+    """Write more than one message holds, by an atomic copy."""
     client.sandbox.exec(sandbox_id, ["mkdir", "-p", "--", os.path.dirname(path) or "."])
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
@@ -409,7 +382,7 @@ def _text(content: bytes, path: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise CallerError("invalid", f"path: {path!r} is not text in UTF-8: read it as bytes", field="path") from None
+        raise CallerError("invalid", f"path: {path!r} is not UTF-8 text: read it as bytes", field="path") from None
 
 
 def _image_record(client: Client, image: Image) -> ImageRecord:

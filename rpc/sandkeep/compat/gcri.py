@@ -24,7 +24,7 @@ import secrets
 import tempfile
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Self
 
 import msgspec
 from msgspec import Struct
@@ -86,46 +86,8 @@ class Output(str):
         return made
 
 
-class SandboxStrategy(Protocol):
+class SandboxStrategy(ABC):
     """The operations on branches, for any isolation."""
-
-    def setup_branch(self, iteration: int, branch: int, source_dir: str) -> str:
-        """Make a sandbox for a branch with a copy of `source_dir`, without `IGNORED`; return its id."""
-        ...
-
-    def execute_command(self, container_id: str, command: str) -> str:
-        """Run a shell command in the workspace; return its output, or the reason why there is none."""
-        ...
-
-    def execute_python(self, container_id: str, code: str) -> str:
-        """Run a Python program in the workspace; answer as `execute_command` does."""
-        ...
-
-    def get_container(self, iteration: int, branch: int) -> str:
-        """The name of the sandbox that was set up for a branch. Raises `not_found`."""
-        ...
-
-    def clean_up_container(self, container_id: str) -> None:
-        """End a sandbox. One that has ended is left as it is."""
-        ...
-
-    def clean_up_all(self) -> None:
-        """End every sandbox that was set up by this object."""
-        ...
-
-
-def get_sandbox(config: Any) -> SandboxStrategy:
-    """The strategy for a configuration: Docker if it is enabled and works here, else local sandboxes."""
-    wanted = _configuration(config)
-    with _daemon() as client:
-        chosen: ProviderChoice = client.provider.choose(enabled=wanted.enabled)
-    if chosen.fell_back:
-        logger.warning(FALLING_BACK, extra={"why": chosen.why})
-    return DockerSandbox(wanted) if chosen.provider == DockerSandbox.provider else LocalSandbox(wanted)
-
-
-class _Branches(ABC):
-    """The common part of both strategies."""
 
     provider: ClassVar[str]
     prefix: ClassVar[str]
@@ -143,13 +105,13 @@ class _Branches(ABC):
         """Make a sandbox with the limits of the configuration."""
 
     def setup_branch(self, iteration: int, branch: int, source_dir: str) -> str:
-        """See `SandboxStrategy.setup_branch`."""
+        """Make a sandbox for a branch with a copy of `source_dir`, without `IGNORED`; return its id."""
         container_id = f"{self.prefix}_{iteration}_{branch}_{secrets.token_hex(4)}"
         labels = {"gcri.iteration": str(iteration), "gcri.branch": str(branch)}
         with _daemon() as client:
             self._create(client, self._image(client), name=container_id, provider=self.provider, labels=labels)
             try:
-                copy_in(client, f"{os.path.abspath(source_dir)}/.", container_id, ".", without=IGNORED)
+                copy_in(client, f"{os.path.abspath(source_dir)}/.", container_id, ".", exclude=IGNORED)
             except BaseException:
                 client.sandbox.terminate(container_id)
                 raise
@@ -157,12 +119,12 @@ class _Branches(ABC):
         return container_id
 
     def execute_command(self, container_id: str, command: str) -> Output:
-        """See `SandboxStrategy.execute_command`."""
+        """Run a shell command in the workspace; return its output, or the reason why there is none."""
         with _daemon() as client:
             return self._run(client, container_id, ["sh", "-c", command])
 
     def execute_python(self, container_id: str, code: str) -> Output:
-        """See `SandboxStrategy.execute_python`."""
+        """Run a Python program in the workspace; return its output as `execute_command` does."""
         script = f"_script_{secrets.token_hex(4)}.py"
         with _daemon() as client:
             try:
@@ -185,11 +147,11 @@ class _Branches(ABC):
         if done.timed_out:
             return Output(f"Error: Command timed out after {timeout:g} seconds.", done.exit_code)
         if done.exit_code is None:
-            return Output(f"Error: {done.error or 'nobody saw how it ended'}")
+            return Output(f"Error: {done.error or 'its exit code is unknown'}")
         return Output(text or (f"Exit Code {done.exit_code}" if done.exit_code else SUCCESS), done.exit_code)
 
     def get_container(self, iteration: int, branch: int) -> str:
-        """See `SandboxStrategy.get_container`."""
+        """Return the name of the sandbox that was set up for a branch. Raises `not_found`."""
         try:
             return self._containers[f"{iteration}_{branch}"]
         except KeyError:
@@ -197,13 +159,13 @@ class _Branches(ABC):
             raise CallerError("not_found", message) from None
 
     def clean_up_container(self, container_id: str) -> None:
-        """See `SandboxStrategy.clean_up_container`."""
+        """Terminate a sandbox. One that has ended is left as it is."""
         with _daemon() as client:
             client.sandbox.terminate(container_id)
         self._containers = {key: known for key, known in self._containers.items() if known != container_id}
 
     def clean_up_all(self) -> None:
-        """See `SandboxStrategy.clean_up_all`. One that cannot be ended keeps no other from it."""
+        """Terminate every sandbox that this object set up, and then raise the first error, if any."""
         failures = []
         for container_id in list(self._containers.values()):
             try:
@@ -214,14 +176,14 @@ class _Branches(ABC):
             raise failures[0]
 
 
-class DockerSandbox(_Branches):
+class DockerSandbox(SandboxStrategy):
     """Branches as containers."""
 
     provider = "docker"
     prefix = "gcri_branch"
 
     def _image(self, client: Client) -> str:
-        return _empty(client, self.provider, self.config.image)
+        return _create_empty_image(client, self.provider, self.config.image)
 
     def _create(self, client: Client, image_id: str, **about: Any) -> None:
         client.sandbox.create(
@@ -233,14 +195,14 @@ class DockerSandbox(_Branches):
         )
 
 
-class LocalSandbox(_Branches):
+class LocalSandbox(SandboxStrategy):
     """Branches on this machine, without containers."""
 
     provider = "local"
     prefix = "gcri_local"
 
     def _image(self, client: Client) -> str:
-        return _empty(client, self.provider)
+        return _create_empty_image(client, self.provider)
 
     def _create(self, client: Client, image_id: str, **about: Any) -> None:
         about["memory_bytes"] = parse_size(self.config.memory_limit)
@@ -252,6 +214,16 @@ class LocalSandbox(_Branches):
                 raise
             logger.info("processors are not limited", extra={"why": error.message})
             client.sandbox.create(image_id, **about)
+
+
+def get_sandbox(config: Any) -> SandboxStrategy:
+    """The strategy for a configuration: Docker if it is enabled and works here, else local sandboxes."""
+    wanted = _configuration(config)
+    with _daemon() as client:
+        chosen: ProviderChoice = client.provider.choose(enabled=wanted.enabled)
+    if chosen.fell_back:
+        logger.warning(FALLING_BACK, extra={"why": chosen.why})
+    return DockerSandbox(wanted) if chosen.provider == DockerSandbox.provider else LocalSandbox(wanted)
 
 
 def _daemon() -> Client:
@@ -268,10 +240,10 @@ def _configuration(config: Any) -> SandboxConfig:
         raise CallerError("invalid", f"config.sandbox: {error}", field="config") from None
 
 
-def _empty(client: Client, provider: str, base: str | None = None) -> str:
+def _create_empty_image(client: Client, provider: str, base: str | None = None) -> str:
     """An image with nothing in its workspace. It is made once for all branches."""
-    with tempfile.TemporaryDirectory() as place:
-        image_id: str = client.image.create(place, provider=provider, base=base).image_id
+    with tempfile.TemporaryDirectory() as directory:
+        image_id: str = client.image.create(directory, provider=provider, base=base).image_id
         return image_id
 
 

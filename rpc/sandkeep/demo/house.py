@@ -22,7 +22,7 @@ class StartError(Exception):
     """The daemon ended, or did not answer in time; the message is its output."""
 
 
-class House:
+class DemoDaemon:
     """A state directory, its socket, and the daemon that may run there."""
 
     def __init__(self) -> None:
@@ -63,14 +63,14 @@ class House:
                 client.daemon.ping()
                 return daemon.pid
             time.sleep(0.02)
-        raise StartError(self.last_words())
+        raise StartError(self.log_tail())
 
     @property
     def log(self) -> str:
         """Path of the daemon's own log."""
         return os.path.join(self.root, "daemon.log")
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The last lines of the daemon's log."""
         try:
             with open(self.log, errors="replace") as log:
@@ -83,7 +83,7 @@ class House:
         return connect(self.socket, client="demo", patience_s=patience_s)
 
     def stop(self) -> int | None:
-        """Ask the daemon to stop, wait for it, and answer its exit code; sandboxes go on. None when none ran."""
+        """Ask the daemon to stop, wait for it, and return its exit code, None when none ran. Sandboxes keep running."""
         if self._daemon is None:
             return None
         self._stopping = True
@@ -137,13 +137,13 @@ def uninterrupted() -> Iterator[None]:
 
 def remove_tree(path: str) -> None:
     """Remove a tree, however deep, also the directories that an overlay leaves without permissions."""
-    for words in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-        subprocess.run([*words, "--", path], check=False, stderr=subprocess.DEVNULL)
+    for argv in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+        subprocess.run([*argv, "--", path], check=False, stderr=subprocess.DEVNULL)
 
 
 @contextmanager
-def house(*, keep: bool, left: list[str]) -> Iterator[House]:
-    """Yield a House for the length of a block. Forced cleanups are added to `left`.
+def house(*, keep: bool, left: list[str]) -> Iterator[DemoDaemon]:
+    """Yield a DemoDaemon for the length of a block. Forced cleanups are added to `left`.
 
     SIGTERM ends the block as Ctrl-C does, so that it is cleared then too.
     """
@@ -152,12 +152,12 @@ def house(*, keep: bool, left: list[str]) -> Iterator[House]:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
-    place = House()
+    demo_daemon = DemoDaemon()
     try:
-        yield place
+        yield demo_daemon
     finally:
         handlers = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
-        left += place.clear(keep=keep)
+        left += demo_daemon.clear(keep=keep)
         for number, handler in handlers:
             signal.signal(number, handler)
         signal.signal(signal.SIGTERM, before)

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
-from sandkeep.demo.house import LIMIT_S, House, StartError, house
+from sandkeep.demo.house import LIMIT_S, DemoDaemon, StartError, house
 from sandkeep.demo.stage import Stage
-from sandkeep.demo.witness import Witness
+from sandkeep.demo.witness import EventFollower
 from sandkeep.errors import SandkeepError
 
 PROJECT: Final = Path(__file__).parent / "project"
@@ -34,15 +34,15 @@ def run(*, keep: bool = False, fast: bool = False) -> int:
     left: list[str] = []
     code = 0
     try:
-        with house(keep=keep, left=left) as place:
-            code = _show(place, stage)
+        with house(keep=keep, left=left) as daemon:
+            code = _show(daemon, stage)
             if keep:
-                stage.say(f"\nKept: {place.root}")
+                stage.say(f"\nKept: {daemon.root}")
     except KeyboardInterrupt:
         _report(stage, left)
         stage.say("\nInterrupted" + ("." if left else "; everything was cleaned up."))
         return 130
-    return _close(stage, code, left, place.root, keep=keep)
+    return _close(stage, code, left, daemon.root, keep=keep)
 
 
 def _close(stage: Stage, code: int, left: list[str], root: str, *, keep: bool) -> int:
@@ -61,9 +61,9 @@ def _report(stage: Stage, left: list[str]) -> None:
         stage.failure(f"left behind: {thing}")
 
 
-def _show(place: House, stage: Stage) -> int:
+def _show(daemon: DemoDaemon, stage: Stage) -> int:
     try:
-        Demo(place, stage).play()
+        Demo(daemon, stage).play()
     except MismatchError as error:
         stage.failure(str(error))
     except StartError as error:
@@ -78,10 +78,10 @@ def _show(place: House, stage: Stage) -> int:
 class Demo:
     """The steps, in order. Each runs the commands that it shows."""
 
-    def __init__(self, place: House, stage: Stage) -> None:
-        self.place = place
+    def __init__(self, daemon: DemoDaemon, stage: Stage) -> None:
+        self.daemon = daemon
         self.stage = stage
-        self.witness = Witness(place, stage)
+        self.events = EventFollower(daemon, stage)
         self.sandbox = ""
         self.image = ""
         self.light = ""
@@ -106,28 +106,28 @@ class Demo:
         self.stage.say("temporary directory, the commands as you would type them, and ◦ every event.")
         self.stage.title("A daemon")
         self.stage.command("sandkeep daemon &")
-        pid = self.place.start()
-        self.witness.watch()
-        self.witness.catch_up()
+        pid = self.daemon.start()
+        self.events.watch()
+        self.events.catch_up()
         self.stage.fact(f"it answers, as process {pid}")
 
     def make_an_image(self) -> None:
         """Make an image of the project that is shipped with Sandkeep."""
         self.stage.title("An image: a directory, copied once, never changed again")
         self.image = self.answer("image", "create", str(PROJECT), shown="image create ./lighthouse")
-        self.witness.catch_up()
+        self.events.catch_up()
 
     def make_a_sandbox(self) -> None:
         """Make a sandbox, change a file in it, and see that the project is untouched."""
         self.stage.title("A sandbox: the image's files, copy-on-write, isolated")
         self.sandbox = self.answer("create", self.image)
-        self.witness.catch_up()
+        self.events.catch_up()
         self.require(self.answer("exec", self.sandbox, "--", "sh", "-c", "id -u; ls -d /home /root 2>&1 | head -1"))
         before = (PROJECT / "README").read_bytes()
         changed = self.answer("exec", self.sandbox, "--", "sh", "-c", "echo changed > README; cat README")
         self.require(changed == "changed", "the sandbox could not change its own file")
         self.require((PROJECT / "README").read_bytes() == before, "the project on the host was changed")
-        self.witness.catch_up()
+        self.events.catch_up()
         self.stage.fact("the file changed inside; the project itself is as it was")
 
     def stream_a_process(self) -> None:
@@ -137,7 +137,7 @@ class Demo:
         code, lines = self.sandkeep("exec", self.sandbox, "--", "sh", "light.sh", str(FLASHES))
         self.require(code == 0, f"it exited with {code}")
         self.require(lines == flashes(FLASHES), "its output was not complete")
-        self.witness.catch_up()
+        self.events.catch_up()
         self.stage.fact(f"{FLASHES} flashes over {time.monotonic() - started:.1f} s, stdout and stderr kept apart")
 
     def fail(self) -> None:
@@ -146,29 +146,29 @@ class Demo:
         code, _ = self.sandkeep("exec", self.sandbox, "--", "sh", "tests/run.sh")
         self.stage.output(f"$? = {code}")
         self.require(code == 3, f"it exited with {code} instead of 3")
-        self.witness.catch_up()
+        self.events.catch_up()
 
     def pass_a_secret(self) -> None:
         """Pass a secret, and look for it everywhere."""
         self.stage.title("A secret: in the process's environment, and nowhere else")
-        words = ("exec", self.sandbox, "--secret", "HARBOUR_TOKEN", "--", "sh", "login.sh")
-        digest = self.answer(*words, environment={"HARBOUR_TOKEN": self.secret})
+        argv = ("exec", self.sandbox, "--secret", "HARBOUR_TOKEN", "--", "sh", "login.sh")
+        digest = self.answer(*argv, environment={"HARBOUR_TOKEN": self.secret})
         self.require(digest == hashlib.sha256(self.secret.encode()).hexdigest(), "the secret did not arrive")
-        self.witness.catch_up()
+        self.events.catch_up()
         files = self.look_for_the_secret()
         self.stage.fact(f"it arrived; it is in none of {files} files of the state directory")
-        self.stage.fact(f"and in none of {len(self.witness.events)} events")
+        self.stage.fact(f"and in none of {len(self.events.events)} events")
 
     def look_for_the_secret(self) -> int:
         """Search every file of the state directory and every event; answer how many files were read."""
         needle = self.secret.encode()
         count = 0
-        for path in regular_files(self.place.root):
+        for path in regular_files(self.daemon.root):
             with suppress(FileNotFoundError):  # the daemon goes on with its work meanwhile
                 self.require(needle not in path.read_bytes(), f"the secret is in {path}")
                 count += 1
-        told = [event.type for event in self.witness.events if self.secret in json.dumps(event.data)]
-        self.require(not told, f"the secret is in {told}")
+        leaks = [event.type for event in self.events.events if self.secret in json.dumps(event.data)]
+        self.require(not leaks, f"the secret is in {leaks}")
         return count
 
     def restart_the_daemon(self) -> None:
@@ -177,13 +177,13 @@ class Demo:
         self.light = self.answer("run", self.sandbox, "light", "--detach", "--", "sh", "light.sh")
         self.await_a_flash()
         self.stage.command("kill $DAEMON")
-        self.require(self.place.stop() == 0, "the daemon did not stop in good order")
+        self.require(self.daemon.stop() == 0, "the daemon did not stop in good order")
         code, _ = self.sandkeep("ps", self.sandbox)
         self.require(code == 1, f"without a daemon `ps` exited with {code}")
         self.await_a_flash()
         self.stage.command("sandkeep daemon &")
-        self.place.start()
-        self.witness.catch_up()
+        self.daemon.start()
+        self.events.catch_up()
         self.require("light" in self.answer("ps", self.sandbox), "the process does not run any more")
         seen = self.await_a_flash()
         self.answer("exec", self.sandbox, "--", "touch", "dawn")
@@ -191,12 +191,12 @@ class Demo:
         self.require(code == 0 and len(lines) >= seen, "the end of its output is missing")
         self.require(lines == [f"flash {number + 1}" for number in range(len(lines))], "there is a gap in its output")
         self.require(self.sandkeep("wait", self.sandbox, "light")[0] == 0, "its exit code was lost")
-        self.witness.catch_up()
+        self.events.catch_up()
         self.stage.fact(f"all {len(lines)} flashes, without a gap, and the exit code")
 
     def await_a_flash(self) -> int:
         """Wait until `light` flashes once more, and return how often it has by then. It needs no daemon for that."""
-        journal = Path(self.place.state_dir, "sandboxes", self.sandbox, "out", "p", f"{self.light}.stdout")
+        journal = Path(self.daemon.state_dir, "sandboxes", self.sandbox, "out", "p", f"{self.light}.stdout")
         before = journal.read_bytes().count(b"\n")
         deadline = time.monotonic() + LIMIT_S
         while (count := journal.read_bytes().count(b"\n")) == before:
@@ -217,11 +217,11 @@ class Demo:
     @property
     def metadata(self) -> Path:
         """Path of the sandbox's metadata.json."""
-        return Path(self.place.state_dir, "sandboxes", self.sandbox, "metadata.json")
+        return Path(self.daemon.state_dir, "sandboxes", self.sandbox, "metadata.json")
 
     def settled_metadata(self) -> bytes:
         """The document, once it has the sandbox's last event: it is written a moment after."""
-        with self.place.connect() as client:
+        with self.daemon.connect() as client:
             last = client.sandbox.get(self.sandbox).position
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
@@ -246,32 +246,32 @@ class Demo:
         self.stage.title("The end: everything is cleaned up")
         self.answer("rm", self.sandbox)
         self.answer("image", "rm", self.image)
-        self.witness.catch_up()
-        self.require(self.place.stop() == 0, "the daemon did not stop in good order")
-        self.place.in_use = False
+        self.events.catch_up()
+        self.require(self.daemon.stop() == 0, "the daemon did not stop in good order")
+        self.daemon.in_use = False
 
     def require(self, right: object, otherwise: str = "that was no answer") -> None:
         """Go on only if it is right."""
         if not right:
             raise MismatchError(otherwise)
 
-    def answer(self, *words: str, shown: str | None = None, environment: dict[str, str] | None = None) -> str:
+    def answer(self, *argv: str, shown: str | None = None, environment: dict[str, str] | None = None) -> str:
         """Run a command that must succeed; return its stdout."""
-        code, lines = self.sandkeep(*words, shown=shown, environment=environment)
-        self.require(code == 0, f"`sandkeep {words[0]}` exited with {code}")
+        code, lines = self.sandkeep(*argv, shown=shown, environment=environment)
+        self.require(code == 0, f"`sandkeep {argv[0]}` exited with {code}")
         return "\n".join(lines)
 
     def sandkeep(
-        self, *words: str, shown: str | None = None, environment: dict[str, str] | None = None
+        self, *argv: str, shown: str | None = None, environment: dict[str, str] | None = None
     ) -> tuple[int, list[str]]:
         """Run a `sandkeep` command, show it and all that it prints; answer its code and the lines of its stdout."""
-        self.stage.command("sandkeep " + (shown or " ".join(self.short(word) for word in words)))
+        self.stage.command("sandkeep " + (shown or " ".join(self.short(word) for word in argv)))
         with subprocess.Popen(
-            [sys.executable, "-m", "sandkeep.cli", *words],
+            [sys.executable, "-m", "sandkeep.cli", *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**self.place.environment, **(environment or {})},
+            env={**self.daemon.environment, **(environment or {})},
         ) as process:
             assert process.stdout is not None
             assert process.stderr is not None

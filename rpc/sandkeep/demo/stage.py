@@ -37,9 +37,9 @@ class Stage:
         self.say()
         self.say(paint(f"{self._step:>2}  {text}", "bold"))
 
-    def command(self, words: str) -> None:
+    def command(self, argv: str) -> None:
         """Show the command that is run."""
-        self.say("    " + paint(f"$ {words}", "cyan"))
+        self.say("    " + paint(f"$ {argv}", "cyan"))
 
     def output(self, line: str, *, error: bool = False) -> None:
         """Show a line that a command printed; errors are wrapped instead of cut."""

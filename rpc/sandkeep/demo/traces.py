@@ -36,14 +36,14 @@ def _knows(pid: str, root: str) -> bool:
         if name in _read(f"/proc/{pid}/cmdline"):
             return True
         if os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
-            return any(name in _without_place(line) for line in _read(f"/proc/{pid}/mountinfo").splitlines())
+            return any(name in _without_mount_point(line) for line in _read(f"/proc/{pid}/mountinfo").splitlines())
     return False
 
 
-def _without_place(line: bytes) -> bytes:
+def _without_mount_point(line: bytes) -> bytes:
     """A line of mountinfo without its fifth word, which is where it is mounted."""
-    words = line.split(b" ")
-    return b" ".join(words[:4] + words[5:])
+    fields = line.split(b" ")
+    return b" ".join(fields[:4] + fields[5:])
 
 
 def _read(path: str) -> bytes:

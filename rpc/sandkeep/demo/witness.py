@@ -1,11 +1,11 @@
-"""Follows the events while the demo goes on, and shows each as it is committed."""
+"""Follow the events during the demo, and show each as it is committed."""
 
 import threading
 from contextlib import suppress
 from typing import Final
 
 from sandkeep.cli.display.timeline import Names, clock, detail
-from sandkeep.demo.house import LIMIT_S, House
+from sandkeep.demo.house import LIMIT_S, DemoDaemon
 from sandkeep.demo.stage import Stage
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Event
@@ -13,10 +13,10 @@ from sandkeep.model import Event
 POLL_S: Final = 10.0
 
 
-class Witness:
+class EventFollower:
     """A thread with a connection of its own, whose client waits for a daemon that is started again."""
 
-    def __init__(self, house: House, stage: Stage) -> None:
+    def __init__(self, house: DemoDaemon, stage: Stage) -> None:
         self._house = house
         self._stage = stage
         self._names = Names()

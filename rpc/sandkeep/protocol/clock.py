@@ -29,12 +29,12 @@ def parse_rfc3339(text: str) -> int:
     """
     found = _MOMENT.fullmatch(text)
     if found is None:
-        raise ValueError("is no time: give one such as 2026-11-22T09:00:00Z")
+        raise ValueError("is not a time: give one such as 2026-11-22T09:00:00Z")
     date, clock, fraction, utc, offset = found.groups()
     if not (utc or offset):
-        raise ValueError("does not say of where it is: end it with Z for UTC, or with an offset such as +01:00")
+        raise ValueError("has no time zone: end it with Z for UTC, or with an offset such as +01:00")
     try:
         moment = datetime.fromisoformat(f"{date}T{clock}.{(fraction or '').ljust(6, '0')}{offset or '+00:00'}")
         return (moment - _EPOCH) // timedelta(microseconds=1)
     except (ValueError, OverflowError):
-        raise ValueError("is no time that there can be: give one such as 2026-11-22T09:00:00Z") from None
+        raise ValueError("is out of range: give a time such as 2026-11-22T09:00:00Z") from None

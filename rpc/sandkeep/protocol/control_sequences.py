@@ -74,7 +74,7 @@ class Filter:
     def __init__(self) -> None:
         self._pending = b""
         self._in_string = False
-        self._asked = set[bytes]()
+        self._answered = set[bytes]()
         self._way_back = b""
 
     def reset(self) -> bytes:
@@ -101,11 +101,11 @@ class Filter:
             assert found is not None  # every byte begins a token
             if found.lastgroup == "passed" and len(found[0]) == len(data):
                 return data
-            parts.append(self._take(found))
+            parts.append(self._handle_token(found))
             at = found.end()
         return b"".join(parts)
 
-    def _take(self, found: re.Match[bytes]) -> bytes:
+    def _handle_token(self, found: re.Match[bytes]) -> bytes:
         if found.lastgroup == "passed":
             return found[0]
         if found.lastgroup == "broken":
@@ -120,9 +120,9 @@ class Filter:
 
     def _ask_once(self, question: bytes) -> bytes:
         plain = question.replace(b"0", b"")
-        if plain in self._asked:
+        if plain in self._answered:
             return b""
-        self._asked.add(plain)
+        self._answered.add(plain)
         return question
 
     def _skip_string(self, data: bytes, at: int) -> int:

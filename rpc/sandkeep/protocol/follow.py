@@ -31,7 +31,7 @@ class EventCursor:
         wait_s = 0.0 if self.token == NOW else self._wait_s  # a token first, to go on from if the daemon is restarted
         return {"after": self.token, "wait_s": wait_s, **self._filters}
 
-    def take(self, page: EventPage) -> None:
+    def advance(self, page: EventPage) -> None:
         """Take a page of the answer."""
         self._page.extend(page.events)
         self._page_end = page.next
@@ -60,14 +60,14 @@ class OutputCursor:
         """Return the parameters of the next `process.read`; None at the end."""
         return self._query and {**self._query, "wait_s": self._wait_s}
 
-    def take(self, piece: ProcessOutput) -> bool:
+    def advance(self, piece: ProcessOutput) -> bool:
         """Take an answer; return True if it has news."""
-        told = bool(piece.stdout or piece.stderr)
-        over = piece.ended or not (told or self._wait_s)
+        has_data = bool(piece.stdout or piece.stderr)
+        over = piece.ended or not (has_data or self._wait_s)
         self._query = (
             None if over else {"stdout_offset": piece.next_stdout_offset, "stderr_offset": piece.next_stderr_offset}
         )
-        return told or piece.ended or piece.note is not None
+        return has_data or piece.ended or piece.note is not None
 
     def move_to(self, stdout_offset: int, stderr_offset: int) -> None:
         """Continue from these offsets, after earlier output was read in another way."""

@@ -40,9 +40,7 @@ class LogsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class EventsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The query of events: those after a token, of one sandbox, of a type or its first word. ``after=now`` begins at
-    once.
-    """
+    """The query of events: after a token or ``now``, of one sandbox, of a type or its first word."""
 
     after: Token | None = None
     sandbox: Name | None = None
@@ -102,7 +100,7 @@ def parse_target(text: str) -> Target:
         key = _text("query", unquote_to_bytes(name.replace("+", " ")))
         if key.lower() in _SECRETS:
             raise _invalid(
-                key, "a token has no place in a URL, which logs keep: send it in a header, and renew this one"
+                key, "a token must not be in a URL, which logs record: send it in a header, and renew this one"
             )
         if key in query:
             raise _invalid(key, "is given twice")
@@ -138,8 +136,8 @@ def _text(name: str, value: bytes) -> str:
         raise _invalid(name[:64], "is not UTF-8") from None
 
 
-def _invalid(name: str, words: str) -> CallerError:
-    return CallerError("invalid", f"{name}: {words}", field=name)
+def _invalid(name: str, message: str) -> CallerError:
+    return CallerError("invalid", f"{name}: {message}", field=name)
 
 
 # -- binary frames ----------------------------------------------------------------------------------------------------
@@ -168,7 +166,7 @@ def pack_output(stream: int, offset: int, data: bytes) -> bytes:
 def parse_output(frame: bytes) -> Output:
     """Parse a binary frame of output. Raises ValueError."""
     if len(frame) < HEADER_BYTES or frame[0] not in _STREAMS:
-        raise ValueError("this is no frame of output")
+        raise ValueError("not a frame of output")
     stream, offset = _HEADER.unpack_from(frame)
     return Output(stream, offset, frame[HEADER_BYTES:])
 
@@ -208,14 +206,14 @@ class Note(Message, frozen=True, kw_only=True, tag="note"):
 
 
 class EventBatch(Message, frozen=True, kw_only=True, tag="events"):
-    """Events in order; an append is never split. `token` is where to go on after them."""
+    """Events in order; an append is never split. `token` is the place to continue from."""
 
     events: list[Event]
     token: str
 
 
 class Detached(Message, frozen=True, kw_only=True, tag="detached"):
-    """The terminal let go of its viewer; the process goes on."""
+    """The viewer was detached from the terminal; the process keeps running."""
 
 
 class End(Message, frozen=True, kw_only=True, tag="end"):

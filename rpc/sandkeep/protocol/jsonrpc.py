@@ -107,9 +107,7 @@ def number_of(code: str) -> int:
 
 def unknown_method(request: Request) -> Fault:
     """The answer to a request whose method is not in the table."""
-    return Fault(
-        METHOD_NOT_FOUND, f"{request.method[:64]!r} is not a method: see `rpc.discover` for those there are", request.id
-    )
+    return Fault(METHOD_NOT_FOUND, f"{request.method[:64]!r} is not a method: `rpc.discover` lists them", request.id)
 
 
 def array(answers: list[bytes]) -> bytes:
@@ -169,7 +167,7 @@ def request(request_id: int | UnsetType, method: str, params: dict[str, Any]) ->
         return encode(_Outgoing(jsonrpc="2.0", id=request_id, method=method, params=params)) + b"\n"
     except UnicodeEncodeError:
         name = next((name for name, value in params.items() if not _is_text(value)), "method")
-        raise CallerError("invalid", f"{name}: must be UTF-8 all through", field=name) from None
+        raise CallerError("invalid", f"{name}: must be valid UTF-8", field=name) from None
 
 
 def _is_text(value: Any) -> bool:
@@ -190,19 +188,10 @@ def descriptors(request_id: Raw, count: int) -> bytes:
     return encode({"jsonrpc": "2.0", "method": "descriptors", "params": {"request": request_id, "count": count}})
 
 
-def parse_answer(line: bytes) -> Answer:
-    """Decode a server's message. Raises `msgspec.DecodeError` when it is no answer at all."""
-    return _decode_answer(line)
-
-
-def parse_progress(params: Raw) -> Progress:
-    """Decode the parameters of a ``progress`` notification. Raises `msgspec.DecodeError`."""
-    return msgspec.json.decode(params, type=Progress)
-
-
-def parse_descriptors(params: Raw) -> Descriptors:
-    """Decode the parameters of a ``descriptors`` notification. Raises `msgspec.DecodeError`."""
-    return msgspec.json.decode(params, type=Descriptors)
+# Decode a server's message, and the parameters of its notifications. They raise `msgspec.DecodeError`.
+parse_answer: Final = msgspec.json.Decoder(Answer).decode
+parse_progress: Final = msgspec.json.Decoder(Progress).decode
+parse_descriptors: Final = msgspec.json.Decoder(Descriptors).decode
 
 
 # -- the slow ways ----------------------------------------------------------------------------------------------------
@@ -222,7 +211,6 @@ class _Identified(Struct):
 
 
 _decode_request: Final = msgspec.json.Decoder(Request).decode
-_decode_answer: Final = msgspec.json.Decoder(Answer).decode
 _decode_raw: Final = msgspec.json.Decoder(Raw).decode
 _decode_identified: Final = msgspec.json.Decoder(_Identified).decode
 
@@ -235,9 +223,7 @@ def _with_checked_id(request: Request) -> Request | Fault:
 
 
 def _parse_slowly(line: bytes, why: Exception) -> Message:
-    """Classify a message that the typed decoder refused: it stops at the first error, be it JSON, an array or a wrong
-    type.
-    """
+    """Classify a message that the typed decoder refused, which stops at the first error."""
     if isinstance(why, RecursionError):
         return Fault(PARSE_ERROR, "the message is nested too deeply")
     if isinstance(why, UnicodeDecodeError):

@@ -4,9 +4,10 @@ The server dispatches by it, both clients are made from it, and ``rpc.discover``
 """
 
 import enum
+from itertools import zip_longest
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import NODEFAULT, Meta, Struct, field
 
 from sandkeep import model
 from sandkeep.model import Command, Environment, Labels, Name, Offset, Path, Seconds, Secrets
@@ -139,7 +140,7 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ProviderChoose(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`enabled` is whether containers are wanted at all."""
+    """With `enabled`, containers are preferred."""
 
     enabled: bool = True
 
@@ -187,13 +188,13 @@ class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SandboxSuspend(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox to suspend: everything in it stands still, and stays as it is."""
+    """The sandbox to suspend: all its processes are frozen."""
 
     sandbox_id: Name
 
 
 class SandboxResume(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox to resume. One that was lost or failed is started anew on its files, where its provider can; it
+    """The sandbox to resume. One that was lost or failed is restarted from its files, where its provider can; it
     needs its `secrets` again then, as they are stored nowhere.
     """
 
@@ -234,9 +235,9 @@ class SandboxRestoreAt(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SandboxFork(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox to fork, and how many sandboxes shall begin with the files that it has now. They are as it was asked
-    to be, with `labels` besides its own; no process of it goes on in them. `names`, if given, are as many as the
-    `count`. Secrets that it had have to be given again.
+    """The sandbox to fork, and the `count` of forks, which start with its present files. They have its
+    specification, with `labels` besides its own, and none of its processes. `names`, if given, are as many as the
+    `count`. Its secrets have to be given again.
     """
 
     sandbox_id: Name
@@ -251,7 +252,7 @@ class SnapshotCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
     below those of `exclude`; paths begin at the sandbox's workspace unless they are absolute.
 
     `incremental` stores the differences from the snapshot `parent_id`, or from the sandbox's last suitable one, else
-    from its image. With `archive` ``bucket`` the archive has to be where other machines find it.
+    from its image. With `archive` ``bucket`` the archive has to be stored where other machines can read it.
     """
 
     sandbox_id: Name
@@ -272,9 +273,7 @@ class SnapshotRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SnapshotQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Only those of a sandbox, with a name, with all these labels, if that is given. `all` adds those that failed or
-    were deleted.
-    """
+    """Filters: a sandbox, a name, labels that all match. `all` adds those that failed or were deleted."""
 
     sandbox_id: Name | None = None
     name: Name | None = None
@@ -291,8 +290,8 @@ class SnapshotDelete(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SnapshotRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The snapshot that a new sandbox begins with. It is as the snapshot's sandbox was asked to be, with `labels` and
-    `env` besides; secrets that that one had have to be given again.
+    """The snapshot that a new sandbox starts from. It has the specification of the snapshot's sandbox, with `labels`
+    and `env` besides; secrets have to be given again.
     """
 
     snapshot_id: Name
@@ -303,11 +302,11 @@ class SnapshotRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An archive to be brought in: a tar of the files of a workspace, plain or compressed by gzip or zstd.
+    """An archive to import: a tar of the files of a workspace, plain or compressed by gzip or zstd.
 
-    The descriptor is the writing end of a pipe. The archive is `size_bytes` long, so that one that was cut off is seen
-    to be, and has the digest, ``sha256:…``, if one is given. With `image_id`, sandboxes that are restored from it are
-    run as those of that image are, by its provider; Docker's need one. It is not looked whether the files are of it.
+    The descriptor is the writing end of a pipe. The archive is `size_bytes` long, so that a truncated one is
+    detected, and has the digest, ``sha256:…``, if one is given. With `image_id`, sandboxes that are restored from it
+    run as those of that image, by its provider; Docker's need one. The files are not compared with the image.
     """
 
     size_bytes: Annotated[int, Meta(ge=0, le=2**62)]
@@ -320,7 +319,7 @@ class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SnapshotPromote(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The snapshot that an image is to be made of. The image does not need it any more then."""
+    """The snapshot to create an image from. The image does not depend on it afterwards."""
 
     snapshot_id: Name
     labels: Labels = field(default_factory=dict)
@@ -333,8 +332,8 @@ class SnapshotGc(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class CheckpointCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox that is to be kept with all that runs in it. It is suspended with that, unless it is to
-    `leave_running`. With `archive` ``bucket`` the checkpoint has to be where other machines find it.
+    """The sandbox to checkpoint with its processes. It is suspended by that, unless `leave_running` is true. With
+    `archive` ``bucket`` the checkpoint has to be stored where other machines can read it.
     """
 
     sandbox_id: Name
@@ -351,9 +350,7 @@ class CheckpointRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CheckpointQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Only those of a sandbox, with a name, with all these labels, if that is given. `all` adds those that failed or
-    were deleted.
-    """
+    """Filters: a sandbox, a name, labels that all match. `all` adds those that failed or were deleted."""
 
     sandbox_id: Name | None = None
     name: Name | None = None
@@ -370,8 +367,8 @@ class CheckpointDelete(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class CheckpointRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The checkpoint of which `count` new sandboxes are to be made, with `labels` besides those of the one it is of.
-    `names`, if given, are as many as the `count`.
+    """The checkpoint from which `count` new sandboxes are created, with `labels` besides those of its sandbox. `names`,
+    if given, are as many as the `count`.
     """
 
     checkpoint_id: Name
@@ -411,9 +408,7 @@ class ProcessLaunch(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ProcessAttach(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process that has a terminal. `term` is the kind of the client's own terminal, as in ``$TERM``; with `read_only`
-    input is discarded.
-    """
+    """A process with a terminal. `term` is the kind of the client's own, as ``$TERM``; `read_only` discards input."""
 
     sandbox_id: Name
     name: Name
@@ -445,7 +440,7 @@ class FileRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FileWrite(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file's whole new content, seen by others whole or not at all. A file that is there keeps its mode unless
+    """A file's whole new content, which replaces the old one atomically. An existing file keeps its mode unless
     `mode` says another; `parents` makes directories that are missing.
     """
 
@@ -509,7 +504,7 @@ class Shutdown(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class StreamQuery(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """With `renew` the caller's earlier token is worth nothing any more."""
+    """`renew` invalidates the caller's earlier token."""
 
     renew: bool = False
 
@@ -522,9 +517,7 @@ class ProcessRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProcessQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Without `sandbox_id`: the processes of all the caller's sandboxes. `all` adds those that ended, and the last of
-    the unnamed.
-    """
+    """Without `sandbox_id`: all the caller's processes. `all` adds ended ones, and the last of the unnamed."""
 
     sandbox_id: Name | None = None
     all: bool = False
@@ -564,9 +557,7 @@ class Written(Struct, frozen=True, kw_only=True):
 
 
 class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Up to `max_bytes` of each stream from its offset. With nothing new there it waits up to `wait_s` for some, or
-    for the end.
-    """
+    """Up to `max_bytes` of each stream from its offset. It waits up to `wait_s` for new data, or for the end."""
 
     sandbox_id: Name
     name: Name
@@ -577,7 +568,7 @@ class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class LockAcquire(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The lock to take, by its name: that of the sandbox that daemons share. While another owner holds it, the call
+    """The lock to acquire, by its name: that of the shared sandbox. While another owner holds it, the call
     waits up to `timeout_s`, unless another one waits already; with 0 not at all. A caller who disconnects cancels the
     wait.
     """
@@ -602,7 +593,7 @@ class LockRelease(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class LockQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`all` adds the acquisitions that are over, or came to nothing."""
+    """`all` adds the acquisitions that ended or failed."""
 
     all: bool = False
     after: Name | None = None
@@ -634,15 +625,13 @@ class StateQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class StoreCompact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Events of objects that ended longer ago than `older_than_s`, at least a day, go into the archive; the default is
-    the daemon's setting.
-    """
+    """Archive events of objects that ended longer ago than `older_than_s` (default: the daemon's setting)."""
 
     older_than_s: Annotated[float, Meta(ge=86_400, le=MAX_AGE_S)] | None = None
 
 
 class StoreRedact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The event whose content is to go for good."""
+    """The event whose content is removed for good."""
 
     position: Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
@@ -659,7 +648,7 @@ class Method(Struct, frozen=True, kw_only=True):
     an administrator may give; `intent` is the event that is durable before a mutation acts (or when it is complete, for
     writes of files: to write one twice does no harm), and by which a repeated command is known. Mutations without one,
     such as a write to a process's input, are remembered beside the log. A method with `needs_caller` is cancelled when
-    its caller goes; every other mutation goes on.
+    its caller disconnects; every other mutation continues.
     """
 
     name: str
@@ -687,51 +676,61 @@ REFERENCES: Final[dict[str, Kind]] = {
 
 
 def _method(name: str, summary: str, result: Any, params: type[Params] = NoParams, **rest: Any) -> Method:
+    """Return a row. A method that must be given an object is for its owner."""
     mutates = issubclass(params, Mutation)
-    named = {field: REFERENCES[field] for field in params.__struct_fields__ if field in REFERENCES}
+    names, defaults = params.__struct_fields__, params.__struct_defaults__  # `structs.fields` reads all annotations
+    named = {name: REFERENCES[name] for name in names if name in REFERENCES}
+    backwards = zip_longest(reversed(names), reversed(defaults), fillvalue=NODEFAULT)
+    if any(name in named and default is NODEFAULT for name, default in backwards):
+        rest.setdefault("access", Access.OWNER)
     return Method(name=name, summary=summary, result=result, params=params, mutates=mutates, references=named, **rest)
 
 
 _M = _method
-_OWNER: Final[dict[str, Any]] = {"access": Access.OWNER}
 _ADMIN: Final[dict[str, Any]] = {"access": Access.ADMIN}
 
 METHODS: Final[dict[str, Method]] = {
     row.name: row
     for row in (
         _M("rpc.discover", "Describe every method, as an OpenRPC document.", dict[str, Any]),
-        _M("rpc.hello", "Tell the client's name, for the record; hear which event log it is.", model.Welcome, Hello),
-        _M("daemon.ping", "See that the daemon answers.", model.Pong),
-        _M("daemon.status", "How the daemon is and what it looks after.", model.DaemonStatus),
+        _M(
+            "rpc.hello",
+            "Record the client's name for this connection, and return the id of the event log.",
+            model.Welcome,
+            Hello,
+        ),
+        _M("daemon.ping", "Check that the daemon answers.", model.Pong),
+        _M("daemon.status", "Show the daemon's status.", model.DaemonStatus),
         _M(
             "daemon.capabilities",
-            "What works on this machine, and why something does not.",
+            "Show which features work on this machine, and why others do not.",
             model.Capabilities,
             deadline_s=30.0,
         ),
-        _M("daemon.shutdown", "Stop the daemon; sandboxes and processes go on.", model.Empty, Shutdown, **_ADMIN),
+        _M(
+            "daemon.shutdown", "Stop the daemon; sandboxes and processes keep running.", model.Empty, Shutdown, **_ADMIN
+        ),
         _M(
             "image.create",
-            "Make an image of a directory, by a Dockerfile, or of a container image.",
+            "Create an image from a directory, a Dockerfile or a container image.",
             model.Image,
             ImageCreate,
             intent="image.create_requested",
             deadline_s=3600.0,
         ),
         _M("image.list", "List images.", model.ImageList, ImageQuery),
-        _M("image.get", "Show an image.", model.Image, ImageRef, **_OWNER),
+        _M("image.get", "Show an image.", model.Image, ImageRef),
         _M(
             "image.remove",
             "Remove an image.",
             model.Image,
             ImageRemove,
-            **_OWNER,
             intent="image.remove_requested",
             deadline_s=600.0,
         ),
         _M(
             "provider.choose",
-            "Which provider to use: docker if it works here and is wanted, else local.",
+            "Choose a provider: docker if it works here and is wanted, else local.",
             model.ProviderChoice,
             ProviderChoose,
             intent="provider.fell_back",
@@ -739,116 +738,92 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.create",
-            "Make a sandbox from an image and start it.",
+            "Create and start a sandbox from an image.",
             model.Sandbox,
             SandboxCreate,
-            **_OWNER,
             intent="sandbox.create_requested",
             deadline_s=120.0,
             admin_if={"network": "host", "isolation": "none"},
         ),
-        _M("sandbox.get", "Show a sandbox.", model.Sandbox, SandboxRef, **_OWNER),
+        _M("sandbox.get", "Show a sandbox.", model.Sandbox, SandboxRef),
         _M("sandbox.list", "List sandboxes.", model.SandboxList, SandboxQuery),
         _M(
             "sandbox.stats",
-            "What running sandboxes use: cpu time, memory, processes, input and output.",
+            "Show the resource usage of running sandboxes: CPU, memory, processes, I/O.",
             model.SandboxStatsList,
             StatsQuery,
             deadline_s=30.0,
         ),
         _M(
             "sandbox.exec",
-            "Run a command to its end and answer its output.",
+            "Run a command to its end and return its output.",
             model.ExecResult,
             SandboxExec,
-            **_OWNER,
             intent="process.launch_requested",
         ),
         _M(
             "sandbox.terminate",
-            "End a sandbox and all that runs in it.",
+            "Terminate a sandbox and all its processes.",
             model.Sandbox,
             SandboxTerminate,
-            **_OWNER,
             intent="sandbox.terminate_requested",
             deadline_s=120.0,
         ),
         _M(
             "sandbox.suspend",
-            "Have everything in a sandbox stand still.",
+            "Freeze a sandbox.",
             model.Sandbox,
             SandboxSuspend,
-            **_OWNER,
             intent="sandbox.suspend_requested",
             deadline_s=600.0,
         ),
         _M(
             "sandbox.resume",
-            "Have a suspended sandbox go on, or start one that was lost or failed anew on its files.",
+            "Resume a suspended sandbox, or restart a lost or failed one from its files.",
             model.Sandbox,
             SandboxResume,
-            **_OWNER,
             intent="sandbox.resume_requested",
             deadline_s=600.0,
         ),
         _M(
             "sandbox.fork",
-            "Make sandboxes that begin with the files of one.",
+            "Create sandboxes with the files of another.",
             model.ForkResult,
             SandboxFork,
-            **_OWNER,
             intent="sandbox.fork_requested",
             deadline_s=3600.0,
         ),
         _M(
             "sandbox.restore",
-            "Replace a sandbox's own files by those of a snapshot, or have it be what it was at a checkpoint.",
+            "Replace a sandbox's files with those of a snapshot, or restore it to a checkpoint.",
             model.Sandbox,
             SandboxRestore,
-            **_OWNER,
             intent="sandbox.restore_requested",
             deadline_s=3600.0,
         ),
         _M(
             "sandbox.restore_at",
-            "Make a sandbox from the newest of what was kept of one at or before a moment, and start it.",
+            "Create a sandbox from the newest snapshot or checkpoint of another at or before a moment.",
             model.RestoredAt,
             SandboxRestoreAt,
-            **_OWNER,
             intent="sandbox.create_requested",
             deadline_s=6 * 3600.0,
         ),
-        _M(
-            "sandbox.read_file",
-            "Read a piece of a file.",
-            model.FileContent,
-            FileRead,
-            **_OWNER,
-            deadline_s=60.0,
-        ),
+        _M("sandbox.read_file", "Read a piece of a file.", model.FileContent, FileRead, deadline_s=60.0),
         _M(
             "sandbox.write_file",
-            "Write a file, whole or not at all.",
+            "Write a file atomically.",
             model.FileWritten,
             FileWrite,
-            **_OWNER,
             intent="sandbox.file_written",
             deadline_s=120.0,
         ),
-        _M(
-            "sandbox.list_dir",
-            "List the files of a directory.",
-            model.DirectoryList,
-            DirectoryQuery,
-            **_OWNER,
-            deadline_s=60.0,
-        ),
+        _M("sandbox.list_dir", "List the files of a directory.", model.DirectoryList, DirectoryQuery, deadline_s=60.0),
         _M(
             "sandbox.copy_out",
             "Hand over a pipe from which a file or tree is read as a tar archive.",
             model.Copied,
             CopyOut,
-            **_OWNER,
             descriptors=1,
         ),
         _M(
@@ -856,42 +831,32 @@ METHODS: Final[dict[str, Method]] = {
             "Hand over a pipe to which a file or tree is written as a tar archive.",
             model.Copied,
             CopyIn,
-            **_OWNER,
             descriptors=1,
         ),
         _M(
             "sandbox.copy_commit",
-            "Make a copy into a sandbox effective, now that all of it was written.",
+            "Commit a copy into a sandbox, once all of it was written.",
             model.Copied,
             CopyCommit,
-            **_OWNER,
             intent="sandbox.file_written",
         ),
-        _M(
-            "sandbox.history",
-            "The events of a sandbox and of its processes.",
-            model.EventPage,
-            HistoryQuery,
-            **_OWNER,
-        ),
+        _M("sandbox.history", "List the events of a sandbox and its processes.", model.EventPage, HistoryQuery),
         _M(
             "process.launch",
             "Start a command in the background.",
             model.Process,
             ProcessLaunch,
-            **_OWNER,
             intent="process.launch_requested",
             deadline_s=60.0,
         ),
-        _M("process.get", "Show a process.", model.Process, ProcessRef, **_OWNER),
+        _M("process.get", "Show a process.", model.Process, ProcessRef),
         _M("process.list", "List processes.", model.ProcessList, ProcessQuery),
-        _M("process.wait", "Wait until a process has ended.", model.Process, ProcessWait, **_OWNER),
+        _M("process.wait", "Wait until a process exits.", model.Process, ProcessWait),
         _M(
             "process.signal",
             "Send a signal to a process and its group.",
             model.Process,
             ProcessSignal,
-            **_OWNER,
             intent="process.signalled",
             deadline_s=30.0,
         ),
@@ -900,22 +865,14 @@ METHODS: Final[dict[str, Method]] = {
             "Write to a process's input, or close it.",
             Written,
             ProcessWriteStdin,
-            **_OWNER,
             deadline_s=60.0,
         ),
-        _M(
-            "process.read",
-            "Read what a process wrote, from byte offsets.",
-            model.ProcessOutput,
-            ProcessRead,
-            **_OWNER,
-        ),
+        _M("process.read", "Read the output of a process, from byte offsets.", model.ProcessOutput, ProcessRead),
         _M(
             "process.open_output",
             "Hand over the journals of a process, as descriptors for reading.",
             model.OpenOutput,
             ProcessRef,
-            **_OWNER,
             descriptors=2,
             deadline_s=60.0,
         ),
@@ -924,44 +881,39 @@ METHODS: Final[dict[str, Method]] = {
             "Attach to the terminal of a process.",
             model.Attachment,
             ProcessAttach,
-            **_OWNER,
             descriptors=1,
             deadline_s=60.0,
         ),
         _M(
             "process.resize",
-            "Resize the terminal of a process that nobody is attached to.",
+            "Resize the terminal of a process that has no client attached.",
             model.Process,
             ProcessResize,
-            **_OWNER,
             deadline_s=30.0,
         ),
         _M(
             "snapshot.create",
-            "Keep the files of a sandbox as an archive.",
+            "Snapshot the files of a sandbox as an archive.",
             model.Snapshot,
             SnapshotCreate,
-            **_OWNER,
             intent="snapshot.create_requested",
             deadline_s=6 * 3600.0,
         ),
         _M("snapshot.list", "List snapshots.", model.SnapshotList, SnapshotQuery),
-        _M("snapshot.get", "Show a snapshot.", model.Snapshot, SnapshotRef, **_OWNER),
+        _M("snapshot.get", "Show a snapshot.", model.Snapshot, SnapshotRef),
         _M(
             "snapshot.delete",
             "Delete a snapshot.",
             model.Snapshot,
             SnapshotDelete,
-            **_OWNER,
             intent="snapshot.delete_requested",
             deadline_s=600.0,
         ),
         _M(
             "snapshot.restore",
-            "Make a sandbox with the files of a snapshot and start it.",
+            "Create and start a sandbox from a snapshot.",
             model.Sandbox,
             SnapshotRestore,
-            **_OWNER,
             intent="sandbox.create_requested",
             deadline_s=6 * 3600.0,
         ),
@@ -970,13 +922,12 @@ METHODS: Final[dict[str, Method]] = {
             "Hand over the files of a snapshot as one whole archive, an open file.",
             model.SnapshotExport,
             SnapshotRef,
-            **_OWNER,
             descriptors=1,
             deadline_s=6 * 3600.0,
         ),
         _M(
             "snapshot.import",
-            "Hand over a pipe to which an archive from elsewhere is written, to be kept as a snapshot.",
+            "Hand over a pipe for an archive from elsewhere, which becomes a snapshot.",
             model.Snapshot,
             SnapshotImport,
             intent="snapshot.create_requested",
@@ -985,16 +936,15 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "snapshot.promote",
-            "Make an image of a snapshot.",
+            "Create an image from a snapshot.",
             model.Image,
             SnapshotPromote,
-            **_OWNER,
             intent="image.create_requested",
             deadline_s=6 * 3600.0,
         ),
         _M(
             "snapshot.gc",
-            "Delete snapshots that retention lets go, and archives that no event owns.",
+            "Delete expired snapshots, and archives that no event references.",
             model.SnapshotGcReport,
             SnapshotGc,
             **_ADMIN,
@@ -1002,43 +952,40 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "checkpoint.create",
-            "Keep a sandbox with all that runs in it.",
+            "Checkpoint a sandbox with its processes.",
             model.Checkpoint,
             CheckpointCreate,
-            **_OWNER,
             intent="checkpoint.create_requested",
             deadline_s=3600.0,
         ),
         _M("checkpoint.list", "List checkpoints.", model.CheckpointList, CheckpointQuery),
-        _M("checkpoint.get", "Show a checkpoint.", model.Checkpoint, CheckpointRef, **_OWNER),
+        _M("checkpoint.get", "Show a checkpoint.", model.Checkpoint, CheckpointRef),
         _M(
             "checkpoint.delete",
             "Delete a checkpoint.",
             model.Checkpoint,
             CheckpointDelete,
-            **_OWNER,
             intent="checkpoint.delete_requested",
             deadline_s=600.0,
         ),
         _M(
             "checkpoint.restore",
-            "Make sandboxes of a checkpoint, in which all goes on that ran.",
+            "Create sandboxes from a checkpoint, with its processes running.",
             model.CheckpointRestoreResult,
             CheckpointRestore,
-            **_OWNER,
             intent="checkpoint.restore_requested",
             deadline_s=3600.0,
         ),
         _M(
             "stream.access",
-            "Where the stream server listens, and for TCP the caller's token and the server's pin.",
+            "Return the stream server's addresses, and for TCP the caller's token and the server's pin.",
             model.StreamAccess,
             StreamQuery,
             deadline_s=30.0,
         ),
         _M(
             "lock.acquire",
-            "Take the lock of a sandbox that daemons share, and keep it until it is released.",
+            "Acquire the lock of a shared sandbox, and hold it until it is released.",
             model.Lock,
             LockAcquire,
             intent="lock.acquire_requested",
@@ -1047,7 +994,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "lock.release",
-            "Give a lock back.",
+            "Release a lock.",
             model.Lock,
             LockRelease,
             access=Access.OWNER,
@@ -1055,15 +1002,14 @@ METHODS: Final[dict[str, Method]] = {
             deadline_s=120.0,
             admin_if={"force": True},
         ),
-        _M("lock.get", "Show a lock as this daemon has it.", model.Lock, LockRef, access=Access.OWNER),
+        _M("lock.get", "Show a lock.", model.Lock, LockRef, access=Access.OWNER),
         _M("lock.list", "List the locks that this daemon holds.", model.LockList, LockQuery),
-        _M("event.list", "Events in the order they were committed.", model.EventPage, EventQuery),
+        _M("event.list", "List events in commit order.", model.EventPage, EventQuery),
         _M(
             "event.state_at",
-            "Show a sandbox as the record had it after any event.",
+            "Show a sandbox as it was after an event.",
             model.SandboxAt,
             StateQuery,
-            **_OWNER,
             deadline_s=600.0,
         ),
         _M(
@@ -1075,14 +1021,14 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "store.compact",
-            "Move the events of what ended long ago into the archive.",
+            "Archive the events of objects that ended long ago.",
             model.CompactReport,
             StoreCompact,
             **_ADMIN,
         ),
         _M(
             "store.redact",
-            "Take what a caller put into an event out of the log and the archive.",
+            "Remove a caller's data in an event from the log and the archive.",
             model.RedactReport,
             StoreRedact,
             **_ADMIN,
@@ -1090,7 +1036,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "store.rebuild",
-            "Write every metadata.json anew from the event log.",
+            "Rebuild every metadata.json from the event log.",
             model.RebuildReport,
             **_ADMIN,
             deadline_s=3600.0,

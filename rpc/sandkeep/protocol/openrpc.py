@@ -58,7 +58,10 @@ def _method(row: Method, schema: dict[str, Any], result: dict[str, Any]) -> dict
         "summary": row.summary,
         "tags": [{"name": row.name.partition(".")[0]}],
         "paramStructure": "by-name",
-        "params": [_param(name, field, schema) for name, field in schema["properties"].items()],
+        "params": [
+            {"name": name, "required": name in schema.get("required", ()), "schema": field}
+            for name, field in schema["properties"].items()
+        ],
         "result": {"name": _name_of(row.result), "schema": result},
         "errors": [{"$ref": f"#/components/errors/{code}"} for code in error_codes(row)],
         "x-access": row.access.name.lower(),
@@ -67,10 +70,6 @@ def _method(row: Method, schema: dict[str, Any], result: dict[str, Any]) -> dict
         "x-descriptors": row.descriptors,
         "x-deadline": row.deadline_s,
     }
-
-
-def _param(name: str, field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "required": name in schema.get("required", ()), "schema": field}
 
 
 def _name_of(kind: Any) -> str:

@@ -38,9 +38,7 @@ MAX_REFUSAL_BYTES: Final = 64 * 1024
 
 @asynccontextmanager
 async def turn(lock: trio.Lock) -> AsyncIterator[None]:
-    """Hold the lock. A free lock is taken without a checkpoint: fifty senders of the same messages then all send the
-    first before any sends the second.
-    """
+    """Hold the lock, a free one without a checkpoint: all senders of a message then send before the next."""
     if lock.locked():
         await lock.acquire()
     else:
@@ -73,9 +71,7 @@ class Wire(trio.abc.Stream):
         self._patience = None
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all bytes, as the other end makes room. After a cancelled call nothing can be sent: the peer would take
-        it for the rest of the message.
-        """
+        """Send all bytes. After a cancelled call nothing can be sent: the peer would take it for the rest."""
         async with turn(self._sending):
             rest = memoryview(data)
             while rest and not self._broken:
@@ -199,20 +195,20 @@ class Connection(WebSocketConnection):
 
     async def opened(self) -> bool:
         """Wait until the handshake is through, or cannot be any more."""
-        async with trio.open_nursery() as nursery:
-
-            async def give_up() -> None:
-                await self.wire.gone.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(give_up)
+        async with self._while_connected():
             await self._open_handshake.wait()
-            nursery.cancel_scope.cancel()
         return self._open_handshake.is_set()
 
     async def proposed(self) -> Any:
         """The client's request, as soon as it is here; None when it will not come."""
         request = None
+        async with self._while_connected():
+            request = await self._get_request()
+        return request  # noqa: RET504  # still None when the block was cancelled
+
+    @asynccontextmanager
+    async def _while_connected(self) -> AsyncIterator[None]:
+        """Cancel the block when the other end has gone."""
         async with trio.open_nursery() as nursery:
 
             async def give_up() -> None:
@@ -220,9 +216,8 @@ class Connection(WebSocketConnection):
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(give_up)
-            request = await self._get_request()
+            yield
             nursery.cancel_scope.cancel()
-        return request
 
     async def _send(self, event: Event) -> None:
         try:
@@ -237,7 +232,7 @@ class Connection(WebSocketConnection):
 
     async def _handle_reject_data_event(self, event: RejectData) -> None:
         if len(self._reject_body) + len(event.data) > MAX_REFUSAL_BYTES:
-            raise ProtocolError("a refusal is no place for so many words")
+            raise ProtocolError("the refusal is too long")
         await super()._handle_reject_data_event(event)
 
     async def _handle_pong_event(self, event: Pong) -> None:

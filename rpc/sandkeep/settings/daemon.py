@@ -1,31 +1,33 @@
 """Sandkeep's own settings: environment variables, each with its parser, default and one line, read when used.
 
-`SETTINGS` is the table that the reference is written from. A malformed value is `not_configured`, naming the variable.
+`settings.all` is the table that the reference is written from. A malformed value is `not_configured`, naming the
+variable.
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from sandkeep.errors import SetupError
 
 T = TypeVar("T")
 
-SETTINGS: Final[dict[str, "Setting[Any]"]] = {}
-
 
 class Setting(Generic[T]):
-    """One environment variable. Calling it parses and answers its present value."""
+    """One environment variable. Calling it parses and returns its present value.
+
+    `shown` is the default as the reference shows it, and is parsed where `default` does not compute another.
+    """
 
     def __init__(
-        self, name: str, parse: Callable[[str], T], default: Callable[[], T], shown: str, summary: str
+        self, name: str, parse: Callable[[str], T], shown: str, summary: str, default: Callable[[], T] | None = None
     ) -> None:
         self.name = name
         self.parse = parse
-        self.default = default
+        self.default = default or (lambda: parse(shown))
         self.shown_default = shown
         self.summary = summary
-        SETTINGS[name] = self
 
     def __call__(self, environ: Mapping[str, str] | None = None) -> T:
         """The present value. Raises `not_configured`, naming the variable, when it is malformed."""
@@ -40,17 +42,38 @@ class Setting(Generic[T]):
             ) from None
 
 
-def _absolute(text: str) -> str:
+def optional(name: str, parse: Callable[[str], T], summary: str, shown: str = "none") -> Setting[T | None]:
+    """Return a setting that is None when its variable is unset."""
+    return Setting[T | None](name, parse, shown, summary, default=lambda: None)
+
+
+def matching(pattern: str, advice: str) -> Callable[[str], str]:
+    """Return a parser of text that `pattern` matches as a whole. It raises ValueError with `advice`."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(advice)
+        return text
+
+    return parse
+
+
+def number_between(least: int, most: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `least` to `most`. It raises ValueError."""
+
+    def parse(text: str) -> int:
+        if not least <= (number := int(text)) <= most:
+            raise ValueError(f"give a number from {least} to {most}")
+        return number
+
+    return parse
+
+
+def absolute_path(text: str) -> str:
+    """Return the path, normalized. Raises ValueError."""
     if not text.startswith("/") or "\0" in text:
         raise ValueError("give an absolute path")
     return os.path.normpath(text)
-
-
-def _uid_base(text: str) -> int:
-    number = int(text)
-    if not 100_000 <= number <= 4_294_000_000 - UID_RANGE:
-        raise ValueError(f"give a number from 100000 to {4_294_000_000 - UID_RANGE}")
-    return number
 
 
 def parse_size(text: str) -> int:
@@ -79,7 +102,7 @@ def parse_retention(text: str) -> float | None:
         return None
     age = parse_age(text)
     if age < LEAST_RETAINED_S:
-        raise ValueError("give at least 24h, for which commands given again get their first answer, or forever")
+        raise ValueError("give at least 24h, for which repeated commands get their first answer, or forever")
     return age
 
 
@@ -170,19 +193,19 @@ def parse_switch(text: str) -> bool:
 
 
 def _stream(text: str) -> tuple[str, ...]:
-    """Addresses to listen on; `tcp_place` says the same of one of them."""
+    """Addresses to listen on; `tcp_address` says the same of one of them."""
     return () if text == "none" else tuple(_stream_address(address) for address in _list(text))
 
 
 def _stream_address(text: str) -> str:
     kind, _, place = text.partition(":")
     if kind == "unix":
-        return f"unix:{_absolute(place)}"
-    tcp_place(text)
+        return f"unix:{absolute_path(place)}"
+    tcp_address(text)
     return text
 
 
-def tcp_place(address: str) -> tuple[str, int]:
+def tcp_address(address: str) -> tuple[str, int]:
     """The host and port of ``tls://HOST:PORT``, or of ``tcp://HOST:PORT`` without TLS.
 
     Raises ValueError for others, and for hosts that are not loopback's.
@@ -200,11 +223,11 @@ def refuse_plaintext(address: str) -> None:
     """Raise `not_configured` for ``tcp://`` unless SANDKEEP_STREAM_PLAINTEXT allows it."""
     if address.startswith("tcp://") and not STREAM_PLAINTEXT():
         secure = address.replace("tcp:", "tls:", 1)
-        words = (
-            f"{address} has no TLS, so that whoever takes that port while the daemon is away is sent tokens: "
-            f"say {secure}, or, if nobody else uses this machine, set {STREAM_PLAINTEXT.name}=1, for clients too"
+        message = (
+            f"{address} has no TLS, so that another user who takes that port while the daemon is away receives tokens: "
+            f"use {secure}, or, if nobody else uses this machine, set {STREAM_PLAINTEXT.name}=1, for clients too"
         )
-        raise SetupError("not_configured", words, setting=STREAM_PLAINTEXT.name)
+        raise SetupError("not_configured", message, setting=STREAM_PLAINTEXT.name)
 
 
 LOOPBACK: Final = ("127.0.0.1", "[::1]")
@@ -232,68 +255,65 @@ UID_RANGE: Final = 65_536
 
 STATE_DIR = Setting(
     "SANDKEEP_STATE_DIR",
-    _absolute,
-    _default_state_dir,
+    absolute_path,
     "/var/lib/sandkeep as root, else $XDG_STATE_HOME/sandkeep",
-    "Where the event log, images and sandboxes are kept. Mode 0700.",
+    "The directory of the event log, images and sandboxes. Mode 0700.",
+    default=_default_state_dir,
 )
 SOCKET = Setting(
     "SANDKEEP_SOCKET",
-    _absolute,
-    _default_socket,
+    absolute_path,
     "/run/sandkeep/sandkeep.sock as root, else $XDG_RUNTIME_DIR/sandkeep/sandkeep.sock",
     "The Unix socket of the JSON-RPC API.",
+    default=_default_socket,
 )
 PATIENCE = Setting(
     "SANDKEEP_PATIENCE",
     _seconds,
-    lambda: 60.0,
     "60",
-    "How many seconds clients wait for a daemon that went away while they were using it, and then repeat what was not "
-    "answered; 0 for not at all. One that was not there to begin with is not waited for.",
+    "Seconds that clients wait for a daemon that went away, before they repeat unanswered calls; 0 to fail at once. "
+    "The first connection does not wait.",
 )
 STREAM = Setting(
     "SANDKEEP_STREAM",
     _stream,
-    lambda: (f"unix:{os.path.dirname(SOCKET())}/stream.sock",),
     "unix:stream.sock beside SANDKEEP_SOCKET",
-    "Where the stream server listens: `unix:/PATH`, `tls://127.0.0.1:PORT` or `tls://[::1]:PORT`, several with commas "
-    "between; `none` for nowhere. Port 0 is any: `stream.access` tells which.",
+    "Addresses of the stream server, separated by commas: `unix:/PATH`, `tls://127.0.0.1:PORT` or `tls://[::1]:PORT`; "
+    "`none` for no server. With port 0 the kernel chooses one: `stream.access` returns it.",
+    default=lambda: (f"unix:{os.path.dirname(SOCKET())}/stream.sock",),
 )
 STREAM_PLAINTEXT = Setting(
     "SANDKEEP_STREAM_PLAINTEXT",
     parse_switch,
-    lambda: False,
     "0",
     "With 1, SANDKEEP_STREAM may name `tcp://HOST:PORT` as well, without TLS, and clients send tokens there. Another "
-    "user who takes that port while the daemon is away is then sent them, and can act as their owners.",
+    "user who takes that port while the daemon is away then receives them, and can act as their owners.",
 )
 STREAM_ORIGINS = Setting(
     "SANDKEEP_STREAM_ORIGINS",
     _list,
-    lambda: (),
     "none",
-    "Web origins, such as `https://panel.example`, whose pages may connect to the stream server, with commas between.",
+    "Web origins, such as `https://panel.example`, whose pages may connect to the stream server, separated by commas.",
+    default=lambda: (),
 )
 SOCKET_GROUP = Setting(
     "SANDKEEP_SOCKET_GROUP",
     str,
-    lambda: "",
     "none",
-    "Only members of this group, and root, may connect to a root daemon. Without it every local user may, "
-    "each seeing only what is theirs.",
+    "Only members of this group, and root, may connect to a root daemon. Without it every local user may, and sees "
+    "only their own objects.",
+    default=lambda: "",
 )
 ADMIN_GROUP = Setting(
     "SANDKEEP_ADMIN_GROUP",
     str,
-    lambda: "",
     "none",
-    "Members of this group are administrators, as root is and the user that the daemon runs as.",
+    "Members of this group are administrators, like root and the user that the daemon runs as.",
+    default=lambda: "",
 )
 UID_BASE = Setting(
     "SANDKEEP_UID_BASE",
-    _uid_base,
-    lambda: 1_900_000_000,
+    number_between(100_000, 4_294_000_000 - UID_RANGE),
     "1900000000",
     f"The first of {UID_RANGE} host uids that root's daemon uses: this one owns images, each sandbox has another, at "
     "random. Those of `/etc/passwd`, `/etc/group`, `/etc/subuid` and `/etc/subgid` are left out; choose a range "
@@ -301,63 +321,52 @@ UID_BASE = Setting(
 )
 UID_REGISTRY = Setting(
     "SANDKEEP_UID_REGISTRY",
-    _absolute,
-    lambda: "/run/sandkeep/uids",
+    absolute_path,
     "/run/sandkeep/uids",
-    "The directory in which all root daemons of a machine put down which host uid belongs to which sandbox. It must be "
-    "the same for all of them, be root's alone, and be empty after a boot.",
+    "The directory in which all root daemons of a machine register the host uids of their sandboxes. It must be the "
+    "same for all of them, owned by root, and empty after a boot.",
 )
 DISK_LIMIT = Setting(
     "SANDKEEP_DISK_LIMIT",
     parse_size,
-    lambda: 10 * 1024**3,
     "10G",
-    "How many bytes a sandbox may write when it was not given a limit of its own.",
+    "Disk limit of sandboxes that have none of their own.",
 )
 CLIENT_MEMORY = Setting(
     "SANDKEEP_CLIENT_MEMORY",
     _client_memory,
-    lambda: 128 * 1024**2,
     "128M",
-    "How much memory the clients of one user may make the daemon hold: what they began to send, calls under way, and "
-    "answers that they did not read yet. Beyond it one that does not move is dropped. At least 32M.",
+    "Maximum memory in the daemon for the clients of one user: unfinished messages, calls in flight, and unread "
+    "answers. Beyond it a stalled client is disconnected. At least 32M.",
 )
 RETAIN = Setting(
     "SANDKEEP_RETAIN",
     parse_retention,
-    lambda: 30 * 86_400.0,
     "30d",
-    "How long what has ended stays on record: sandboxes with their processes and output, and removed images. Older "
-    "events go into the archive. An age such as 36h or 30d, at least 24h, or `forever`.",
+    "Retention of ended sandboxes, with their processes and output, and of removed images. Older events are archived. "
+    "An age such as 36h or 30d, at least 24h, or `forever`.",
 )
 RETAIN_OUTPUT = Setting(
     "SANDKEEP_RETAIN_OUTPUT",
     parse_output_limit,
-    lambda: 1024**3,
     "1G",
-    "How many bytes of output are kept of each sandbox, running or not. Beyond it the output of processes that ended "
-    "goes, oldest first, then the beginning of what others have written. A size of at least 1M, or `unlimited`.",
+    "Maximum output kept per sandbox, running or not. Beyond it the output of ended processes is dropped, oldest "
+    "first, then the beginning of the output of others. A size of at least 1M, or `unlimited`.",
 )
 SNAPSHOT_RETAIN = Setting(
     "SANDKEEP_SNAPSHOT_RETAIN",
     parse_snapshot_rules,
-    lambda: (),
     "all",
-    "Which snapshots of a sandbox are kept: how many, how long, or both, such as `10,30d`. Before a colon stands the "
-    "label of those it is for, several rules have semicolons between, and the first that fits decides: "
-    "`kind=nightly:7; auto:3,2d; 20`. The last one of a sandbox always stays.",
+    "Retention of the snapshots of a sandbox: a number, an age, or both, such as `10,30d`. A rule may begin with a "
+    "label and a colon; rules are separated by semicolons, and the first that matches applies: "
+    "`kind=nightly:7; auto:3,2d; 20`. The last snapshot of a sandbox is always kept.",
 )
 DOCKER_BASE = Setting(
     "SANDKEEP_DOCKER_BASE",
     str,
-    lambda: "python:3.11-slim",
     "python:3.11-slim",
-    "The image that a plain directory is put onto when it is to be for Docker and no `base` was named.",
+    "Base image of a plain directory for Docker without `base`.",
 )
 LOG_LEVEL = Setting(
-    "SANDKEEP_LOG_LEVEL",
-    _level,
-    lambda: "info",
-    "info",
-    "How much the daemon logs to stderr: debug, info, warning or error.",
+    "SANDKEEP_LOG_LEVEL", _level, "info", "Log level of the daemon on stderr: debug, info, warning or error."
 )

@@ -5,21 +5,19 @@ The names and meanings of the ``SANDBOX_DOCKER_*`` are those of AstraForge's san
 """
 
 import os
-import re
 from typing import Final, Literal, TypeAlias, cast, get_args
 
-from sandkeep.settings.daemon import Setting, parse_switch
+from sandkeep.settings.daemon import Setting, matching, number_between, optional, parse_switch
 
 VolumeMode: TypeAlias = Literal["session", "user", "static", "none"]
 
-_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}")
-_USER: Final = re.compile(r"[0-9]{1,9}(:[0-9]{1,9})?")
+_name: Final = matching(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}", "give a name of letters, digits, '_', '.' and '-'")
 
 
 def _socket_of_engine(text: str) -> str:
     if not text.startswith("unix:///"):
         raise ValueError(
-            "give unix:///PATH: the engine has to be on this machine, as sandboxes share directories with it"
+            "give unix:///PATH: the engine has to run on this machine, as sandboxes share directories with it"
         )
     return os.path.normpath(text.removeprefix("unix://"))
 
@@ -30,96 +28,60 @@ def _volume_mode(text: str) -> VolumeMode:
     return cast("VolumeMode", text)
 
 
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise ValueError("give a name of letters, digits, '_', '.' and '-'")
-    return text
-
-
-def _user(text: str) -> str:
-    if not _USER.fullmatch(text):
-        raise ValueError("give a uid such as 1000, or uid:gid")
-    return text
-
-
-def _seccomp(text: str) -> str:
-    if text not in ("default", "engine", "unconfined") and not text.startswith("/"):
-        raise ValueError("give default, engine, unconfined, or the absolute path of a profile in JSON")
-    return text
-
-
-def _pids(text: str) -> int:
-    number = int(text)
-    if not 16 <= number <= 4_000_000:
-        raise ValueError("give a number from 16 to 4000000")
-    return number
-
-
 HOST = Setting(
     "DOCKER_HOST",
     _socket_of_engine,
-    lambda: "/var/run/docker.sock",
     "unix:///var/run/docker.sock",
     "The Docker engine that the Docker provider uses: `unix:///PATH`.",
 )
 VOLUME_MODE: Setting[VolumeMode] = Setting(
     "SANDBOX_DOCKER_VOLUME_MODE",
     _volume_mode,
-    lambda: "session",
     "session",
-    "What a Docker sandbox's workspace lies on: `session`, a volume of its own that goes with it; `user`, one volume "
-    "for all sandboxes of an owner; `static`, one volume for all; `none`, memory. New volumes begin with what the "
-    "image has there.",
+    "Storage of a Docker sandbox's workspace: `session`, a volume of its own, removed with it; `user`, one volume for "
+    "all sandboxes of an owner; `static`, one volume for all; `none`, memory. New volumes start with the image's.",
 )
 VOLUME_NAME = Setting(
-    "SANDBOX_DOCKER_VOLUME_NAME",
-    _name,
-    lambda: "",
-    "none",
-    "The volume of the mode `static`.",
+    "SANDBOX_DOCKER_VOLUME_NAME", _name, "none", "The volume of the mode `static`.", default=lambda: ""
 )
 VOLUME_PREFIX = Setting(
-    "SANDBOX_DOCKER_VOLUME_PREFIX",
-    _name,
-    lambda: "sandkeep-",
-    "sandkeep-",
-    "What the names of volumes begin with that Sandkeep makes.",
+    "SANDBOX_DOCKER_VOLUME_PREFIX", _name, "sandkeep-", "Prefix of the names of volumes that Sandkeep creates."
 )
 READ_ONLY = Setting(
     "SANDBOX_DOCKER_READ_ONLY",
     parse_switch,
-    lambda: True,
     "1",
-    "Whether a Docker sandbox can change nothing but its workspace, its volumes, `/tmp` and `/run`.",
+    "Mount the files of Docker sandboxes read-only, except the workspace, volumes, `/tmp` and `/run`.",
 )
 USER = Setting(
     "SANDBOX_DOCKER_USER",
-    _user,
-    lambda: "",
+    matching(r"[0-9]{1,9}(:[0-9]{1,9})?", "give a uid such as 1000, or uid:gid"),
     "the image's own",
-    "Who the processes of Docker sandboxes are, as `uid` or `uid:gid`. Callers may then ask for nobody else.",
+    "User of the processes of Docker sandboxes, as `uid` or `uid:gid`. Callers cannot choose another then.",
+    default=lambda: "",
 )
 NETWORK = Setting(
     "SANDBOX_DOCKER_NETWORK",
     _name,
-    lambda: "",
     "none, and bridge for callers who ask for it",
     "The network of Docker sandboxes that did not ask for one: `none`, `bridge`, or a network of the engine's by name, "
     "which callers then get for `bridge`. With `none` they get no other.",
+    default=lambda: "",
 )
 SECCOMP = Setting(
     "SANDBOX_DOCKER_SECCOMP",
-    _seccomp,
-    lambda: "default",
+    matching(
+        r"default|engine|unconfined|(?s:/.*)",
+        "give default, engine, unconfined, or the absolute path of a profile in JSON",
+    ),
     "default",
     "The seccomp profile of Docker sandboxes: `default`, that of local sandboxes, as an engine's own may be older; "
     "`engine`, the engine's own; the absolute path of a profile; or `unconfined`.",
 )
-PIDS_LIMIT = Setting[int | None](
+PIDS_LIMIT = optional(
     "SANDBOX_DOCKER_PIDS_LIMIT",
-    _pids,
-    lambda: None,
-    "512, and more for callers who ask for it",
-    "How many processes a Docker sandbox has at most. Callers may then ask for less, not for more.",
+    number_between(16, 4_000_000),
+    "Maximum number of processes of a Docker sandbox. Callers can then ask for fewer, not for more.",
+    shown="512, and more for callers who ask for it",
 )
 DEFAULT_PIDS: Final = 512

@@ -3,105 +3,56 @@
 The names and meanings of the ``RUNSC_*`` and of ``GVISOR_LOG_PACKETS`` are those of cloud-run-sandbox.
 """
 
-import os
-import re
-from typing import Final
-
-from sandkeep.settings.daemon import Setting, parse_switch
-
-_WORD: Final = re.compile(r"[a-z][a-z0-9-]{0,30}")
-
-
-def _directory(text: str) -> str:
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError("give an absolute path")
-    return os.path.normpath(text)
-
-
-def _platform(text: str) -> str:
-    if not _WORD.fullmatch(text):
-        raise ValueError("give the name of a platform that runsc has, such as ptrace, systrap or kvm")
-    return text
-
-
-def _absent() -> str | None:
-    return None
-
+from sandkeep.settings.daemon import Setting, absolute_path, matching, optional, parse_switch
 
 PLATFORM = Setting(
     "RUNSC_PLATFORM",
-    _platform,
-    lambda: "ptrace",
+    matching(r"[a-z][a-z0-9-]{0,30}", "give the name of a platform that runsc has, such as ptrace, systrap or kvm"),
     "ptrace",
-    "How gVisor has the code of sandboxes run: `ptrace`, which works everywhere; or what else `runsc` has.",
+    "gVisor's platform: `ptrace`, which works everywhere, or another that `runsc` has.",
 )
 IGNORE_CGROUPS = Setting(
     "RUNSC_IGNORE_CGROUPS",
     parse_switch,
-    lambda: True,
     "1",
-    "Whether `runsc` leaves control groups alone. Sandkeep puts it into groups of its own either way.",
+    "Pass `--ignore-cgroups` to `runsc`. Sandkeep puts it into control groups of its own either way.",
 )
 USE_SUDO = Setting(
     "RUNSC_USE_SUDO",
     parse_switch,
-    lambda: False,
     "0",
-    "Whether a user's daemon starts `runsc` by `sudo -n`. Only `0` is supported: have the daemon run as root.",
+    "Start `runsc` by `sudo -n` for a user's daemon. Only `0` is supported: run the daemon as root instead.",
 )
 ROOTLESS = Setting(
     "RUNSC_ROOTLESS",
     parse_switch,
-    lambda: False,
     "0 for root's daemon; a user's is always rootless",
-    "Whether `runsc` is to need no rights of root's.",
+    "Run `runsc` without root privileges.",
+    default=lambda: False,
 )
-DISABLE_NETWORKING = Setting(
-    "RUNSC_DISABLE_NETWORKING",
-    parse_switch,
-    lambda: False,
-    "0",
-    "Whether no gVisor sandbox gets a network, whatever is asked for.",
-)
+DISABLE_NETWORKING = Setting("RUNSC_DISABLE_NETWORKING", parse_switch, "0", "Refuse networks to all gVisor sandboxes.")
 READONLY_FILESYSTEM = Setting(
     "RUNSC_READONLY_FILESYSTEM",
     parse_switch,
-    lambda: False,
     "0",
-    "Whether no gVisor sandbox can write to its files, as with `create --read-only`.",
+    "Mount the files of all gVisor sandboxes read-only, as with `create --read-only`.",
 )
-ROOT_DIR_BASE = Setting[str | None](
+ROOT_DIR_BASE = optional(
     "RUNSC_ROOT_DIR_BASE",
-    _directory,
-    _absent,
-    "`gvisor` in SANDKEEP_STATE_DIR",
+    absolute_path,
     "The directory in which `runsc` keeps its state, in `runsc_root_SANDBOX`.",
+    shown="`gvisor` in SANDKEEP_STATE_DIR",
 )
-BUNDLE_DIR_BASE = Setting[str | None](
+BUNDLE_DIR_BASE = optional(
     "RUNSC_BUNDLE_DIR_BASE",
-    _directory,
-    _absent,
-    "`gvisor` in SANDKEEP_STATE_DIR",
-    "The directory of the bundles, `runsc_bundle_SANDBOX`, with what a suspended sandbox is brought back from.",
+    absolute_path,
+    "The directory of the bundles, `runsc_bundle_SANDBOX`, with the images of suspended sandboxes.",
+    shown="`gvisor` in SANDKEEP_STATE_DIR",
 )
-DEBUG_LOG_DIR = Setting[str | None](
+DEBUG_LOG_DIR = optional(
     "RUNSC_DEBUG_LOG_DIR",
-    _directory,
-    _absent,
-    "none",
-    "The directory for what `runsc --debug` tells, in one of its own for each sandbox.",
+    absolute_path,
+    "The directory of the logs of `runsc --debug`, with a subdirectory for each sandbox.",
 )
-STRACE = Setting(
-    "RUNSC_STRACE",
-    parse_switch,
-    lambda: False,
-    "0",
-    "Whether the system calls of sandboxes are told there, too.",
-)
-LOG_PACKETS = Setting(
-    "GVISOR_LOG_PACKETS",
-    parse_switch,
-    lambda: False,
-    "0",
-    "Whether their packets are.",
-)
+STRACE = Setting("RUNSC_STRACE", parse_switch, "0", "Log the system calls of sandboxes there, too.")
+LOG_PACKETS = Setting("GVISOR_LOG_PACKETS", parse_switch, "0", "Log their network packets there, too.")

@@ -4,15 +4,13 @@ The names and meanings are those of the projects that Sandkeep serves. `sandkeep
 nothing else reads them.
 """
 
-import os
 import re
 from typing import Final
 from urllib.parse import urlsplit
 
-from sandkeep.settings.daemon import Setting, parse_switch
+from sandkeep.settings.daemon import Setting, absolute_path, matching, optional, parse_switch
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
-_REGION: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 def _bucket(text: str) -> str:
@@ -22,11 +20,10 @@ def _bucket(text: str) -> str:
 
 
 def _directory(text: str) -> str:
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError("give an absolute path")
-    if os.path.normpath(text).strip("/") == "":
-        raise ValueError("give a directory of its own, not the root of all")
-    return "/" + os.path.normpath(text).lstrip("/")
+    path = absolute_path(text).lstrip("/")
+    if not path:
+        raise ValueError("give a directory of its own, not the root directory")
+    return f"/{path}"
 
 
 def _address(text: str) -> str:
@@ -44,114 +41,69 @@ def _url(text: str) -> str:
     return _address(text)
 
 
-def _region(text: str) -> str:
-    if not _REGION.fullmatch(text):
-        raise ValueError("give the name of a region such as eu-central-1")
-    return text
-
-
-def _absent() -> None:
-    return None
-
-
-LOCK_BUCKET = Setting[str | None](
+LOCK_BUCKET = optional(
     "SANDBOX_LOCK_BUCKET",
     _bucket,
-    _absent,
-    "none",
     "The GCS bucket of the locks of sandboxes that several daemons share (`sandboxes/<name>/lock.json`).",
 )
-LOCK_MOUNT_PATH = Setting[str | None](
+LOCK_MOUNT_PATH = optional(
     "SANDBOX_LOCK_MOUNT_PATH",
     _directory,
-    _absent,
-    "none",
     "A directory for locks instead of that bucket: of this machine, or on a network file system that daemons share. "
     "One where a bucket is mounted is refused.",
 )
-METADATA_BUCKET = Setting[str | None](
+METADATA_BUCKET = optional(
     "SANDBOX_METADATA_BUCKET",
     _bucket,
-    _absent,
-    "none",
     "The GCS bucket of the metadata of shared sandboxes (`sandboxes/<name>/metadata.json`).",
 )
-METADATA_MOUNT_PATH = Setting[str | None](
+METADATA_MOUNT_PATH = optional(
     "SANDBOX_METADATA_MOUNT_PATH",
     _directory,
-    _absent,
-    "none",
-    "Where that bucket is mounted. When it is set, metadata is read and written there.",
+    "The mount point of that bucket. When set, metadata is read and written there.",
 )
-CHECKPOINT_BUCKET = Setting[str | None](
-    "SANDBOX_CHECKPOINT_BUCKET",
-    _bucket,
-    _absent,
-    "none",
-    "The GCS bucket of checkpoints.",
-)
-CHECKPOINT_MOUNT_PATH = Setting[str | None](
+CHECKPOINT_BUCKET = optional("SANDBOX_CHECKPOINT_BUCKET", _bucket, "The GCS bucket of checkpoints.")
+CHECKPOINT_MOUNT_PATH = optional(
     "SANDBOX_CHECKPOINT_MOUNT_PATH",
     _directory,
-    _absent,
-    "none",
-    "Where that bucket is mounted. When it is set, checkpoints are read and written there.",
+    "The mount point of that bucket. When set, checkpoints are read and written there.",
 )
-SNAPSHOT_BUCKET = Setting[str | None](
-    "FILESYSTEM_SNAPSHOT_BUCKET",
-    _bucket,
-    _absent,
-    "none",
-    "The GCS bucket of snapshots.",
-)
-SNAPSHOT_MOUNT_PATH = Setting[str | None](
+SNAPSHOT_BUCKET = optional("FILESYSTEM_SNAPSHOT_BUCKET", _bucket, "The GCS bucket of snapshots.")
+SNAPSHOT_MOUNT_PATH = optional(
     "FILESYSTEM_SNAPSHOT_MOUNT_PATH",
     _directory,
-    _absent,
-    "none",
-    "Where that bucket is mounted. When it is set, snapshots are read and written there.",
+    "The mount point of that bucket. When set, snapshots are read and written there.",
 )
-SNAPSHOT_DIR = Setting[str | None](
+SNAPSHOT_DIR = optional(
     "SANDBOX_SNAPSHOT_DIR",
     _directory,
-    _absent,
-    "`archives` in SANDKEEP_STATE_DIR",
     "The directory of this machine for archives, when they are in no bucket and on no mount, and for their copies on "
     "disk when they are.",
+    shown="`archives` in SANDKEEP_STATE_DIR",
 )
-S3_BUCKET = Setting[str | None](
+S3_BUCKET = optional(
     "SANDBOX_S3_BUCKET",
     _bucket,
-    _absent,
-    "none",
     "The S3 bucket of archives, when neither a mount nor a GCS bucket is set for them. Credentials are found as "
     "every AWS tool finds them (`AWS_ACCESS_KEY_ID` and so on).",
 )
-S3_ENDPOINT_URL = Setting[str | None](
+S3_ENDPOINT_URL = optional(
     "SANDBOX_S3_ENDPOINT_URL",
     _address,
-    _absent,
-    "Amazon's",
     "The S3 service to use: `https://HOST`, `http://HOST:PORT`, or `HOST:PORT`.",
+    shown="Amazon's",
 )
-S3_REGION = Setting[str | None](
+S3_REGION = optional(
     "SANDBOX_S3_REGION",
-    _region,
-    _absent,
-    "the AWS configuration's, else us-east-1",
+    matching(r"[a-z0-9][a-z0-9-]{0,62}", "give the name of a region such as eu-central-1"),
     "The region of the S3 bucket.",
+    shown="the AWS configuration's, else us-east-1",
 )
 S3_USE_SSL = Setting(
-    "SANDBOX_S3_USE_SSL",
-    parse_switch,
-    lambda: True,
-    "1",
-    "Whether S3 is spoken over TLS, when SANDBOX_S3_ENDPOINT_URL does not say.",
+    "SANDBOX_S3_USE_SSL", parse_switch, "1", "Use TLS for S3 when SANDBOX_S3_ENDPOINT_URL has no scheme."
 )
-EMULATOR = Setting[str | None](
+EMULATOR = optional(
     "STORAGE_EMULATOR_HOST",
     _url,
-    _absent,
-    "none",
     "A GCS emulator to use instead of Google's service, as `http://HOST:PORT`. No credentials are sent to it.",
 )

@@ -22,7 +22,7 @@ from sandkeep.protocol import frames
 from sandkeep.protocol.frames import Done
 from sandkeep.protocol.wire import Connection
 from sandkeep.stream import files
-from sandkeep.stream.dial import Dialer, alone, close
+from sandkeep.stream.dial import Dialer, close, unwrap_single_exception
 from sandkeep.stream.live import Attached, EventStream, LogStream, Stream
 
 __all__ = ["Attached", "EventStream", "LogStream", "StreamClient"]
@@ -84,7 +84,7 @@ class StreamClient:
     ) -> AsyncIterator[Attached]:
         """A process, both ways: its terminal, or for one without its output, from now or from offsets, and its input.
 
-        Leaving the block detaches; the process goes on. A connection that is lost is not replaced.
+        Leaving the block detaches; the process keeps running. A connection that is lost is not replaced.
         """
         query = {"rows": rows, "cols": cols, "term": term, "read_only": read_only}
         where = {"stdout": stdout_offset, "stderr": stderr_offset}
@@ -96,7 +96,7 @@ class StreamClient:
     async def get_file(self, sandbox_id: str, path: str | bytes, to: Place | BinaryIO) -> int:
         """Copy a file out of a sandbox, to a path of this machine or into an open file; answer its size in bytes.
 
-        A path is written whole or not at all. An open file may have been written to when an error is raised.
+        A path is replaced atomically. An open file may have been written to when an error is raised.
         """
         async with self._connected(_files(sandbox_id, path, "get", "file")) as connection:
             if not isinstance(to, str | os.PathLike):
@@ -105,9 +105,7 @@ class StreamClient:
                 return await files.receive(connection, files.writer(file))
 
     async def put_file(self, sandbox_id: str, source: Place | BinaryIO, path: str | bytes) -> Done:
-        """Copy a file of this machine, or the rest of an open file, into a sandbox. It is put in place whole, or
-        nothing is changed.
-        """
+        """Copy a file, or the rest of an open file, into a sandbox: whole, or nothing is changed."""
         if isinstance(source, str | os.PathLike):
             with await trio.to_thread.run_sync(lambda: open(source, "rb")) as file:
                 return await self.put_file(sandbox_id, file, path)
@@ -134,7 +132,7 @@ class StreamClient:
 
     @asynccontextmanager
     async def _begun(self, make: Callable[[trio.Nursery], S]) -> AsyncIterator[S]:
-        with alone():
+        with unwrap_single_exception():
             async with trio.open_nursery() as nursery:
                 stream = make(nursery)
                 try:
@@ -145,7 +143,7 @@ class StreamClient:
 
     @asynccontextmanager
     async def _connected(self, target: str) -> AsyncIterator[Connection]:
-        with alone():
+        with unwrap_single_exception():
             async with trio.open_nursery() as nursery:
                 connection = await self._dialer.open(nursery, target)
                 try:

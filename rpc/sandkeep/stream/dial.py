@@ -46,7 +46,7 @@ class Dialer:
             ConnectionType.CLIENT,
             MAX_MESSAGE_BYTES,
             await _secured(wire, self._address, self._pin) if self._pin else None,
-            host=_host(self._address),
+            host="localhost" if self._address.startswith("unix:") else self._address.partition("://")[2],
             path=target,
             client_subprotocols=[frames.PROTOCOL],
             client_extra_headers=[(b"Authorization", b"Bearer " + self._token.encode())] if self._token else [],
@@ -91,7 +91,7 @@ async def close(connection: Connection) -> None:
 def _default_address() -> str:
     addresses = daemon.STREAM()
     if not addresses:
-        raise SetupError("not_configured", "SANDKEEP_STREAM is none: set it to where the stream server listens")
+        raise SetupError("not_configured", "SANDKEEP_STREAM is none: set it to the stream server's address")
     return addresses[0]
 
 
@@ -102,10 +102,10 @@ async def _connect(address: str) -> socket.socket:
         if kind == "unix":
             family, place = socket.AF_UNIX, path
         else:
-            host, port = daemon.tcp_place(address)
+            host, port = daemon.tcp_address(address)
             family, place = (socket.AF_INET6 if ":" in host else socket.AF_INET), (host, port)  # type: ignore[assignment]
     except ValueError as error:
-        raise CallerError("invalid", f"{address!r} is no address of a stream server: {error}") from None
+        raise CallerError("invalid", f"{address!r} is not an address of a stream server: {error}") from None
     sock = trio.socket.socket(family, socket.SOCK_STREAM)
     try:
         with trio.fail_after(CONNECT_S):
@@ -131,8 +131,8 @@ def _checked_pin(address: str, pin: str | None) -> str | None:
     try:
         return tls.parse_pin(pin or "")
     except ValueError as error:
-        words = f"{address} needs the server's pin: give the one that `stream.access` answers on the daemon's socket"
-        raise CallerError("invalid", f"{words} ({error})", field="pin") from None
+        message = f"{address} needs the server's pin: give the one that `stream.access` returns on the daemon's socket"
+        raise CallerError("invalid", f"{message} ({error})", field="pin") from None
 
 
 async def _secured(wire: Wire, address: str, pin: str) -> tls.SecureStream:
@@ -153,11 +153,11 @@ async def _secured(wire: Wire, address: str, pin: str) -> tls.SecureStream:
 
 
 def _impostor(address: str) -> CallerError:
-    words = (
-        f"who listens on {address} has another key than the pin says, and was sent nothing: ask `stream.access` on the "
-        "daemon's socket; if it answers that pin, somebody else has taken the port"
+    message = (
+        f"the server on {address} does not have the pinned key, and was sent nothing: call `stream.access` on the "
+        "daemon's socket; if it returns the same pin, another program has taken the port"
     )
-    return CallerError("permission_denied", words, address=address)
+    return CallerError("permission_denied", message, address=address)
 
 
 def _no_tls(address: str, error: Exception) -> StateError:
@@ -165,11 +165,7 @@ def _no_tls(address: str, error: Exception) -> StateError:
         why = "does not speak TLS"
     else:
         why = "does not answer as a stream server does"
-    return StateError("not_ready", f"who listens on {address} {why}, and was sent nothing", address=address)
-
-
-def _host(address: str) -> str:
-    return "localhost" if address.startswith("unix:") else address.partition("://")[2]
+    return StateError("not_ready", f"the server on {address} {why}, and was sent nothing", address=address)
 
 
 def _refusal(connection: Connection, address: str) -> SandkeepError:
@@ -178,11 +174,11 @@ def _refusal(connection: Connection, address: str) -> SandkeepError:
         error = frames.refusal_of(connection.rejection.body or b"")
         if error is not None:
             return error
-    return StateError("not_ready", f"who listens on {address} does not answer as a stream server does", address=address)
+    return StateError("not_ready", f"the server on {address} does not answer as a stream server does", address=address)
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def unwrap_single_exception() -> Iterator[None]:
     """Unwrap a single exception from the groups of the nursery around a caller's code."""
     try:
         yield
@@ -200,17 +196,17 @@ def alone() -> Iterator[None]:
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-def decoded(message: str | bytes) -> bytes | FromServer:
+def decode(message: str | bytes) -> bytes | FromServer:
     """A message of the server's; one that tells of an error is raised."""
     if isinstance(message, bytes):
         return message
     try:
-        said: FromServer = frames.decode_from_server(message)
+        parsed: FromServer = frames.decode_from_server(message)
     except msgspec.DecodeError:
-        raise DaemonError("internal", "the stream server said something that this client does not know") from None
-    if isinstance(said, Failed):
-        raise frames.as_exception(said.error)
-    return said
+        raise DaemonError("internal", "the stream server sent a message that this client does not know") from None
+    if isinstance(parsed, Failed):
+        raise frames.as_exception(parsed.error)
+    return parsed
 
 
 def output_of(message: bytes) -> Output:
@@ -218,18 +214,18 @@ def output_of(message: bytes) -> Output:
     try:
         return frames.parse_output(message)
     except ValueError as error:
-        raise DaemonError("internal", f"the stream server sent what makes no sense: {error}") from None
+        raise DaemonError("internal", f"the stream server sent an invalid frame: {error}") from None
 
 
 async def next_message(connection: Connection) -> bytes | FromServer:
     """The next message of a connection that cannot be had again."""
     try:
-        return decoded(await connection.get_message())
+        return decode(await connection.get_message())
     except ConnectionClosed as closed:
-        lost(closed)
+        raise_lost(closed)
 
 
-def lost(closed: ConnectionClosed) -> NoReturn:
+def raise_lost(closed: ConnectionClosed) -> NoReturn:
     """Raise `not_ready` for a lost connection, with the reason."""
     why = closed.reason.reason if closed.reason is not None and closed.reason.reason else "it went away"
     raise StateError("not_ready", f"the stream server closed the connection: {why}") from None

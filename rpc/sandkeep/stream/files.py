@@ -34,7 +34,7 @@ Write = Callable[[bytes], Awaitable[None]]
 
 _PACK: Final = ("tar", "-c", "-f", "-", "--format=gnu", "--sparse", "--numeric-owner", "--mode=ug-s", "--no-unquote")
 _UNPACK: Final = ("tar", "-x", "-f", "-", "--no-same-owner", "--no-same-permissions", "--numeric-owner", "-C")
-_MOST_SAID_BYTES: Final = 4096
+_MAX_STDERR_BYTES: Final = 4096
 
 
 async def receive(connection: Connection, write: Write) -> int:
@@ -49,7 +49,7 @@ async def receive(connection: Connection, write: Write) -> int:
             held.clear()
     await write(bytes(held))
     if not isinstance(message, End) or message.sha256 != digest.hexdigest():
-        raise DaemonError("internal", "the bytes that arrived are not those that were sent: copy again")
+        raise DaemonError("internal", "the received bytes do not match their digest: copy again")
     return size
 
 
@@ -64,10 +64,10 @@ async def send(connection: Connection, read: Read, check: Callable[[], Awaitable
             await check()
         await connection.send_message(frames.encode(End(sha256=digest.hexdigest())).decode())
     except ConnectionClosed:
-        pass  # the server's last words say why
+        pass  # the server's last message says why
     message = await next_message(connection)
     if not isinstance(message, Done):
-        raise DaemonError("internal", "the stream server did not say that the copy is done")
+        raise DaemonError("internal", "the stream server did not confirm the copy")
     return message
 
 
@@ -106,11 +106,9 @@ async def replacing(path: str) -> AsyncIterator[BinaryIO]:
 
 @asynccontextmanager
 async def unpacking(target: str) -> AsyncIterator[Write]:
-    """Takes an archive with one entry at its top; at the end of the block that is put at `target`, or into it if it is
-    a directory.
-    """
+    """Unpack an archive with one top-level entry, and install that at `target`, or in it if it is a directory."""
     with trio.CancelScope(shield=True):
-        stage = await _telling(lambda: Stage(os.fsencode(target)), target)
+        stage = await _in_thread(lambda: Stage(os.fsencode(target)), target)
     try:
         begin = partial(confined.start, [*_UNPACK, stage.tree], stage.tree, umask=0)
         async with _tar(begin, writes=False) as (pipe, finish):
@@ -120,7 +118,7 @@ async def unpacking(target: str) -> AsyncIterator[Write]:
                 await finish()
                 raise
             await finish()
-        await _telling(lambda: stage.place(stage.only_entry()), target)
+        await _in_thread(lambda: stage.commit(stage.only_entry()), target)
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(stage.__exit__, None, None, None)
@@ -128,9 +126,7 @@ async def unpacking(target: str) -> AsyncIterator[Write]:
 
 @asynccontextmanager
 async def packing(source: str) -> AsyncIterator[tuple[Read, Callable[[], Awaitable[None]]]]:
-    """Yield a reader of a file or directory as an archive, with it at the top; and a function that raises unless all of
-    it could be read.
-    """
+    """Yield a reader of a file or directory as an archive, and a function that raises if reading failed."""
     whole = await trio.to_thread.run_sync(os.path.realpath, source) if source.endswith("/") else source
     parent, name = os.path.split(whole)
     argv = [*_PACK, "-C", parent or ".", f"./{name}"]
@@ -151,19 +147,19 @@ async def _tar(
     ours, its = (reading, writing) if writes else (writing, reading)
     os.set_blocking(ours, False)
     async with trio.lowlevel.FdStream(ours) as pipe:
-        with tempfile.TemporaryFile() as said, _nothing() as nothing:
+        with tempfile.TemporaryFile() as stderr, _nothing() as nothing:
             ends = {"stdin": nothing, "stdout": its} if writes else {"stdin": its, "stdout": nothing}
             try:
-                tar = await trio.to_thread.run_sync(lambda: begin(stderr=said, env=_environment(), **ends))
+                tar = await trio.to_thread.run_sync(lambda: begin(stderr=stderr, env=_environment(), **ends))
             except FileNotFoundError:
-                raise SetupError("not_supported", "trees need tar, which is not on this machine: install it") from None
+                raise SetupError("not_supported", "tar is not installed on this machine: install it") from None
             finally:
                 os.close(its)
 
             async def finish() -> None:
                 await pipe.aclose()
                 if await trio.to_thread.run_sync(tar.wait, abandon_on_cancel=True):
-                    raise _failed(said)
+                    raise _failed(stderr)
 
             try:
                 yield pipe, finish
@@ -177,18 +173,18 @@ def _nothing() -> IO[bytes]:
     return open(os.devnull, "r+b")
 
 
-def _failed(said: IO[bytes]) -> SandkeepError:
-    said.seek(0)
-    lines = said.read(_MOST_SAID_BYTES).decode(errors="backslashreplace").strip().splitlines()
-    words = f"not all could be read or written here: {lines[0] if lines else 'tar failed'}; nothing was copied"
-    return CallerError("permission_denied" if "ermission" in words else "invalid", words)
+def _failed(stderr: IO[bytes]) -> SandkeepError:
+    stderr.seek(0)
+    lines = stderr.read(_MAX_STDERR_BYTES).decode(errors="backslashreplace").strip().splitlines()
+    message = f"not everything could be read or written here: {lines[0] if lines else 'tar failed'}; nothing was copied"
+    return CallerError("permission_denied" if "ermission" in message else "invalid", message)
 
 
 def _environment() -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if name != "TAR_OPTIONS"}, "LC_ALL": "C"}
 
 
-async def _telling(work: Callable[[], T], path: str) -> T:
+async def _in_thread(work: Callable[[], T], path: str) -> T:
     """Run disk work in a thread, and translate OSError into `invalid`."""
     try:
         return await trio.to_thread.run_sync(work)

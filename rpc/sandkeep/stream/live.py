@@ -11,7 +11,7 @@ from sandkeep.model import Event
 from sandkeep.protocol import frames
 from sandkeep.protocol.frames import CaughtUp, Detached, EventBatch, Exit, FromServer, Note, Output
 from sandkeep.protocol.wire import Connection
-from sandkeep.stream.dial import Dialer, close, decoded, lost, next_message, output_of
+from sandkeep.stream.dial import Dialer, close, decode, next_message, output_of, raise_lost
 
 _NORMAL: Final = 1000
 _SEND_BYTES: Final = 256 * 1024
@@ -55,11 +55,11 @@ class Stream:
                     return None
                 pause_s = self._backoff.pause()
                 if pause_s is None:
-                    lost(closed)
+                    raise_lost(closed)
                 await trio.sleep(pause_s)
             else:
                 self._backoff.reset()
-                return decoded(message)
+                return decode(message)
 
 
 class LogStream(Stream):
@@ -109,28 +109,21 @@ class LogStream(Stream):
             self.caught_up = True
         elif isinstance(message, Note):
             self.notes.append(message)
-            if message.first is not None:
-                self._pass_over(message.stream, message.first)
+            if message.first is not None:  # the beginning of this stream was dropped
+                self._move_to(f"{message.stream}_offset", message.first)
         elif isinstance(message, Exit) or message is None:
             self.exit = message
             self._over = True
 
-    def _pass_over(self, stream: str, first: int) -> None:
-        """Continue behind the dropped beginning of a stream."""
-        if stream == "stderr":
-            self.stderr_offset = max(first, self.stderr_offset)
-        else:
-            self.stdout_offset = max(first, self.stdout_offset)
+    def _move_to(self, attribute: str, offset: int) -> None:
+        setattr(self, attribute, max(offset, getattr(self, attribute)))
 
     def _advance(self, piece: Output) -> Output:
         """Step behind a piece, which must be the next one of its stream."""
-        expected = {frames.STDOUT: self.stdout_offset, frames.STDERR: self.stderr_offset}.get(piece.stream)
-        if piece.offset != expected:
-            raise DaemonError("internal", "the stream server sent another piece of the output than the next one")
-        if piece.stream == frames.STDERR:
-            self.stderr_offset += len(piece.data)
-        else:
-            self.stdout_offset += len(piece.data)
+        attribute = {frames.STDOUT: "stdout_offset", frames.STDERR: "stderr_offset"}.get(piece.stream)
+        if attribute is None or piece.offset != getattr(self, attribute):
+            raise DaemonError("internal", "the stream server skipped or repeated a piece of the output")
+        self._move_to(attribute, piece.offset + len(piece.data))
         return piece
 
 
@@ -154,13 +147,13 @@ class EventStream(Stream):
 
     async def __anext__(self) -> Event:
         while not self._waiting:
-            self._take(await self._receive())
+            self._handle(await self._receive())
         event = self._waiting.popleft()
         log_id = (self._received or "").rpartition(":")[0]
         self.token = f"{log_id}:{event.position}" if self._waiting else self._received
         return event
 
-    def _take(self, message: bytes | FromServer | None) -> None:
+    def _handle(self, message: bytes | FromServer | None) -> None:
         if isinstance(message, EventBatch):
             self.caught_up = False
             self._waiting.extend(message.events)
@@ -169,14 +162,14 @@ class EventStream(Stream):
             self.caught_up = True
             self._received = self.token = message.token
         elif message is None:
-            raise StateError("not_ready", "the stream server ended the events: ask again")
+            raise StateError("not_ready", "the stream server ended the stream of events: request it again")
 
 
 class Attached:
     """An attached process: an asynchronous iterator over its output, and methods to act on it.
 
     Of a terminal each piece has the stream `frames.TERMINAL`. When the iteration is over, `exit` says how the process
-    ended, or is None if it goes on.
+    ended, or is None if it still runs.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -218,4 +211,4 @@ class Attached:
         try:
             await self._connection.send_message(data)
         except ConnectionClosed as closed:
-            lost(closed)
+            raise_lost(closed)

@@ -43,7 +43,7 @@ class Backoff:
         self._pauses: Iterator[float] | None = None
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """For how many more seconds there are attempts; less than 0 when that is over."""
         return self._patience_s if self._deadline is None else self._deadline - self._clock()
 
@@ -57,13 +57,11 @@ class Backoff:
         self._deadline = self._pauses = None
 
     def pause(self) -> float | None:
-        """Answer how many seconds to wait before the next attempt, the last of which is when the patience ends; None
-        to give up.
-        """
+        """Return the seconds to wait before the next attempt, the last at the end of the patience; None to give up."""
         self.begin()
-        left_s = self.left_s
+        remaining_s = self.remaining_s
         if self._pauses is None:
             self._pauses = pauses(self._first_s, self._longest_s, growth=self._growth)
             if self._at_once:
                 return 0.0
-        return min(next(self._pauses), left_s) if left_s > 0 else None
+        return min(next(self._pauses), remaining_s) if remaining_s > 0 else None

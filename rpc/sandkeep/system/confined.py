@@ -59,7 +59,7 @@ def _give_up_capabilities() -> None:
     """Drop all capabilities of programs that this thread executes, also as root; no program regains any."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise _failed("no_new_privs")
+        raise _os_error("no_new_privs")
     for capability in range(_MOST_CAPABILITIES):
         libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails for who has none, and beyond the last
 
@@ -74,11 +74,11 @@ def _confine(directory: bytes) -> None:
     ruleset = _RULESET.pack(allowed | _MAKE_SPECIAL)
     rules = libc.syscall(_CREATE_RULESET, ruleset, ctypes.c_size_t(len(ruleset)), 0)
     if rules < 0:
-        raise _failed("Landlock")
+        raise _os_error("Landlock")
     try:
         _allow(libc, rules, directory, allowed)
         if libc.syscall(_RESTRICT_SELF, rules, 0):
-            raise _failed("Landlock")
+            raise _os_error("Landlock")
     finally:
         os.close(rules)
 
@@ -87,11 +87,11 @@ def _allow(libc: ctypes.CDLL, rules: int, directory: bytes, access: int) -> None
     place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, _RULE.pack(access, place), 0):
-            raise _failed("Landlock")
+            raise _os_error("Landlock")
     finally:
         os.close(place)
 
 
-def _failed(what: str) -> OSError:
+def _os_error(operation: str) -> OSError:
     number = ctypes.get_errno() or errno.EPERM
-    return OSError(number, f"{what}: {os.strerror(number)}")
+    return OSError(number, f"{operation}: {os.strerror(number)}")

@@ -6,7 +6,6 @@ Everything here blocks, and raises OSError.
 
 import os
 from contextlib import suppress
-from types import TracebackType
 from typing import BinaryIO, Final, Self
 
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -86,9 +85,7 @@ class Replacement:
         self.open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 self.put()

@@ -10,7 +10,7 @@ LOADER: Final = ("/usr", "/etc/ld.so.cache")
 _TOP_LINKS: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
-def shown(paths: Sequence[str] = LOADER) -> Iterator[str]:
+def bind_arguments(paths: Sequence[str] = LOADER) -> Iterator[str]:
     """Yield the arguments that bind existing `paths` of the host read-only. For ``/usr`` its links at the top, or
     directories on machines of another order, come with it.
     """

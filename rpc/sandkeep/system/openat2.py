@@ -37,9 +37,7 @@ def open_beneath(directory: int, path: str | bytes, flags: int, mode: int = 0) -
 
 
 def open_in_root(root: int, path: str | bytes, flags: int) -> int:
-    """Open `path` as a process finds it whose root is the open directory `root`: links and ``..`` lead no higher. Files
-    are not made. Raises OSError.
-    """
+    """Open `path` as a process with the root directory `root` would. Creates no files. Raises OSError."""
     return _open(root, path, flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
 
 

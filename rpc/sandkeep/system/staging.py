@@ -1,4 +1,4 @@
-"""A directory beside a destination where a tree is made that appears there whole or not at all.
+"""A staging directory beside a destination, for a tree that appears there atomically.
 
 A helper program waits for this process's end, however that comes, ends the programs that still write there, and removes
 the directory.
@@ -9,7 +9,6 @@ import os
 import stat
 import subprocess
 import tempfile
-from types import TracebackType
 from typing import Final, Self
 
 from sandkeep.errors import CallerError, SandkeepError, StateError
@@ -63,9 +62,7 @@ class Stage:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._remover.stdin is not None
         self._remover.stdin.close()
         self._remover.wait()
@@ -80,11 +77,11 @@ class Stage:
         names = os.listdir(self.tree)
         if len(names) != 1:
             raise CallerError(
-                "invalid", f"the archive holds {len(names)} files at its top, and not one: nothing was copied"
+                "invalid", f"the archive has {len(names)} top-level entries instead of one: nothing was copied"
             )
         return os.path.join(self.tree, names[0])
 
-    def place(self, made: bytes) -> bytes:
+    def commit(self, made: bytes) -> bytes:
         """Make something effective, and answer where it is: at the target, or in it if that is a directory.
 
         A tree is merged with one that is there; each file of it appears whole. Raises `conflict` before anything is
@@ -92,29 +89,29 @@ class Stage:
         """
         if self.into:
             there = os.path.join(self.target, os.path.basename(made))
-            self._place(made, there)
+            self._install(made, there)
             return there
-        self._place(made, os.path.realpath(self.target))
+        self._install(made, os.path.realpath(self.target))
         return self.target
 
     def merge_into_target(self) -> bytes:
-        """Merge `tree` into the target, a directory, which is made if it is missing. See `place`."""
-        self._place(self.tree, os.path.realpath(self.target))
+        """Merge `tree` into the target, a directory, which is made if it is missing. See `commit`."""
+        self._install(self.tree, os.path.realpath(self.target))
         return self.target
 
-    def _place(self, made: bytes, there: bytes) -> None:
+    def _install(self, made: bytes, there: bytes) -> None:
         parent = os.open(os.path.dirname(there) or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for act in (False, True):
-                _settle(made, os.path.basename(there), parent, there, act=act)
+                _install_entry(made, os.path.basename(there), parent, there, act=act)
         except RecursionError:
-            words = "its directories lie in one another too deeply to be merged: choose another place"
-            raise CallerError("invalid", f"{words}; nothing was copied", field="target") from None
+            message = "its directories are nested too deeply to be merged: choose another target"
+            raise CallerError("invalid", f"{message}; nothing was copied", field="target") from None
         finally:
             os.close(parent)
 
 
-def _settle(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -> None:
+def _install_entry(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -> None:
     """Move one entry to its place, a name in an open directory; or, without `act`, check that it could be.
 
     Existing directories are opened one by one and never through a link, so that another writer there cannot redirect
@@ -128,7 +125,7 @@ def _settle(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -
     if is_there and is_tree != stat.S_ISDIR(is_there.st_mode):
         kind = "a directory" if not is_tree else "not a directory"
         raise conflict(shown, kind)
-    if is_there and not is_tree and not _may_go(is_there.st_mode, os.lstat(made).st_mode):
+    if is_there and not is_tree and not _is_replaceable(is_there.st_mode, os.lstat(made).st_mode):
         raise conflict(shown, "neither a file nor a link")
     if is_tree and is_there:
         _merge(made, name, parent, shown, act=act)
@@ -143,7 +140,7 @@ def _settle(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) -
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.path.dirname(shown))
 
 
-def _may_go(there: int, made: int) -> bool:
+def _is_replaceable(there: int, made: int) -> bool:
     """Return True if an entry may be replaced. A caller who names a device does not mean to remove it."""
     return stat.S_ISREG(there) or stat.S_ISLNK(there) or stat.S_IFMT(there) == stat.S_IFMT(made)
 
@@ -152,7 +149,7 @@ def _merge(made: bytes, name: bytes, parent: int, shown: bytes, *, act: bool) ->
     there = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         for entry in sorted(os.listdir(made)):
-            _settle(os.path.join(made, entry), entry, there, os.path.join(shown, entry), act=act)
+            _install_entry(os.path.join(made, entry), entry, there, os.path.join(shown, entry), act=act)
     finally:
         os.close(there)
 
@@ -174,5 +171,5 @@ def _move(made: bytes, name: bytes, parent: int, *, is_tree: bool) -> None:
 
 def conflict(path: bytes, kind: str) -> SandkeepError:
     """The error for something of another kind that is in the way."""
-    words = f"{os.fsdecode(path)!r} is there, and is {kind}: remove it, or choose another place; nothing was copied"
-    return StateError("conflict", words, field="target")
+    message = f"{os.fsdecode(path)!r} is there, and is {kind}: remove it, or choose another target; nothing was copied"
+    return StateError("conflict", message, field="target")

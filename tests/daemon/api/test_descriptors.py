@@ -434,7 +434,7 @@ def test_without_room_for_more_descriptors_it_says_so(tmp_path: Path) -> None:
         for number in spare:
             os.close(number)
         with pytest.raises(SetupError, match="limit of open files"):
-            handover.take(data, ancillary, flags)
+            handover.feed(data, ancillary, flags)
         assert numbers_open() == before
 
 

@@ -215,7 +215,7 @@ def test_where_it_is_allowed_there_is_plain_tcp(places: str, monkeypatch: pytest
 
 def test_otherwise_no_daemon_listens_without_tls(tmp_path: Path) -> None:
     with (
-        pytest.raises(SetupError, match=r"say tls://127\.0\.0\.1:0, or") as raised,
+        pytest.raises(SetupError, match=r"use tls://127\.0\.0\.1:0, or") as raised,
         opened(str(tmp_path / "s"), ["tcp://127.0.0.1:0"], PassedSockets()),
     ):
         pytest.fail("it listens")
@@ -270,7 +270,7 @@ def test_the_pin_outlives_the_daemon_and_the_key_is_for_its_eyes(places: str) ->
         assert renewed.pin != house.pin
         tls = renewed.addresses[1]
         assert trio.run(first, StreamClient(tls, renewed.token, pin=renewed.pin))
-        with pytest.raises(CallerError, match="has another key than the pin says"):
+        with pytest.raises(CallerError, match="does not have the pinned key"):
             trio.run(first, StreamClient(tls, renewed.token, pin=house.pin))
 
 

@@ -270,7 +270,7 @@ def test_a_line_is_split_as_a_shell_does(line: str, words: list[str], quote: str
     ("word", "kept"), [("box:/e", 4), ("--a=b", 4), ("box\\:/e", 0), ("'box:/e", 0), ("b'ox:/e", 1), ("b'o'x:/e", 4)]
 )
 def test_bash_replaces_only_what_stands_after_the_last_break(word: str, kept: int) -> None:
-    assert split(word)[-1].kept(":=") == kept
+    assert split(word)[-1].kept_prefix(":=") == kept
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1), min_size=1, max_size=20))

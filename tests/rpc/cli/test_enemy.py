@@ -89,7 +89,7 @@ def test_words_that_are_not_utf_8_are_refused_by_name(
 ) -> None:
     done = shared_daemon.cli(*(box if word == "BOX" else word for word in words))
     assert (done.returncode, done.stdout) == (code, b"")
-    assert done.stderr == f"sandkeep: {field}: must be UTF-8 all through [invalid]\n".encode()
+    assert done.stderr == f"sandkeep: {field}: must be valid UTF-8 [invalid]\n".encode()
     assert json.loads(shared_daemon.cli("get", box, NOT_TEXT, "--json").stdout)["error"]["code"] == "invalid"
 
 
@@ -97,14 +97,17 @@ def test_what_makes_no_sense_is_told_as_what_it_is(shared_daemon: Any, tmp_path:
     (tmp_path / "gone").mkdir()
     words = ["sh", "-c", 'cd gone && rmdir ../gone && "$@"', "sh", *shared_daemon.command, "image", "create", "."]
     done = subprocess.run(words, env=shared_daemon.env, cwd=tmp_path, capture_output=True, timeout=60)
-    assert (done.returncode, b"the present directory was removed" in done.stderr) == (2, True)
+    assert (done.returncode, b"the working directory was removed" in done.stderr) == (2, True)
     done = shared_daemon.cli("--socket", "", "ls")
     assert (done.returncode, b"socket is empty" in done.stderr) == (1, True)
     done = shared_daemon.cli("image", "--json", "ls")
-    assert (done.returncode, b"behind the command, as in: sandkeep image COMMAND --json" in done.stderr) == (2, True)
+    assert (done.returncode, b"after the command, as in: sandkeep image COMMAND --json" in done.stderr) == (
+        2,
+        True,
+    )
     done = shared_daemon.cli("events", "--type", "process.exitd")
     assert (done.returncode, done.stdout) == (0, b"")
-    assert b"is it process.exited?" in done.stderr
+    assert b"did you mean process.exited?" in done.stderr
 
 
 @pytest.mark.needs("bwrap", "tmux")

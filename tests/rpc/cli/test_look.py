@@ -11,7 +11,8 @@ import termios
 from collections.abc import Callable, Iterator
 from fcntl import ioctl
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.support.golden import EXAMPLES
@@ -296,8 +297,11 @@ def test_columns_give_way_from_the_last_and_the_spare_ones_go_first_of_all() -> 
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_event_has_words_of_its_own() -> None:
-    assert set(timeline.DETAILS) == set(EVENTS)
+def test_every_event_has_words_of_its_own_or_a_usual_field() -> None:
+    others = {kind: {*EVENTS[kind].__struct_fields__} for kind in EVENTS if kind not in timeline.DETAILS}
+    usual = {"message", "reason", "signal"}
+    assert {*timeline.DETAILS} <= {*EVENTS}
+    assert [kind for kind, fields in others.items() if fields - {"position"} and not fields & usual] == []
 
 
 @pytest.mark.parametrize("kind", sorted(EVENTS))
@@ -305,7 +309,14 @@ def test_every_golden_event_is_told(kind: str) -> None:
     """None falls back to what a newer daemon's events get."""
     for example in EXAMPLES:
         if example.type == kind:
-            timeline.DETAILS[kind](json.loads(example.data))
+            data = json.loads(example.data)
+            if kind in timeline.DETAILS:
+                timeline.DETAILS[kind](data)
+            elif "code" in data:
+                assert (
+                    timeline.detail(cast("Any", SimpleNamespace(type=kind, data=data)))
+                    == f"{data['message']} [{data['code']}]"
+                )
 
 
 @pytest.mark.parametrize(

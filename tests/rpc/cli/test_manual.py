@@ -10,7 +10,7 @@ import pytest
 from sandkeep.cli.commands.manual import man_page
 from sandkeep.cli.exit_codes import EXIT_CODES
 from sandkeep.cli.tree import entries
-from sandkeep.settings.daemon import SETTINGS
+from sandkeep.settings.all import ALL_SETTINGS
 
 ROOT = Path(__file__).parents[3]
 MACROS = {".TH", ".SH", ".SS", ".PP", ".TP", ".RS", ".RE", ".EX", ".EE", ".B", ".BR", '.\\"'}
@@ -43,7 +43,7 @@ def test_it_has_every_command_option_and_example() -> None:
 def test_it_has_every_exit_code_and_setting() -> None:
     text = rendered(man_page())
     assert [code for code, meaning in EXIT_CODES.items() if f"{code} {meaning}" not in text] == []
-    assert [name for name in SETTINGS if f" {name} " not in text] == []
+    assert [name for name in ALL_SETTINGS if f" {name} " not in text] == []
 
 
 @pytest.mark.parametrize(

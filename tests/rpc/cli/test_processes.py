@@ -243,7 +243,7 @@ def test_a_follower_far_behind_gets_every_byte_once(new_daemon: Any, tmp_path: P
             assert first + rest == b"".join(b"%d\n" % number for number in range(1, 2_000_001)) + b"end\n"
             assert command.wait(30) == 0
             said = command.stderr.read()
-            assert not said or said.endswith(b" has gone: waiting for it\n")  # which is told of a slow start
+            assert not said or said.endswith(b" does not answer: waiting for it\n")  # which is told of a slow start
 
 
 def test_logs_without_follow_end_while_the_process_writes_on(shared_daemon: Any, box: str) -> None:

@@ -42,7 +42,7 @@ def test_an_id_alone_goes_to_stdout(cli: Any, box: str) -> None:
     assert snapshot.startswith("snp_")
     assert "\n" not in snapshot
     shown = said(cli("snapshot", "get", snapshot))
-    for words in ("name         first", "status       ready", "labels       team=blue", "stood still"):
+    for words in ("name        first", "status      ready", "labels      team=blue", "frozen for"):
         assert words in shown
     assert snapshot in said(cli("snapshot", "ls", box))
     assert snapshot not in said(cli("snapshot", "ls", "--name", "other"))
@@ -139,7 +139,7 @@ def test_forks(cli: Any, box: str) -> None:
         assert "forked from" in said(cli("history", one))
     [document] = [json.loads(said(cli("fork", box, "--json")))]
     said(cli("rm", *made, document["sandboxes"][0]["sandbox_id"]))
-    assert "stood still for" in said(cli("history", box))
+    assert "frozen for" in said(cli("history", box))
 
 
 def test_what_is_refused(cli: Any, box: str, tmp_path: Path) -> None:

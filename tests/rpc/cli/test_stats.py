@@ -160,7 +160,7 @@ def test_for_prometheus(shared_daemon: Any, boxes: tuple[str, str]) -> None:
     ("words", "code", "said"),
     [
         (["sbx_none"], 1, "there is no sandbox"),
-        (["--json", "--prometheus"], 2, "exclude each other"),
+        (["--json", "--prometheus"], 2, "cannot be combined"),
         (["--interval", "0"], 2, "--interval"),
         (["--sort", "size"], 2, "--sort"),
     ],
@@ -267,7 +267,7 @@ def test_it_ends_with_the_last_that_was_named(screen: Screen, shared_daemon: Any
         screen.until("shorter")
         client.sandbox.terminate("shorter")
         screen.until("it was 0")
-        assert "it has ended" in screen.shown()
+        assert "the sandbox has ended" in screen.shown()
 
 
 @pytest.mark.needs("tmux")

@@ -191,7 +191,7 @@ def test_shells_get_names_of_their_own(new_screen: Callable[..., Screen], shared
         two.press("C-c")
         two.until_prompt()
         one.press("C-b", "d")
-        assert f"it goes on: sandkeep attach {alone} shell" in one.until("attach").replace("\n", "")
+        assert f"running process: sandkeep attach {alone} shell" in one.until("attach").replace("\n", "")
         client.sandbox.terminate(alone)
 
 

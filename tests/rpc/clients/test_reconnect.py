@@ -203,11 +203,11 @@ def test_copies_are_begun_anew(way: str, daemon: Any, box: str, restart: Callabl
 
     with daemon.connect() as client:
         if way == "in":
-            transfer.copy_in(client, here, box, "there", moved=moved)
+            transfer.copy_in(client, here, box, "there", progress=moved)
             assert client.sandbox.exec(box, "sha256sum there").stdout[:64] == _digest(data)
         else:
             client.sandbox.exec(box, ["sh", "-c", "cat >there"], stdin=data)
-            transfer.copy_out(client, box, "there", there, moved=moved)
+            transfer.copy_out(client, box, "there", there, progress=moved)
             assert there.read_bytes() == data
             assert sorted(os.listdir(tmp_path)) == ["here", "there"]
     assert restarted.is_set()
@@ -232,7 +232,7 @@ def test_a_stream_that_was_begun_is_an_error(daemon: Any, box: str) -> None:
             os.close(sink)
         os.close(source)
         assert isinstance(came[0], StateError), came
-        assert "begin it anew" in came[0].message
+        assert "start it again" in came[0].message
 
 
 def test_descriptors_outlive_the_daemon(daemon: Any, box: str, restart: Callable[..., None]) -> None:
@@ -364,7 +364,7 @@ def test_an_interrupt_ends_the_pause(daemon: Any, box: str) -> None:
         daemon.kill()
         for running in (wait, exec_):
             assert running.stderr is not None
-            assert b"has gone: waiting for it" in running.stderr.readline()
+            assert b"does not answer: waiting for it" in running.stderr.readline()
             running.send_signal(signal.SIGINT)
             assert running.wait(10) == 130
     daemon.start()

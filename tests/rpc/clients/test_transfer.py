@@ -25,7 +25,7 @@ from tests.support.expect import refused, until
 from tests.support.users import command_as
 
 from sandkeep import transfer
-from sandkeep.cli.commands.cp import place
+from sandkeep.cli.commands.cp import parse_location
 from sandkeep.cli.display.progress import PATIENCE_S
 from sandkeep.demo import traces
 from sandkeep.errors import SandkeepError
@@ -243,10 +243,10 @@ def test_a_copy_into_what_is_copied_ends(box: Box) -> None:
 def test_a_wrong_line_is_a_usage_error(box: Box) -> None:
     for words in (("a", "b"), ("", f"{box.id}:x"), (f"{box.id}:x", "")):
         assert cp(box, *words).returncode == 2
-    assert place("sbx_1:path") == ("sbx_1", "path")
-    assert place("sbx_1:") == ("sbx_1", ".")
-    assert place("./with:colon") is None
-    assert place("/abs:x") is None
+    assert parse_location("sbx_1:path") == ("sbx_1", "path")
+    assert parse_location("sbx_1:") == ("sbx_1", ".")
+    assert parse_location("./with:colon") is None
+    assert parse_location("/abs:x") is None
 
 
 def test_an_archive_through_stdin_and_stdout(box: Box, here: Path) -> None:
@@ -430,7 +430,7 @@ def test_an_archive_of_an_attacker_reaches_nothing(box: Box, here: Path, tmp_pat
             transfer.copy_out(box.client, box.id, source, here / "target")
         except SandkeepError as error:
             told.append(error.message)
-    assert all("what the sandbox sent" in words or "the archive holds" in words for words in told), "it did not arrive"
+    assert all("the sandbox's archive" in words or "the archive has" in words for words in told), "it did not arrive"
     assert (snapshot(os.fsencode(outside)), os.listdir(tmp_path)) == before
     assert set(os.listdir(here)) <= {"target"}
     for folder, names, files in os.walk(here):

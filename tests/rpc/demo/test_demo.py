@@ -16,7 +16,7 @@ import pytest
 from tests.support.expect import until
 
 from sandkeep.demo import traces
-from sandkeep.demo.house import House
+from sandkeep.demo.house import DemoDaemon
 from sandkeep.demo.main import Demo
 from sandkeep.demo.stage import Stage
 
@@ -77,7 +77,7 @@ def test_the_demo(short: Path) -> None:
     assert nothing_is_left(short, told)
 
 
-class SlowToReturn(House):
+class SlowToReturn(DemoDaemon):
     """A place whose daemon is started again only when the light has flashed more often than it once did in all."""
 
     starts = 0

@@ -55,7 +55,7 @@ def test_after_a_success_all_begins_anew() -> None:
     backoff = Backoff(1, 4, 10, at_once=True, clock=clock)
     assert all_pauses(backoff, clock) == [0, 1, 2, 4, 3]
     backoff.reset()
-    assert backoff.left_s == 10
+    assert backoff.remaining_s == 10
     assert all_pauses(backoff, clock) == [0, 1, 2, 4, 3]
 
 
@@ -66,5 +66,5 @@ def test_the_patience_runs_from_when_it_was_begun() -> None:
     backoff.begin()
     clock.now += 8
     backoff.begin()
-    assert backoff.left_s == 2
+    assert backoff.remaining_s == 2
     assert all_pauses(backoff, clock) == [1, 1]

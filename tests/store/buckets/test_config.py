@@ -12,7 +12,8 @@ import pytest
 
 from sandkeep.errors import CallerError, SetupError
 from sandkeep.settings import storage as rows
-from sandkeep.settings.daemon import SETTINGS, Setting
+from sandkeep.settings.all import ALL_SETTINGS
+from sandkeep.settings.daemon import Setting
 from sandkeep_store.buckets.config import STORAGE, Place, Root, S3Settings, Storage, checked_path
 
 STATE = {"SANDKEEP_STATE_DIR": "/state"}
@@ -48,7 +49,7 @@ TABLE: list[tuple[Setting[Any], list[tuple[str, Any]], tuple[str, ...], Any]] = 
 def test_the_table_has_every_storage_setting() -> None:
     declared = {name for name, setting in vars(rows).items() if isinstance(setting, Setting)}
     assert {name for name in declared if vars(rows)[name] not in [row[0] for row in TABLE]} == set()
-    assert all(SETTINGS[row[0].name] is row[0] for row in TABLE)
+    assert all(ALL_SETTINGS[row[0].name] is row[0] for row in TABLE)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row[0].name)

@@ -46,7 +46,7 @@ def arguments(view: View, info_fd: int) -> list[str]:
         "--gid", str(view.gid), "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try",
         *([] if view.host_network else ["--unshare-net"]), "--hostname", view.sandbox_id[:63],
         "--as-pid-1", "--new-session", "--cap-drop", "ALL", "--clearenv",
-        *_variables(view), *_etc(view), *hostview.shown(_FROM_HOST), *_scratch(view), *_shared(view),
+        *_variables(view), *_etc(view), *hostview.bind_arguments(_FROM_HOST), *_scratch(view), *_shared(view),
         "--remount-ro", "/", "--chdir", "/", "--info-fd", str(info_fd),
         *(["--seccomp", str(view.seccomp_fd)] if view.seccomp_fd is not None else []),
     ]  # fmt: skip

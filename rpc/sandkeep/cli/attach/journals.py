@@ -7,7 +7,6 @@ import errno
 import os
 from collections.abc import Callable, Collection
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
 from sandkeep.blocking import Client
@@ -58,7 +57,7 @@ class Journals:
     def last_lines(self, count: int) -> tuple[int, int]:
         """From where on each holds its last `count` lines."""
         out, err = (
-            last_lines(partial(_pread, descriptor), first_kept(descriptor), size, count)
+            last_lines(partial(_pread, descriptor), first_retained(descriptor), size, count)
             for descriptor, size in zip(self._descriptors, self.sizes(), strict=True)
         )
         return out, err
@@ -81,16 +80,19 @@ class Journals:
                 if not copied:
                     moving.remove(number)
         out, err = (
-            place if stream in wanted else max(place, end) for stream, place, end in zip(STREAMS, at, ends, strict=True)
+            position if stream in wanted else max(position, end)
+            for stream, position, end in zip(STREAMS, at, ends, strict=True)
         )
         return out, err
 
     def _skip_hole(self, number: int, offset: int) -> int:
         """Return the offset, or the first one still kept after it, which is reported."""
-        first = first_kept(self._descriptors[number])
+        first = first_retained(self._descriptors[number])
         if offset >= first:
             return offset
-        note(f"sandkeep: the first {first} bytes of {STREAMS[number]} were dropped: a sandbox wrote more than is kept")
+        note(
+            f"sandkeep: the first {first} bytes of {STREAMS[number]} were dropped, beyond the limit of retained output"
+        )
         return first
 
     def close(self) -> None:
@@ -102,9 +104,7 @@ class Journals:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -141,7 +141,7 @@ class Copier:
         return len(data)
 
 
-def first_kept(descriptor: int) -> int:
+def first_retained(descriptor: int) -> int:
     """Return the offset of the first byte that a journal still holds: behind the hole at its beginning, if any."""
     try:
         return os.lseek(descriptor, 0, os.SEEK_DATA)
@@ -176,14 +176,14 @@ def last_lines(read: Callable[[int, int], bytes], first: int, end: int, count: i
     """From where on the last `count` lines between two offsets begin. A line without its newline, at the end, is one
     too. `read` answers so many bytes from an offset.
     """
-    place = end
-    while place > first and count > 0:
-        start = max(first, place - _BLOCK_BYTES)
-        data = read(place - start, start)
-        at = len(data) - (place == end and data.endswith(b"\n"))
+    position = end
+    while position > first and count > 0:
+        start = max(first, position - _BLOCK_BYTES)
+        data = read(position - start, start)
+        at = len(data) - (position == end and data.endswith(b"\n"))
         while count > 0 and (at := data.rfind(b"\n", 0, at)) >= 0:
             count -= 1
         if at >= 0:
             return start + at + 1
-        place = start
-    return place
+        position = start
+    return position

@@ -10,7 +10,7 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, Self
 
 from sandkeep.cli.attach.journals import write_all
@@ -51,34 +51,37 @@ class Live:
         sys.stdout.flush()
         self._wakes, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
-        handlers: dict[int, Any] = {signal.SIGWINCH: _nothing, signal.SIGTSTP: self._stop}
+        handlers: dict[int, Any] = {
+            signal.SIGWINCH: lambda *_: None,
+            signal.SIGTSTP: self._stop,
+        }  # SIGWINCH only wakes us
         handlers |= {number: _leave for number in _LEAVING if signal.getsignal(number) is not signal.SIG_IGN}
         self._handlers = [(number, signal.signal(number, handler)) for number, handler in handlers.items()]
         try:
-            self._take()
+            self._enter_screen()
         except BaseException:
-            self._let_go()
+            self._restore()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._let_go()
+    def __exit__(self, *_: object) -> None:
+        self._restore()
 
-    def _let_go(self) -> None:
-        self._give_back()
+    def _restore(self) -> None:
+        self._leave_screen()
         for number, earlier in self._handlers:
             signal.signal(number, earlier)
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._wakes)
         os.close(self._woken)
 
-    def _take(self) -> None:
+    def _enter_screen(self) -> None:
         if self._has_keys:
             self._before = termios.tcgetattr(self._source)
             tty.setcbreak(self._source, termios.TCSADRAIN)
         write_all(self._sink, _ENTER)
 
-    def _give_back(self) -> None:
+    def _leave_screen(self) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone
             write_all(self._sink, _LEAVE)
         if self._before is not None:
@@ -87,12 +90,12 @@ class Live:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Handle Ctrl-Z: restore the terminal while stopped."""
-        self._give_back()
+        self._leave_screen()
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._take()
+        self._enter_screen()
 
     def show(self, lines: Lines, seconds: float) -> bool:
-        """Show it for so long, again whenever the terminal has another size; answer whether it was told to end."""
+        """Show it for some seconds, and again on each resize; return True when the user ended it."""
         deadline = time.monotonic() + seconds
         while True:
             self._draw(lines)
@@ -118,7 +121,7 @@ class Live:
         write_all(self._sink, f"{_HOME}{text}{rest}".encode(errors="replace"))
 
     def _wait(self, seconds: float) -> bool:
-        """Wait for a key or a signal; answer whether it was told to end."""
+        """Wait for a key or a signal; return True when the user ended it."""
         ready, _, _ = select.select([self._wakes, *([self._source] if self._has_keys else [])], [], [], seconds)
         if self._wakes in ready:
             os.read(self._wakes, 4096)
@@ -128,10 +131,6 @@ class Live:
         if not keys:
             raise SignalledError(signal.SIGHUP)
         return any(key in _ENDS for key in _SPECIAL.sub(b"", keys))
-
-
-def _nothing(number: int, frame: FrameType | None) -> None:
-    """A new size: that it wakes us is enough."""
 
 
 def _leave(number: int, _: FrameType | None) -> None:

@@ -18,14 +18,14 @@ from sandkeep.model import Process
 STDIN_PIECE: Final = 65536
 
 
-def left(process: Process) -> str:
-    """Return the message for detaching from a process that goes on."""
-    return f"sandkeep: detached; it goes on: sandkeep attach {process.sandbox_id} {process.name}"
+def detached_message(process: Process) -> str:
+    """Return the message for detaching from a running process."""
+    return f"sandkeep: detached from a running process: sandkeep attach {process.sandbox_id} {process.name}"
 
 
 class Signals:
     """Signals that we get become the process's. A second INT kills it; a third ends us alone; QUIT leaves it if it may
-    go on. While the daemon is away nothing can be passed on, and INT ends us at once.
+    keep running. While the daemon is away nothing can be passed on, and INT ends us at once.
 
     A thread waits for them. A handler would be run by the main thread, which may have begun to wait for output just
     before: that would not be cut short, and the signal would have to wait too.
@@ -35,13 +35,13 @@ class Signals:
         self._front = front
         self._process = process
         self._interrupts = 0
-        self._may_leave = True
+        self._may_detach = True
 
     def pass_on(self, *, hangup: bool = False) -> None:
         """From now on INT and TERM go to the process, and QUIT leaves it. With `hangup`, HUP and QUIT go to it too, as
         it shall not outlive us; HUP not when `nohup` keeps it from us.
         """
-        self._may_leave = not hangup
+        self._may_detach = not hangup
         hangs_up = hangup and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
         self._begin({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, *([signal.SIGHUP] if hangs_up else [])})
 
@@ -55,15 +55,15 @@ class Signals:
 
     def _wait(self, numbers: set[signal.Signals]) -> None:
         while True:
-            self._take(signal.Signals(signal.sigwait(numbers)))
+            self._forward(signal.Signals(signal.sigwait(numbers)))
 
-    def _take(self, number: signal.Signals) -> None:
-        if number is signal.SIGQUIT and self._may_leave:
-            note(left(self._process))
+    def _forward(self, number: signal.Signals) -> None:
+        if number is signal.SIGQUIT and self._may_detach:
+            note(detached_message(self._process))
             os._exit(0)
         name = number.name.removeprefix("SIG")
         if number is signal.SIGINT and self._front.is_waiting:
-            note(left(self._process))
+            note(detached_message(self._process))
             os._exit(INTERRUPTED)
         if number is signal.SIGINT:
             self._interrupts += 1

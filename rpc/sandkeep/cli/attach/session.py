@@ -1,12 +1,12 @@
-"""Being with a process: its output as it comes, our input and signals to it, its exit code as ours.
+"""Attachment to a process: its output as it comes, our input and signals to it, its exit code as ours.
 
 Output is read from the journal by byte offset, so nothing is lost or doubled when the daemon is restarted meanwhile:
-the client connects again, and reading goes on where it was.
+the client connects again, and continues at the same offset.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Self
 
 from sandkeep.cli.attach.journals import STREAMS, Journals, last_lines, write_all
 from sandkeep.cli.attach.relay import Signals, feed
@@ -17,8 +17,6 @@ from sandkeep.errors import SetupError, StateError
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 from sandkeep.protocol.follow import OutputCursor
 
-T = TypeVar("T")
-
 KILLED: Final = 128 + 9
 AT_ONCE_S: Final = 0.01
 _BEYOND: Final = 2**62
@@ -28,11 +26,8 @@ FULL_BYTES: Final = 1024 * 1024
 """A piece of that many bytes was cut: more is waiting than one request brings."""
 
 
-class Sink(Protocol):
-    """Takes a process's output, piece by piece."""
-
-    def take(self, output: ProcessOutput) -> None:
-        """Take the next bytes of both streams."""
+Sink = Callable[[ProcessOutput], None]
+"""Receives a process's output, piece by piece."""
 
 
 class Descriptors:
@@ -41,7 +36,7 @@ class Descriptors:
     def __init__(self, streams: Collection[str] = STREAMS) -> None:
         self.streams = streams
 
-    def take(self, output: ProcessOutput) -> None:
+    def __call__(self, output: ProcessOutput) -> None:
         """Write both pieces out at once."""
         if "stdout" in self.streams:
             write_all(1, output.stdout)
@@ -56,10 +51,10 @@ class Collector:
         self.stdout = bytearray()
         self.stderr = bytearray()
 
-    def take(self, output: ProcessOutput) -> None:
+    def __call__(self, output: ProcessOutput) -> None:
         """Append output up to the limit."""
-        for kept, piece in ((self.stdout, output.stdout), (self.stderr, output.stderr)):
-            kept.extend(piece[: MAX_INLINE_BYTES - len(kept)])
+        for buffer, piece in ((self.stdout, output.stdout), (self.stderr, output.stderr)):
+            buffer.extend(piece[: MAX_INLINE_BYTES - len(buffer)])
 
     def result(self, process: Process, last: ProcessOutput) -> ExecResult:
         """The document, in the form that `sandbox.exec` answers."""
@@ -92,7 +87,7 @@ class Reader:
 
     def __init__(self, front: Frontend, sandbox_id: str, name: str) -> None:
         self._of = (sandbox_id, name)
-        self._client = front.connect()
+        self._client = front.client()
         self._journals: Journals | None = None
         self._refused: SetupError | None = None
 
@@ -101,9 +96,9 @@ class Reader:
         cursor = OutputCursor(out_at, err_at, follow)
         while query := cursor.next_query():
             piece = self._read(query)
-            cursor.take(piece)
-            sink.take(piece)
-            _tell(piece)
+            cursor.advance(piece)
+            sink(piece)
+            _print_note(piece)
             if max(len(piece.stdout), len(piece.stderr)) >= FULL_BYTES and isinstance(sink, Descriptors):
                 at = self.catch_up(sink, piece.next_stdout_offset, piece.next_stderr_offset)
                 cursor.move_to(*at or (piece.next_stdout_offset, piece.next_stderr_offset))
@@ -123,7 +118,7 @@ class Reader:
 
     def remark(self, out_at: int, err_at: int) -> None:
         """Report anomalies of the journals at these offsets, if any."""
-        _tell(self._read({"stdout_offset": out_at, "stderr_offset": err_at, "max_bytes": 0}))
+        _print_note(self._read({"stdout_offset": out_at, "stderr_offset": err_at, "max_bytes": 0}))
 
     def sizes(self) -> tuple[int, int]:
         """Present sizes of both streams; 0 if the code inside has replaced one."""
@@ -132,14 +127,14 @@ class Reader:
         except StateError:
             return 0, 0
         except SetupError as refused:
-            return _sizes_told(refused)
+            return _sizes_in(refused)
 
     def last_lines(self, count: int) -> tuple[int, int]:
         """From where on each stream holds its last `count` lines."""
         try:
             return self._opened().last_lines(count)
         except SetupError as refused:
-            ends = _sizes_told(refused)
+            ends = _sizes_in(refused)
         kept = self._read({"max_bytes": 0})
         firsts = kept.stdout_offset, kept.stderr_offset
         out, err = (
@@ -162,9 +157,7 @@ class Reader:
         return bytes(found[:size])
 
     def _opened(self) -> Journals:
-        """The journals' descriptors. Raises `conflict` when one was replaced, `not_supported` when they are not handed
-        out.
-        """
+        """Return the journals. Raises `conflict` when one was replaced, `not_supported` when they are withheld."""
         if self._refused is not None:
             raise self._refused
         if self._journals is None:
@@ -189,14 +182,17 @@ class Reader:
         found: Process = self._client.process.wait(*self._of, timeout_s=timeout_s)
         return found
 
-    def close(self) -> None:
-        """Let go of the connection and of the journals."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection and the journals."""
         self._client.close()
         if self._journals is not None:
             self._journals.close()
 
 
-def _sizes_told(refused: SetupError) -> tuple[int, int]:
+def _sizes_in(refused: SetupError) -> tuple[int, int]:
     """Return the sizes of the journals, from a daemon's refusal to hand them out. Raises any other error."""
     try:
         return refused.data["stdout_bytes"], refused.data["stderr_bytes"]
@@ -204,25 +200,22 @@ def _sizes_told(refused: SetupError) -> tuple[int, int]:
         raise refused from None
 
 
-def _tell(piece: ProcessOutput) -> None:
+def _print_note(piece: ProcessOutput) -> None:
     if piece.note:
         note(f"sandkeep: {plain(piece.note)}")
 
 
-def visit(front: Frontend, process: Process, *, interactive: bool = False, from_start: bool = False) -> int:
+def follow_running(front: Frontend, process: Process, *, interactive: bool = False, from_start: bool = False) -> int:
     """Follow a process that another client started, from now on or `from_start`; return the exit code.
 
-    Ctrl-C goes to it. When we are ended, or detached by Ctrl-\\, it goes on.
+    Ctrl-C interrupts it. It keeps running when we are killed, or detached by Ctrl-\\.
     """
     Signals(front, process).pass_on_interrupts()
-    reader = Reader(front, process.sandbox_id, process.process_id)
-    try:
+    with Reader(front, process.sandbox_id, process.process_id) as reader:
         at = (0, 0) if from_start else reader.sizes()
         if interactive:
             feed(front, process)
         return _follow(front, reader, at)
-    finally:
-        reader.close()
 
 
 def attach(front: Frontend, process: Process, *, interactive: bool = False, kill_when_unread: bool = False) -> int:
@@ -234,15 +227,13 @@ def attach(front: Frontend, process: Process, *, interactive: bool = False, kill
     signals.pass_on(hangup=kill_when_unread)
     if interactive:
         feed(front, process)
-    reader = Reader(front, process.sandbox_id, process.process_id)
     try:
-        return _follow(front, reader, (0, 0))
+        with Reader(front, process.sandbox_id, process.process_id) as reader:
+            return _follow(front, reader, (0, 0))
     except OSError:
         if kill_when_unread:
             signals.send("KILL")
         raise
-    finally:
-        reader.close()
 
 
 def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
@@ -256,21 +247,15 @@ def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
     return exit_code(last, ended)
 
 
-def exit_code(last: ProcessOutput, process: Process | None) -> int:
-    """The process's code, 124 when its time was up, 125 with a word why when nobody knows how it ended."""
+def exit_code(last: ProcessOutput | Process, process: Process | None) -> int:
+    """Return the process's exit code, 124 on timeout, 125 with a message when it is unknown."""
     if last.timed_out:
-        note("sandkeep: its time was up")
+        note("sandkeep: the process timed out")
         return TIMED_OUT
-    if process is not None:
-        tell_of_memory(process)
+    if process and process.oom_killed and process.error and last.exit_code is not None:
+        note(f"sandkeep: {plain(process.error)}")  # the exit code alone does not say so
     if last.exit_code is not None:
         return last.exit_code
     why = (process.error if process else None) or f"the process is {last.status}"
     note(f"sandkeep: {plain(why)}")
     return OWN_FAILURE
-
-
-def tell_of_memory(process: Process) -> None:
-    """Say so when the kernel killed a process for want of memory: its exit code alone does not."""
-    if process.oom_killed and process.error:
-        note(f"sandkeep: {plain(process.error)}")

@@ -30,14 +30,14 @@ _CHUNK_BYTES: Final = 65536
 _MOST: Final = 1000
 _LEAVING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 # Bytes that a terminal sends by itself: answers to tmux's queries, and reports of the mouse and of focus.
-_OWN_WORDS: Final = re.compile(
+_OWN_REPORTS: Final = re.compile(
     rb"\x1b\[[?>=]?[0-9;:]*[cnRtIO]|\x1b\[<[0-9;]+[Mm]|\x1b\[M...|\x1b[P\]_][^\x07\x1b]*(?:\x07|\x1b\\)", re.DOTALL
 )
 _UNFINISHED: Final = re.compile(rb"\x1b(?:\[[?>=<]?[0-9;:]*|\[M.{0,2}|[P\]_][^\x07\x1b]{0,4096}\x1b?)?", re.DOTALL)
 
 
 class SignalledError(Exception):
-    """We were told to end while we showed a terminal. `number` is the signal's."""
+    """A fatal signal came while a terminal was shown. `number` is the signal's."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.strsignal(number))
@@ -118,7 +118,7 @@ def _signals(view: "_View") -> Iterator[None]:
     handlers: dict[int, Any] = {signal.SIGWINCH: view.resized, signal.SIGCONT: view.resumed}
     for leaving in _LEAVING:
         if signal.getsignal(leaving) is not signal.SIG_IGN:  # as `nohup` would have it
-            handlers[leaving] = view.told_to_leave
+            handlers[leaving] = view.on_fatal_signal
     before = [(number, signal.signal(number, handler)) for number, handler in handlers.items()]
     try:
         yield
@@ -134,7 +134,7 @@ class _View:
         self.last = b""
         self.was_typed = False
         self._own = own
-        self._own_words = b""
+        self._own_reports = b""
         self.filter = control_sequences.Filter()
         self._master = master
         self._unsent = b""
@@ -145,7 +145,7 @@ class _View:
         self._poll.register(self._wakes, select.POLLIN)
         self._source_open = True
         self._running = False
-        self._told: int | None = None
+        self._fatal_signal: int | None = None
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
@@ -158,9 +158,9 @@ class _View:
             os.close(self._wakes)
             os.close(self._woken)
 
-    def told_to_leave(self, number: int, frame: FrameType | None) -> None:
+    def on_fatal_signal(self, number: int, frame: FrameType | None) -> None:
         """Handle a fatal signal: interrupt the copying of bytes, once, and never the cleanup after it."""
-        self._told = number
+        self._fatal_signal = number
         if self._running:
             self._running = False
             raise SignalledError(number)
@@ -184,16 +184,16 @@ class _View:
         """Carry bytes until the other side hangs up."""
         try:
             self._running = True
-            if self._told is not None:
-                raise SignalledError(self._told)
+            if self._fatal_signal is not None:
+                raise SignalledError(self._fatal_signal)
             if self._own.is_interactive:
                 self.resized()  # it may have changed while we were connecting
-            while self._carry():
+            while self._copy_bytes():
                 pass
         finally:
             self._running = False
 
-    def _carry(self) -> bool:
+    def _copy_bytes(self) -> bool:
         """Copy available bytes; return False when the other side has hung up."""
         for descriptor, _ in self._poll.poll():
             if descriptor == self._wakes:
@@ -257,5 +257,5 @@ class _View:
         """Detect typed keys, also when the terminal's own reports come in pieces."""
         if self.was_typed:
             return
-        self._own_words = _OWN_WORDS.sub(b"", self._own_words + data)
-        self.was_typed = bool(self._own_words) and not _UNFINISHED.fullmatch(self._own_words)
+        self._own_reports = _OWN_REPORTS.sub(b"", self._own_reports + data)
+        self.was_typed = bool(self._own_reports) and not _UNFINISHED.fullmatch(self._own_reports)

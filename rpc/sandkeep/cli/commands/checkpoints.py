@@ -1,4 +1,4 @@
-"""Checkpoints: keep sandboxes with all that runs in them, and bring them back."""
+"""Checkpoints: store sandboxes with their memory and processes, and restore them."""
 
 from typing import Any
 
@@ -7,22 +7,19 @@ import click
 from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
-    CHECKPOINT,
-    SANDBOX,
     Frontend,
+    bucket_option,
     command,
     common,
-    given,
     label_option,
+    name_option,
+    non_empty,
     sandbox_name_option,
 )
+from sandkeep.cli.words import CHECKPOINT, SANDBOX
+from sandkeep.clients.pages import every
 from sandkeep.model import Checkpoint
 from sandkeep.protocol.methods import MAX_FORKS
-
-bucket_option = click.option(
-    "--bucket", is_flag=True, help="It has to be where other machines find it: a mount, or a bucket."
-)
-name_option = click.option("--name", metavar="NAME", help="A name of your own. Several may have the same.")
 
 
 @command(
@@ -33,35 +30,29 @@ name_option = click.option("--name", metavar="NAME", help="A name of your own. S
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @name_option
-@click.option("--leave-running", is_flag=True, help="SANDBOX goes on; else it is suspended.")
+@click.option("--leave-running", is_flag=True, help="Keep SANDBOX running (default: suspend it).")
 @bucket_option
 @label_option
 @common()
-def create(front: Frontend, sandbox: str, name: str | None, leave_running: bool, bucket: bool, label: Any) -> None:
-    """Keep SANDBOX as it is now, with its memory and all that runs in it, and print the checkpoint's id."""
-    asked = given(
-        name=name, labels=dict(label), leave_running=leave_running or None, archive="bucket" if bucket else None
-    )
-    with progress("keeping the sandbox") as told, front.client() as client:
-        made = client.checkpoint.create(sandbox, progress=told, **asked)
+def create(front: Frontend, sandbox: str, **options: Any) -> None:
+    """Checkpoint SANDBOX, with its memory and processes, and print the checkpoint's id."""
+    with progress("checkpointing") as display, front.client() as client:
+        made = client.checkpoint.create(sandbox, progress=display, **non_empty(**options))
     if made.pause_ms is not None and not front.as_json:
-        note(f"sandkeep: {sandbox} stood still for {made.pause_ms:.0f} ms")
+        note(f"sandkeep: {sandbox} was frozen for {made.pause_ms:.0f} ms")
     return json_line(made) if front.as_json else print(made.checkpoint_id)
 
 
 @command(examples=["sandkeep checkpoint ls", "sandkeep checkpoint ls $BOX --json | jq -r '.[-1].checkpoint_id'"])
-@click.argument("sandbox", type=SANDBOX, metavar="[SANDBOX]", required=False)
+@click.argument("sandbox_id", type=SANDBOX, metavar="[SANDBOX]", required=False)
 @name_option
-@click.option("--all", "-a", "everything", is_flag=True, help="Also those that failed or were deleted.")
+@click.option("--all", "-a", is_flag=True, help="Include failed and deleted checkpoints.")
 @label_option
 @common()
-def ls(front: Frontend, sandbox: str | None, name: str | None, everything: bool, label: Any) -> None:
-    """List checkpoints, of SANDBOX or of all."""
-    from sandkeep.clients.pages import every
-
-    asked = given(sandbox_id=sandbox, name=name, labels=dict(label))
+def ls(front: Frontend, **query: Any) -> None:
+    """List checkpoints, of SANDBOX or of all sandboxes."""
     with front.client() as client:
-        found: list[Checkpoint] = every(client.checkpoint.list, "checkpoints", all=everything, **asked)
+        found: list[Checkpoint] = every(client.checkpoint.list, **non_empty(**query))
     if front.as_json:
         return json_line(found)
     rows = [
@@ -95,7 +86,7 @@ def _describe(checkpoint: Checkpoint) -> list[tuple[str, object]]:
         ("place", checkpoint.place.uri),
         ("size", size(checkpoint.size_bytes)),
         ("processes", checkpoint.processes),
-        ("stood still", f"{checkpoint.pause_ms:.0f} ms" if checkpoint.pause_ms is not None else None),
+        ("frozen for", f"{checkpoint.pause_ms:.0f} ms" if checkpoint.pause_ms is not None else None),
         *((file.name, file.digest) for file in checkpoint.files),
         ("needs", ", ".join(f"{key} {value}" for key, value in checkpoint.facts.items())),
         ("labels", ", ".join(f"{key}={value}" for key, value in checkpoint.labels.items())),
@@ -107,11 +98,7 @@ def _describe(checkpoint: Checkpoint) -> list[tuple[str, object]]:
 @common()
 def rm(front: Frontend, checkpoints: tuple[str, ...]) -> None:
     """Delete checkpoints, and print their ids."""
-    with front.client() as client:
-        for checkpoint in checkpoints:
-            with progress(f"deleting {checkpoint}") as told:
-                deleted = client.checkpoint.delete(checkpoint, progress=told)
-            json_line(deleted) if front.as_json else print(deleted.checkpoint_id, flush=True)
+    front.for_each("deleting", "checkpoint.delete", checkpoints)
 
 
 @command(
@@ -122,26 +109,33 @@ def rm(front: Frontend, checkpoints: tuple[str, ...]) -> None:
     ]
 )
 @click.argument("checkpoint", type=CHECKPOINT, metavar="CHECKPOINT")
-@click.option("--count", type=click.IntRange(1, MAX_FORKS), default=1, metavar="N", help="How many sandboxes.")
+@click.option(
+    "--count", type=click.IntRange(1, MAX_FORKS), default=1, metavar="N", help="Number of sandboxes to create."
+)
 @sandbox_name_option
-@click.option("--over", type=SANDBOX, metavar="SANDBOX", help="Have this sandbox, whose checkpoint it is, be so again.")
+@click.option(
+    "--over",
+    type=SANDBOX,
+    metavar="SANDBOX",
+    help="Restore this sandbox, from which the checkpoint was made, in place.",
+)
 @label_option
 @common()
-def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over: str | None, label: Any) -> None:
-    """Make sandboxes of CHECKPOINT, with all its processes running, and print their ids.
+def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over: str | None, labels: Any) -> None:
+    """Create sandboxes from CHECKPOINT, with its processes running, and print their ids.
 
-    With --over the checkpoint's own sandbox goes back to that moment. Later output of its processes stays.
+    With --over the checkpoint's own sandbox is restored to that moment. Later output of its processes is kept.
     """
-    if over and (name or label or count > 1):
-        raise click.UsageError("--over takes a sandbox as it is: leave out --name, --count and --label")
+    if over and (name or labels or count > 1):
+        raise click.UsageError("--over cannot be combined with --name, --count or --label")
     if name and count > 1:
-        raise click.UsageError("--name is for one sandbox: leave out --count")
-    with progress("restoring") as told, front.client() as client:
+        raise click.UsageError("--name cannot be combined with --count: it names one sandbox")
+    with progress("restoring") as display, front.client() as client:
         if over:
-            sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=told)
+            sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=display)
             return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
-        asked = given(labels=dict(label), names=[name] if name else None)
-        made = client.checkpoint.restore(checkpoint, count=count, progress=told, **asked)
+        options = non_empty(labels=labels, names=[name] if name else None)
+        made = client.checkpoint.restore(checkpoint, count=count, progress=display, **options)
     if front.as_json:
         return json_line(made)
     for each in made.sandboxes:

@@ -21,10 +21,10 @@ from click.shell_completion import CompletionItem, ShellComplete
 
 from sandkeep import cli
 from sandkeep.blocking import Client, connect
-from sandkeep.cli.display.layout import plain
+from sandkeep.cli.display.output import age, plain
 from sandkeep.cli.exit_codes import COMPLETE_VARIABLE
 from sandkeep.cli.options import CLIENT_NAME, command
-from sandkeep.cli.splitting import Unfinished, quoted, split
+from sandkeep.cli.splitting import ShellWord, quoted, split
 from sandkeep.cli.words import LOOKUPS
 from sandkeep.errors import SandkeepError
 
@@ -35,7 +35,7 @@ _SIGNALS: Final = ("TERM", "INT", "KILL", "HUP", "QUIT", "USR1", "USR2", "STOP",
 Item = CompletionItem[str]
 
 
-class _TooLateError(Exception):
+class _DeadlineError(Exception):
     """The daemon did not answer in time."""
 
 
@@ -57,12 +57,12 @@ def answer(shell: str, arguments: list[str]) -> int:
     return 0
 
 
-def _line(shell: str, item: Item, option: str, last: Unfinished, breaks: str) -> str:
+def _line(shell: str, item: Item, option: str, last: ShellWord, breaks: str) -> str:
     """Format one completion for the script of `shell`; `option` is the prefix before it in the same word."""
     kind = "word" if item.type == "plain" else item.type
     value, about = option + item.value, plain(item.help or "")
     if shell == "bash":  # it replaces only the text after the last character that breaks words, or in the quote
-        return f"{kind}\t{quoted(value[last.kept(breaks) :], last.quote)}"
+        return f"{kind}\t{quoted(value[last.kept_prefix(breaks) :], last.quote)}"
     if shell == "zsh":
         value = value.replace("\\", "\\\\").replace(":", "\\:")
         return f"{kind}\t{value}:{about}" if about else f"{kind}\t{value}"
@@ -73,11 +73,11 @@ def _line(shell: str, item: Item, option: str, last: Unfinished, breaks: str) ->
 
 
 @contextlib.contextmanager
-def _in_time() -> Iterator[None]:
+def _deadline() -> Iterator[None]:
     """End a block after `PATIENCE_S`. A connection knows no deadline, and an alarm interrupts it."""
 
     def late(*_: object) -> None:
-        raise _TooLateError
+        raise _DeadlineError
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
@@ -92,65 +92,48 @@ def _ask(ctx: click.Context, question: Callable[[Client], list[Item]]) -> list[I
     """Return the daemon's answer; nothing if it fails, or is late."""
     socket = ctx.params.get("socket") or ctx.find_root().params.get("socket")
     try:
-        with _in_time(), connect(socket, client=CLIENT_NAME) as client:
+        with _deadline(), connect(socket, client=CLIENT_NAME) as client:
             return question(client)
-    except (SandkeepError, _TooLateError):
+    except (SandkeepError, _DeadlineError):
         return []
 
 
-def _beginning(incomplete: str, found: list[Item]) -> list[Item]:
+def _matching(incomplete: str, found: list[Item]) -> list[Item]:
     return [item for item in found if item.value.startswith(incomplete)]
 
 
-def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str = "plain") -> list[Item]:
-    from sandkeep.cli.display.output import age
+def _lookup(question: Callable[[Client], list[Item]]) -> Callable[[click.Context, str], list[Item]]:
+    """Return a lookup of the daemon's objects: of the answers to a question, those that begin as the word does."""
+    return lambda ctx, incomplete: _matching(incomplete, _ask(ctx, question))
 
+
+def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str = "plain") -> list[Item]:
     def question(client: Client) -> list[Item]:
-        found = client.sandbox.list().sandboxes
         return [
             CompletionItem(called + suffix, type=kind, help=f"{s.status}, {age(s.created_at)}")
-            for s in found
+            for s in client.sandbox.list().sandboxes
             for called in dict.fromkeys(filter(None, (s.sandbox_id, s.name)))
         ]
 
-    return _beginning(incomplete, _ask(ctx, question))
+    return _lookup(question)(ctx, incomplete)
 
 
-def _images(ctx: click.Context, incomplete: str) -> list[Item]:
-    from sandkeep.cli.display.output import age
-
-    def question(client: Client) -> list[Item]:
-        found = client.image.list().images
-        return [CompletionItem(i.image_id, help=f"{i.source}, {age(i.created_at)}") for i in found]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _images(client: Client) -> list[Item]:
+    return [CompletionItem(i.image_id, help=f"{i.source}, {age(i.created_at)}") for i in client.image.list().images]
 
 
-def _locks(ctx: click.Context, incomplete: str) -> list[Item]:
-    def question(client: Client) -> list[Item]:
-        return [CompletionItem(lock.name, help=f"{lock.status}, {lock.where}") for lock in client.lock.list().locks]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _locks(client: Client) -> list[Item]:
+    return [CompletionItem(lock.name, help=f"{lock.status}, {lock.where}") for lock in client.lock.list().locks]
 
 
-def _snapshots(ctx: click.Context, incomplete: str) -> list[Item]:
-    from sandkeep.cli.display.output import age
-
-    def question(client: Client) -> list[Item]:
-        found = client.snapshot.list().snapshots
-        return [CompletionItem(s.snapshot_id, help=f"{s.name or s.kind}, {age(s.created_at)}") for s in found]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _snapshots(client: Client) -> list[Item]:
+    found = client.snapshot.list().snapshots
+    return [CompletionItem(s.snapshot_id, help=f"{s.name or s.kind}, {age(s.created_at)}") for s in found]
 
 
-def _checkpoints(ctx: click.Context, incomplete: str) -> list[Item]:
-    from sandkeep.cli.display.output import age
-
-    def question(client: Client) -> list[Item]:
-        found = client.checkpoint.list().checkpoints
-        return [CompletionItem(c.checkpoint_id, help=f"{c.name or c.sandbox_id}, {age(c.created_at)}") for c in found]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _checkpoints(client: Client) -> list[Item]:
+    found = client.checkpoint.list().checkpoints
+    return [CompletionItem(c.checkpoint_id, help=f"{c.name or c.sandbox_id}, {age(c.created_at)}") for c in found]
 
 
 def _processes(ctx: click.Context, incomplete: str, *, running: bool = False) -> list[Item]:
@@ -163,10 +146,10 @@ def _processes(ctx: click.Context, incomplete: str, *, running: bool = False) ->
         found = client.process.list(sandbox_id=sandbox, all=not running).processes
         return [CompletionItem(p.name, help=p.status) for p in found if p.named or incomplete[:1] == "p"]
 
-    return _beginning(incomplete, _ask(ctx, question))
+    return _matching(incomplete, _ask(ctx, question))
 
 
-def _inside(ctx: click.Context, sandbox: str, path: str, *, only_directories: bool = False) -> list[Item]:
+def _sandbox_files(ctx: click.Context, sandbox: str, path: str, *, only_directories: bool = False) -> list[Item]:
     """The files of a sandbox whose paths begin so."""
     directory, _, name = path.rpartition("/")
     parent = directory + "/" if "/" in path else ""
@@ -189,42 +172,37 @@ def _inside(ctx: click.Context, sandbox: str, path: str, *, only_directories: bo
 
 def _directories_inside(ctx: click.Context, incomplete: str) -> list[Item]:
     sandbox = ctx.params.get("sandbox")
-    return _inside(ctx, sandbox, incomplete, only_directories=True) if sandbox else []
+    return _sandbox_files(ctx, sandbox, incomplete, only_directories=True) if sandbox else []
 
 
-def _places(ctx: click.Context, incomplete: str) -> list[Item]:
+def _locations(ctx: click.Context, incomplete: str) -> list[Item]:
     """A path of the host, or SANDBOX:PATH."""
     sandbox, colon, path = incomplete.partition(":")
     if colon and "/" not in sandbox:
-        return [_prefixed(f"{sandbox}:", item) for item in _inside(ctx, sandbox, path)]
+        return [_prefixed(f"{sandbox}:", item) for item in _sandbox_files(ctx, sandbox, path)]
     if "/" in incomplete or incomplete[:1] in (".", "~"):
         return [CompletionItem(incomplete, type="file")]
-    return _sandboxes(ctx, incomplete, ":", "part") + _here(incomplete)
+    return _sandboxes(ctx, incomplete, ":", "part") + _local_files(incomplete)
 
 
-def _references(ctx: click.Context, incomplete: str) -> list[Item]:
-    """The references that images were made of, or are based on."""
-
-    def question(client: Client) -> list[Item]:
-        found = client.image.list().images
-        named = dict.fromkeys(i.source if i.kind == "reference" else i.base for i in found)
-        return [CompletionItem(reference) for reference in named if reference]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _references(client: Client) -> list[Item]:
+    """Return the references that images were made of, or are based on."""
+    named = dict.fromkeys(i.source if i.kind == "reference" else i.base for i in client.image.list().images)
+    return [CompletionItem(reference) for reference in named if reference]
 
 
 def _sources(ctx: click.Context, incomplete: str) -> list[Item]:
     """A path of the host, or a reference."""
     if "/" in incomplete[:3] or incomplete[:1] in (".", "~"):
         return [CompletionItem(incomplete, type="file")]
-    return _here(incomplete) + _references(ctx, incomplete)
+    return _local_files(incomplete) + _lookup(_references)(ctx, incomplete)
 
 
 def _prefixed(prefix: str, item: Item) -> Item:
     return CompletionItem(prefix + item.value, type=item.type, help=item.help)
 
 
-def _here(incomplete: str) -> list[Item]:
+def _local_files(incomplete: str) -> list[Item]:
     """The files of the present directory that begin so."""
     with contextlib.suppress(OSError), os.scandir() as entries:
         found = [(entry.name, entry.is_dir()) for entry in entries if entry.name.startswith(incomplete)]
@@ -236,69 +214,62 @@ def _here(incomplete: str) -> list[Item]:
     return []
 
 
-def _providers(ctx: click.Context, incomplete: str) -> list[Item]:
-    def question(client: Client) -> list[Item]:
-        found = client.daemon.capabilities().providers
-        return [CompletionItem(p.provider, help="works" if p.works else "does not work here") for p in found]
-
-    return _beginning(incomplete, _ask(ctx, question))
+def _providers(client: Client) -> list[Item]:
+    found = client.daemon.capabilities().providers
+    return [CompletionItem(p.provider, help="works" if p.works else "does not work here") for p in found]
 
 
 def _event_types(_: click.Context, incomplete: str) -> list[Item]:
     from sandkeep.events import EVENTS
 
     nouns = dict.fromkeys(kind.partition(".")[0] for kind in EVENTS)
-    return _beginning(incomplete, [CompletionItem(kind) for kind in ([*EVENTS] if "." in incomplete else nouns)])
+    return _matching(incomplete, [CompletionItem(kind) for kind in ([*EVENTS] if "." in incomplete else nouns)])
 
 
 def _methods(_: click.Context, incomplete: str) -> list[Item]:
     from sandkeep.protocol.methods import METHODS
 
-    return _beginning(incomplete, [CompletionItem(row.name, help=row.summary) for row in METHODS.values()])
+    return _matching(incomplete, [CompletionItem(row.name, help=row.summary) for row in METHODS.values()])
 
 
 def _commands(ctx: click.Context, incomplete: str) -> list[Item]:
     """The commands of the group that the words before name."""
     root = ctx.find_root()
     group: click.Command | None = root.command
-    for name in ctx.params.get("words") or ():
+    for name in ctx.params.get("names") or ():
         group = group.get_command(root, name) if isinstance(group, click.Group) else None
     return group.shell_complete(root, incomplete) if isinstance(group, click.Group) else []
 
 
 def _fixed(*words: str) -> Callable[[click.Context, str], list[Item]]:
-    return lambda _, incomplete: _beginning(incomplete, [CompletionItem(word) for word in words])
+    return lambda _, incomplete: _matching(incomplete, [CompletionItem(word) for word in words])
 
 
-def _variables(ctx: click.Context, incomplete: str) -> list[Item]:
-    return _fixed(*os.environ)(ctx, incomplete)
-
-
-def _left_to_the_shell(kind: str) -> Callable[[click.Context, str], list[Item]]:
+def _shell_completes(kind: str) -> Callable[[click.Context, str], list[Item]]:
     return lambda _, incomplete: [CompletionItem(incomplete, type=kind)]
 
 
 LOOKUPS.update(
     {
         "sandbox": _sandboxes,
-        "image": _images,
-        "snapshot": _snapshots,
-        "checkpoint": _checkpoints,
+        "image": _lookup(_images),
+        "snapshot": _lookup(_snapshots),
+        "checkpoint": _lookup(_checkpoints),
         "image source": _sources,
-        "reference": _references,
-        "lock": _locks,
+        "reference": _lookup(_references),
+        "lock": _lookup(_locks),
         "process": _processes,
         "running process": lambda ctx, incomplete: _processes(ctx, incomplete, running=True),
-        "place": _places,
+        "location": _locations,
         "signal": _fixed(*_SIGNALS),
         "event type": _event_types,
-        "provider": _providers,
+        "provider": _lookup(_providers),
         "method": _methods,
         "command": _commands,
-        "variable": _variables,
+        "variable": _fixed(*os.environ),
         "directory inside": _directories_inside,
-        "directory": _left_to_the_shell("directory"),
-        "file": _left_to_the_shell("file"),
+        "directory": _shell_completes("directory"),
+        "file": _shell_completes("file"),
     }
 )
 

@@ -12,7 +12,8 @@ import click
 from sandkeep.blocking import Client
 from sandkeep.cli.display.output import json_line, size
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import PLACE, Frontend, command, common
+from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.words import LOCATION
 from sandkeep.ids import NAME_PATTERN
 from sandkeep.model import Copied
 
@@ -27,31 +28,31 @@ _STREAM: Final = "-"
         "sandkeep cp $BOX:core.1 - | tar -xO | gdb -c /dev/stdin",
     ]
 )
-@click.argument("source", type=PLACE, metavar="SRC")
-@click.argument("target", type=PLACE, metavar="DST")
+@click.argument("source", type=LOCATION, metavar="SRC")
+@click.argument("target", type=LOCATION, metavar="DST")
 @common()
 def cp(front: Frontend, source: str, target: str) -> None:
-    """Copy the file or tree SRC to DST. One of them, or both, are in a sandbox: SANDBOX:PATH.
+    """Copy the file or directory SRC to DST. At least one of them is in a sandbox: SANDBOX:PATH.
 
-    It works as `cp -a` does, but for owners. Into an existing directory SRC is copied under its own name; a SRC that
-    ends in /. stands for the directory's contents. A relative PATH begins at the sandbox's working directory; a local
+    It works as `cp -a` does, except for owners. Into an existing directory SRC is copied under its own name; a SRC that
+    ends in /. stands for the directory's contents. A relative PATH starts at the sandbox's working directory; a local
     name with a colon is given as ./NAME. A single - is a tar archive on stdin or stdout.
     """
-    there, here = place(source), place(target)
+    there, here = parse_location(source), parse_location(target)
     if there is None and here is None:
         raise click.UsageError("neither SRC nor DST is in a sandbox: give one of them as SANDBOX:PATH")
     if not source or not target:
-        raise click.UsageError("an empty path is no place: give . for the directory you are in")
+        raise click.UsageError("empty path: give . for the working directory")
     with front.client() as client, ExitStack() as shown:
-        told = progress("copying")
+        display = progress("copying")
         if target != _STREAM:  # whatever reads the archive may write to the same terminal
-            shown.enter_context(told)
-        copied = _copy(client, (source, there), (target, here), lambda count: told(f"copying: {size(count)}"))
+            shown.enter_context(display)
+        copied = _copy(client, (source, there), (target, here), lambda count: display(f"copying: {size(count)}"))
     if front.as_json and target != _STREAM:
         json_line(copied)
 
 
-def place(word: str) -> tuple[str, str] | None:
+def parse_location(word: str) -> tuple[str, str] | None:
     """The sandbox and the path in it that a word names; None when it is a place on this machine."""
     match = _IN_SANDBOX.match(word)
     return (word.partition(":")[0], match["path"] or ".") if match else None
@@ -61,19 +62,19 @@ def _copy(
     client: Client,
     source: tuple[str, tuple[str, str] | None],
     target: tuple[str, tuple[str, str] | None],
-    moved: Callable[[int], None],
+    on_progress: Callable[[int], None],
 ) -> Copied:
     from sandkeep import transfer
 
     (local_source, there), (local_target, here) = source, target
-    watched = moved if sys.stderr.isatty() else None
+    on_terminal = on_progress if sys.stderr.isatty() else None
     if there and here:
-        return transfer.copy_across(client, *there, *here, moved=watched)
+        return transfer.copy_across(client, *there, *here, progress=on_terminal)
     if there and local_target == _STREAM:
         return transfer.send_archive(client, *there, 1)
     if there:
-        return transfer.copy_out(client, *there, local_target, moved=watched)
+        return transfer.copy_out(client, *there, local_target, progress=on_terminal)
     assert here is not None
     if local_source == _STREAM:
         return transfer.receive_archive(client, 0, *here)
-    return transfer.copy_in(client, os.fsencode(local_source), *here, moved=watched)
+    return transfer.copy_in(client, os.fsencode(local_source), *here, progress=on_terminal)

@@ -1,4 +1,4 @@
-"""The daemon itself: run it, ask how it is, call any of its methods."""
+"""The daemon itself: run it, show its status, call any of its methods."""
 
 import os
 import sys
@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 import click
 
 from sandkeep.cli.display.output import age, facts, json_line, paint, plain, size, terminal_width, wrap
-from sandkeep.cli.options import METHOD, Frontend, command, common
+from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.words import METHOD
 from sandkeep.errors import SetupError
 
 
@@ -18,7 +19,7 @@ def execute(script: str, arguments: list[str]) -> NoReturn:
     beside = os.path.join(os.path.dirname(sys.executable), script)
     path = beside if os.access(beside, os.X_OK) else shutil.which(script)
     if path is None:
-        raise SetupError("not_supported", f"{script} is not installed here: install sandkeep[daemon]")
+        raise SetupError("not_supported", f"{script} is not installed: install sandkeep[daemon]")
     sys.stdout.flush()
     os.execv(path, [script, *arguments])  # noqa: S606  # no shell is wanted
 
@@ -30,7 +31,7 @@ def execute(script: str, arguments: list[str]) -> NoReturn:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def daemon(ctx: click.Context, arguments: tuple[str, ...]) -> NoReturn:
-    """Run the daemon in the foreground: the same as sandkeepd, with its options.
+    """Run the daemon in the foreground, as sandkeepd does, with its options.
 
     `sandkeep daemon --help` lists them. Each stands for a setting, an environment variable.
     """
@@ -136,7 +137,7 @@ def _parameters(text: str | None) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(sys.stdin.read() if text == "-" else text or "{}")
     except msgspec.DecodeError as error:
-        raise click.BadParameter(f"that is not JSON: {error}", param_hint="JSON") from None
+        raise click.BadParameter(f"not JSON: {error}", param_hint="JSON") from None
     if not isinstance(value, dict):
         raise click.BadParameter("give the parameters by name, as one JSON object", param_hint="JSON")
     return value

@@ -7,7 +7,8 @@ import click
 from sandkeep.blocking import Client
 from sandkeep.cli.display.output import json_line, moment, note, paint, plain, terminal_width
 from sandkeep.cli.display.timeline import Names, clock, day, history_line, line
-from sandkeep.cli.options import EVENT_TYPE, SANDBOX, Frontend, command, common
+from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.words import EVENT_TYPE, SANDBOX
 from sandkeep.model import Event
 
 
@@ -18,21 +19,21 @@ from sandkeep.model import Event
         "sandkeep events --after now --follow --json",
     ]
 )
-@click.option("--after", metavar="TOKEN", help="Only those after this token; `now` for none of the past.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with new ones as they come.")
-@click.option("--sandbox", type=SANDBOX, metavar="SANDBOX", help="Only those of one sandbox and its processes.")
+@click.option("--after", metavar="TOKEN", help="Start after this token; `now` skips past events.")
+@click.option("--follow", "-f", is_flag=True, help="Follow new events.")
+@click.option("--sandbox", type=SANDBOX, metavar="SANDBOX", help="Only events of this sandbox and its processes.")
 @click.option(
     "--type",
     "kind",
     type=EVENT_TYPE,
     metavar="TYPE",
-    help="Only this type, such as process.exited, or this first word of it.",
+    help="Only this type, such as process.exited, or all with this first word.",
 )
 @common()
 def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None, kind: str | None) -> None:
-    """Show events, in the order in which they were committed."""
+    """Show events, in commit order."""
     if kind:
-        _doubt(kind)
+        _warn_if_unknown(kind)
     with front.client() as client:
         found = client.follow_events(after, sandbox_id=sandbox, type=kind, follow=follow)
         if front.as_json and not follow:
@@ -43,10 +44,8 @@ def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None
     return None
 
 
-def _doubt(kind: str) -> None:
-    """Warn about an unknown event type, as a follower of a mistyped one would wait for ever; a newer daemon may know
-    it.
-    """
+def _warn_if_unknown(kind: str) -> None:
+    """Warn about an unknown event type, which may be mistyped, or of a newer daemon."""
     from difflib import get_close_matches
 
     from sandkeep.events import EVENTS
@@ -54,7 +53,7 @@ def _doubt(kind: str) -> None:
     if kind in {*EVENTS, *(known.partition(".")[0] for known in EVENTS)}:
         return
     near = get_close_matches(kind, EVENTS, n=1)
-    note(f"sandkeep: {plain(kind)} is no type of event that is known here" + (f": is it {near[0]}?" if near else ""))
+    note(f"sandkeep: {plain(kind)} is not a known event type" + (f": did you mean {near[0]}?" if near else ""))
 
 
 class _Lines:
@@ -77,10 +76,10 @@ class _Lines:
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @common()
 def history(front: Frontend, sandbox: str) -> None:
-    """The life of one sandbox and of its processes, event by event.
+    """Show the events of one sandbox and its processes.
 
-    A filled lozenge is a moment that `restore --at` goes back to, by the position before it: a snapshot, or files of
-    one that it was given. An empty one is of a snapshot that was deleted.
+    A filled lozenge marks a snapshot or checkpoint that `restore --at` can restore, by the position before it; an
+    empty one, a snapshot or checkpoint that was deleted.
     """
     with front.client() as client:
         found = list(_history(client, sandbox))

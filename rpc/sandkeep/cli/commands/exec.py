@@ -1,4 +1,4 @@
-"""`exec` and `run`: start a process and, unless told otherwise, follow it to its end.
+"""`exec` and `run`: start a process and, unless detached, follow it to its end.
 
 Both launch and then follow the journal, so output streams as it comes and a signal always has a target. That is two
 short requests more than `sandbox.exec` takes; beside the start of this command itself they do not show.
@@ -12,23 +12,22 @@ from sandkeep.cli.attach.session import attach
 from sandkeep.cli.display.output import json_line
 from sandkeep.cli.exit_codes import OWN_FAILURE
 from sandkeep.cli.options import (
-    PROCESS,
-    SANDBOX,
     Frontend,
     command,
     common,
     cwd_option,
     env_option,
-    given,
+    non_empty,
     secret_option,
     timeout_option,
 )
+from sandkeep.cli.words import PROCESS, SANDBOX
 from sandkeep.model import Process
 
 
 def _launch(front: Frontend, sandbox: str, command: tuple[str, ...], **options: Any) -> Process:
     with front.client() as client:
-        process = client.process.launch(sandbox, list(command), **given(**options))
+        process = client.process.launch(sandbox, list(command), **non_empty(**options))
     assert isinstance(process, Process)
     return process
 
@@ -43,38 +42,20 @@ def _launch(front: Frontend, sandbox: str, command: tuple[str, ...], **options: 
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.option("--interactive", "-i", is_flag=True, help="Pass standard input on to it.")
+@click.option("--interactive", "-i", is_flag=True, help="Pass standard input to the command.")
 @timeout_option
 @env_option
 @secret_option
 @cwd_option
 @common(OWN_FAILURE)
-def exec_(
-    front: Frontend,
-    sandbox: str,
-    command: tuple[str, ...],
-    interactive: bool,
-    timeout: float | None,
-    env: Any,
-    secret: Any,
-    cwd: str | None,
-) -> int:
-    """Run COMMAND in SANDBOX to its end, with its output as it comes.
+def exec_(front: Frontend, sandbox: str, command: tuple[str, ...], interactive: bool, **options: Any) -> int:
+    """Run COMMAND in SANDBOX, stream its output, and wait for its end.
 
-    Exits with the command's own code; 124 when its time was up; 125 when Sandkeep itself failed. Ctrl-C interrupts the
-    command and all it started, Ctrl-\\ has them quit; a second Ctrl-C kills them. With --json: one document at the end,
+    Exits with the command's own code; 124 on timeout; 125 when Sandkeep itself failed. Ctrl-C sends INT to the
+    command and its children, Ctrl-\\ sends QUIT; a second Ctrl-C kills them. With --json: one document at the end,
     output in base64.
     """
-    process = _launch(
-        front,
-        sandbox,
-        command,
-        env=dict(env),
-        secrets=dict(secret),
-        working_dir=cwd,
-        stdin=interactive or None,
-        timeout_s=timeout,
-    )
+    process = _launch(front, sandbox, command, stdin=interactive, **options)
     return attach(front, process, interactive=interactive, kill_when_unread=True)
 
 
@@ -88,46 +69,35 @@ def exec_(
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=PROCESS, metavar="NAME")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.option("--tty", "-t", is_flag=True, help="Give it a terminal, and be at that.")
-@click.option("--detach", "-d", is_flag=True, help="Start it and return.")
-@click.option("--interactive", "-i", is_flag=True, help="Pass standard input on to it.")
+@click.option("--tty", "-t", is_flag=True, help="Run it in a terminal, and attach to that.")
+@click.option("--detach", "-d", is_flag=True, help="Run it in the background.")
+@click.option("--interactive", "-i", is_flag=True, help="Pass standard input to the command.")
 @timeout_option
 @env_option
 @secret_option
 @cwd_option
 @common(OWN_FAILURE)
 def run(
-    front: Frontend,
-    sandbox: str,
-    name: str,
-    command: tuple[str, ...],
-    tty: bool,
-    detach: bool,
-    interactive: bool,
-    timeout: float | None,
-    env: Any,
-    secret: Any,
-    cwd: str | None,
+    front: Frontend, sandbox: str, command: tuple[str, ...], tty: bool, detach: bool, interactive: bool, **options: Any
 ) -> int:
-    """Start COMMAND in SANDBOX as a process called NAME, and follow it as `exec` does; Ctrl-\\ leaves it running.
+    """Start COMMAND in SANDBOX as a process called NAME, and follow it as `exec` does; Ctrl-\\ detaches.
 
-    With --tty it has a terminal, of the size of yours, which is shown as `attach` does; its output is in `logs`. With
-    --detach its process id is printed and it runs in the background: see `ps`, `attach`, `logs`, `kill` and `wait`.
+    With --tty it runs in a terminal of the size of yours, shown as `attach` does; its output is in `logs`. With
+    --detach it runs in the background and its process id is printed: see `ps`, `attach`, `logs`, `kill` and `wait`.
     """
     if detach and interactive:
-        raise click.UsageError("--detach and --interactive exclude each other: a detached process has no input")
-    options = {"env": dict(env), "secrets": dict(secret), "working_dir": cwd, "timeout_s": timeout, "name": name}
+        raise click.UsageError("--detach and --interactive cannot be combined: a detached process has no input")
     if tty:
         from sandkeep.cli.attach.terminal import OwnTerminal
         from sandkeep.cli.commands.shell import show_from_start
 
         own = OwnTerminal()
         process = _launch(front, sandbox, command, **options, **own.request())
-        return _tell(front, process) if detach else show_from_start(front, process, own)
-    process = _launch(front, sandbox, command, **options, stdin=interactive or None)
-    return _tell(front, process) if detach else attach(front, process, interactive=interactive)
+        return _print_id(front, process) if detach else show_from_start(front, process, own)
+    process = _launch(front, sandbox, command, stdin=interactive, **options)
+    return _print_id(front, process) if detach else attach(front, process, interactive=interactive)
 
 
-def _tell(front: Frontend, process: Process) -> int:
+def _print_id(front: Frontend, process: Process) -> int:
     json_line(process) if front.as_json else print(process.process_id)
     return 0

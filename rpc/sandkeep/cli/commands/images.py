@@ -1,23 +1,15 @@
-"""Images: make one of a directory, a Dockerfile or a reference; list, show, remove."""
+"""Images: create from a directory, a Dockerfile or a reference; list, show, remove."""
 
 import os
+from typing import Any
 
 import click
 
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import (
-    FILE,
-    IMAGE,
-    PROVIDER,
-    REFERENCE,
-    SOURCE,
-    Frontend,
-    command,
-    common,
-    given,
-    label_option,
-)
+from sandkeep.cli.options import Frontend, command, common, label_option, non_empty
+from sandkeep.cli.words import FILE, IMAGE, PROVIDER, REFERENCE, SOURCE
+from sandkeep.clients.pages import every
 from sandkeep.model import Image
 
 
@@ -35,33 +27,26 @@ from sandkeep.model import Image
     "--provider",
     type=PROVIDER,
     metavar="NAME",
-    help="Who shall run its sandboxes: `local` for a plain directory, else `docker`, if it is left out.",
+    help="Provider of its sandboxes (default: `local` for a plain directory, else `docker`).",
 )
-@click.option("--base", type=REFERENCE, metavar="REF", help="Put the directory onto this image, as /workspace.")
-@click.option("--dockerfile", type=FILE, metavar="FILE", help="The Dockerfile's path below PATH, if it is another.")
+@click.option("--base", type=REFERENCE, metavar="REF", help="Copy the directory onto this image, as /workspace.")
 @click.option(
-    "--clean", is_flag=True, help="Make a new image even if one of the same content is there, and build all of it."
+    "--dockerfile", type=FILE, metavar="FILE", help="Path of the Dockerfile, below PATH (default: Dockerfile)."
+)
+@click.option(
+    "--clean", is_flag=True, help="Create a new image even if one has the same content, and build without cache."
 )
 @label_option
 @common()
-def create(
-    front: Frontend,
-    source: str,
-    provider: str | None,
-    base: str | None,
-    dockerfile: str | None,
-    clean: bool,
-    label: tuple[tuple[str, str], ...],
-) -> None:
-    """Make an image and print its id.
+def create(front: Frontend, source: str, **options: Any) -> None:
+    """Create an image and print its id.
 
-    PATH is a directory: a plain one is copied for the local provider, one that holds a Dockerfile is built for Docker,
-    as is the path of a Dockerfile. REF is the reference of a container image, such as python:3.11-slim, which is pulled
-    if it is missing. An existing path, and any name that begins with `/`, `./`, `../` or `~`, is a PATH.
+    PATH is a directory or a Dockerfile: a plain directory is copied for the local provider; a Dockerfile, or a
+    directory that holds one, is built for Docker. REF is the reference of a container image, such as python:3.11-slim,
+    which is pulled if it is missing. An existing path, or a name that begins with `/`, `./`, `../` or `~`, is a PATH.
     """
-    options = given(provider=provider, base=base, dockerfile=dockerfile, clean=clean, labels=dict(label))
-    with progress("making an image") as told, front.client() as client:
-        image = client.image.create(_source(source), progress=told, **options)
+    with progress("creating an image") as display, front.client() as client:
+        image = client.image.create(_source(source), progress=display, **non_empty(**options))
     if front.as_json:
         return json_line(image)
     if image.skipped_count:
@@ -72,24 +57,24 @@ def create(
 def _source(word: str) -> str:
     """The whole path that a word means, or the reference that it is."""
     if not word:
-        raise click.BadParameter("it is empty: give a directory or a reference", param_hint="PATH|REF")
+        raise click.BadParameter("empty: give a directory or a reference", param_hint="PATH|REF")
     if not (os.path.lexists(word) or word.startswith(("/", "./", "../", "~")) or word in (".", "..")):
         return word
     try:
         return os.path.abspath(os.path.expanduser(word))
     except FileNotFoundError:
-        raise click.BadParameter("the present directory was removed: give a whole path", param_hint="PATH") from None
+        raise click.BadParameter(
+            "the working directory was removed: give an absolute path", param_hint="PATH"
+        ) from None
 
 
 @command(examples=["sandkeep image ls", "sandkeep image ls --json | jq -r '.[].image_id'"])
-@click.option("--all", "-a", "everything", is_flag=True, help="Also those that failed or were removed.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Include failed and removed images.")
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List images."""
-    from sandkeep.clients.pages import every
-
     with front.client() as client:
-        images: list[Image] = every(client.image.list, "images", all=everything)
+        images: list[Image] = every(client.image.list, all=everything)
     if front.as_json:
         return json_line(images)
     rows = [
@@ -140,9 +125,5 @@ def get(front: Frontend, image: str) -> None:
 @click.argument("images", nargs=-1, required=True, type=IMAGE, metavar="IMAGE...")
 @common()
 def rm(front: Frontend, images: tuple[str, ...]) -> None:
-    """Remove images that no sandbox needs, and print their ids."""
-    with front.client() as client:
-        for image in images:
-            with progress(f"removing {image}") as told:
-                removed = client.image.remove(image, progress=told)
-            json_line(removed) if front.as_json else print(removed.image_id, flush=True)
+    """Remove images that no sandbox uses, and print their ids."""
+    front.for_each("removing", "image.remove", images)

@@ -1,10 +1,12 @@
-"""Locks of sandboxes that several daemons share: take one, give it back, show and list them."""
+"""Locks of shared sandboxes: acquire, release, show, list."""
 
 import click
 
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, identifier, json_line, status, table, when
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import LOCK, Frontend, command, common, given
+from sandkeep.cli.options import Frontend, command, common, non_empty
+from sandkeep.cli.words import LOCK
+from sandkeep.clients.pages import every
 from sandkeep.model import Lock
 
 
@@ -21,32 +23,31 @@ from sandkeep.model import Lock
     "timeout_s",
     type=float,
     metavar="SECONDS",
-    help="How long to wait while somebody else holds it: 30 if it is left out, 0 for not at all.",
+    help="Maximum time to wait for another owner; 0 to fail at once (default: 30).",
 )
 @common()
 def acquire(front: Frontend, name: str, timeout_s: float | None) -> None:
-    """Take a lock and print its id.
+    """Acquire a lock and print its id.
 
-    The daemon keeps it until it is released. NAME is that of the sandbox that daemons share. Interrupted while it
-    waits, the command has taken nothing.
+    The daemon holds it until it is released. NAME is that of the shared sandbox. An interrupted wait acquires nothing.
     """
-    with progress(f"waiting for {name}") as told, front.client() as client:
-        lock = client.lock.acquire(name, progress=told, **given(timeout_s=timeout_s))
+    with progress(f"waiting for {name}") as display, front.client() as client:
+        lock = client.lock.acquire(name, progress=display, **non_empty(timeout_s=timeout_s))
     return json_line(lock) if front.as_json else print(lock.lock_id)
 
 
 @command(examples=["sandkeep lock release sandbox-1f2e", "sandkeep lock release $LOCK"])
 @click.argument("name", type=LOCK, metavar="LOCK")
-@click.option("--force", is_flag=True, help="Free it whoever holds it, and mend its document. For administrators.")
+@click.option("--force", is_flag=True, help="Free it from any owner, and repair its document. For administrators.")
 @common()
 def release(front: Frontend, name: str, force: bool) -> None:
     """Release a lock and print its id. LOCK is its name, or the id of one acquisition.
 
     With `--force` its owner, on any machine, loses it, and later writes of that owner are refused: make sure first that
-    the owner is really gone.
+    the owner has gone.
     """
-    with progress(f"releasing {name}") as told, front.client() as client:
-        lock = client.lock.release(name, progress=told, **given(force=force or None))
+    with progress(f"releasing {name}") as display, front.client() as client:
+        lock = client.lock.release(name, progress=display, **non_empty(force=force or None))
     return json_line(lock) if front.as_json else print(lock.lock_id)
 
 
@@ -54,7 +55,7 @@ def release(front: Frontend, name: str, force: bool) -> None:
 @click.argument("name", type=LOCK, metavar="LOCK")
 @common()
 def get(front: Frontend, name: str) -> None:
-    """Show a lock as this daemon has it. LOCK is its name, which means its last acquisition, or the id of one."""
+    """Show a lock, as this daemon knows it. LOCK is its name, for its last acquisition, or the id of an acquisition."""
     with front.client() as client:
         lock = client.lock.get(name)
     if front.as_json:
@@ -68,7 +69,7 @@ def get(front: Frontend, name: str) -> None:
             ("fence", lock.fence),
             ("where", lock.where),
             ("owner", lock.owner),
-            ("known there as", lock.owner_id),
+            ("owner id", lock.owner_id),
             ("requested", when(lock.requested_at)),
             ("acquired", when(lock.acquired_at)),
             ("ended", when(lock.ended_at)),
@@ -79,14 +80,12 @@ def get(front: Frontend, name: str) -> None:
 
 
 @command(examples=["sandkeep lock ls", "sandkeep lock ls --all"])
-@click.option("--all", "-a", "everything", is_flag=True, help="Also those that are over, or came to nothing.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Include acquisitions that ended or failed.")
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List the locks that this daemon holds."""
-    from sandkeep.clients.pages import every
-
     with front.client() as client:
-        found: list[Lock] = every(client.lock.list, "locks", all=everything)
+        found: list[Lock] = every(client.lock.list, all=everything)
     if front.as_json:
         return json_line(found)
     rows = [(i.name, i.status, age(i.requested_at), i.fence or "", i.lock_id, i.where) for i in found]

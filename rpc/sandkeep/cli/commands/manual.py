@@ -17,20 +17,20 @@ from sandkeep.version import VERSION
 
 @command(examples=["sandkeep manual | man -l -", "sandkeep manual > ~/.local/share/man/man1/sandkeep.1"])
 def manual() -> None:
-    """Print the manual page, in the form that `man` reads."""
+    """Print the manual page, for `man -l -`."""
     print(man_page(), end="")
 
 
 @command("help", examples=["sandkeep help exec", "sandkeep help image create"])
-@click.argument("words", nargs=-1, type=Word("command"), metavar="[COMMAND]...")
+@click.argument("names", nargs=-1, type=Word("command"), metavar="[COMMAND]...")
 @click.pass_context
-def help_(ctx: click.Context, words: tuple[str, ...]) -> None:
+def help_(ctx: click.Context, names: tuple[str, ...]) -> None:
     """Show the help of a command."""
     context = ctx.find_root()
-    for name in words:
+    for name in names:
         group = context.command
         if not isinstance(group, click.Group):
-            raise click.UsageError(f"{context.command_path} has no commands of its own", ctx)
+            raise click.UsageError(f"{context.command_path} has no subcommands", ctx)
         _, found, _ = group.resolve_command(context, [name])
         assert found is not None
         context = click.Context(found, info_name=name, parent=context)
@@ -49,7 +49,7 @@ def _page() -> Iterator[str]:
     yield from (".SH SYNOPSIS", ".B sandkeep", "[\\fIOPTIONS\\fR] \\fICOMMAND\\fR [\\fIARGS\\fR]...")
     yield from (".SH DESCRIPTION", *_filled(_DESCRIPTION))
     yield from (".SH OPTIONS", "Before a command:", *_definitions(root_options()))
-    yield from (".PP", "Every command that answers takes:", *_definitions(common_options()))
+    yield from (".PP", "Commands that call the daemon also take:", *_definitions(common_options()))
     yield ".SH COMMANDS"
     for subject, found in entries():
         yield f".SS {_text(subject)}"
@@ -59,19 +59,19 @@ def _page() -> Iterator[str]:
     yield from (".SH EXIT STATUS", *_definitions((str(code), meaning) for code, meaning in EXIT_CODES.items()))
     yield ".SH ENVIRONMENT"
     yield from _definitions((s.name, f"{s.summary} Default: {s.shown_default}.") for s in ALL_SETTINGS.values())
-    yield from _definitions([("NO_COLOR", "When it is set, there are no colours; --color is stronger.")])
+    yield from _definitions([("NO_COLOR", "Disables colours when set; --color overrides it.")])
     yield from (".SH FILES", *_definitions(_FILES))
     yield from (".SH SEE ALSO", ".BR tmux (1),", ".BR bwrap (1)")
 
 
 _REVISED: Final = "2026-11-21"  # of this version
 _DESCRIPTION: Final = (
-    "Ids and answers go to stdout, everything else to stderr. With `--json` the answer is one JSON document, or one a "
-    "line while following. Progress and colours are for terminals: piped, there is neither, and nothing is cut."
+    "Ids and results go to stdout, everything else to stderr. With `--json` the result is one JSON document, or one a "
+    "line while following. Progress, colours and shortened columns are for terminals only."
 )
 _FILES: Final = [
-    ("/run/sandkeep/sandkeep.sock", "The socket of the system's daemon; for one of your own see SANDKEEP_SOCKET."),
-    ("/var/lib/sandkeep", "What the system's daemon keeps; for one of your own see SANDKEEP_STATE_DIR."),
+    ("/run/sandkeep/sandkeep.sock", "Socket of the system daemon; for a user's see SANDKEEP_SOCKET."),
+    ("/var/lib/sandkeep", "State of the system daemon; for a user's see SANDKEEP_STATE_DIR."),
 ]
 
 

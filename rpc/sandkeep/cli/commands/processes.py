@@ -1,28 +1,29 @@
-"""Processes that run by themselves: list them, read them, signal them, wait for them."""
+"""Processes: list, show their output, signal, wait."""
 
 import shlex
+from functools import partial
 
 import click
 from msgspec.structs import replace
 
 from sandkeep.cli.attach.journals import STREAMS
-from sandkeep.cli.attach.session import Descriptors, Reader, Sink, tell_of_memory
+from sandkeep.cli.attach.session import Descriptors, Reader, exit_code
 from sandkeep.cli.display.output import age, json_line, note, plain, status, table
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.options import PROCESS, RUNNING, SANDBOX, SIGNAL, Frontend, command, common
+from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.words import PROCESS, RUNNING, SANDBOX, SIGNAL
+from sandkeep.clients.pages import every
 from sandkeep.model import Process, ProcessOutput
 
 
 @command(examples=["sandkeep ps", "sandkeep ps $BOX --all"])
 @click.argument("sandbox", required=False, type=SANDBOX, metavar="[SANDBOX]")
-@click.option("--all", "-a", "everything", is_flag=True, help="Also those that ended.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Include processes that ended.")
 @common()
 def ps(front: Frontend, sandbox: str | None, everything: bool) -> None:
-    """List the processes of one sandbox, or of all."""
-    from sandkeep.clients.pages import every
-
+    """List the processes of one sandbox, or of all sandboxes."""
     with front.client() as client:
-        found: list[Process] = every(client.process.list, "processes", sandbox_id=sandbox, all=everything)
+        found: list[Process] = every(client.process.list, sandbox_id=sandbox, all=everything)
     if front.as_json:
         return json_line(found)
     if sandbox is None:
@@ -41,21 +42,11 @@ def _status(process: Process) -> str:
     return f"exited {process.exit_code}" if process.status == "exited" else process.status
 
 
-class _Only:
-    """Lets one stream through."""
-
-    def __init__(self, sink: Sink, stream: str) -> None:
-        self._sink = sink
-        self._without = {"stderr": b""} if stream == "stdout" else {"stdout": b""}
-
-    def take(self, output: ProcessOutput) -> None:
-        self._sink.take(replace(output, **self._without))
-
-
-class _JsonLines:
-    def take(self, output: ProcessOutput) -> None:
-        if output.stdout or output.stderr or output.ended:
-            json_line(output)
+def _print_json(output: ProcessOutput, stream: str | None) -> None:
+    if stream:
+        output = replace(output, **{other: b"" for other in STREAMS if other != stream})
+    if output.stdout or output.stderr or output.ended:
+        json_line(output)
 
 
 @command(
@@ -67,10 +58,10 @@ class _JsonLines:
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=PROCESS, metavar="NAME")
-@click.option("--follow", "-f", is_flag=True, help="Go on as it writes, until it ends.")
-@click.option("--since", type=click.IntRange(0), metavar="OFFSET", help="From this byte of each stream on.")
-@click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="From the last N lines of each stream on.")
-@click.option("--stream", type=click.Choice(STREAMS), help="Only this one.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the output until the process ends.")
+@click.option("--since", type=click.IntRange(0), metavar="OFFSET", help="Start at this byte of each stream.")
+@click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="Start at the last N lines of each stream.")
+@click.option("--stream", type=click.Choice(STREAMS), help="Show only this stream.")
 @common()
 def logs(
     front: Frontend, sandbox: str, name: str, follow: bool, since: int | None, tail: int | None, stream: str | None
@@ -80,16 +71,13 @@ def logs(
     With --json: one document for each piece, with its offsets; bytes in base64.
     """
     if since is not None and tail is not None:
-        raise click.UsageError("--since and --tail exclude each other: both say where to begin")
-    reader = Reader(front, sandbox, name)
-    try:
+        raise click.UsageError("--since and --tail cannot be combined: both say where to start")
+    with Reader(front, sandbox, name) as reader:
         at = (since or 0, since or 0) if tail is None else reader.last_lines(tail)
         if front.as_json:
-            reader.follow(_Only(_JsonLines(), stream) if stream else _JsonLines(), *at, follow=follow)
+            reader.follow(partial(_print_json, stream=stream), *at, follow=follow)
         else:
             _show(reader, Descriptors((stream,) if stream else STREAMS), at, follow=follow)
-    finally:
-        reader.close()
 
 
 def _show(reader: Reader, sink: Descriptors, at: tuple[int, int], *, follow: bool) -> None:
@@ -112,11 +100,11 @@ def _show(reader: Reader, sink: Descriptors, at: tuple[int, int], *, follow: boo
     metavar="SIGNAL",
     default="TERM",
     show_default=True,
-    help="Its name or number.",
+    help="Name or number of the signal.",
 )
 @common()
 def kill(front: Frontend, sandbox: str, name: str, signal_name: str) -> None:
-    """Send a signal to a process and to all that it started."""
+    """Send a signal to a process and its group."""
     with front.client() as client:
         process = client.process.signal(sandbox, name, signal=signal_name.upper())
     if front.as_json:
@@ -126,31 +114,23 @@ def kill(front: Frontend, sandbox: str, name: str, signal_name: str) -> None:
 @command(examples=["sandkeep wait $BOX build", "sandkeep wait $BOX build --timeout 60"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=PROCESS, metavar="NAME")
-@click.option("--timeout", type=float, metavar="SECONDS", help="How long to wait; the process goes on.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Maximum time to wait; the process keeps running.")
 @common(OWN_FAILURE)
 def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int:
-    """Wait until a process has ended, and exit with its code.
+    """Wait until a process exits, and exit with its code.
 
-    Exits with 124 when the wait, or the process's own time, was up; with 125 when nobody saw how it ended.
+    Exits with 124 when the wait or the process timed out, and with 125 when the process's exit code is unknown.
     """
     from sandkeep.errors import StateError
 
-    reader = Reader(front, sandbox, name)
     try:
-        process = reader.wait(timeout)
+        with Reader(front, sandbox, name) as reader:
+            process = reader.wait(timeout)
     except StateError as error:
         if error.code != "timeout":
             raise
         note(f"sandkeep: {plain(error.message)}")
         return TIMED_OUT
-    finally:
-        reader.close()
     if front.as_json:
         json_line(process)
-    if process.timed_out:
-        return TIMED_OUT
-    if process.exit_code is None:
-        note(f"sandkeep: {plain(process.error or f'the process is {process.status}')}")
-        return OWN_FAILURE
-    tell_of_memory(process)
-    return process.exit_code
+    return TIMED_OUT if process.timed_out else exit_code(process, process)

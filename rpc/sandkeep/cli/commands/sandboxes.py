@@ -1,4 +1,4 @@
-"""Sandboxes: make, list, show, end."""
+"""Sandboxes: create, list, show, suspend, resume, terminate."""
 
 from typing import Any
 
@@ -7,10 +7,6 @@ import click
 from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
-    IMAGE,
-    INSIDE,
-    PROVIDER,
-    SANDBOX,
     At,
     Frontend,
     Mount,
@@ -18,11 +14,13 @@ from sandkeep.cli.options import (
     command,
     common,
     env_option,
-    given,
     label_option,
+    non_empty,
     sandbox_name_option,
     secret_option,
 )
+from sandkeep.cli.words import IMAGE, INSIDE, PROVIDER, SANDBOX
+from sandkeep.clients.pages import every
 from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 
 
@@ -36,51 +34,52 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 )
 @click.argument("image", type=IMAGE, metavar="IMAGE")
 @sandbox_name_option
-@click.option("--provider", type=PROVIDER, metavar="NAME", help="Who runs it; the image's own provider otherwise.")
-@click.option("--cpus", type=float, metavar="N", help="How many processors it may use.")
-@click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="Memory, such as 512M.")
-@click.option("--pids", type=int, metavar="N", help="How many processes it may have.")
-@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="How much it may write, such as 2G.")
-@click.option("--network", type=click.Choice(["none", "host", "bridge"]), help="What it reaches; none unless given.")
+@click.option("--provider", type=PROVIDER, metavar="NAME", help="Provider to run on (default: the image's).")
+@click.option("--cpus", type=float, metavar="N", help="CPU limit, in cores.")
+@click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="Memory limit, such as 512M.")
+@click.option("--pids", type=int, metavar="N", help="Maximum number of processes.")
+@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="Disk limit, such as 2G.")
+@click.option("--network", type=click.Choice(["none", "host", "bridge"]), help="Network mode (default: none).")
 @click.option(
     "--volume",
     "volumes",
     type=Mount(),
     multiple=True,
     metavar="SOURCE:PLACE[:ro]",
-    help="A volume of yours by its name, or, for administrators, a directory of the host, at PLACE inside.",
+    help="Mount a named volume, or (administrators only) a host directory, at PLACE.",
 )
-@click.option("--user", metavar="UID[:GID]", help="Who its processes are, inside.")
-@click.option("--read-only", is_flag=True, help="It cannot change its files.")
-@click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Where its processes start.")
+@click.option("--user", metavar="UID[:GID]", help="User of its processes.")
+@click.option("--read-only", is_flag=True, help="Mount its files read-only.")
+@click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Working directory of its processes.")
 @click.option(
-    "--isolation", type=click.Choice(["default", "none"]), help="`none` runs it unisolated, for administrators."
+    "--isolation", type=click.Choice(["default", "none"]), help="Isolation; `none` is for administrators only."
 )
 @click.option(
-    "--idle-timeout", "idle_timeout_s", type=float, metavar="SECONDS", help="End it when nothing ran for that long."
+    "--idle-timeout",
+    "idle_timeout_s",
+    type=float,
+    metavar="SECONDS",
+    help="Terminate it after this time without processes.",
 )
-@click.option("--max-lifetime", "max_lifetime_s", type=float, metavar="SECONDS", help="End it at that age.")
+@click.option("--max-lifetime", "max_lifetime_s", type=float, metavar="SECONDS", help="Terminate it at this age.")
 @env_option
 @secret_option
 @label_option
 @common()
-def create(front: Frontend, image: str, env: Any, secret: Any, label: Any, volumes: Any, **spec: Any) -> None:
-    """Make a sandbox from IMAGE, start it and print its id."""
-    options = given(env=dict(env), secrets=dict(secret), labels=dict(label), volumes=list(volumes), **spec)
-    with progress("starting a sandbox") as told, front.client() as client:
-        sandbox = client.sandbox.create(image, progress=told, **options)
+def create(front: Frontend, image: str, **spec: Any) -> None:
+    """Create and start a sandbox from IMAGE, and print its id."""
+    with progress("starting a sandbox") as display, front.client() as client:
+        sandbox = client.sandbox.create(image, progress=display, **non_empty(**spec))
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 
 
 @command(examples=["sandkeep ls", "sandkeep ls --all --json | jq -r '.[].sandbox_id'"])
-@click.option("--all", "-a", "everything", is_flag=True, help="Also those that ended.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Include sandboxes that ended.")
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List sandboxes."""
-    from sandkeep.clients.pages import every
-
     with front.client() as client:
-        found: list[Sandbox] = every(client.sandbox.list, "sandboxes", all=everything)
+        found: list[Sandbox] = every(client.sandbox.list, all=everything)
     if front.as_json:
         return json_line(found)
     named = any(s.name for s in found)
@@ -109,11 +108,11 @@ def _remark(sandbox: Sandbox) -> str:
 @command(examples=["sandkeep get $BOX", "sandkeep get $BOX --json | jq .spec", "sandkeep get $BOX --at 17"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.option(
-    "--at", type=At(times=False), metavar="POSITION", help="As it was after this event, by `sandkeep history`."
+    "--at", type=At(times=False), metavar="POSITION", help="Show it as it was after this event of `sandkeep history`."
 )
 @common()
 def get(front: Frontend, sandbox: str, at: dict[str, Any] | None) -> None:
-    """Show a sandbox. With --at, its state at a position, with its processes and snapshots then."""
+    """Show a sandbox; with --at as it was at a position, with its processes and snapshots."""
     with front.client() as client:
         if at is not None:
             return _show_at(front, client.event.state_at(sandbox, **at))
@@ -126,14 +125,14 @@ def _show_at(front: Frontend, found: SandboxAt) -> None:
         return json_line(found)
     import shlex
 
-    left_out = f"{found.left_out} processes or snapshots are left out" if found.left_out else None
+    left_out = f"{found.left_out} more processes or snapshots are not shown" if found.left_out else None
     return facts(
         [
             ("at", f"position {found.position}, {when(found.time)}"),
             *_describe(found.sandbox),
             *(("runs", f"{p.name}: {shlex.join(p.command)}") for p in found.processes if p.ended_at is None),
-            *(("kept", " ".join(filter(None, [s.snapshot_id, s.status, s.name]))) for s in found.snapshots),
-            *(("kept", " ".join(filter(None, [c.checkpoint_id, c.status, c.name]))) for c in found.checkpoints),
+            *(("snapshots", " ".join(filter(None, [s.snapshot_id, s.status, s.name]))) for s in found.snapshots),
+            *(("checkpoints", " ".join(filter(None, [c.checkpoint_id, c.status, c.name]))) for c in found.checkpoints),
             ("note", found.note),
             ("note", left_out),
         ]
@@ -186,36 +185,24 @@ def _describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
 @click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
 @common()
 def rm(front: Frontend, sandboxes: tuple[str, ...]) -> None:
-    """End sandboxes, with all that runs in them, and print their ids. Logs and history stay readable."""
-    with front.client() as client:
-        for sandbox in sandboxes:
-            with progress(f"ending {sandbox}") as told:
-                ended = client.sandbox.terminate(sandbox, progress=told)
-            json_line(ended) if front.as_json else print(ended.sandbox_id, flush=True)
+    """Terminate sandboxes, with all their processes, and print their ids. Logs and history stay readable."""
+    front.for_each("terminating", "sandbox.terminate", sandboxes)
 
 
 @command(examples=["sandkeep suspend $BOX", "sandkeep suspend tests other"])
 @click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
 @common()
 def suspend(front: Frontend, sandboxes: tuple[str, ...]) -> None:
-    """Freeze sandboxes, and print their ids. `resume` thaws them."""
-    with front.client() as client:
-        for sandbox in sandboxes:
-            with progress(f"suspending {sandbox}") as told:
-                suspended = client.sandbox.suspend(sandbox, progress=told)
-            json_line(suspended) if front.as_json else print(suspended.sandbox_id, flush=True)
+    """Freeze sandboxes, and print their ids. Use `resume` to continue them."""
+    front.for_each("suspending", "sandbox.suspend", sandboxes)
 
 
 @command(examples=["sandkeep resume $BOX", "sandkeep resume $BOX --secret TOKEN"])
 @click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
 @secret_option
 @common()
-def resume(front: Frontend, sandboxes: tuple[str, ...], secret: Any) -> None:
-    """Resume suspended sandboxes, and print their ids. A lost or failed one is restarted from its files, where its
-    provider can do that; give its secrets again then.
+def resume(front: Frontend, sandboxes: tuple[str, ...], secrets: dict[str, str]) -> None:
+    """Resume suspended sandboxes, and print their ids. Lost and failed ones are restarted from their files, if their
+    provider supports it; give their secrets again then.
     """
-    with front.client() as client:
-        for sandbox in sandboxes:
-            with progress(f"resuming {sandbox}") as told:
-                resumed = client.sandbox.resume(sandbox, secrets=dict(secret), progress=told)
-            json_line(resumed) if front.as_json else print(resumed.sandbox_id, flush=True)
+    front.for_each("resuming", "sandbox.resume", sandboxes, secrets=secrets)

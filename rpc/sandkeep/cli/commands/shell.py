@@ -1,4 +1,4 @@
-"""`attach` and `shell`: being at the terminal of a process.
+"""`attach` and `shell`: the terminal of a process on ours.
 
 The daemon hands over the terminal and is not needed any more while it is shown: it may stop, and be started again.
 """
@@ -9,22 +9,13 @@ from typing import Any, Final
 import click
 
 from sandkeep.cli.attach.last_screen import leave
-from sandkeep.cli.attach.relay import left
-from sandkeep.cli.attach.session import AT_ONCE_S, Collector, Descriptors, Reader, tell_of_memory, visit
+from sandkeep.cli.attach.relay import detached_message
+from sandkeep.cli.attach.session import AT_ONCE_S, Collector, Descriptors, Reader, exit_code, follow_running
 from sandkeep.cli.attach.terminal import OwnTerminal, SignalledError
-from sandkeep.cli.display.output import json_line, note, plain
-from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.options import (
-    RUNNING,
-    SANDBOX,
-    Frontend,
-    command,
-    common,
-    cwd_option,
-    env_option,
-    given,
-    secret_option,
-)
+from sandkeep.cli.display.output import json_line, note
+from sandkeep.cli.exit_codes import OWN_FAILURE
+from sandkeep.cli.options import Frontend, command, common, cwd_option, env_option, non_empty, secret_option
+from sandkeep.cli.words import RUNNING, SANDBOX
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Process
 
@@ -46,14 +37,11 @@ def show_from_start(front: Frontend, process: Process, own: OwnTerminal) -> int:
     try:
         master = _open(front, process, own)
     except SandkeepError:
-        reader = Reader(front, process.sandbox_id, process.process_id)
-        try:
+        with Reader(front, process.sandbox_id, process.process_id) as reader:
             if _wait(reader, ENDING_S) is None:
                 raise
             reader.follow(Collector() if front.as_json else Descriptors())
-        finally:
-            reader.close()
-        return _how_it_ended(front, process, AT_ONCE_S)
+        return _wait_for_exit(front, process, AT_ONCE_S)
     return _show(front, process, own, master)
 
 
@@ -71,46 +59,36 @@ def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> i
         own.sink = os.open(os.devnull, os.O_WRONLY)  # who reads this wants the document alone
     try:
         shown = own.show(master)
-    except SignalledError as told:
-        note(left(process))
-        return 128 + told.number
+    except SignalledError as signalled:
+        note(detached_message(process))
+        return 128 + signalled.number
     finally:
         os.close(master)
     # The exit of tmux only decides how long we wait.
     patience_s = AT_ONCE_S if _DETACHED in shown.last else ENDING_S
     saw_it = shown.was_typed or front.as_json or not own.is_interactive
-    return _how_it_ended(front, process, patience_s, rows=0 if saw_it else own.size[0])
+    return _wait_for_exit(front, process, patience_s, rows=0 if saw_it else own.size[0])
 
 
-def _how_it_ended(front: Frontend, process: Process, patience_s: float, *, rows: int = 0) -> int:
+def _wait_for_exit(front: Frontend, process: Process, patience_s: float, *, rows: int = 0) -> int:
     """Return the exit code after the terminal has hung up. Waits for a daemon that is being restarted.
 
     `rows` is the number of its last lines to leave on our screen.
     """
-    reader = Reader(front, process.sandbox_id, process.process_id)
-    try:
+    with Reader(front, process.sandbox_id, process.process_id) as reader:
         ended = _wait(reader, patience_s)
         if ended is not None and rows:
             leave(reader, rows)
-    finally:
-        reader.close()
     if ended is None:
-        note(left(process))
+        note(detached_message(process))
         return 0
     if front.as_json:
         json_line(ended)
-    if ended.timed_out:
-        note("sandkeep: its time was up")
-        return TIMED_OUT
-    if ended.exit_code is None:
-        note(f"sandkeep: {plain(ended.error or f'the process is {ended.status}')}")
-        return OWN_FAILURE
-    tell_of_memory(ended)
-    return ended.exit_code
+    return exit_code(ended, ended)
 
 
 def _wait(reader: Reader, patience_s: float) -> Process | None:
-    """The process once it has ended; None if it goes on."""
+    """Return the process once it has ended; None if it still runs."""
     try:
         return reader.wait(patience_s)
     except StateError as error:
@@ -128,28 +106,28 @@ def _wait(reader: Reader, patience_s: float) -> Process | None:
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=RUNNING, metavar="NAME")
-@click.option("--read-only", is_flag=True, help="Only look at its terminal; what is typed goes nowhere.")
-@click.option("--interactive", "-i", is_flag=True, help="Without a terminal: pass standard input on to it.")
-@click.option("--from-start", is_flag=True, help="Without a terminal: begin with what it wrote before.")
+@click.option("--read-only", is_flag=True, help="Show its terminal, and discard input.")
+@click.option("--interactive", "-i", is_flag=True, help="Without a terminal: pass standard input to it.")
+@click.option("--from-start", is_flag=True, help="Without a terminal: start with its earlier output.")
 @common(OWN_FAILURE)
 def attach(front: Frontend, sandbox: str, name: str, read_only: bool, interactive: bool, from_start: bool) -> int:
     """Attach to a running process, and exit with its code when it ends.
 
-    A process that has a terminal (see `run --tty`) is shown on yours, at its size. C-b d detaches, C-b [ scrolls back,
-    C-b C-b is a C-b for the process: these are tmux's keys, as a tmux inside the sandbox keeps the terminal. Any number
-    may be attached. When it ends and you have typed nothing, its last lines stay on your screen. Piped, it is a
-    terminal of 24 rows and 80 columns.
+    A process that has a terminal (see `run --tty`) is shown on yours, at its size. The keys are those of tmux, which
+    keeps the terminal inside the sandbox: C-b d detaches, C-b [ scrolls back, C-b C-b sends C-b to the process. Several
+    clients may be attached. If you typed nothing, the last lines stay on your screen when the process ends. Piped, it
+    is a terminal of 24 rows and 80 columns.
 
-    A process without a terminal is followed from now on, its stdout and stderr apart. Ctrl-C interrupts it, and pressed
-    again kills it; Ctrl-\\ detaches.
+    The output of a process without a terminal is followed from now on, on stdout and stderr. Ctrl-C interrupts the
+    process, a second Ctrl-C kills it, and Ctrl-\\ detaches.
 
-    The process goes on however your view of it ends.
+    The process keeps running when you detach or are disconnected.
     """
     with front.client() as client:
         process: Process = client.process.get(sandbox, name)
     if process.tty:
         return show(front, process, OwnTerminal(), read_only=read_only)
-    return visit(front, process, interactive=interactive, from_start=from_start)
+    return follow_running(front, process, interactive=interactive, from_start=from_start)
 
 
 @command(
@@ -161,36 +139,32 @@ def attach(front: Frontend, sandbox: str, name: str, read_only: bool, interactiv
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-@click.option("--name", metavar="NAME", help="Its name; otherwise shell, shell-2 and so on.")
+@click.option("--name", metavar="NAME", help="Name of the process (default: shell, shell-2 and so on).")
 @env_option
 @secret_option
 @cwd_option
 @common(OWN_FAILURE)
-def shell(
-    front: Frontend, sandbox: str, command: tuple[str, ...], name: str | None, env: Any, secret: Any, cwd: str | None
-) -> int:
+def shell(front: Frontend, sandbox: str, command: tuple[str, ...], name: str | None, **options: Any) -> int:
     """Start a shell in SANDBOX, on your terminal, and exit with its code.
 
-    It is bash if that is there, or COMMAND, and a process like any other: detached from with C-b d, or cut off, it goes
-    on, and `sandkeep attach` brings you back.
+    It runs COMMAND, by default bash where that is installed, as a process like any other: after C-b d, or when the
+    connection is lost, it keeps running, and `sandkeep attach` attaches to it again.
     """
     own = OwnTerminal()
     if not own.is_interactive:
         raise CallerError("invalid", "a shell needs a terminal: use `sandkeep exec` to run commands from a script")
-    options = given(env={"LANG": "C.UTF-8", **dict(env)}, secrets=dict(secret), working_dir=cwd)
-    process = _launch(front, sandbox, name, command or _SHELL, {**options, **own.request()})
+    options = {**non_empty(**options), "env": {"LANG": "C.UTF-8", **options["env"]}, **own.request()}
+    process = _launch(front, sandbox, name, command or _SHELL, options)
     return show_from_start(front, process, own)
 
 
-def _launch(
-    front: Frontend, sandbox: str, name: str | None, words: tuple[str, ...], options: dict[str, Any]
-) -> Process:
+def _launch(front: Frontend, sandbox: str, name: str | None, argv: tuple[str, ...], options: dict[str, Any]) -> Process:
     """Start it by the name, or by the first of ours that is free."""
     names = [name] if name else ["shell", *(f"shell-{number}" for number in range(2, MAX_SHELLS + 1))]
     with front.client() as client:
         for tried in names:
             try:
-                process: Process = client.process.launch(sandbox, list(words), name=tried, **options)
+                process: Process = client.process.launch(sandbox, list(argv), name=tried, **options)
             except StateError as error:
                 if error.code != "conflict" or tried == names[-1]:
                     raise

@@ -1,4 +1,4 @@
-"""Snapshots and forks: keep the files of a sandbox, restore them, move them, and go on from them several times."""
+"""Snapshots and forks: store the files of a sandbox, restore, export and import them, and fork sandboxes."""
 
 import sys
 from typing import Any
@@ -8,28 +8,23 @@ import click
 from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
-    FILE,
-    IMAGE,
-    SANDBOX,
-    SNAPSHOT,
     Frontend,
+    bucket_option,
     command,
     common,
     env_option,
-    given,
     label_option,
+    name_option,
+    non_empty,
     sandbox_name_option,
     secret_option,
 )
+from sandkeep.cli.words import FILE, IMAGE, SANDBOX, SNAPSHOT
+from sandkeep.clients.pages import every
 from sandkeep.model import Snapshot
 from sandkeep.protocol.methods import MAX_FORKS
 
 _STREAM = "-"
-
-bucket_option = click.option(
-    "--bucket", is_flag=True, help="It has to be where other machines find it: a mount, or a bucket."
-)
-name_option = click.option("--name", metavar="NAME", help="A name of your own. Several may have the same.")
 
 
 @command(
@@ -41,35 +36,30 @@ name_option = click.option("--name", metavar="NAME", help="A name of your own. S
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @name_option
-@click.option("--include", multiple=True, metavar="PATH", help="Take only this, and others that are named so.")
-@click.option("--exclude", multiple=True, metavar="PATH", help="Leave this out.")
-@click.option("--zstd", is_flag=True, help="Compress it by zstd: smaller, and quicker to restore; fewer tools read it.")
-@click.option("--incremental", is_flag=True, help="Keep only what differs from the last snapshot, or from the image.")
-@click.option("--parent", "parent_id", type=SNAPSHOT, metavar="SNAPSHOT", help="Keep what differs from this one.")
+@click.option("--include", multiple=True, metavar="PATH", help="Take only this path (repeatable).")
+@click.option("--exclude", multiple=True, metavar="PATH", help="Leave this path out (repeatable).")
+@click.option(
+    "--zstd",
+    "format",
+    flag_value="tar.zst",
+    help="Compress with zstd: smaller and faster to restore, but fewer tools read it.",
+)
+@click.option(
+    "--incremental", is_flag=True, help="Store only the differences from the last snapshot, or from the image."
+)
+@click.option(
+    "--parent", "parent_id", type=SNAPSHOT, metavar="SNAPSHOT", help="Store the differences from this snapshot."
+)
 @bucket_option
 @label_option
 @common()
-def create(
-    front: Frontend,
-    sandbox: str,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    zstd: bool,
-    incremental: bool,
-    bucket: bool,
-    label: Any,
-    **options: Any,
-) -> None:
-    """Keep the files of SANDBOX as they are now, and print the snapshot's id.
+def create(front: Frontend, sandbox: str, **options: Any) -> None:
+    """Snapshot the files of SANDBOX, and print the snapshot's id.
 
-    Of a local sandbox that is /workspace. Its processes stand still for a moment; the sandbox goes on.
+    For a local sandbox these are the files in /workspace. The sandbox is frozen for a moment, and then keeps running.
     """
-    asked = given(
-        include=list(include), exclude=list(exclude), labels=dict(label), incremental=incremental or None,
-        format="tar.zst" if zstd else None, archive="bucket" if bucket else None, **options,
-    )  # fmt: skip
-    with progress("keeping the files") as told, front.client() as client:
-        snapshot = client.snapshot.create(sandbox, progress=told, **asked)
+    with progress("taking a snapshot") as display, front.client() as client:
+        snapshot = client.snapshot.create(sandbox, progress=display, **non_empty(**options))
     return _made(front, snapshot)
 
 
@@ -83,18 +73,15 @@ def _made(front: Frontend, snapshot: Snapshot) -> None:
 
 
 @command(examples=["sandkeep snapshot ls", "sandkeep snapshot ls $BOX --json | jq -r '.[-1].snapshot_id'"])
-@click.argument("sandbox", type=SANDBOX, metavar="[SANDBOX]", required=False)
+@click.argument("sandbox_id", type=SANDBOX, metavar="[SANDBOX]", required=False)
 @name_option
-@click.option("--all", "-a", "everything", is_flag=True, help="Also those that failed or were deleted.")
+@click.option("--all", "-a", is_flag=True, help="Include failed and deleted snapshots.")
 @label_option
 @common()
-def ls(front: Frontend, sandbox: str | None, name: str | None, everything: bool, label: Any) -> None:
-    """List snapshots, of SANDBOX or of all."""
-    from sandkeep.clients.pages import every
-
-    asked = given(sandbox_id=sandbox, name=name, labels=dict(label))
+def ls(front: Frontend, **query: Any) -> None:
+    """List snapshots, of SANDBOX or of all sandboxes."""
     with front.client() as client:
-        found: list[Snapshot] = every(client.snapshot.list, "snapshots", all=everything, **asked)
+        found: list[Snapshot] = every(client.snapshot.list, **non_empty(**query))
     if front.as_json:
         return json_line(found)
     rows = [
@@ -123,7 +110,7 @@ def _describe(snapshot: Snapshot) -> list[tuple[str, object]]:
         ("status", snapshot.status),
         ("error", snapshot.error),
         ("note", snapshot.note),
-        ("kind", snapshot.kind + (" of elsewhere" if snapshot.imported else "")),
+        ("kind", snapshot.kind + (", imported" if snapshot.imported else "")),
         ("parent", snapshot.parent_id),
         ("sandbox", snapshot.sandbox_id),
         ("image", snapshot.image_id),
@@ -134,8 +121,8 @@ def _describe(snapshot: Snapshot) -> list[tuple[str, object]]:
         ("size", f"{size(snapshot.size_bytes)}, of {size(snapshot.content_bytes)} in files" if stored else None),
         ("members", snapshot.member_count if stored else None),
         ("digest", snapshot.digest),
-        ("stood still", f"{snapshot.pause_ms:.0f} ms" if snapshot.pause_ms is not None else None),
-        *(("not as it was", f"{count} ({why})") for why, count in snapshot.remarks.items()),
+        ("frozen for", f"{snapshot.pause_ms:.0f} ms" if snapshot.pause_ms is not None else None),
+        *(("changed", f"{count} ({why})") for why, count in snapshot.remarks.items()),
         ("include", ", ".join(snapshot.include)),
         ("exclude", ", ".join(snapshot.exclude)),
         ("labels", ", ".join(f"{key}={value}" for key, value in snapshot.labels.items())),
@@ -146,21 +133,17 @@ def _describe(snapshot: Snapshot) -> list[tuple[str, object]]:
 @click.argument("snapshots", nargs=-1, required=True, type=SNAPSHOT, metavar="SNAPSHOT...")
 @common()
 def rm(front: Frontend, snapshots: tuple[str, ...]) -> None:
-    """Delete snapshots, and print their ids. Snapshots that build on them stay whole."""
-    with front.client() as client:
-        for snapshot in snapshots:
-            with progress(f"deleting {snapshot}") as told:
-                deleted = client.snapshot.delete(snapshot, progress=told)
-            json_line(deleted) if front.as_json else print(deleted.snapshot_id, flush=True)
+    """Delete snapshots, and print their ids. Incremental snapshots that build on them stay complete."""
+    front.for_each("deleting", "snapshot.delete", snapshots)
 
 
 @command(examples=["sandkeep snapshot gc --dry-run", "sandkeep snapshot gc"])
-@click.option("--dry-run", is_flag=True, help="Only tell what would go.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be deleted.")
 @common()
 def gc(front: Frontend, dry_run: bool) -> None:
-    """Delete the snapshots that retention lets go, and archives that no snapshot owns. For administrators."""
-    with progress("looking for what nobody needs") as told, front.client() as client:
-        report = client.snapshot.gc(dry_run=dry_run, progress=told)
+    """Delete expired snapshots and orphaned archives. For administrators."""
+    with progress("looking for garbage") as display, front.client() as client:
+        report = client.snapshot.gc(dry_run=dry_run, progress=display)
     if front.as_json:
         return json_line(report)
     for line in (*report.snapshots, *report.archives):
@@ -176,18 +159,18 @@ def gc(front: Frontend, dry_run: bool) -> None:
 @click.argument("file", type=FILE, metavar="FILE")
 @common()
 def export(front: Frontend, snapshot: str, file: str) -> None:
-    """Write SNAPSHOT to FILE as one whole archive, which any tar reads. A single - is stdout."""
+    """Export SNAPSHOT to FILE as a tar archive. A single - is stdout."""
     from sandkeep import archives
 
-    with progress("exporting") as told, front.client() as client:
+    with progress("exporting") as display, front.client() as client:
 
         def moved(count: int) -> None:
-            told(f"exporting: {size(count)}")
+            display(f"exporting: {size(count)}")
 
         if file == _STREAM:
-            archives.export_into(client, snapshot, sys.stdout.fileno(), moved=moved)
+            archives.export_into(client, snapshot, sys.stdout.fileno(), progress=moved)
             return
-        exported = archives.export_to(client, snapshot, file, moved=moved)
+        exported = archives.export_to(client, snapshot, file, progress=moved)
     if front.as_json:
         json_line(exported)
 
@@ -195,25 +178,28 @@ def export(front: Frontend, snapshot: str, file: str) -> None:
 @command("import", examples=["SNP=$(sandkeep snapshot import work.tar.gz --name theirs)"])
 @click.argument("file", type=FILE, metavar="FILE")
 @name_option
-@click.option("--digest", metavar="sha256:HEX", help="What its digest has to be.")
-@click.option("--image", type=IMAGE, metavar="IMAGE", help="Run it as this image is run. Docker needs one.")
+@click.option("--digest", metavar="sha256:HEX", help="Expected digest of FILE.")
+@click.option(
+    "--image",
+    "image_id",
+    type=IMAGE,
+    metavar="IMAGE",
+    help="Image whose settings restored sandboxes use; required for Docker.",
+)
 @bucket_option
 @label_option
 @common()
-def import_(
-    front: Frontend, file: str, name: str | None, digest: str | None, image: str | None, bucket: bool, label: Any
-) -> None:
-    """Import the archive FILE as a snapshot, and print its id: a .tar, .tar.gz or .tar.zst of the files of a workspace;
-    with --image of one of Docker's, of all files of a container.
+def import_(front: Frontend, file: str, **options: Any) -> None:
+    """Import the archive FILE as a snapshot, and print its id: a .tar, .tar.gz or .tar.zst of the files of a workspace,
+    or, with --image of a Docker image, of all files of a container.
 
-    It is inspected first. A damaged archive, or one that leads out of these files, is refused.
+    The archive is checked first: a damaged one, or one with paths outside of these files, is refused.
     """
     from sandkeep import archives
 
-    asked = given(name=name, image_id=image, labels=dict(label), archive="bucket" if bucket else None)
-    with progress("bringing it in") as told, front.client() as client:
+    with progress("importing") as display, front.client() as client:
         snapshot = archives.import_from(
-            client, file, digest=digest, moved=lambda count: told(f"bringing it in: {size(count)}"), **asked
+            client, file, progress=lambda count: display(f"importing: {size(count)}"), **non_empty(**options)
         )
     return _made(front, snapshot)
 
@@ -227,38 +213,30 @@ def import_(
 @click.argument("snapshot", type=SNAPSHOT, metavar="SNAPSHOT")
 @sandbox_name_option
 @click.option("--over", type=SANDBOX, metavar="SANDBOX", help="Replace the files of this sandbox instead.")
-@click.option("--end-processes", is_flag=True, help="With --over: end what runs in it.")
+@click.option("--end-processes", is_flag=True, help="With --over: end the sandbox's processes.")
 @env_option
 @secret_option
 @label_option
 @common()
 def restore(
-    front: Frontend,
-    snapshot: str,
-    name: str | None,
-    over: str | None,
-    end_processes: bool,
-    env: Any,
-    secret: Any,
-    label: Any,
+    front: Frontend, snapshot: str, over: str | None, end_processes: bool, secrets: Any, **options: Any
 ) -> None:
-    """Make a sandbox with the files of SNAPSHOT and start it; print its id.
+    """Create and start a sandbox from SNAPSHOT, and print its id.
 
-    With --over the files of an existing sandbox are replaced. It is restarted for that, so its processes have to be
-    ended.
+    With --over the files of an existing sandbox are replaced. That restarts it, and ends its processes.
     """
-    if over and (name or env or label):
-        raise click.UsageError("--over takes a sandbox as it is: leave out --name, --env and --label")
+    options = non_empty(**options)
+    if over and options:
+        raise click.UsageError("--over cannot be combined with --name, --env or --label")
     if end_processes and not over:
-        raise click.UsageError("--end-processes ends what runs in the sandbox of --over: say which, or leave it out")
-    with progress("restoring") as told, front.client() as client:
+        raise click.UsageError("--end-processes needs --over SANDBOX, whose processes it ends")
+    with progress("restoring") as display, front.client() as client:
         if over:
             sandbox = client.sandbox.restore(
-                over, snapshot_id=snapshot, end_processes=end_processes, secrets=dict(secret), progress=told
+                over, snapshot_id=snapshot, end_processes=end_processes, secrets=secrets, progress=display
             )
         else:
-            options = given(name=name, env=dict(env), secrets=dict(secret), labels=dict(label))
-            sandbox = client.snapshot.restore(snapshot, progress=told, **options)
+            sandbox = client.snapshot.restore(snapshot, progress=display, **options, **non_empty(secrets=secrets))
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 
 
@@ -266,28 +244,26 @@ def restore(
 @click.argument("snapshot", type=SNAPSHOT, metavar="SNAPSHOT")
 @label_option
 @common()
-def promote(front: Frontend, snapshot: str, label: Any) -> None:
-    """Make an image of SNAPSHOT, and print the image's id."""
-    with progress("making an image") as told, front.client() as client:
-        image = client.snapshot.promote(snapshot, labels=dict(label), progress=told)
+def promote(front: Frontend, snapshot: str, labels: dict[str, str]) -> None:
+    """Create an image from SNAPSHOT, and print the image's id."""
+    with progress("creating an image") as display, front.client() as client:
+        image = client.snapshot.promote(snapshot, labels=labels, progress=display)
     return json_line(image) if front.as_json else print(image.image_id)
 
 
 @command(examples=["sandkeep fork $BOX", "for b in $(sandkeep fork $BOX --count 8); do sandkeep exec $b make; done"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
-@click.option("--count", type=click.IntRange(1, MAX_FORKS), default=1, metavar="N", help="How many.")
+@click.option("--count", type=click.IntRange(1, MAX_FORKS), default=1, metavar="N", help="Number of forks.")
 @secret_option
 @label_option
 @common()
-def fork(front: Frontend, sandbox: str, count: int, secret: Any, label: Any) -> None:
-    """Make sandboxes that begin with the files that SANDBOX has now, and print their ids.
+def fork(front: Frontend, sandbox: str, **options: Any) -> None:
+    """Create sandboxes with the present files of SANDBOX, and print their ids.
 
-    Each goes on by itself, as does SANDBOX. Processes are not forked; secrets have to be given again.
+    The forks and SANDBOX are independent from then on. Processes are not forked; secrets have to be given again.
     """
-    with progress("forking") as told, front.client() as client:
-        forked = client.sandbox.fork(
-            sandbox, count=count, progress=told, **given(secrets=dict(secret), labels=dict(label))
-        )
+    with progress("forking") as display, front.client() as client:
+        forked = client.sandbox.fork(sandbox, progress=display, **non_empty(**options))
     if front.as_json:
         return json_line(forked)
     for made in forked.sandboxes:

@@ -10,7 +10,9 @@ import click
 
 from sandkeep.blocking import Client
 from sandkeep.cli.display.output import Column, cut_middle, json_line, moment, note, size, table, table_lines
-from sandkeep.cli.options import SANDBOX, Frontend, command, common
+from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.words import SANDBOX
+from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxStats
 
@@ -55,11 +57,11 @@ INTERVAL_S: Final = 1.0
     metavar="SECONDS",
     default=INTERVAL_S,
     show_default=True,
-    help="How often to look.",
+    help="Time between samples.",
 )
-@click.option("--once", is_flag=True, help="Print one table and end.")
-@click.option("--sort", type=click.Choice([*SORTS]), help="Most first; cpu, or with --once time.")
-@click.option("--prometheus", is_flag=True, help="Answer in Prometheus' text format.")
+@click.option("--once", is_flag=True, help="Print one table and exit.")
+@click.option("--sort", type=click.Choice([*SORTS]), help="Sort key, largest first (default: cpu; with --once time).")
+@click.option("--prometheus", is_flag=True, help="Print Prometheus' text format.")
 @common()
 def stats(
     front: Frontend, sandboxes: tuple[str, ...], interval: float, once: bool, sort: str | None, prometheus: bool
@@ -70,7 +72,7 @@ def stats(
     unknown values. CPU is the load of one cpu, TIME the CPU time; MEMORY excludes the page cache; KILLS are OOM kills.
     """
     if prometheus and front.as_json:
-        raise click.UsageError("--prometheus and --json exclude each other")
+        raise click.UsageError("--prometheus and --json cannot be combined")
     with front.client() as client:
         found = _ask(client, sandboxes)
         if front.as_json:
@@ -92,9 +94,7 @@ def _is_screen() -> bool:
 
 def _ask(client: Client, sandboxes: Sequence[str]) -> list[SandboxStats]:
     if not sandboxes:
-        from sandkeep.clients.pages import every
-
-        return every(client.sandbox.stats, "sandboxes")
+        return every(client.sandbox.stats)
     return [one for sandbox in dict.fromkeys(sandboxes) for one in client.sandbox.stats(sandbox_id=sandbox).sandboxes]
 
 
@@ -112,15 +112,15 @@ def _watch(
                 rows = _rows(found, rates, sort)
                 if live.show(partial(table_lines, COLUMNS, rows), interval):
                     return None
-                before, found = found, _ask_again(client, sandboxes)
+                before, found = found, _ask_for_running(client, sandboxes)
                 rates = busy(before, found, rates)
-    except SignalledError as told:
-        return 128 + told.number
-    note("sandkeep: " + ("it has ended" if len(sandboxes) == 1 else "they have ended"))
+    except SignalledError as signalled:
+        return 128 + signalled.number
+    note("sandkeep: " + ("the sandbox has ended" if len(sandboxes) == 1 else "the sandboxes have ended"))
     return None
 
 
-def _ask_again(client: Client, sandboxes: Sequence[str]) -> list[SandboxStats]:
+def _ask_for_running(client: Client, sandboxes: Sequence[str]) -> list[SandboxStats]:
     """The same, without those that have ended since."""
     if not sandboxes:
         return _ask(client, ())

@@ -5,14 +5,15 @@ import click
 from sandkeep.cli.commands.daemon import execute
 from sandkeep.cli.display.output import json_line, note, plain
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import DIRECTORY, Frontend, command, common, given
+from sandkeep.cli.options import Frontend, command, common, non_empty
+from sandkeep.cli.words import DIRECTORY
 from sandkeep.settings.daemon import RETAIN, STATE_DIR
 
 state_dir_option = click.option(
     "--state-dir",
     type=DIRECTORY,
     metavar="DIR",
-    help="Without a daemon, which must not run: work on this state directory.",
+    help="Work on this state directory, without a daemon (none may run on it).",
 )
 
 
@@ -24,11 +25,11 @@ def _offline(front: Frontend, action: str, state_dir: str, *more: str) -> None:
 @state_dir_option
 @common()
 def verify(front: Frontend, state_dir: str | None) -> int:
-    """Check the event log and every metadata.json. Exits with 1 when something is wrong."""
+    """Check the event log and every metadata.json. Exits with 1 when there are problems."""
     if state_dir:
         _offline(front, "verify", state_dir)
-    with progress("checking the event log") as told, front.client() as client:
-        report = client.store.verify(progress=told)
+    with progress("checking the event log") as display, front.client() as client:
+        report = client.store.verify(progress=display)
     if front.as_json:
         json_line(report)
     else:
@@ -43,11 +44,11 @@ def verify(front: Frontend, state_dir: str | None) -> int:
 @state_dir_option
 @common()
 def rebuild(front: Frontend, state_dir: str | None) -> None:
-    """Write every metadata.json anew from the event log."""
+    """Rebuild every metadata.json from the event log."""
     if state_dir:
         _offline(front, "rebuild", state_dir)
-    with progress("writing every metadata.json") as told, front.client() as client:
-        report = client.store.rebuild(progress=told)
+    with progress("writing every metadata.json") as display, front.client() as client:
+        report = client.store.rebuild(progress=display)
     if front.as_json:
         return json_line(report)
     counts = f"{report.written} written, {report.unchanged} unchanged, {report.removed} removed"
@@ -55,7 +56,7 @@ def rebuild(front: Frontend, state_dir: str | None) -> None:
 
 
 @command(examples=["sandkeep store compact", "sandkeep store compact --older-than 7d"])
-@click.option("--older-than", metavar="AGE", help="What ended longer ago, such as 7d; else by SANDKEEP_RETAIN.")
+@click.option("--older-than", metavar="AGE", help="Minimum time since the end, such as 7d (default: SANDKEEP_RETAIN).")
 @state_dir_option
 @common()
 def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> None:
@@ -63,8 +64,8 @@ def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> N
     if state_dir:
         _offline(front, "compact", state_dir, *(["--older-than", older_than] if older_than else []))
     age_s = RETAIN({RETAIN.name: older_than}) if older_than else None
-    with progress("archiving") as told, front.client() as client:
-        report = client.store.compact(**given(older_than_s=age_s), progress=told)
+    with progress("archiving") as display, front.client() as client:
+        report = client.store.compact(**non_empty(older_than_s=age_s), progress=display)
     if front.as_json:
         return json_line(report)
     what = f"{report.events} events of {report.sandboxes} sandboxes and {report.images} images archived"
@@ -72,8 +73,8 @@ def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> N
 
 
 @command(examples=["sandkeep store repair --state-dir /var/lib/sandkeep"])
-@click.option("--state-dir", type=DIRECTORY, metavar="DIR", help="The state directory; else SANDKEEP_STATE_DIR says.")
-@click.option("--yes", is_flag=True, help="Mend it, and not only say what is lost.")
+@click.option("--state-dir", type=DIRECTORY, metavar="DIR", help="The state directory (default: SANDKEEP_STATE_DIR).")
+@click.option("--yes", is_flag=True, help="Repair it (default: only report the losses).")
 @common()
 def repair(front: Frontend, state_dir: str | None, yes: bool) -> None:
     """Repair a damaged event log while no daemon runs. Reports the losses; the damaged files are kept."""
@@ -86,10 +87,10 @@ def repair(front: Frontend, state_dir: str | None, yes: bool) -> None:
 def redact(front: Frontend, position: int) -> None:
     """Remove a caller's data in an event from the log and the archive, for good.
 
-    The event stays, with its type and its place; `sandkeep events` shows positions.
+    The event stays in the log, with its type and position; `sandkeep events` shows positions.
     """
-    with progress("redacting") as told, front.client() as client:
-        report = client.store.redact(position, progress=told)
+    with progress("redacting") as display, front.client() as client:
+        report = client.store.redact(position, progress=display)
     if front.as_json:
         return json_line(report)
     return print(f"{report.type} of {report.stream} redacted in {', '.join(report.places) or 'nothing'}")

@@ -101,13 +101,13 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | No
     for place in reversed(range(len(shown))):
         column, index, wanted = shown[place]
         if column.least is not None:
-            shown[place] = column, index, max(min(wanted, column.least), wanted - max(0, taken(shown) - room))
+            shown[place] = column, index, max(min(wanted, column.least), wanted - max(0, total_width(shown) - room))
     for place in reversed(range(len(shown))):
-        if shown[place][0].spare and taken(shown) > room:
+        if shown[place][0].spare and total_width(shown) > room:
             del shown[place]
     return shown
 
 
-def taken(shown: Sequence[tuple[Column, int, int]]) -> int:
+def total_width(shown: Sequence[tuple[Column, int, int]]) -> int:
     """Return the total width of the columns, with the gaps between them."""
     return sum(wanted for _, _, wanted in shown) + GAP * (len(shown) - 1)

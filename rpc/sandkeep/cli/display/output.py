@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from sandkeep.cli.display.layout import GAP, Column, cut, cut_middle, fit, plain, taken, wrap
+from sandkeep.cli.display.layout import GAP, Column, cut, cut_middle, fit, plain, total_width, wrap
 from sandkeep.cli.display.layout import width as columns_of
 
 __all__ = [
@@ -46,9 +46,7 @@ def terminal_width(stream: IO[str] | None = None) -> int | None:
 
 
 def has_colour() -> bool:
-    """Return True if stdout may be coloured: as ``--color`` says, else on a terminal that is not dumb, without NO_COLOR
-    (https://no-color.org).
-    """
+    """Return True if stdout may be coloured, by ``--color``, TERM and NO_COLOR (https://no-color.org)."""
     if colour != "auto":
         return colour == "always"
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
@@ -60,7 +58,7 @@ def paint(text: str, colour: str | None) -> str:
 
 
 def status_colour(text: str) -> str | None:
-    """The colour of a status: green goes on, yellow is on its way, red went wrong, dim is over."""
+    """Return the colour of a status: green is running, yellow in transition, red an error, dim ended."""
     return _STATUS.get(text) or ("red" if text.startswith("exited ") else None)
 
 
@@ -96,15 +94,9 @@ def table_lines(columns: Sequence[str | Column], rows: Iterable[Sequence[object]
     known.append(last if isinstance(last, Column) else Column(last, least=12))
     cells = [[plain(cell) for cell in row] for row in rows]
     shown = fit(known, cells, room)
-    if room is None or taken(shown) <= room:
-        return _rows(shown, cells)
+    if room is None or total_width(shown) <= room:
+        return iter([_titles(shown), *(_line(shown, row) for row in cells)])
     return _groups(known, cells, room)
-
-
-def _rows(shown: list[tuple[Column, int, int]], rows: list[list[str]]) -> Iterator[str]:
-    yield _titles(shown)
-    for row in rows:
-        yield _line(shown, row)
 
 
 def _groups(columns: list[Column], rows: list[list[str]], room: int) -> Iterator[str]:
@@ -127,11 +119,14 @@ def _titles(shown: list[tuple[Column, int, int]]) -> str:
 
 
 def _line(shown: list[tuple[Column, int, int]], row: list[str]) -> str:
-    return (" " * GAP).join(_cell(column, row[index], wanted) for column, index, wanted in shown).rstrip()
-
-
-def _cell(column: Column, text: str, wanted: int) -> str:
-    return _padded((column.shorten or cut)(text, wanted), wanted, column.colour and column.colour(text))
+    return (
+        (" " * GAP)
+        .join(
+            _padded((column.shorten or cut)(row[index], wanted), wanted, column.colour and column.colour(row[index]))
+            for column, index, wanted in shown
+        )
+        .rstrip()
+    )
 
 
 def _padded(text: str, wanted: int, colour: str | None) -> str:
@@ -154,7 +149,7 @@ def facts(pairs: Iterable[tuple[str, object]]) -> None:
 
 
 def note(text: str) -> None:
-    """Say something that is not the answer. That nobody can hear it, on a terminal that has gone, changes nothing."""
+    """Print a message to stderr. Errors of that, such as a closed terminal, are ignored."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 

@@ -5,7 +5,6 @@ Piped, nothing is shown. The line comes after a moment, so that quick calls show
 
 import os
 import sys
-from types import TracebackType
 from typing import Final, Self
 
 from sandkeep.cli.display.layout import cut, plain
@@ -18,23 +17,21 @@ _PLAIN_FRAMES: Final = "|/-\\"
 _ERASE: Final = "\r\x1b[K"
 
 
-def progress(words: str) -> "Progress":
-    """To be used in a ``with`` statement, and given to a client's call as ``progress=``. `words` are shown until the
-    daemon tells something.
-    """
-    return Progress(words)
+def progress(message: str) -> "Progress":
+    """Return the ``progress=`` of a call, as a context manager. It shows `message` until the daemon reports."""
+    return Progress(message)
 
 
 class Progress:
-    """Shows the last words told, beside something that moves."""
+    """Shows the last progress message, beside an animation."""
 
-    def __init__(self, words: str) -> None:
-        self._words = words
+    def __init__(self, message: str) -> None:
+        self._message = message
         self._room = terminal_width(sys.stderr) if os.environ.get("TERM", "dumb") != "dumb" else None
 
-    def __call__(self, words: str) -> None:
-        """Show these from now on."""
-        self._words = words
+    def __call__(self, message: str) -> None:
+        """Show this message from now on."""
+        self._message = message
 
     def __enter__(self) -> Self:
         if self._room is not None:
@@ -45,9 +42,7 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._room is not None:
             self._ended.set()
             self._thread.join()
@@ -66,7 +61,7 @@ class Progress:
         frames = _FRAMES if "utf" in (sys.stderr.encoding or "").lower() else _PLAIN_FRAMES
         turn = 0
         while True:
-            line = cut(f"{frames[turn % len(frames)]} {plain(self._words)}", (self._room or 1) - 1)
+            line = cut(f"{frames[turn % len(frames)]} {plain(self._message)}", (self._room or 1) - 1)
             print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
             turn += 1
             if self._ended.wait(_BEAT_S):

@@ -14,9 +14,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Family(NamedTuple):
-    """A metric: its name after `PREFIX`, its type, its description, and the field it comes from, or one for each
-    `mode`.
-    """
+    """A metric: its name after `PREFIX`, type, description, and its field, or one for each `mode`."""
 
     name: str
     type: str
@@ -29,23 +27,23 @@ def _family(name: str, type: str, about: str, field: str | None = None) -> Famil
 
 
 FAMILIES: Final = (
-    _family("cpu_seconds_total", "counter", "CPU time used by all processes, those that ended included.", "cpu_s"),
+    _family("cpu_seconds_total", "counter", "CPU time used by all processes, including those that ended.", "cpu_s"),
     Family(
         "cpu_mode_seconds_total",
         "counter",
-        "Parts of the CPU time, more coarsely counted.",
+        "CPU time by mode, counted more coarsely.",
         {"user": "cpu_user_s", "system": "cpu_system_s"},
     ),
-    _family("cpu_limit_cpus", "gauge", "CPUs that it may use at most.", "cpus_limit"),
-    _family("memory_bytes", "gauge", "Memory in use, without files that only lie in the cache."),
-    _family("memory_peak_bytes", "gauge", "The most memory that was ever in use, with files in the cache."),
-    _family("memory_limit_bytes", "gauge", "Memory that it may use at most."),
+    _family("cpu_limit_cpus", "gauge", "CPU limit, in cores.", "cpus_limit"),
+    _family("memory_bytes", "gauge", "Memory in use, without the page cache."),
+    _family("memory_peak_bytes", "gauge", "Maximum memory in use, with the page cache."),
+    _family("memory_limit_bytes", "gauge", "Memory limit."),
     _family("pids", "gauge", "Processes and threads."),
-    _family("pids_limit", "gauge", "Processes and threads that there may be at most."),
+    _family("pids_limit", "gauge", "Limit of processes and threads."),
     _family("io_read_bytes_total", "counter", "Bytes read from disks.", "io_read_bytes"),
     _family("io_written_bytes_total", "counter", "Bytes written to disks.", "io_written_bytes"),
-    _family("oom_kills_total", "counter", "Processes that the kernel killed for want of memory.", "oom_kills"),
-    _family("running_processes", "gauge", "Processes that callers started and that run."),
+    _family("oom_kills_total", "counter", "Processes killed by the kernel's OOM killer.", "oom_kills"),
+    _family("running_processes", "gauge", "Running processes that callers started."),
 )
 
 
@@ -68,6 +66,6 @@ def _samples(family: Family, found: Sequence[SandboxStats]) -> Iterator[str]:
         for mode, field in family.fields.items():
             value = getattr(one, field)
             if value is not None:
-                words = labels | ({"mode": mode} if mode else {})
-                told = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in words.items())
-                yield f"{PREFIX}{family.name}{{{told}}} {value!r}"
+                pairs = labels | ({"mode": mode} if mode else {})
+                shown = ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in pairs.items())
+                yield f"{PREFIX}{family.name}{{{shown}}} {value!r}"

@@ -1,4 +1,4 @@
-"""Events as lines that a person can read: events in, text out."""
+"""Events as lines for people: events in, text out."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -9,16 +9,10 @@ from sandkeep.model import Event, Moment
 
 TYPE_COLUMNS: Final = 24
 WHO_COLUMNS: Final = 10
-IS_KEPT: Final = "◆"
-WAS_KEPT: Final = "◇"
+RESTORABLE: Final = "◆"
+DELETED: Final = "◇"
 ROOMY: Final = 100
 """From this width on there is room for milliseconds."""
-
-
-def _words(command: list[str]) -> str:
-    import shlex
-
-    return shlex.join(command)
 
 
 def _isolation(data: dict[str, Any]) -> str:
@@ -36,7 +30,7 @@ def _requested(data: dict[str, Any]) -> str:
 
 
 def _paused(data: dict[str, Any]) -> str:
-    return "" if data.get("pause_ms") is None else f"stood still for {data['pause_ms']:.0f} ms"
+    return "" if data.get("pause_ms") is None else f"frozen for {data['pause_ms']:.0f} ms"
 
 
 def _snapshot(data: dict[str, Any]) -> str:
@@ -48,12 +42,12 @@ def _snapshot(data: dict[str, Any]) -> str:
 
 def _stored(data: dict[str, Any]) -> str:
     what = f"{data['member_count']} files, {size(data['size_bytes'])}"
-    unsent = f"here alone: {data['unsent']}" if data.get("unsent") else ""
+    unsent = f"on this machine only: {data['unsent']}" if data.get("unsent") else ""
     return "  ".join(filter(None, [what, _paused(data), unsent]))
 
 
 def _checkpoint(data: dict[str, Any]) -> str:
-    goes_on = "" if data["leave_running"] else "it is suspended with that"
+    goes_on = "" if data["leave_running"] else "suspends the sandbox"
     return "  ".join(filter(None, [data.get("name"), goes_on, f"to {data['place']['uri']}"]))
 
 
@@ -68,7 +62,9 @@ def _orphans(data: dict[str, Any]) -> str:
 
 
 def _launch(data: dict[str, Any]) -> str:
-    return _words(data["command"]) + (" …" if data.get("command_cut") else "")
+    import shlex
+
+    return shlex.join(data["command"]) + (" …" if data.get("command_cut") else "")
 
 
 def _exit(data: dict[str, Any]) -> str:
@@ -93,17 +89,12 @@ def _written(data: dict[str, Any]) -> str:
     return f"{data['path']}, {count}{size(data['size_bytes'])}"
 
 
-def _failure(data: dict[str, Any]) -> str:
-    return f"{data['message']} [{data['code']}]"
-
-
 def _by_whom(data: dict[str, Any]) -> str:
-    return "from outside" if data.get("outside") else ""
+    return "by another program" if data.get("outside") else ""
 
 
 DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "daemon.started": lambda data: f"sandkeep {data['software']}, pid {data['pid']}",
-    "daemon.stopped": lambda data: str(data["reason"]),
     "provider.fell_back": lambda data: f"{data['used']} instead of {data['asked']}: {data['why']}",
     "log.compact_requested": lambda data: f"{len(data['sandboxes'])} sandboxes, {len(data['images'])} images",
     "log.compacted": lambda data: f"{data['events']} events, no gaps from {data['first_position']} on",
@@ -113,67 +104,36 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "image.create_requested": _image,
     "image.created": _content,
     "image.reused": lambda data: f"the same as {data['image_id']}",
-    "image.create_failed": _failure,
-    "image.remove_requested": lambda _: "",
-    "image.removed": lambda _: "",
     "sandbox.create_requested": _requested,
     "sandbox.created": _isolation,
-    "sandbox.create_failed": _failure,
     "sandbox.adopted": lambda _: "found running",
-    "sandbox.suspend_requested": lambda _: "",
     "sandbox.suspended": _by_whom,
-    "sandbox.suspend_failed": _failure,
-    "sandbox.resume_requested": lambda data: "anew, on its files" if data.get("anew") else "",
+    "sandbox.resume_requested": lambda data: "restart from its files" if data.get("anew") else "",
     "sandbox.resumed": lambda data: _by_whom(data) or (_isolation(data) if data.get("isolation") else ""),
-    "sandbox.resume_failed": _failure,
     "sandbox.restore_requested": lambda data: f"from {shorten(data.get('checkpoint_id') or data['snapshot_id'])}",
     "sandbox.restored": lambda data: f"from {shorten(data.get('checkpoint_id') or data['snapshot_id'])}",
-    "sandbox.restore_failed": _failure,
     "sandbox.fork_requested": lambda data: f"into {', '.join(map(shorten, data['sandbox_ids']))}",
     "sandbox.forked": _paused,
-    "sandbox.fork_failed": _failure,
-    "sandbox.failed": lambda data: str(data["message"]),
-    "sandbox.lost": lambda data: str(data["message"]),
     "sandbox.terminate_requested": lambda data: str(data["reason"]).replace("_", " "),
     "sandbox.terminated": lambda data: str(data["reason"]).replace("_", " "),
     "sandbox.file_written": _written,
     "lock.acquire_requested": lambda data: f"{data['name']} at {data['where']}",
     "lock.acquired": lambda data: f"fence {data['fence']}",
-    "lock.contended": _failure,
-    "lock.acquire_failed": _failure,
-    "lock.release_requested": lambda _: "",
-    "lock.released": lambda _: "",
-    "lock.expired": lambda data: str(data["message"]),
-    "lock.lost": lambda data: str(data["message"]),
     "lock.steal_requested": lambda data: f"{data['name']} at {data['where']}",
-    "lock.stolen": lambda _: "freed, whoever held it",
-    "lock.steal_failed": _failure,
+    "lock.stolen": lambda _: "freed by force",
     "snapshot.create_requested": _snapshot,
     "snapshot.stored": _stored,
-    "snapshot.sent": lambda _: "",
-    "snapshot.failed": _failure,
-    "snapshot.delete_requested": lambda data: str(data["reason"]),
-    "snapshot.deleted": lambda data: "its archive is kept for others" if data.get("kept") else "",
+    "snapshot.deleted": lambda data: "its archive is kept for other snapshots" if data.get("kept") else "",
     "checkpoint.create_requested": _checkpoint,
     "checkpoint.stored": _checkpoint_stored,
-    "checkpoint.failed": _failure,
-    "checkpoint.delete_requested": lambda _: "",
-    "checkpoint.deleted": lambda _: "",
     "checkpoint.restore_requested": lambda data: (
         f"{shorten(data['checkpoint_id'])} into {', '.join(map(shorten, data['sandbox_ids']))}"
     ),
-    "checkpoint.restored": lambda _: "",
-    "checkpoint.restore_failed": _failure,
     "archive.remove_requested": _orphans,
-    "archive.removed": lambda _: "",
-    "archive.remove_failed": _failure,
     "process.launch_requested": _launch,
     "process.started": lambda data: f"pid {data['pid']}",
-    "process.launch_failed": _failure,
-    "process.signalled": lambda data: str(data["signal"]),
     "process.timed_out": lambda data: f"after {data['timeout_s']:g} s",
     "process.exited": _exit,
-    "process.lost": lambda data: str(data["message"]),
     "process.restored": lambda data: f"pid {data['pid']}, from {shorten(data['checkpoint_id'])}",
 }
 
@@ -191,14 +151,15 @@ COLOURS: Final = {
 
 
 def detail(event: Event) -> str:
-    """Summarize an event in a few words; for an unknown type, by its usual fields."""
+    """Summarize an event in a few words: as `DETAILS` says for its type, else by its usual fields."""
     data = event.data
     try:
         if event.type in DETAILS:
             return plain(DETAILS[event.type](data))
     except (KeyError, TypeError, ValueError, AttributeError):
         pass  # another version's shape
-    return plain(next((str(data[key]) for key in ("message", "reason", "signal", "code") if data.get(key)), ""))
+    code = f" [{data['code']}]" if data.get("message") and data.get("code") else ""
+    return plain(next((f"{data[key]}{code}" for key in ("message", "reason", "signal", "code") if data.get(key)), ""))
 
 
 class Names:
@@ -209,16 +170,14 @@ class Names:
 
     def of(self, event: Event) -> str:
         """Return the name of the event's object."""
-        told = event.data.get("requested") if event.type == "process.restored" else event.data
-        if event.type in ("process.launch_requested", "process.restored") and told and told.get("name"):
-            self._known[event.stream] = plain(told["name"])
+        launch = event.data.get("requested") if event.type == "process.restored" else event.data
+        if event.type in ("process.launch_requested", "process.restored") and launch and launch.get("name"):
+            self._known[event.stream] = plain(launch["name"])
         return self._known.get(event.stream) or shorten(event.stream)
 
 
 def shorten(stream: str) -> str:
-    """The kind and the last six characters of an id that Sandkeep made, such as ``prc…x7k2m9``; others whole. A part
-    after a slash is left out.
-    """
+    """Shorten an id of ours to its kind and last six characters, ``prc…x7k2m9``, without what follows a slash."""
     stream = stream.partition("/")[0]
     if len(stream) == 30 and stream[3] == "_":
         return f"{stream[:3]}…{stream[-6:]}"
@@ -257,7 +216,7 @@ def history_line(event: Event, seconds: float, names: Names, room: int | None = 
     Events of the sandbox itself have no name.
     """
     about = "" if event.type.startswith("sandbox.") else pad(names.of(event), WHO_COLUMNS) + "  "
-    after = kept(event.moment, event) if event.moment is not None else about + detail(event)
+    after = moment_summary(event.moment, event) if event.moment is not None else about + detail(event)
     return _fit(f"{event.position:>5} {sign(event)} {elapsed(seconds):>9}  ", event, after, room)
 
 
@@ -265,10 +224,10 @@ def sign(event: Event) -> str:
     """A sign where a moment was kept: a filled one as long as it is possible to go back there."""
     if event.moment is None:
         return " "
-    return IS_KEPT if event.moment.status == "ready" else WAS_KEPT
+    return RESTORABLE if event.moment.status == "ready" else DELETED
 
 
-def kept(moment: Moment, event: Event) -> str:
+def moment_summary(moment: Moment, event: Event) -> str:
     """Name the snapshot or checkpoint of a moment, by its whole id, as that is typed next."""
     gone = "" if moment.status == "ready" else moment.status
     more = detail(event) if event.type.startswith(f"{moment.kind}.") else ""
@@ -280,4 +239,4 @@ def _fit(before: str, event: Event, after: str, room: int | None) -> str:
     kind = plain(event.type).ljust(TYPE_COLUMNS)
     rest = cut(after, room and max(1, room - len(before) - len(kind) - 2))
     colour = COLOURS.get(event.type.partition(".")[2])
-    return f"{paint(before, 'bold' if sign(event) == IS_KEPT else None)}{paint(kind, colour)}  {rest}".rstrip()
+    return f"{paint(before, 'bold' if sign(event) == RESTORABLE else None)}{paint(kind, colour)}  {rest}".rstrip()

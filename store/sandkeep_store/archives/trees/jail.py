@@ -72,7 +72,7 @@ def _view(tree: bytes) -> Iterator[str | bytes]:
     if os.geteuid() != 0:
         yield "--unshare-user"
     yield from ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
-    yield from ("--die-with-parent", "--new-session", *hostview.shown())
+    yield from ("--die-with-parent", "--new-session", *hostview.bind_arguments())
     yield from ("--bind", tree, _TREE, "--remount-ro", "/", "--chdir", _TREE)
     yield "--"
 
