@@ -116,7 +116,7 @@ class CheckpointFiles:
             metadata, digest = {LOG_KEY: self._log_id}, file.digest.removeprefix("sha256:")
             copying.send(local, path, target, path, sha256=digest, metadata=metadata, fence=fence, progress=moved)
 
-        await watched(work, progress, f"sending it to {place.uri}", limiter=self.archives.limiter)
+        await run_in_thread(work, progress, f"sending it to {place.uri}", limiter=self.archives.limiter)
 
     # Having again
 
@@ -141,7 +141,7 @@ class CheckpointFiles:
                 await self._fetch(place, files, directory, progress)
             else:
                 few = [file for file in files if file not in large]
-                await watched(partial(_verify, directory, few), progress, "verifying the checkpoint")
+                await run_in_thread(partial(_verify, directory, few), progress, "verifying the checkpoint")
             yield copy
         finally:
             with trio.CancelScope(shield=True):
@@ -165,7 +165,7 @@ class CheckpointFiles:
                         target.write(chunk)
                 _compare(file, found)
 
-        await watched(work, progress, f"reading {place.uri}", limiter=self.archives.limiter)
+        await run_in_thread(work, progress, f"reading {place.uri}", limiter=self.archives.limiter)
 
     # Removing
 

@@ -165,7 +165,7 @@ class CheckpointReturn(FileReplacement):
             under_way.ended = process_ends(self.core, sandbox, exit_of, KILLED, runtime=runtime)
             old, new = under_way.plans
             under_way.instance = made = await provider.restore_in_place(
-                sandbox_id, asked.image_id, sandbox.spec, (old, new), sandbox.handle, had.directory
+                sandbox_id, asked.image_id, sandbox.spec, (old, new), sandbox.handle, copy.directory
             )
             restored_processes = await _found(made, checkpoint, [(one.process_id, one) for one in kept])
         under_way.process_ids = [event.stream for event in restored_processes]
@@ -243,7 +243,7 @@ class _FromCheckpoint(Maker):
         """See `Maker.make`. Secrets are in the checkpoint itself."""
         able, asked, sandbox_id = checkpointing(provider), sandbox.requested, sandbox.sandbox_id
         instance = await able.create_from_checkpoint(
-            sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._had.directory
+            sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._copy.directory
         )
         try:
             await self._copy.checked()

@@ -17,7 +17,7 @@ from sandkeep.errors import CallerError
 from sandkeep.events import Meta
 from sandkeep.protocol.methods import Access, Kind, Method, Mutation, Params
 from sandkeep.settings.daemon import ADMIN_GROUP
-from sandkeep_store.eventlog.eventless_commands import Past
+from sandkeep_store.eventlog.eventless_commands import CommandProgress
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.snapshots import SnapshotState

@@ -46,7 +46,7 @@ def fold_new_events(state: State, log: EventLog, state_dir: str) -> None:
 
 def check_end(state: State, log: EventLog) -> None:
     """Check the last events, which a failed disk harms first, also with a cached fold. Raises `storage_unavailable`."""
-    log.check(max(0, log.head - END_EVENTS), min(log.head, state.position), END_EVENTS)
+    log.reader.check(max(0, log.head - END_EVENTS), min(log.head, state.position), END_EVENTS)
 
 
 def save_final(state: State, log: EventLog, state_dir: str) -> None:

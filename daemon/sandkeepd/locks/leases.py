@@ -121,9 +121,11 @@ class Leases:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             for lock in list(self._core.state.locks.values()):
-                if lock.under_way:
-                    self._settling[lock.lock_id] = trio.CancelScope()
-                    nursery.start_soon(self._core.run_logged, partial(self._settle, lock), f"settling {lock.lock_id}")
+                if not lock.ended:
+                    self._recovering[lock.lock_id] = trio.CancelScope()
+                    nursery.start_soon(
+                        self._core.run_logged, partial(self._recover, lock), f"recovering {lock.lock_id}"
+                    )
             task_status.started()
             await trio.sleep_forever()
 
@@ -190,7 +192,7 @@ class Leases:
         assert self._nursery is not None
         held = self._held[lock.lock_id] = Held(lease, lock, trio.CancelScope())
         self._nursery.start_soon(
-            self._core.run_logged, partial(self._keep, lock, held, on_record), f"keeping {lock.name}"
+            self._core.run_logged, partial(self._renew_until_recorded, lock, held, on_record), f"keeping {lock.name}"
         )
 
     async def _renew_until_recorded(self, lock: LockState, held: Held, on_record: trio.Event) -> None:
@@ -230,7 +232,7 @@ class Leases:
     async def _record(
         self, lock: LockState, event: events.Event, revision: int | None = None, *, essential: bool = False
     ) -> None:
-        new = NewEvent(lock.lock_id, event, self._core.state.file_of(lock), revision)
+        new = NewEvent(lock.lock_id, event, self._core.state.filing_id(lock), revision)
         await self._core.record([new], None, essential=essential)
 
     async def _record_loss(self, lock: LockState, error: SandkeepError) -> None:
@@ -274,7 +276,7 @@ class Leases:
         on_record = trio.Event()
         on_record.set()
         self.start_renewal(lock, lease, on_record)
-        self.on_adopted(self._core.state.file_of(lock))
+        self.on_adopted(self._core.state.filing_id(lock))
 
     async def _undo(self, lock: LockState) -> None:
         """Free a lock that was being taken, if it was taken."""

@@ -23,8 +23,8 @@ from sandkeep_store.locks.open import where
 from sandkeep_store.locks.places import part_of
 from sandkeep_store.views.locks import LockState
 from sandkeepd.core.access import Request
-from sandkeepd.core.core import RUN_AGAIN, Core, Tries
-from sandkeepd.core.operation import Command, Operation, Order
+from sandkeepd.core.core import RUN_AGAIN, Core
+from sandkeepd.core.operation import Command, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.locks.leases import GIVEN_UP, Leases
 
@@ -39,9 +39,9 @@ class LockOperation(Operation[LockState]):
         super().__init__(core)
         self.leases = leases
 
-    def about(self, lock: LockState, event: events.Event, revision: int | None = None) -> NewEvent:
+    def about(self, lock: LockState, event: events.Event) -> NewEvent:
         """An event of a lock, filed under the sandbox that it guards."""
-        return NewEvent(lock.lock_id, event, self.core.state.file_of(lock))
+        return NewEvent(lock.lock_id, event, self.core.state.filing_id(lock))
 
     async def answer(self, request: Request[Any], stream: str) -> Lock:
         """See `Operation.answer`."""
@@ -59,14 +59,12 @@ class LockOperation(Operation[LockState]):
         """See `Operation.again`."""
         if first.stream not in self.subjects:
             raise _not_found(request.params.name, ", as what is known of it was archived")
-        await self.core.settled(lock.lock_id, lambda: self.is_through(lock))
+        lock = await self.settled(first.stream)
         return RUN_AGAIN if lock.interrupted else await self.answered(request, lock)
 
 
 class LockAcquisition(LockOperation):
-    """``lock.acquire``. `payload` is set when the caller goes: then the lock is released, as its caller would not know
-    of it.
-    """
+    """``lock.acquire``. `payload` is set when the caller has gone: then the lock is released again."""
 
     method = "lock.acquire"
     under_way = "acquiring"
@@ -74,7 +72,7 @@ class LockAcquisition(LockOperation):
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
         """See `Operation.act`. The order's context is an event to set once the acquisition is on record."""
         lock, given_up = order.subject, order.payload
-        lease = await self.leases.take(lock, given_up)
+        lease = await self.leases.acquire(lock, given_up)
         failpoints.reach("lock.taken")
         if lease is not None and not given_up.is_set():
             order.context = trio.Event()
@@ -112,7 +110,7 @@ class LockReturn(LockOperation, Removal[LockState]):
     async def settled(self, stream: str) -> LockState:
         """See `Operation.settled`. A repeated command may also be one of `LockSteal`."""
         lock = self.subjects[stream]
-        await self.core.settled(stream, lambda: not lock.under_way)
+        await self.core.settled(stream, lambda: lock.ended)
         return lock
 
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
@@ -184,7 +182,7 @@ class LockService:
         shared, sandbox = where(root), self._core.state.sandboxes.get(name)
         of_sandbox = sandbox is not None and request.sees(sandbox.owner)
         owner = sandbox.owner if sandbox is not None and of_sandbox else request.owner
-        held = (lock for lock in self._core.state.locks.values() if lock.under_way)
+        held = (lock for lock in self._core.state.locks.values() if not lock.ended)
         if any((lock.name, lock.owner, lock.where) == (name, owner, shared) for lock in held):
             return shared  # an older daemon took it, in the place that was then shared by all owners
         return part_of(shared, owner)
@@ -207,7 +205,7 @@ class LockService:
         if lock.status == "acquiring":
             message = f"`lock.acquire` still waits for the lock {lock.name}: cancel that call instead"
             raise StateError("not_ready", message, name=lock.name, status=lock.status)
-        file = self._core.state.file_of(lock)
+        file = self._core.state.filing_id(lock)
         if lock.status == "held" and self._leases.before_release is not None:
             await self._leases.before_release(file)
         await self._return.order(lock.lock_id, events.LockReleaseRequested(), file, request.meta)

@@ -227,7 +227,7 @@ class Processes:
         return OpenOutput(process=view, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes)
 
 
-def _unknown_input(process: ProcessState, past: Past) -> StateError:
+def _unknown_input(process: ProcessState, past: CommandProgress) -> StateError:
     message = (
         f"the daemon stopped while it wrote to process {process.name!r}: of the {past.trying} bytes after the first "
         f"{past.taken} nobody knows how many it took; see what it made of them, then write the rest by a new command"

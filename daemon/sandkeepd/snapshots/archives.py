@@ -29,7 +29,7 @@ from sandkeep_store.locks.fence import Fence
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.caller import Progress
 from sandkeepd.core.call import no_progress
-from sandkeepd.host.threads import Meter, watched
+from sandkeepd.host.threads import Meter, run_in_thread
 from sandkeepd.host.unnamed_file import open_unnamed
 from sandkeepd.snapshots.archive_limits import limits_of
 from sandkeepd.snapshots.archive_paths import path_in, place_of, root_of
@@ -142,7 +142,7 @@ class SnapshotArchives:
                 local, here.path, target, place.path, sha256=sha256, metadata=metadata, fence=fence, progress=moved
             )
 
-        return await watched(work, no_progress, f"sending it to {place.uri}", limiter=self.limiter)
+        return await run_in_thread(work, no_progress, f"sending it to {place.uri}", limiter=self.limiter)
 
     async def release(self, here: model.Place, place: model.Place, sent: Stored) -> None:
         """Remove the archive on this machine, if the copy `sent` exists.

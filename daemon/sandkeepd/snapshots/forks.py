@@ -79,33 +79,16 @@ class Forks(SandboxBatch):
         self, request: Request[SandboxFork], source: SandboxState, fork_id: str, sandbox_id: str, frozen: CopiedChanges
     ) -> NewEvent:
         """The intent to make one of them; from here on its plan is known to those that follow."""
-        asked, provider = source.requested, self.core.provider(source.requested.provider)
-        spec = rules.like(source.spec, request.params.labels)
-        plan = self._sandboxes.reservations.plan(
-            provider, sandbox_id, asked.image_id, spec, request.caller, source.owner
-        )
-        layered = {**plan, **frozen.files}
-        name = self._sandboxes.reservations.keep(sandbox_id, provider.name, layered)
-        event = events.SandboxCreateRequested(
-            owner=source.owner,
-            image_id=asked.image_id,
-            provider=provider.name,
-            spec=spec,
-            secrets=sorted(request.params.secrets),
-            plan=layered,
-            forked_from=source.sandbox_id,
-            fork_id=fork_id,
-            restored_from=source.restored_from,
+        provider = self.core.provider(source.requested.provider)
+        return self._sandboxes.reservations.intent(
+            sandbox_id, provider, source.requested.image_id, rules.like(source.spec, request.params.labels),
+            request.caller, request.params.secrets, lambda plan: {**plan, **frozen.files},
+            forked_from=source.sandbox_id, fork_id=fork_id, restored_from=source.restored_from,
             needs_image=layering(provider).needs_image(frozen.files),
-            name=name,
-        )
-        return NewEvent(sandbox_id, event, sandbox_id, 0)
+        )  # fmt: skip
 
-    async def recorded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
-        """See `Operation.recorded`."""
-        if order.subject.error is not None:
-            await self.undone(order)
-            return
+    async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
+        """See `Creation.succeeded`."""
         assert order.request is not None
         for fact in facts[1:]:  # at once: the end of one that nobody makes yet would not be seen
             self._sandboxes.creation.start(fact, payload=Maker(order.request.params.secrets))

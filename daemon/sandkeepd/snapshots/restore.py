@@ -120,25 +120,15 @@ class Restores:
 
     async def _planned(
         self, request: Request[SnapshotRestore], snapshot: SnapshotState, sandbox_id: str, spec: SandboxSpec
-    ) -> events.SandboxCreateRequested:
-        core, asked = self._core, snapshot.requested
-        provider = core.provider_of(snapshot)
-        files = await layering(provider).files_of_layers(names_of(core, snapshot), image_beneath(core, snapshot))
-        image_id = asked.image_id or snapshot.snapshot_id
-        plan = self._reservations.plan(provider, sandbox_id, image_id, spec, request.caller, request.owner)
-        plan = {**plan, **files}
-        name = self._reservations.keep(sandbox_id, provider.name, plan)
-        return events.SandboxCreateRequested(
-            owner=request.owner,
-            image_id=image_id,
-            provider=provider.name,
-            spec=spec,
-            secrets=sorted(request.params.secrets),
-            plan=plan,
-            restored_from=snapshot.snapshot_id,
-            needs_image=layering(provider).needs_image(files),
-            name=name,
-        )
+    ) -> NewEvent:
+        core, provider = self._core, self._core.provider_of(snapshot)
+        layers = layering(provider)
+        files = await layers.files_of_layers(names_of(core, snapshot), image_beneath(core, snapshot))
+        image_id = snapshot.requested.image_id or snapshot.snapshot_id
+        return self._reservations.intent(
+            sandbox_id, provider, image_id, spec, request.caller, request.params.secrets,
+            lambda plan: {**plan, **files}, restored_from=snapshot.snapshot_id, needs_image=layers.needs_image(files),
+        )  # fmt: skip
 
 
 class Replacement(msgspec.Struct):
@@ -196,8 +186,8 @@ class OwnRestore(FileReplacement):
         rules.restore(sandbox, snapshot, command.secrets, end_processes=command.end_processes)
         beneath = image_beneath(core, snapshot)
         if beneath not in (None, sandbox.requested.image_id):
-            words = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
-            raise CallerError("invalid", words, field="snapshot_id")
+            message = f"snapshot_id: {snapshot.snapshot_id} is above another image than the sandbox's: make a full one"
+            raise CallerError("invalid", message, field="snapshot_id")
         files = await layering(provider).files_of_layers(names_of(core, snapshot), beneath)
         event = events.SandboxRestoreRequested(
             snapshot_id=snapshot.snapshot_id,

@@ -74,7 +74,7 @@ class SnapshotIntake(SnapshotCreation):
             def looking(moved: Meter) -> Inspection:
                 return inspect(making.descriptor, limits, moved=moved)
 
-            found = await watched(looking, order.progress, "looking through the archive")
+            found = await run_in_thread(looking, order.progress, "looking through the archive")
             failpoints.reach("snapshot.received")
             await making.keep(found.sha256, found.size_bytes, order.progress)
         stored = events.SnapshotStored(

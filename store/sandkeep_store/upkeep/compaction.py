@@ -63,7 +63,7 @@ class Plan(NamedTuple):
     """One round of a compaction: its intent, the events that stay, and the positions of those that are archived."""
 
     intent: LogCompactRequested
-    kept: Kept
+    kept: LiveObjects
     positions: Sequence[int]
 
 
@@ -127,7 +127,7 @@ class Compaction:
             frozenset(lock.lock_id for lock in state.locks.values() if not can_be_archived(state, lock, before_us)),
             frozenset(sandbox.position for sandbox in state.sandboxes.values()),
         )
-        positions = await trio.to_thread.run_sync(log.removable, kept, before_us, ROUND_EVENTS)
+        positions = await trio.to_thread.run_sync(log.reader.removable, kept, before_us, ROUND_EVENTS)
         if len(positions) < wanted.least and not state.log.compacting:
             return None
         await trio.to_thread.run_sync(segments.tidy, log.directory)
@@ -156,7 +156,7 @@ class Compaction:
             first_position=log.first_position,
         )
 
-    async def _archive(self, positions: Sequence[int], kept: Kept) -> str:
+    async def _archive(self, positions: Sequence[int], kept: LiveObjects) -> str:
         """Move events into a segment; answer its name."""
         log = self._log
         name, leaving, processes = await trio.to_thread.run_sync(partial(write_segment, log, positions, kept))

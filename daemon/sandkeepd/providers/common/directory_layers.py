@@ -16,7 +16,7 @@ from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.layers import KeptArchive, Layering
 from sandkeepd.host.caller_paths import digest_tree
-from sandkeepd.host.threads import watched
+from sandkeepd.host.threads import run_in_thread
 from sandkeepd.providers.common.directory_provider import DirectoryProvider
 from sandkeepd.providers.common.layers import Layer
 from sandkeepd.providers.common.views import shown

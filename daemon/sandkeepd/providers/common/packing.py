@@ -11,7 +11,7 @@ from sandkeepd.host.cgroups.pause import Pause
 CODECS: Final[dict[ArchiveFormat, Codec]] = {"tar": "none", "tar.gz": "gzip", "tar.zst": "zstd"}
 
 
-def packed_files(packed: Packed, pause: Pause) -> PackedFiles:
+def packed_files(packed: PackedArchive, pause: Pause) -> PackedFiles:
     """Convert the result of packing."""
     remarks: dict[str, int] = {why: count for why, count in packed.remarks.counts.items()}  # noqa: C416 - of plain text
     return PackedFiles(

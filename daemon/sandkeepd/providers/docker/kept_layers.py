@@ -18,8 +18,8 @@ from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.layers import CopiedChanges, KeptArchive, Layering
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.contract.snapshots import Source
-from sandkeepd.host.threads import watched
-from sandkeepd.host.unnamed_file import unnamed
+from sandkeepd.host.threads import run_in_thread
+from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.providers.common.views import open_merged
 from sandkeepd.providers.docker import images as docker_images
 from sandkeepd.providers.docker import layers as docker_layers
@@ -50,7 +50,7 @@ class DockerLayers(Layering):
         files = await self._snapshots.files_of(source)
         beneath = await self._engine.call(partial(docker_layers.base_of_image, image=files.image))
         container = self._provider.instances.get(source.sandbox_id)
-        with unnamed(self._provider.layout.state_dir) as output:
+        with unnamed_file(self._provider.layout.state_dir) as output:
             with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
                 changes = await self._provider.in_thread(
                     self._snapshots.packer.changes, files, container, output, "layer.frozen"
@@ -97,8 +97,8 @@ class DockerLayers(Layering):
             assert archive.beneath is not None or archive.image_id is not None
             image = docker_layers.tag(archive.beneath) if archive.beneath else docker_images.tag(archive.image_id or "")
             beneath = await self._engine.call(partial(docker_layers.base_of_image, image=image))
-        with unnamed(self._provider.layout.state_dir) as descriptor:
-            layer = await watched(partial(as_layer, archive, descriptor), progress, "unpacking the files")
+        with unnamed_file(self._provider.layout.state_dir) as descriptor:
+            layer = await run_in_thread(partial(as_layer, archive, descriptor), progress, "unpacking the files")
             await progress("giving the files to the Docker engine")
             await self._load(name, beneath, layer)
 

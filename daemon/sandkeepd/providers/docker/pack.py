@@ -21,7 +21,7 @@ from sandkeepd.contract.snapshots import PackedFiles, PackRequest
 from sandkeepd.host.cgroups.pause import Pause, frozen
 from sandkeepd.host.processes import Identity, identify
 from sandkeepd.host.threads import Meter
-from sandkeepd.host.unnamed_file import unnamed
+from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.providers.common.packing import CODECS, packed_files
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.docker import trees
@@ -57,7 +57,7 @@ class Packer:
             packed = self._pack_all(output, image, request, moved)
         return packed_files(msgspec.structs.replace(packed, remarks=changes.remarks), changes.pause)
 
-    def _pack_all(self, layer: int, image: Sequence[str], request: PackRequest, moved: Meter) -> Packed:
+    def _pack_all(self, layer: int, image: Sequence[str], request: PackRequest, moved: Meter) -> PackedArchive:
         codec = CODECS[request.format]
         if request.over != "nothing":
             return write(CheckedArchive(layer, NO_LIMITS, layer=True), request.output, codec, Remarks(), moved=moved)

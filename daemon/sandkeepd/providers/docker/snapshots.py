@@ -16,7 +16,7 @@ from sandkeep.errors import SetupError
 from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
-from sandkeepd.host.threads import watched
+from sandkeepd.host.threads import run_in_thread
 from sandkeepd.providers.docker import trees
 from sandkeepd.providers.docker.engine import inspect_image
 from sandkeepd.providers.docker.pack import Packer
@@ -50,7 +50,7 @@ class DockerSnapshots(Snapshotting):
         beneath = await self.files_of_image(files.image)
         container = self._provider.instances.get(source.sandbox_id)
         packing = partial(self.packer.pack, files, beneath, container, request)
-        return await watched(packing, progress, "packing the files")
+        return await run_in_thread(packing, progress, "packing the files")
 
     async def files_of(self, source: Source) -> ContainerFiles:
         """Return the files of a container. Raises `not_supported` where they cannot be read, and `not_ready`."""

@@ -27,7 +27,7 @@ from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Limits
-from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_known, open_process, reap
+from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_process, open_process, reap
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower

@@ -37,7 +37,7 @@ def _receive(pipe: int, into: int) -> None:
 
 def _pack(received: int, request: PackRequest, moved: Meter) -> PackedFiles:
     os.lseek(received, 0, os.SEEK_SET)
-    packed = write(Examined(received, NO_LIMITS), request.output, CODECS[request.format], Remarks(), moved=moved)
+    packed = write(CheckedArchive(received, NO_LIMITS), request.output, CODECS[request.format], Remarks(), moved=moved)
     return packed_files(packed, Pause())
 
 
@@ -69,7 +69,7 @@ class GvisorSnapshots(Snapshotting):
         if source.handle.get("whole") or request.include or request.exclude:
             message = "a snapshot of a gVisor sandbox has its whole workspace: leave out include and exclude"
             raise SetupError("not_supported", message)
-        with unnamed(self._state_dir) as received:
+        with unnamed_file(self._state_dir) as received:
             async with copying(instance, WORKSPACE, incoming=False, form="contents") as copy:
                 await trio.to_thread.run_sync(_receive, copy.take_data(), received, abandon_on_cancel=True)
                 await copy.done()

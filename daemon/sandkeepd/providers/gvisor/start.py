@@ -204,11 +204,11 @@ def _run_new(job: Job, argv: Sequence[str], container: str, control: int) -> tup
     talk, talk_end = os.pipe()
     try:
         command = ["run", "--detach", "--bundle", job.bundle, "--pid-file", f"{job.bundle}/{container}.pid", container]
-        child = spawn([*argv, *command], stdin=control, output=talk_end, roomy=True)
+        child = spawn([*argv, *command], stdin=control, output=talk_end, large_fd_table=True)
         failpoints.reach("gvisor.spawned")
         os.close(talk_end)
         talk_end = -1
-        output = listen(talk, START_DEADLINE_S)
+        output = read_until_ready(talk, START_DEADLINE_S)
     finally:
         for fd in (talk, talk_end):
             if fd >= 0:
@@ -248,8 +248,8 @@ def _restore(job: Job, wrapper: Sequence[str], container: str, control: int) -> 
 
 
 def _moving_after(job: Job, umask: int, source: str, target: str) -> list[str]:
-    """Return the argv before a command, see `program.moving_after`."""
-    return program.moving_after(program.on_host(job.bundle), umask, source, target)
+    """Return the argv before a command, see `program.rename_after_argv`."""
+    return program.rename_after_argv(program.on_host(job.bundle), umask, source, target)
 
 
 def _run(
@@ -260,7 +260,7 @@ def _run(
     """
     with open(log, "w+b") as file, open(os.devnull, "rb") as null:
         given = null.fileno() if stdin is None else stdin
-        child = spawn(argv, stdin=given, output=file.fileno(), third=lock, roomy=stdin is not None)
+        child = spawn(argv, stdin=given, output=file.fileno(), more=[lock], large_fd_table=stdin is not None)
         try:
             if meanwhile is not None:
                 _call_until_ended(child, meanwhile)
@@ -327,7 +327,7 @@ def _checkpoint(job: Job, container: str, saving: str, lock: int, meanwhile: Cal
     found = runsc.running(job.bundle)
     if found is not None and found[0] == container and runsc.version() in runsc.KNOWN_KERNELS:
         runner, image = program.on_host(job.bundle), f"{saving}/{IMAGE}"
-        argv = program.saving(runner, container, found[1].pid, image, saving, job.saved)
+        argv = program.save_argv(runner, container, found[1].pid, image, saving, job.saved)
         code, output = _run(argv, log, lock, meanwhile)
         if code != program.NOT_ASKED:
             return code, output

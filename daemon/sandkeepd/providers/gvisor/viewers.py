@@ -84,7 +84,7 @@ class GvisorViewers(Viewers):
 
     async def attach(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool) -> int:
         async with self._instance.delaying_saves():  # it is not saved meanwhile
-            if self._talk.known(process_id).exit:
+            if self._channel.get_process(process_id).exit:
                 raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)
             if self._instance.pidfd < 0:
                 message = f"sandbox {self._instance.sandbox_id} is suspended: resume it"
@@ -100,9 +100,9 @@ class GvisorViewers(Viewers):
         """Return the script of a viewer: it is a file, as `runsc exec` drops all arguments that contain "detach".
         Errors go to stderr, away from the terminal.
         """
-        argv = terminal.viewer(self._place.sockets, process_id, None, term, read_only=read_only)
+        argv = terminal.viewer_argv(self._shared.sockets, process_id, None, term, read_only=read_only)
         command = b" ".join(requests.quote(os.fsencode(word)) for word in argv)
-        opening = f"ulimit -f {self._instance.runsc.file_blocks}\ncd {self._place.journals} && exec 2>{viewer}.stderr"
+        opening = f"ulimit -f {self._instance.runsc.file_blocks}\ncd {self._shared.journals} && exec 2>{viewer}.stderr"
         return opening.encode() + b" || exit\nexec " + command + b"\n"
 
     async def _show(self, viewer: str, rows: int, cols: int) -> int:

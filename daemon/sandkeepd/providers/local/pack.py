@@ -93,10 +93,10 @@ class Packer:
         found = changes.take_catalogue(tree, self._layers.enter, self._overlay)
         mapped = mapped_files(processes(held.plan.cgroups, held.first_pid), held.handle.workspace)
         with storage_errors(request.catalogue):
-            changes.save(changes.doubted(found, mapped), request.catalogue)
+            changes.save(changes.with_unreliable(found, mapped), request.catalogue)
         return found
 
-    def _pack_changes(self, held: SandboxFiles, request: PackRequest, moved: Meter) -> tuple[Packed, Pause]:
+    def _pack_changes(self, held: SandboxFiles, request: PackRequest, moved: Meter) -> tuple[PackedArchive, Pause]:
         """Pack the difference from the content of an earlier archive. Only that is read, so the sandbox is frozen."""
         assert request.parent_catalogue is not None
         before = changes.load(request.parent_catalogue)
@@ -116,7 +116,7 @@ class Packer:
 
     def _pack_tree(
         self, roots: Sequence[str], request: PackRequest, held: SandboxFiles, overlay: Overlay | None, moved: Meter
-    ) -> Packed:
+    ) -> PackedArchive:
         with self._shown(*roots) as tree:
             source = Tree(
                 tree, include=paths(request.include) or (TOP,), exclude=paths(request.exclude),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
-from sandkeepd.host.threads import watched
+from sandkeepd.host.threads import run_in_thread
 from sandkeepd.providers.common.inside import WORKSPACE, inner_user
 from sandkeepd.providers.local.layers import LocalLayers
 from sandkeepd.providers.local.pack import Packer, paths
@@ -38,7 +38,7 @@ class LocalSnapshots(Snapshotting):
         held, found = await self._layers.files_of(source), await self._provider.abilities()
         paths([*request.include, *request.exclude])
         packer = Packer(self._provider.store, self._provider.layout.state_dir, shares_blocks=found.reflink.works)
-        return await watched(functools.partial(packer.pack, held, request), progress, "packing the files")
+        return await run_in_thread(functools.partial(packer.pack, held, request), progress, "packing the files")
 
 
 _WITHOUT_FREEZER: Final = f"{NO_FREEZER}: processes are stopped one by one meanwhile"

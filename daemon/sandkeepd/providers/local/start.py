@@ -304,7 +304,7 @@ def _await_first(job: Job, child: int, talk: int, info: int) -> Identity:
 
     Ends the child when there is none.
     """
-    output = listen(talk, START_DEADLINE_S)
+    output = read_until_ready(talk, START_DEADLINE_S)
     failpoints.reach("create.answered")
     ready, newline, _ = output.partition(b"ready\n")
     first = None
