@@ -15,6 +15,7 @@ from sandkeepd.host.processes import kill_all, kill_known, marked
 from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.providers.common.inside import marks
 from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.local.disks import Disks
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.start import Handle
 from sandkeepd.providers.local.strays import Strays
@@ -34,6 +35,7 @@ class Cleanup:
 
     def __init__(self, layout: Layout, log_id: str, planner: Planner, claims: Claims | None) -> None:
         self._layout = layout
+        self._disks = Disks(layout)
         self._log_id = log_id
         self._planner = planner
         self._claims = claims
@@ -65,6 +67,7 @@ class Cleanup:
 
     def clear(self, sandbox_id: str) -> None:
         """Remove the files of a sandbox that has ended, all but its journals. That can take long."""
+        self._disks.release(sandbox_id)
         self._layout.clear(sandbox_id)
 
     def plan_of_stray(self, sandbox_id: str) -> Plan:

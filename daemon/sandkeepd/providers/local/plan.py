@@ -5,12 +5,13 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from sandkeep.errors import SetupError
+from sandkeep.errors import CallerError, SetupError
 from sandkeep.model import SandboxSpec
 from sandkeepd.contract.caller import Caller
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.providers.common.inside import inner_user
 from sandkeepd.providers.common.layers import Layer
+from sandkeepd.providers.local import disks
 from sandkeepd.providers.local.probe import Abilities
 
 DEFAULT_PIDS: Final = 2048
@@ -19,8 +20,9 @@ DEFAULT_SCRATCH_BYTES: Final = 1024**3
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """A decided plan. `uid` is the host's, None when it is the daemon's own user's. The sandbox begins with `layers`,
-    each of which hides parts of the next, and, with `over_image`, with the image beneath them.
+    """A decided plan. `uid` is the host's, None when it is the daemon's own user's. With `own_disk` the caller asked
+    for a disk of that size. The sandbox begins with `layers`, each of which hides parts of the next, and, with
+    `over_image`, with the image beneath them.
     """
 
     mechanism: str
@@ -31,6 +33,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     inner_gid: int = 1000
     limits: Limits
     disk_bytes: int
+    own_disk: bool = False
     scratch_bytes: int
     layers: list[Layer] = field(default_factory=list)
     over_image: bool = True
@@ -64,6 +67,9 @@ class Planner:
         inner_uid, inner_gid = inner_user(spec.user)
         limits = Limits(pids=spec.pids or DEFAULT_PIDS, memory_bytes=spec.memory_bytes, cpus=spec.cpus)
         disk_bytes = spec.disk_bytes or self._disk_limit
+        if spec.disk_bytes is not None and spec.disk_bytes < disks.LEAST_BYTES:
+            least = f"a disk has at least {disks.LEAST_BYTES // 1024**2} MiB here"
+            raise CallerError("invalid", f"{least}: ask for more", field="disk_bytes")
         host_uid, host_gid, groups = None, None, list[int]()
         if mechanism == "none":
             _check_bare(spec)
@@ -71,7 +77,8 @@ class Planner:
                 host_uid, host_gid, groups = caller.uid, caller.gid, list(caller.groups)
         return Plan(
             mechanism=mechanism, uid=host_uid, gid=host_gid, groups=groups, inner_uid=inner_uid, inner_gid=inner_gid,
-            limits=limits, disk_bytes=disk_bytes, scratch_bytes=_scratch(spec.memory_bytes, disk_bytes),
+            limits=limits, disk_bytes=disk_bytes, own_disk=self._root and spec.disk_bytes is not None,
+            scratch_bytes=_scratch(spec.memory_bytes, disk_bytes),
             cgroups=self._hierarchies.plan(sandbox_id, limits),
             held_by=self._held_by(limits),
         )  # fmt: skip

@@ -40,8 +40,10 @@ from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider, running
 from sandkeepd.providers.common.layers import Layers
+from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.local import plan as local_plan
 from sandkeepd.providers.local.claims import UidClaims
+from sandkeepd.providers.local.disks import Disks
 from sandkeepd.providers.local.end import Cleanup
 from sandkeepd.providers.local.layers import LocalLayers
 from sandkeepd.providers.local.pause import FreezerPauses, keep_looking, suspension
@@ -142,8 +144,10 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             else Capability(works=name != "cpus", why=local_plan.why_weaker(name))
             for name, controller in (("cpus", "cpu"), ("memory", "memory"), ("pids", "pids"))
         }
+        disks = Capability(works=True, why=None if found.disks.works else f"measured every 10 s: {found.disks.why}")
         features = {
-            "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink, **limits,
+            "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink,
+            **limits, "limit_disk": disks,
             "no_nested_user_namespaces": found.no_nested_userns, "seccomp": found.seccomp,
             "stats": _stats(self._hierarchies.uncounted()),
             "terminals": _terminals(), "suspend": suspension(freezer=freezes),
@@ -229,8 +233,8 @@ class LocalProvider(KeeperProvider[LocalInstance]):
     ) -> Job:
         """Return the parameters for starting a sandbox."""
         return Job(
-            sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), lowers=lowers,
-            plan=plan, files=files, host_network=spec.network == "host",
+            sandbox_id=sandbox_id, layout=self.layout, lowers=lowers,
+            plan=plan, files=files, own_disk=plan.own_disk and found.disks.works, host_network=spec.network == "host",
             read_only=spec.read_only, hierarchies=self._hierarchies, log_id=self.log_id,
             close_userns=found.no_nested_userns.works, seccomp=found.seccomp.works,
         )  # fmt: skip
@@ -239,28 +243,23 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         """Start a sandbox, and hold it."""
         with trio.CancelScope(shield=True):  # a start that is waited for can be undone; one that is left cannot
             started = await self._starts(in_fresh_thread, functools.partial(start, job))
-        instance = self._instance(job.sandbox_id, spec, job.plan, started, job.files, found, list(secrets))
+        instance = self._instance(job, spec, started, found, list(secrets))
         await instance.share_secrets(secrets)
         failpoints.reach("create.secrets")
         return instance
 
     def _instance(
-        self,
-        sandbox_id: str,
-        spec: SandboxSpec,
-        plan: Plan,
-        started: Started,
-        files: str,
-        found: Abilities,
-        secrets: list[str],
+        self, job: Job, spec: SandboxSpec, started: Started, found: Abilities, secrets: list[str]
     ) -> LocalInstance:
+        plan, files = job.plan, job.files
         workspace = WORKSPACE if plan.mechanism == "bubblewrap" else started.workspace
         handle = Handle(first=started.first, files=files, workspace=workspace, secrets=secrets)
         isolation = Isolation(
             mechanism=plan.mechanism, files=files, host_uid=os.geteuid() if plan.uid is None else plan.uid,
-            workspace=workspace, limits=plan.held_by, notes=local_plan.notes(plan, files, found),
+            workspace=workspace, limits=plan.held_by | ({"disk": "file system"} if job.own_disk else {}),
+            notes=local_plan.notes(plan, files, found),
         )  # fmt: skip
-        instance = self._hold(sandbox_id, spec, plan, isolation, handle)
+        instance = self._hold(job.sandbox_id, spec, plan, isolation, handle)
         if instance is None:
             reap(started.child)
             raise ProviderError("provider_unavailable", "the sandbox ended while it started")
@@ -329,6 +328,13 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             if instance is not None:
                 await self.see_end(instance)
             await self._clear_in_thread(self.cleanup.end_for_good, sandbox_id, decided)
+            self._release_disk(sandbox_id)
+
+    def _release_disk(self, sandbox_id: str) -> None:
+        """Stop using a sandbox's disk, which was removed."""
+        root = self._hostile_roots.pop(self.layout.sandbox(sandbox_id), None)
+        if root is not None:
+            root.release()
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
         """Return the plan of a sandbox, reconstructed from its remains when no event has it."""
@@ -385,11 +391,14 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         remove = functools.partial(self.cleanup.remove_stray, strays, sandbox_id, forgotten=forgotten)
         try:
             await self.in_thread(remove)
+            self._release_disk(sandbox_id)
         finally:
             del self._being_cleared[sandbox_id]
             cleared.set()
 
     def _occupied(self, instance: LocalInstance) -> int:
+        if self.layout.has_disk(instance.sandbox_id):
+            return 0  # it cannot exceed its limit
         first, groups = instance.handle["first"]["pid"], instance.plan.cgroups
         files = self.files(instance.sandbox_id)
         places = [files.below("upper"), files.below("out")]
@@ -418,6 +427,8 @@ async def open_local(
             nursery.start_soon(provider.host_uids.keep)
         return provider
 
+    if os.geteuid() == 0:
+        await trio.to_thread.run_sync(Disks(Layout(state_dir)).attach_all)
     async with running(make) as provider:
         yield provider
 

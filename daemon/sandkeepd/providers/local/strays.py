@@ -96,9 +96,7 @@ class Strays:
                 self.foreign.append(f"control group {directory}" + (f" of log {whose[0]}" if whose else ""))
 
     def _look_at_mounts(self) -> None:
-        """Find mounts in our own namespace: the provider makes none, but an administrator may have mounted a sandbox's
-        files.
-        """
+        """Find mounts in our own namespace: disks of sandboxes, and what an administrator has mounted."""
         for place in mounts.below(self._layout.sandboxes):
             sandbox_id = place.removeprefix(self._layout.sandboxes).strip("/").partition("/")[0]
             if is_name(sandbox_id) and self._layout.log_of_sandbox(sandbox_id) in (None, self._log_id):
@@ -127,9 +125,10 @@ class Strays:
         return {d: d for d in self._hierarchies.found() if log_and_sandbox(d) == (self._log_id, sandbox_id)}
 
     def unmount(self, directory: str) -> None:
-        """Unmount everything in a directory."""
+        """Unmount everything in a directory. A sandbox's own disk at the directory itself stays."""
         for place in mounts.below(directory):
-            mounts.unmount(place)
+            if place != directory or not self._layout.has_disk(os.path.basename(directory)):
+                mounts.unmount(place)
 
     def unmount_trash(self) -> None:
         """Unmount everything in the trash."""
