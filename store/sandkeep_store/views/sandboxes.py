@@ -78,6 +78,7 @@ class SandboxState(Struct, kw_only=True):
     handle: dict[str, Any] = field(default_factory=dict)
     ended_us: int | None = None
     terminated_reason: str | None = None
+    suspended_reason: str | None = None
     error: tuple[str, str] | None = None
     last_status: str | None = None
     interrupted: bool = False
@@ -154,6 +155,7 @@ class SandboxState(Struct, kw_only=True):
             exec_count=self.exec_count,
             ended_at=optional_rfc3339(self.ended_us),
             terminated_reason=self.terminated_reason,
+            suspended_reason=self.suspended_reason if self.status == "suspended" else None,
             error=self.error[1] if self.error else None,
             position=self.position,
             last_status=self.last_status,

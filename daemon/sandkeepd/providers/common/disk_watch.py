@@ -1,14 +1,15 @@
-"""Enforcement of disk limits: sandboxes that exceed theirs are ended."""
+"""Disk limits of sandboxes without a disk of their own: those that exceed theirs are suspended."""
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeGuard, TypeVar
 
 import trio
 
 from sandkeep.errors import SandkeepError
-from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.pauses import Pausing
+from sandkeepd.keeper.pause import Pause
 
 PERIOD_S: Final = 10.0
 """Seconds between measurements of the sandboxes' disk usage."""
@@ -20,32 +21,30 @@ _AT_ONCE: Final = 4
 
 
 class Limited(Protocol):
-    """A sandbox with a disk limit. `ending` is its end, once that is decided."""
+    """A sandbox with a disk limit."""
 
     @property
     def disk_bytes(self) -> int:
         """Limit on its disk usage in bytes."""
         ...
 
-    ending: Ending | None
+    pauses: Pausing | None
+    pause: Pause
     look_after: float
     """By Trio's clock, the earliest time of its next measurement."""
+    most_written: float
+    """Bytes at which it was suspended last. When resumed it may run, to remove files, until it has written more."""
 
 
 L = TypeVar("L", bound=Limited)
 
 
 class DiskWatch(Generic[L]):
-    """Measures the disk usage of a provider's sandboxes. `occupied` blocks and returns the bytes of one; `end` ends
-    one.
-    """
+    """Measures the disk usage of a provider's sandboxes. `occupied` blocks and returns the bytes of one."""
 
-    def __init__(
-        self, instances: Mapping[str, L], occupied: Callable[[L], int], end: Callable[[L], Awaitable[None]]
-    ) -> None:
+    def __init__(self, instances: Mapping[str, L], occupied: Callable[[L], int]) -> None:
         self._instances = instances
         self._occupied = occupied
-        self._end = end
         self._limiter = trio.CapacityLimiter(_AT_ONCE)
 
     async def run(self) -> None:
@@ -56,7 +55,7 @@ class DiskWatch(Generic[L]):
             while True:
                 await trio.sleep(PERIOD_S)
                 for instance in list(self._instances.values()):
-                    if instance.look_after <= trio.current_time():
+                    if instance.look_after <= trio.current_time() and not instance.pause.is_on:
                         instance.look_after = math.inf
                         nursery.start_soon(self._try, instance)
 
@@ -70,10 +69,17 @@ class DiskWatch(Generic[L]):
             instance.look_after = now + REST * (now - began)
 
     async def check(self, instance: L) -> None:
-        """Measure a sandbox's disk usage once, and end the sandbox if that exceeds the limit."""
+        """Measure a sandbox's disk usage once, and suspend the sandbox if that exceeds the limit."""
         written = await trio.to_thread.run_sync(self._occupied, instance, limiter=self._limiter)
         limit = instance.disk_bytes
-        if written > limit and instance.ending is None:
-            message = f"it had written {written} bytes, and its limit is {limit}"
-            instance.ending = Ending(kind="disk_limit", message=message)
-            await self._end(instance)
+        if written <= limit:
+            instance.most_written = 0
+        elif written > instance.most_written and can_suspend(instance.pauses):
+            instance.most_written = written
+            instance.pause.reason = f"as it has written {written} bytes, and its disk limit is {limit}"
+            await instance.pauses.suspend()
+
+
+def can_suspend(pauses: Pausing | None) -> TypeGuard[Pausing]:
+    """Tell if a sandbox can be suspended."""
+    return pauses is not None and pauses.no_pauses is None

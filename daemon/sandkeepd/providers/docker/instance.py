@@ -37,6 +37,7 @@ class DockerInstance(HeldInstance):
     engine: Engine
     mark: str
     look_after: float = 0.0
+    most_written: float = 0.0
 
     def contain(self, plan: Plan, engine: Engine, mark: str) -> None:
         """Set its plan, and read its state. The file `mark` exists while it stands still only to be read."""

@@ -3,6 +3,7 @@
 The settings are upper bounds for callers, and are read here: the decision is on record before anything is made.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -110,6 +111,8 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
         if not details:
             words = "nothing is known of how Docker is to run these files: import them with the image that they are of"
         raise SetupError("not_supported", words) from None
+    if spec.disk_bytes is not None and os.geteuid() != 0:
+        raise SetupError("not_supported", f"{NO_DISK_LIMIT}: leave out disk", field="disk_bytes")
     uid, gid = _user(spec, image)
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
@@ -126,6 +129,9 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes or disk_bytes,
         scratch_bytes=min(DEFAULT_SCRATCH_BYTES, (spec.memory_bytes or 2 * DEFAULT_SCRATCH_BYTES) // 2),
     )  # fmt: skip
+
+
+NO_DISK_LIMIT: Final = "only root's daemon sees how much a container writes"
 
 
 def name_of(sandbox_id: str) -> str:

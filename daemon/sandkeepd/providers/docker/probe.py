@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkeep.model import Capability, ProviderCapabilities
 from sandkeepd.keeper import program
+from sandkeepd.providers.docker.plan import NO_DISK_LIMIT
 from sandkeepd.providers.docker.snapshots import files_features
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
             f"limit_{name}": _if(found.get(key), f"the engine has no control group that limits {name}")
             for name, key in controls.items()
         },
-        "limit_disk": _if(root, "only root sees what a container writes: files are limited, their sum is not"),
+        "limit_disk": Capability(
+            works=root, why="measured every 10 s, and suspended when exceeded" if root else NO_DISK_LIMIT
+        ),
         "live_restore": _if(
             found.get("LiveRestoreEnabled"),
             "a restart of the engine ends every container: set live-restore in its daemon.json",

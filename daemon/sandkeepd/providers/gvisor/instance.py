@@ -33,6 +33,7 @@ class GvisorInstance(HeldInstance):
     container: str = ""
     pidfd: int = -1
     look_after: float = 0.0
+    most_written: float = 0.0
 
     def _make_viewers(self) -> Viewers:
         self._shown = GvisorViewers(self, self._talk, self._place, self.handle)

@@ -15,6 +15,7 @@ PIDS: Final = (
     "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "
     "pids, and limit memory"
 )
+DISK: Final = "gVisor keeps what is written in memory, and this runsc has no limit for that alone"
 HOST_NETWORK: Final = "gVisor saves no sandbox with the host's network: create it with network 'none'"
 ROOTLESS: Final = "a rootless runsc brings nothing back that was saved: have the daemon run as root"
 HOST_THREADS: Final = 8192
@@ -57,6 +58,8 @@ def decide(sandbox_id: str, spec: SandboxSpec, hierarchies: Hierarchies, *, disk
 def _refuse(spec: SandboxSpec) -> None:
     if spec.pids is not None:
         raise SetupError("not_supported", PIDS, field="pids")
+    if spec.disk_bytes is not None:
+        raise SetupError("not_supported", f"{DISK}: limit memory instead", field="disk_bytes")
     if spec.volumes:
         raise SetupError("not_supported", "the gvisor provider has no volumes: copy files in", field="volumes")
     if spec.isolation == "none":

@@ -28,7 +28,7 @@ from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
-from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_and_wait, kill_known, open_process, reap
+from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_known, open_process, reap
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
@@ -83,7 +83,7 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
         self._store = Layers(self.layout, log_id, uid_base if self.root else None)
         self._disk_limit = disk_limit
         self.starts = Threads(trio.CapacityLimiter(max(8, 4 * len(os.sched_getaffinity(0)))))
-        self.disks = DiskWatch(self.instances, self._occupied, self._end_for_disk)
+        self.disks = DiskWatch(self.instances, self._occupied)
         self._saves = Saves(self)
         self.images = DirectoryImages(self.layout, log_id, self.in_thread, self._store.uid)
         self.checkpoints = GvisorCheckpoints(self, self._saves)
@@ -349,10 +349,6 @@ class GvisorProvider(KeeperProvider[GvisorInstance]):
 
     def _occupied(self, instance: GvisorInstance) -> int:
         return disk_usage.occupied([self._out(instance.sandbox_id)], 0, {}, [], root=self.root)
-
-    async def _end_for_disk(self, instance: GvisorInstance) -> None:
-        if instance.pidfd >= 0:
-            await self.in_thread(kill_and_wait, instance.pidfd)
 
 
 async def _reap(child: int) -> None:

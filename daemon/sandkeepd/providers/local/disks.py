@@ -25,12 +25,13 @@ from sandkeepd.providers.common.views import shown
 
 logger: Final = logging.getLogger("sandkeepd")
 
-LEAST_BYTES: Final = 4 * 1024**2
-"""Minimum size of a disk: less leaves no room beside the file system's own structures."""
-
 _JOURNALED_BYTES: Final = 16 * 1024**2
 """Minimum size with a journal, which takes 4 MiB."""
 
+_DAEMONS_BYTES: Final = 2 * 1024**2
+"""Bytes that only root can use, for what the daemon hands in when the code inside has filled the disk."""
+
+_PROBED_BYTES: Final = 1024**2
 _ANSWERS_BYTES: Final = 1024**2
 _LONG_NAMES: Final = 150
 """So many names of 255 bytes take 10 blocks, which hold the journals of some 200 processes."""
@@ -56,7 +57,8 @@ class Disks:
         _allocate(image, size)
         failpoints.reach("disk.allocated")
         journal = [] if size >= _JOURNALED_BYTES else ["-O", "^has_journal"]
-        argv = ["mke2fs", "-q", "-F", "-t", "ext4", "-b", "4096", "-i", "8192", "-m", "0", "-E", _OPTIONS, *journal]
+        roots = f"{min(5, 100 * _DAEMONS_BYTES / size):.4f}"
+        argv = ["mke2fs", "-q", "-F", "-t", "ext4", "-b", "4096", "-i", "8192", "-m", roots, "-E", _OPTIONS, *journal]
         _run([*argv, image])
         self._mount(image, place)
         failpoints.reach("disk.mounted")
@@ -122,12 +124,12 @@ class Disks:
         _run(["mount", "-t", "ext4", "-o", _MOUNT, "--", image, place])
 
 
-def prepare_output(journals: str, answers: int) -> None:
+def prepare_output(journals: str, answers: int, size: int) -> None:
     """Reserve room for the keeper's answers, and for the names of journals, so that a command which removes files still
-    runs, and its exit code is recorded, when the disk is full. Raises OSError.
+    runs, and its exit code is recorded, when the disk of that size is full. Raises OSError.
     """
-    blocks.reserve(answers, _ANSWERS_BYTES)
-    names = [f"{journals}/{number:0>255}" for number in range(_LONG_NAMES)]
+    blocks.reserve(answers, min(_ANSWERS_BYTES, size // 64))
+    names = [f"{journals}/{number:0>255}" for number in range(min(_LONG_NAMES, size // 2**16))]
     for name in names:
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
     for name in names:
@@ -148,7 +150,7 @@ def probe(directory: str) -> Capability:
     image, place = f"{directory}/image", f"{directory}/disk"
     try:
         os.mkdir(place)
-        _allocate(image, LEAST_BYTES)
+        _allocate(image, _PROBED_BYTES)
         _run(["mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", image])
         _run(["mount", "-t", "ext4", "-o", _MOUNT, "--", image, place])
         mounts.unmount(place)

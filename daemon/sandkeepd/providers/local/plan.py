@@ -5,13 +5,12 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from sandkeep.errors import CallerError, SetupError
+from sandkeep.errors import SetupError
 from sandkeep.model import SandboxSpec
 from sandkeepd.contract.caller import Caller
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.providers.common.inside import inner_user
 from sandkeepd.providers.common.layers import Layer
-from sandkeepd.providers.local import disks
 from sandkeepd.providers.local.probe import Abilities
 
 DEFAULT_PIDS: Final = 2048
@@ -67,9 +66,6 @@ class Planner:
         inner_uid, inner_gid = inner_user(spec.user)
         limits = Limits(pids=spec.pids or DEFAULT_PIDS, memory_bytes=spec.memory_bytes, cpus=spec.cpus)
         disk_bytes = spec.disk_bytes or self._disk_limit
-        if spec.disk_bytes is not None and spec.disk_bytes < disks.LEAST_BYTES:
-            least = f"a disk has at least {disks.LEAST_BYTES // 1024**2} MiB here"
-            raise CallerError("invalid", f"{least}: ask for more", field="disk_bytes")
         host_uid, host_gid, groups = None, None, list[int]()
         if mechanism == "none":
             _check_bare(spec)

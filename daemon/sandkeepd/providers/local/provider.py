@@ -46,7 +46,7 @@ from sandkeepd.providers.local.claims import UidClaims
 from sandkeepd.providers.local.disks import Disks
 from sandkeepd.providers.local.end import Cleanup
 from sandkeepd.providers.local.layers import LocalLayers
-from sandkeepd.providers.local.pause import FreezerPauses, keep_looking, suspension
+from sandkeepd.providers.local.pause import NO_FREEZER, FreezerPauses, keep_looking, suspension
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.probe import Abilities, probe
 from sandkeepd.providers.local.revival import LocalReplacement, LocalRevival
@@ -66,6 +66,7 @@ class LocalInstance(HeldInstance):
     plan: Plan
     freezer: FreezerPauses
     look_after: float = 0.0
+    most_written: float = 0.0
 
     @property
     def disk_bytes(self) -> int:
@@ -93,7 +94,7 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             self.host_uids = Claims(Registry(UID_REGISTRY()), base=uid_base, log_id=log_id, home=self.layout.state_dir)
             self._uids = UidClaims(self.host_uids)
         self._being_cleared: dict[str, trio.Event] = {}
-        self.disks = DiskWatch(self.instances, self._occupied, self._end_instance)
+        self.disks = DiskWatch(self.instances, self._occupied)
         self._clear_in_thread = Threads(trio.CapacityLimiter(64))
         """Separate threads, as removing a million files must not keep other sandboxes from being made."""
         self._starts = Threads(trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0)))))
@@ -144,7 +145,10 @@ class LocalProvider(KeeperProvider[LocalInstance]):
             else Capability(works=name != "cpus", why=local_plan.why_weaker(name))
             for name, controller in (("cpus", "cpu"), ("memory", "memory"), ("pids", "pids"))
         }
-        disks = Capability(works=True, why=None if found.disks.works else f"measured every 10 s: {found.disks.why}")
+        disks = Capability(works=True)
+        if not found.disks.works:
+            measured = f"measured every 10 s, and suspended when exceeded: {found.disks.why}"
+            disks = Capability(works=freezes, why=measured if freezes else found.disks.why)
         features = {
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink,
             **limits, "limit_disk": disks,
@@ -196,6 +200,9 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         if sandbox_id in self._being_cleared:
             await self._being_cleared[sandbox_id].wait()
         found = await self.abilities()
+        if spec.disk_bytes is not None and not found.disks.works and not self._hierarchies.can_freeze():
+            words = f"disk usage cannot be limited here: {found.disks.why}, and {NO_FREEZER}: leave out disk"
+            raise SetupError("not_supported", words, field="disk_bytes")
         lowers = await self.lowers(image_id, decided)
         files = self.files_for(decided, found)
         job = self.job(sandbox_id, spec, decided, lowers, files, found)
@@ -403,9 +410,6 @@ class LocalProvider(KeeperProvider[LocalInstance]):
         files = self.files(instance.sandbox_id)
         places = [files.below("upper"), files.below("out")]
         return disk_usage.occupied(places, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
-
-    async def _end_instance(self, instance: LocalInstance) -> None:
-        await self.in_thread(self.cleanup.end, instance.sandbox_id, instance.plan, instance.handle)
 
 
 @asynccontextmanager

@@ -160,7 +160,7 @@ def _make_directories(job: Job) -> None:
     program.install(f"{directory}/in")
     with open(f"{directory}/out/exits", "ab" if job.anew else "xb") as answers:
         if job.own_disk and not job.anew:
-            prepare_output(f"{directory}/out/p", answers.fileno())
+            prepare_output(f"{directory}/out/p", answers.fileno(), job.plan.disk_bytes)
     write_etc(
         f"{directory}/in/.etc", job.sandbox_id, job.plan.inner_uid, job.plan.inner_gid, host_network=job.host_network
     )

@@ -98,7 +98,7 @@ def _failure(data: dict[str, Any]) -> str:
 
 
 def _by_whom(data: dict[str, Any]) -> str:
-    return "from outside" if data.get("outside") else ""
+    return "from outside" if data.get("outside") else str(data.get("reason") or "")
 
 
 DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {

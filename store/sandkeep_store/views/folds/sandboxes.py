@@ -66,7 +66,9 @@ def _suspend_requested(state: State, event: events.SandboxSuspendRequested, fact
 @folds(events.SandboxSuspended)
 def _suspended(state: State, event: events.SandboxSuspended, fact: Fact) -> None:
     _finish_change(state, fact)
-    _advance(state, event, fact)
+    sandbox = _advance(state, event, fact)
+    if sandbox is not None:
+        sandbox.suspended_reason = event.reason
 
 
 @folds(events.SandboxSuspendFailed)

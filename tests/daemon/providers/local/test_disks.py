@@ -102,8 +102,14 @@ def test_more_than_the_host_has_is_refused_and_leaves_nothing(shared_daemon: Run
     before = os.listdir(f"{shared_daemon.state_dir}/disks")
     with shared_daemon.connect() as client:
         refused("storage_unavailable", client.sandbox.create, image, disk_bytes=1 << 50)
-        refused("invalid", client.sandbox.create, image, disk_bytes=1 << 20)
     assert os.listdir(f"{shared_daemon.state_dir}/disks") == before
+
+
+def test_the_smallest_has_room(shared_daemon: RunningDaemon, image: str) -> None:
+    with new_box(shared_daemon, image, disk_bytes=MIB) as small:
+        small.sh("head -c 600K /dev/zero >file; sync")
+        assert small.client.sandbox.exec(small.id, ["sh", "-c", "cat /dev/zero >big"]).exit_code == 1
+        small.sh("rm big file")
 
 
 def test_forks_snapshots_and_restores(box: Box) -> None:
