@@ -11,7 +11,7 @@ sandboxes/SANDBOX/upper         the sandbox's changes (or, without overlay, its 
                  /in  /out      shared with the keeper; `out` stays when the sandbox has ended
                  /in/.log       the id of the log that owns it
 builds/IMAGE/tree               the build context of an image
-disks/SANDBOX                   the image of a file system of its own, mounted at sandboxes/SANDBOX; see `local.disks`
+disks/SANDBOX                   the image of a file system of its own, mounted at sandboxes/SANDBOX; see `disks`
 trash/                          being removed
 """
 

@@ -37,6 +37,7 @@ from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, has_ended, listen, reap, spawn
 from sandkeepd.keeper import program
+from sandkeepd.providers.common.disks import leave_others
 from sandkeepd.providers.common.errors import translate
 from sandkeepd.providers.common.layout import SANDBOX_MARK, log_of, write_mark
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
@@ -205,6 +206,7 @@ def _prepare(job: Job, *, whole: bool) -> None:
         place = gvisor_bundle.place_beside(job.bundle, job.root, job.directory)
         mounts.enter_private_namespace()
         bundle = msgspec.structs.replace(bundle, root=gvisor_bundle.mount_root(place, job.lowers, bundle))
+        leave_others(os.path.dirname(job.directory))
     gvisor_bundle.write_configuration(bundle, f"{job.bundle}/config.json")
 
 

@@ -13,9 +13,9 @@ from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import kill_all, kill_known, marked
 from sandkeepd.host.uids.allocation import Claims
+from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.common.inside import marks
 from sandkeepd.providers.common.layout import Layout
-from sandkeepd.providers.local.disks import Disks
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.start import Handle
 from sandkeepd.providers.local.strays import Strays

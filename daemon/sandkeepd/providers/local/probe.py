@@ -13,7 +13,7 @@ from sandkeep.model import Capability
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import in_fresh_thread, run_tool
 from sandkeepd.keeper import program
-from sandkeepd.providers.local import disks
+from sandkeepd.providers.common import disks
 
 
 class Abilities(Struct, frozen=True, kw_only=True):

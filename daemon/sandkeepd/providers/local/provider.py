@@ -37,13 +37,13 @@ from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.directory_images import DirectoryImages, require_there
 from sandkeepd.providers.common.disk_watch import DiskWatch
+from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.common.keeper_provider import HeldInstance, KeeperProvider, running
 from sandkeepd.providers.common.layers import Layers
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.local import plan as local_plan
 from sandkeepd.providers.local.claims import UidClaims
-from sandkeepd.providers.local.disks import Disks
 from sandkeepd.providers.local.end import Cleanup
 from sandkeepd.providers.local.layers import LocalLayers
 from sandkeepd.providers.local.pause import NO_FREEZER, FreezerPauses, keep_looking, suspension

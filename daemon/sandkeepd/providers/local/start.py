@@ -22,13 +22,13 @@ from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.pools import ceilings
 from sandkeepd.host.processes import TOOL_ENV, Identity, identify, listen, reap, run_tool, spawn
 from sandkeepd.keeper import program, pty
+from sandkeepd.providers.common.disks import Disks, leave_others, prepare_output
 from sandkeepd.providers.common.errors import translate
 from sandkeepd.providers.common.inside import INSIDE, marks, write_etc
 from sandkeepd.providers.common.layout import SANDBOX_MARK, Layout, write_mark
 from sandkeepd.providers.common.tree_copies import copy_tree
 from sandkeepd.providers.common.views import shown, writable
 from sandkeepd.providers.local.bubblewrap import View, arguments
-from sandkeepd.providers.local.disks import Disks, leave_others, prepare_output
 from sandkeepd.providers.local.plan import Plan
 
 logger = logging.getLogger("sandkeepd")
@@ -204,7 +204,7 @@ def _as_root(job: Job) -> tuple[Argv, str]:
         quiet = mounts.MS_NOSUID | mounts.MS_NODEV
         mounts.bind(mounts.at(opened["in"]), f"{place}/in", quiet | mounts.MS_RDONLY)
         mounts.bind(mounts.at(opened["out"]), f"{place}/out", quiet | mounts.MS_NOEXEC)
-        leave_others(job.layout)
+        leave_others(os.path.dirname(job.directory))
     finally:
         for fd in (*opened.values(), *lowers):
             os.close(fd)

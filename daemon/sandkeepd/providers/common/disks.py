@@ -136,13 +136,13 @@ def prepare_output(journals: str, answers: int, size: int) -> None:
         os.unlink(name)  # a directory of ext4 keeps its blocks
 
 
-def leave_others(layout: Layout) -> None:
-    """Take all disks out of the mount namespace of this thread, which lives as long as a sandbox, and would keep those
-    of others from being freed. What is mounted from them elsewhere stays.
+def leave_others(sandboxes: str) -> None:
+    """Take all disks, which are mounted below that directory, out of the mount namespace of this thread: that lives as
+    long as a sandbox, and would keep the disks of others from being freed. What is mounted from them elsewhere stays.
     """
-    for sandbox_id in layout.disks():
+    for sandbox_id in Layout(os.path.dirname(sandboxes)).disks():
         with suppress(OSError):  # being made, or gone by now
-            mounts.unmount(layout.sandbox(sandbox_id))
+            mounts.unmount(f"{sandboxes}/{sandbox_id}")
 
 
 def probe(directory: str) -> Capability:
