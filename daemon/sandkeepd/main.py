@@ -55,7 +55,7 @@ def _run() -> None:
 
     from sandkeepd.app import daemon as app
     from sandkeepd.app import logging, systemd
-    from sandkeepd.host import processes
+    from sandkeepd.host import mounts, processes
     from sandkeepd.host.cgroups import placement
 
     os.umask(0o022)  # sandboxes read files made for them under uids of their own, in a directory with mode 0700

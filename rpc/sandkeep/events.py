@@ -286,10 +286,13 @@ class SandboxSuspendRequested(Event, frozen=True, kw_only=True):
 
 
 class SandboxSuspended(Event, frozen=True, kw_only=True):
-    """All processes in the sandbox are frozen. `outside`: not by Sandkeep, but by another program."""
+    """All processes in the sandbox are frozen. `outside`: not by Sandkeep, but by another program. `reason`: why
+    Sandkeep did it without an order, as when the sandbox exceeds its disk limit.
+    """
 
     type = "sandbox.suspended"
     outside: bool = False
+    reason: str | None = None
 
 
 class SandboxSuspendFailed(Failure, frozen=True, kw_only=True):

@@ -160,7 +160,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     that is lost had `last_status` before. `forked_from` is the sandbox that it was forked from, `restored_from` the
     snapshot that its files came from last, or the checkpoint that all of it did; `latest_snapshot_id` and
     `latest_checkpoint_id` are the last that were made of it. One that was restored from a snapshot of elsewhere has
-    that for its `image_id`. Its owner may call it by its `name`, which no other has of the owner's until it has ended.
+    that for its `image_id`. `suspended_reason` says why the daemon suspended it without an order. Its owner may call
+    it by its `name`, which no other has of the owner's until it has ended.
     """
 
     sandbox_id: str
@@ -185,6 +186,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     latest_snapshot_id: str | None = None
     latest_checkpoint_id: str | None = None
     name: str | None = None
+    suspended_reason: str | None = None
 
 
 class Place(Struct, frozen=True, kw_only=True):

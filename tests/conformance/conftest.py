@@ -117,6 +117,12 @@ class World:
         self.handles[sandbox_id] = instance.handle
         return instance
 
+    async def measured(self, disk_bytes: int) -> Instance:
+        """A sandbox with the provider's own disk limit, which is that now: its usage is measured."""
+        vars(self.provider).pop("_planner", None)
+        self.provider._disk_limit = disk_bytes  # type: ignore[attr-defined]
+        return await self.sandbox()
+
     async def terminate(self, sandbox_id: str) -> None:
         await self.provider.terminate(sandbox_id, self.plans[sandbox_id], self.handles.get(sandbox_id, {}))
 

@@ -105,7 +105,7 @@ def _told(pid: int, name: str) -> bytes:
 @EVERYWHERE
 async def test_a_killed_process_whose_end_cannot_be_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file of answers is as long as a file may be, so the keeper cannot write another line."""
-    instance = await world.sandbox(disk_bytes=1 << 20)
+    instance = await world.measured(1 << 20)
     process_id = await start(instance, "sh", "-c", "truncate -s 1M /run/sandkeep/out/exits; echo; exec sleep 1000")
     await instance.wait_output(process_id, 0, 0)
     monkeypatch.setattr(client, "KILL_DEADLINE_S", 0.2)
@@ -289,7 +289,7 @@ async def _changing_journal(world: World, instance: Instance, other: str) -> str
 @EVERYWHERE
 async def test_what_a_helper_says_is_read_within_bounds(world: World) -> None:
     """The code inside makes the journals of helpers as long as a file may be, and no more of them is read."""
-    instance = await world.sandbox(disk_bytes=64 << 20)
+    instance = await world.measured(64 << 20)
     assert isinstance(instance, KeeperInstance)
     read, longest = instance.read, 0
 
@@ -381,15 +381,14 @@ async def test_the_image_stays_whatever_is_done_to_its_copy(world: World) -> Non
 @DAEMONS_OWN
 async def test_removed_files_that_are_open_count(world: World) -> None:
     assert isinstance(world.provider, LocalProvider)
-    instance = await world.sandbox(disk_bytes=1 << 20)
+    instance = await world.measured(1 << 20)
     assert isinstance(instance, LocalInstance)
     script = "for n in 1 2 3; do (exec 9>$n; rm $n; head -c 500K /dev/zero >&9; echo; exec sleep 1000) & done; wait"
     process_id = await start(instance, "sh", "-c", script)
     while instance.read(process_id, "stdout", 0, 10).data != b"\n\n\n":
         await instance.wait_output(process_id, instance.read(process_id, "stdout", 0, 0).size, 0)
     await world.provider.disks.check(instance)
-    assert instance.ending is not None
-    assert instance.ending.kind == "disk_limit"
+    assert instance.freezer.is_paused()
 
 
 @DAEMONS_OWN
@@ -403,19 +402,18 @@ async def test_removed_files_that_are_open_count(world: World) -> None:
 )
 async def test_what_it_wrote_is_found_however_it_is_hidden(world: World, script: str) -> None:
     assert isinstance(world.provider, LocalProvider)
-    instance = await world.sandbox(disk_bytes=1 << 20)
+    instance = await world.measured(1 << 20)
     assert isinstance(instance, LocalInstance)
     await sh(instance, script)
     await world.provider.disks.check(instance)
-    assert instance.ending is not None
-    assert instance.ending.kind == "disk_limit"
+    assert instance.freezer.is_paused()
 
 
 @DAEMONS_OWN
 async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(world.provider, LocalProvider)
-    large, small = await world.sandbox(), await world.sandbox(disk_bytes=1 << 20)
-    watch = DiskWatch(dict(world.provider.instances), world.provider._occupied_bytes, world.provider._end_for_disk)
+    large, small = await world.sandbox(), await world.measured(1 << 20)
+    watch = DiskWatch(dict(world.provider.instances), world.provider._occupied)
     monkeypatch.setattr(world.provider.disks, "_instances", {})  # its own look is not to come to the rescue
     looked, go_on = trio.Event(), threading.Event()
     occupied, token = disk_usage.occupied_bytes, trio.lowlevel.current_trio_token()
@@ -434,7 +432,8 @@ async def test_one_that_takes_long_to_look_at_delays_no_other(world: World, monk
             await looked.wait()
             await run(small, "sh", "-c", "for n in 1 2 3; do head -c 500K /dev/zero >$n; done")
             with trio.fail_after(20):
-                assert (await small.ended()).kind == "disk_limit"
+                assert small.pauses is not None
+                await small.pauses.pause_changed(False)
             go_on.set()
             nursery.cancel_scope.cancel()
     finally:

@@ -110,7 +110,7 @@ for place in (P, "."):
         os.makedirs(f"{place}/{n}")
         for m in range(1000): open(f"{place}/{n}/{m}", "w").close()
 open(P + "/all", "w").close(); time.sleep(1000)""".replace("THOUSANDS", str(THOUSANDS // 2))
-    boxes = [house.let_loose(python("million files", script), disk_bytes=1 << 40) for _ in range(5)]
+    boxes = [house.let_loose(python("million files", script), disk_bytes=None) for _ in range(5)]
     for box in boxes:
         house.go(box.id)
     for box in boxes:

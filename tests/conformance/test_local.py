@@ -214,22 +214,33 @@ async def test_limits_that_control_groups_hold(world: World) -> None:
 
 @only_local
 async def test_a_file_larger_than_the_disk_limit(world: World) -> None:
-    instance = await world.sandbox(disk_bytes=1 << 20)
+    instance = await world.measured(1 << 20)
     assert (await run(instance, "sh", "-c", "head -c 2M /dev/zero >big"))[0] == 153  # SIGXFSZ
     assert os.path.getsize(world.state / "sandboxes" / instance.sandbox_id / "upper" / "big") == 1 << 20
 
 
 @only_local
-async def test_many_files_over_the_disk_limit_end_the_sandbox(world: World) -> None:
+@pytest.mark.needs("freezer")
+async def test_many_files_over_the_disk_limit_suspend_the_sandbox(world: World) -> None:
     assert isinstance(world.provider, LocalProvider)
-    instance = await world.sandbox(disk_bytes=1 << 20)
+    instance = await world.measured(1 << 20)
     assert isinstance(instance, LocalInstance)
     await world.provider.disks.check(instance)
     await sh(instance, "for i in 1 2 3; do head -c 500K /dev/zero >$i; done")
-    process_id = await start(instance, "sleep", "1000")
     await world.provider.disks.check(instance)
-    assert (await instance.ended()).kind == "disk_limit"
-    assert (await instance.wait(process_id)).exit_code is None
+    assert instance.pauses is not None
+    assert instance.pauses.is_paused()
+    assert "1048576" in str(instance.pauses.reason)
+    await instance.pauses.resume()
+    await world.provider.disks.check(instance)
+    assert not instance.pauses.is_paused()  # it may remove files now
+    await sh(instance, "echo more >4")
+    await world.provider.disks.check(instance)
+    assert instance.pauses.is_paused()
+    await instance.pauses.resume()
+    await sh(instance, "rm 1 2 3")
+    await world.provider.disks.check(instance)
+    assert (instance.pauses.is_paused(), instance.pauses.reason) == (False, None)
 
 
 @only_local

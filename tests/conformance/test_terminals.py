@@ -421,7 +421,7 @@ async def test_a_journal_without_room_is_no_end(world: World) -> None:
     """What is written there is lost; the process goes on, and its end is told."""
     if world.kind in ("plain", "gvisor"):
         pytest.skip("it has no limits; or what it prints is all that is on its disk, and more ends it")
-    instance = await world.sandbox(disk_bytes=1 << 20)
+    instance = await world.measured(1 << 20)
     process_id = await open_tty(instance, f"{RAW} head -c 3000000 /dev/zero; exit 5")
     assert (await finish(instance, process_id)).exit_code == 5
     assert len(written(instance, process_id)) == 1 << 20

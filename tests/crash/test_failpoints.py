@@ -52,7 +52,9 @@ COMMITS = [
     for side in (failpoints.BEFORE, failpoints.AFTER)
 ]
 POINTS = [
-    point for point in failpoints.POINTS if not point.startswith((*GROWTH, *KEEPING, *GVISOR, "docker.", "lock."))
+    point
+    for point in failpoints.POINTS
+    if not point.startswith((*GROWTH, *KEEPING, *GVISOR, "disk.", "docker.", "lock."))
 ]
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 

@@ -22,7 +22,7 @@ SECRET = b"of the host\n"
 LIMITS: dict[str, dict[str, Any]] = {
     "local": {"pids": 48, "disk_bytes": 32 << 20},
     "docker": {"pids": 48, "disk_bytes": 32 << 20},
-    "gvisor": {"memory_bytes": 192 << 20, "disk_bytes": 32 << 20},  # whose own threads would count as processes
+    "gvisor": {"memory_bytes": 192 << 20},  # whose own threads would count as processes
 }
 
 

@@ -15,11 +15,10 @@ from sandkeepd.contract.processes import Chunk, Exit, InputNote, Launch, unnoted
 class Ending(Struct, frozen=True, kw_only=True):
     """The end of a sandbox, with a sentence why.
 
-    ``failed``: it ended by itself; ``lost``: its provider no longer has it, as when an administrator removed it;
-    ``disk_limit``: the daemon ended it, as it had exceeded its disk limit.
+    ``failed``: it ended by itself; ``lost``: its provider no longer has it, as when an administrator removed it.
     """
 
-    kind: Literal["failed", "lost", "disk_limit"]
+    kind: Literal["failed", "lost"]
     message: str
 
 

@@ -23,6 +23,11 @@ class Pausing(Protocol):
 
     no_pauses: str | None
 
+    @property
+    def reason(self) -> str | None:
+        """The reason why the provider suspended it by itself; None if it did not, or it was resumed."""
+        ...
+
     async def suspend(self) -> None:
         """Freeze all processes. Safe to repeat. Raises `provider_unavailable` at once when the engine does not answer;
         after an interruption, `is_paused` gives the outcome.

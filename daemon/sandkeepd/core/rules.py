@@ -244,6 +244,8 @@ def require_running(sandbox: SandboxState) -> None:
 def not_ready(sandbox: SandboxState, why: str = "") -> StateError:
     """The error of a sandbox in whose present state something cannot be done; `why`, if not because of that alone."""
     why = why or WHY_NOT_READY.get(sandbox.status, "is not in a state for that: try again")
+    if sandbox.status == "suspended" and sandbox.suspended_reason:
+        why = f"is suspended, {sandbox.suspended_reason}: resume it, and remove files"
     return StateError(
         "not_ready",
         f"sandbox {sandbox.sandbox_id} {why}",
@@ -342,7 +344,7 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
 
 
 def create_sandbox(
-    state: State, command: SandboxCreate, disk_bytes: int, *, network: Network = "none"
+    state: State, command: SandboxCreate, *, network: Network = "none"
 ) -> tuple[ImageState, SandboxSpec]:
     """Check a request for a new sandbox and return its image and full spec. `network` is the default."""
     source = image(state, command.image_id)
@@ -364,7 +366,7 @@ def create_sandbox(
         cpus=command.cpus,
         memory_bytes=command.memory_bytes,
         pids=command.pids,
-        disk_bytes=command.disk_bytes or disk_bytes,
+        disk_bytes=command.disk_bytes,
         network=command.network or network,
         user=command.user,
         read_only=command.read_only,

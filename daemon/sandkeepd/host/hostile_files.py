@@ -39,31 +39,47 @@ class NotAFileError(Exception):
     """Something else than a regular file lies where a file was expected."""
 
 
+class _Mounts:
+    """A directory on two detached mounts, a read-only and a writable one, or twice as it is where there can be none.
+
+    They go with this object, which whoever opens files by its descriptors keeps meanwhile.
+    """
+
+    def __init__(self, place: int) -> None:
+        taken = _on_mounts(place)
+        self.is_confined = bool(taken)
+        self.descriptors = taken or [os.dup(place), os.dup(place)]
+        found = os.fstat(place)
+        self.identity = found.st_dev, found.st_ino
+        weakref.finalize(self, _close_all, self.descriptors).atexit = False
+
+
 class _Anchor:
-    """A directory on two detached mounts, as soon as it is there; they go with the last tree that has them."""
+    """A directory on its mounts, as soon as it is there; they go with the last tree that has them, or are released."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._descriptors: list[int] = []
-        self._lock = threading.Lock()
-        self.identity: tuple[int, int] | None = None
-        self.is_confined = False
-        weakref.finalize(self, _close_all, self._descriptors).atexit = False
+        self._taken: _Mounts | None = None
+        self._taking = threading.Lock()
 
-    def descriptor(self, *, writable: bool) -> int:
-        if not self._descriptors:
-            with self._lock:
-                if not self._descriptors:
-                    self._open()
-        return self._descriptors[writable]
+    @property
+    def taken(self) -> _Mounts | None:
+        return self._taken
 
-    def _open(self) -> None:
-        with closing_fd(os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as place:
-            found = os.fstat(place)
-            mounted = _on_mounts(place)
-            self.is_confined = bool(mounted)
-            self._descriptors += mounted or [os.dup(place), os.dup(place)]
-            self.identity = found.st_dev, found.st_ino
+    def mounts(self) -> _Mounts:
+        if (taken := self._taken) is not None:
+            return taken
+        with self._taking:
+            if self._taken is None:
+                place = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    self._taken = _Mounts(place)
+                finally:
+                    os.close(place)
+            return self._taken
+
+    def release(self) -> None:
+        self._taken = None
 
 
 def read_only(descriptor: int) -> int:
@@ -111,10 +127,17 @@ class HostileRoot:
         """Return the tree below `name`, if only later. Call in the daemon's mount namespace. Raises OSError."""
         with suppress(FileNotFoundError):
             found = os.stat(self._path)
-            if self._anchor.identity not in (None, (found.st_dev, found.st_ino)):
+            taken = self._anchor.taken
+            if taken is not None and taken.identity != (found.st_dev, found.st_ino):
                 self._anchor = _Anchor(self._path)
-            self._anchor.descriptor(writable=False)
+            self._anchor.mounts()
         return HostileTree(self._anchor, name)
+
+    def release(self) -> None:
+        """Release the directory, which something else was mounted over, or is not any more: its trees open what lies at
+        the path from now on.
+        """
+        self._anchor.release()
 
 
 class HostileTree:
@@ -133,15 +156,19 @@ class HostileTree:
     @property
     def is_confined(self) -> bool:
         """True if a file opened for reading can be handed to any user who may read it. False before it exists."""
-        return self._anchor.is_confined
+        taken = self._anchor.taken
+        return taken is not None and taken.is_confined
 
     def below(self, path: str) -> "HostileTree":
         """The tree of one of its directories, which need not be there yet."""
         return HostileTree(self._anchor, f"{self._path}/{path}")
 
     def open(self, path: str, flags: int, mode: int = 0, *, writable: bool = False) -> int:
-        """Open a file: on the read-only mount unless `flags` change it, or it is a `writable` directory."""
-        directory = self._anchor.descriptor(writable=writable or bool(flags & _CHANGES))
+        """Open a file, close-on-exec: on the read-only mount, unless `flags` say that it is to be changed, or it is a
+        directory that is to be `writable`.
+        """
+        taken = self._anchor.mounts()
+        directory = taken.descriptors[writable or bool(flags & _CHANGES)]
         return open_beneath(directory, f"{self._path}/{path}", flags, mode)
 
     def open_regular(self, path: str, flags: int = os.O_RDONLY) -> int:
@@ -149,9 +176,11 @@ class HostileTree:
         return self._checked(path, self.open(path, flags | _QUIETLY, 0o600), stat.S_IFREG)
 
     def open_fifo(self, path: str, flags: int = os.O_RDWR | os.O_NONBLOCK) -> int:
-        """Open a FIFO, on the read-only mount: its receiver cannot change its mode. Raises also `NotAFileError`."""
-        directory = self._anchor.descriptor(writable=False)
-        return self._checked(path, open_beneath(directory, f"{self._path}/{path}", flags), stat.S_IFIFO)
+        """Open a FIFO. Raises also `NotAFileError`. A read-only mount does not prevent writes to FIFOs, but prevents
+        receivers of the descriptor from changing their modes.
+        """
+        taken = self._anchor.mounts()
+        return self._checked(path, open_beneath(taken.descriptors[0], f"{self._path}/{path}", flags), stat.S_IFIFO)
 
     @staticmethod
     def _checked(path: str, descriptor: int, kind: int) -> int:

@@ -16,7 +16,7 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from sandkeep.errors import SetupError
@@ -40,6 +40,7 @@ MS_REMOUNT: Final = 32
 MS_BIND: Final = 4096
 MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
+MS_SLAVE: Final = 1 << 19
 
 _CLONE_NEWNS: Final = 0x20000
 _AT_EMPTY_PATH: Final = 0x1000
@@ -108,6 +109,16 @@ def enter_private_namespace() -> str:
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     return next(path for path in ("/mnt", "/tmp") if os.path.isdir(path))  # noqa: S108 - hidden by a tmpfs next
+
+
+def leave_host_namespace() -> None:
+    """Give the calling process, which has no other threads yet, a mount namespace in which the host's mounts go on to
+    appear and vanish: what it mounts is copied into no namespace that others make meanwhile, where it would stay in
+    use. Nothing happens where that is not permitted.
+    """
+    with suppress(PermissionError):
+        _check(_libc.unshare(_CLONE_NEWNS), "unshare")
+        mount("none", "/", None, MS_REC | MS_SLAVE)
 
 
 def mount_scratch(place: str) -> None:

@@ -5,8 +5,6 @@ see `journal.first_kept`. No name that the code inside could redirect is used, a
 are changed. Everything blocks.
 """
 
-import ctypes
-import errno
 import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
@@ -28,8 +26,6 @@ LEAST_KEPT_BYTES: Final = 64 * 1024
 """Bytes kept of the end of a journal in any case, so that its readers see something."""
 
 _BLOCK: Final = 4096
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class _File(NamedTuple):
@@ -140,8 +136,5 @@ def _punch(descriptor: int, upto: int) -> None:
     length = upto // _BLOCK * _BLOCK
     if length <= 0:
         return
-    offsets = (ctypes.c_int64(0), ctypes.c_int64(length))
-    if _libc.fallocate64(descriptor, _KEEP_SIZE | _PUNCH_HOLE, *offsets):
-        number = ctypes.get_errno()
-        if number != errno.EINTR:
-            raise OSError(number, os.strerror(number))
+    with suppress(InterruptedError):
+        blocks.punch(descriptor, length)

@@ -12,6 +12,8 @@ class Pause:
 
     def __init__(self) -> None:
         self.is_on = False
+        self.reason: str | None = None
+        """Why its provider suspended it by itself."""
         self._changed = trio.Event()
         self._waiting: dict[trio.CancelScope, float] = {}
 
@@ -19,6 +21,8 @@ class Pause:
         """Take note that it stands still, or goes on."""
         if paused == self.is_on:
             return
+        if not paused:
+            self.reason = None
         self.is_on = paused
         now = trio.current_time()
         for scope, left in self._waiting.items():

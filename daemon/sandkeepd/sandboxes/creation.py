@@ -7,7 +7,6 @@ from sandkeep import events
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import Sandbox
 from sandkeep.protocol.methods import SandboxCreate
-from sandkeep.settings.daemon import DISK_LIMIT
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
@@ -72,7 +71,7 @@ class SandboxCreation(Creation[SandboxState]):
         """Make a sandbox and start it."""
         core, command = self.core, request.params
         provider = core.provider(rules.image(core.state, command.image_id).requested.provider)
-        image, spec = rules.create_sandbox(core.state, command, DISK_LIMIT(), network=provider.default_network())
+        image, spec = rules.create_sandbox(core.state, command, network=provider.default_network())
         _check_volumes(request)
         with self._reservations.one(request.owner, command.name) as sandbox_id:
             new = self._reservations.intent(sandbox_id, provider, image.image_id, spec, request.caller, command.secrets)

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from hashlib import sha256
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 import trio
 
 from sandkeep import events, failpoints
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
+from sandkeep.errors import CallerError, DaemonError, SandkeepError, StateError
 from sandkeep.events import Meta
 from sandkeep.model import Copied, DirectoryList, FileContent, FileWritten
 from sandkeep.protocol.methods import CopyCommit, CopyIn, CopyOut, DirectoryQuery, FileRead, FileWrite
@@ -31,11 +31,6 @@ from sandkeepd.core.operation import Command, DirectCommand
 from sandkeepd.keeper import copies
 from sandkeepd.keeper.copies import Copy, Extent, Form
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes, start_in
-
-T = TypeVar("T")
-
-REASON_PATIENCE_S: Final = 1.0
-"""Seconds to wait for the reason why a sandbox ended in the middle of a call."""
 
 STREAM: Final = "files"
 """Suffix of the streams of these events, after the sandbox's id: the sandbox's own stream waits for its end."""
@@ -150,8 +145,7 @@ class Files:
         query = request.params
         path = path_of(query)
         runtime = await self._reach(query.sandbox_id)
-        piece = runtime.instance.read_piece(path, query.offset, query.max_bytes)
-        return await self._explained(runtime, piece)
+        return await runtime.instance.read_piece(path, query.offset, query.max_bytes)
 
     async def list_dir(self, request: Request[DirectoryQuery]) -> DirectoryList:
         """List the files of a directory."""
@@ -159,7 +153,7 @@ class Files:
         path = path_of(query)
         after = unquote_to_bytes(query.after or "")
         runtime = await self._reach(query.sandbox_id)
-        found = await self._explained(runtime, runtime.instance.list_directory(path, after, query.limit))
+        found = await runtime.instance.list_directory(path, after, query.limit)
         following = None if found.last is None else quote_from_bytes(found.last, safe=" ")
         return DirectoryList(entries=found.entries, next=following)
 
@@ -168,9 +162,8 @@ class Files:
         command = request.params
         path = path_of(command)
         runtime = await self._reach(command.sandbox_id)
-        self._core.require_sound()  # before any effect
-        writing = runtime.instance.write_whole(path, command.data, mode=command.mode, parents=command.parents)
-        await self._explained(runtime, writing)
+        self._require_record()
+        await runtime.instance.write_whole(path, command.data, mode=command.mode, parents=command.parents)
         failpoints.reach("file.written")
         event = events.SandboxFileWritten(path=plain(path), kind="file", size_bytes=len(command.data))
         await self._record(command.sandbox_id, event, request.meta)
@@ -234,7 +227,7 @@ class Files:
         surrogates. Raises `not_found`, `permission_denied`, `invalid`, `not_ready`.
         """
         runtime = await self._reach(sandbox_id)
-        async with self._explaining(runtime), copies.copying(runtime.instance, path, incoming=False, form=form) as copy:
+        async with copies.copying(runtime.instance, path, incoming=False, form=form) as copy:
             outgoing = Outgoing(copy)
             try:
                 yield outgoing
@@ -252,12 +245,11 @@ class Files:
         work = partial(incoming.run, partial(self._receive, runtime, path, form))
         if not start_in(runtime, work, self._core, f"copy into {sandbox_id}"):
             raise StateError("not_ready", f"sandbox {sandbox_id} is being ended", sandbox_id=sandbox_id)
-        async with self._explaining(runtime):
-            try:
-                await incoming.opened()
-                yield incoming
-            finally:
-                await incoming.leave()
+        try:
+            await incoming.opened()
+            yield incoming
+        finally:
+            await incoming.leave()
 
     async def _receive(self, runtime: Runtime, path: str, form: Form, incoming: Incoming) -> None:
         record = partial(self._record_copy, runtime.instance.sandbox_id)
@@ -278,27 +270,6 @@ class Files:
 
     async def _record(self, sandbox_id: str, event: events.SandboxFileWritten, meta: Meta) -> None:
         await self._core.intend(NewEvent(f"{sandbox_id}/{STREAM}", event, sandbox_id), meta)
-
-    async def _explained(self, runtime: Runtime, work: Awaitable[T]) -> T:
-        async with self._explaining(runtime):
-            return await work
-
-    @asynccontextmanager
-    async def _explaining(self, runtime: Runtime) -> AsyncIterator[None]:
-        """For the length of a block, report a full disk as the reason if the sandbox ends in the middle."""
-        try:
-            yield
-        except StateError as error:
-            if error.code == "not_ready":
-                await self._raise_if_full(runtime)
-            raise
-
-    async def _raise_if_full(self, runtime: Runtime) -> None:
-        with trio.move_on_after(REASON_PATIENCE_S):
-            why = await runtime.instance.ended()
-            if why.kind == "disk_limit":
-                message = "the sandbox used up its disk and was ended: create another, with a larger --disk"
-                raise ProviderError("disk_limit", message, sandbox_id=runtime.instance.sandbox_id)
 
 
 async def _give(request: Request[CopyIn] | Request[CopyOut], descriptor: int) -> None:

@@ -118,7 +118,7 @@ class Runtimes:
         tries = Tries()
         while pauses is not None:
             if pauses.is_paused() and sandbox.status == "running":
-                event: events.Event = events.SandboxSuspended(outside=True)
+                event: events.Event = events.SandboxSuspended(outside=pauses.reason is None, reason=pauses.reason)
             elif not pauses.is_paused() and sandbox.status == "suspended":
                 event = events.SandboxResumed(outside=True)
             else:

@@ -141,9 +141,6 @@ class Termination(Removal[SandboxState]):
         sandbox_id = runtime.instance.sandbox_id
         sandbox, tries = self.subjects[sandbox_id], Tries()
         while rules.may(sandbox, "sandbox.failed"):
-            if why.kind == "disk_limit":
-                await self.end(sandbox_id, "disk_limit")
-                return
             told = {"sandbox_id": sandbox_id, "kind": why.kind, "why": why.message}
             logger.warning("sandbox ended by itself", extra=told)
             unseen = f"its sandbox was lost: {why.message}" if why.kind == "lost" else UNSEEN

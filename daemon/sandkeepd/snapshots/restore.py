@@ -14,7 +14,6 @@ from sandkeep import events, failpoints
 from sandkeep.errors import CallerError, SandkeepError, SetupError
 from sandkeep.model import Sandbox, SandboxSpec
 from sandkeep.protocol.methods import SandboxRestore, SnapshotRestore
-from sandkeep.settings.daemon import DISK_LIMIT
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain
 from sandkeep_store.views.sandboxes import SandboxState
@@ -115,7 +114,7 @@ class Restores:
         if source is not None:
             return rules.like(source.spec, command.labels, command.env)
         provider = self._core.provider_of(snapshot)
-        plain = SandboxSpec(disk_bytes=DISK_LIMIT(), network=provider.default_network())
+        plain = SandboxSpec(network=provider.default_network())
         return rules.like(plain, command.labels, command.env)
 
     async def _planned(

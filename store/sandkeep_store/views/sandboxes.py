@@ -145,6 +145,7 @@ class SandboxState(ObjectState, kw_only=True):
             exec_count=self.exec_count,
             ended_at=optional_rfc3339(self.ended_us),
             terminated_reason=self.terminated_reason,
+            suspended_reason=self.suspended_reason if self.status == "suspended" else None,
             error=self.error[1] if self.error else None,
             position=self.position,
             last_status=self.last_status,

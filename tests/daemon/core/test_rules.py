@@ -126,18 +126,18 @@ def test_other_names_are_free(given: str) -> None:
 
 
 def test_the_spec_of_a_sandbox_is_complete() -> None:
-    image, spec = rules.create_sandbox(world(), SandboxCreate(image_id="img_1", cpus=2.0), 4096)
-    assert (image.image_id, spec.cpus, spec.disk_bytes) == ("img_1", 2.0, 4096)
+    image, spec = rules.create_sandbox(world(), SandboxCreate(image_id="img_1", cpus=2.0))
+    assert (image.image_id, spec.cpus, spec.disk_bytes) == ("img_1", 2.0, None)
 
 
 def test_another_provider_than_the_images_is_refused() -> None:
     command = SandboxCreate(image_id="img_1", provider="docker")
-    assert "made for the provider 'fake'" in refused("not_supported", rules.create_sandbox, world(), command, 1).message
+    assert "made for the provider 'fake'" in refused("not_supported", rules.create_sandbox, world(), command).message
 
 
 def test_an_environment_too_large_for_the_record_is_refused() -> None:
     command = SandboxCreate(image_id="img_1", env={"A": "x" * rules.MAX_SPEC_BYTES})
-    assert refused("invalid", rules.create_sandbox, world(), command, 1).data["field"] == "env"
+    assert refused("invalid", rules.create_sandbox, world(), command).data["field"] == "env"
 
 
 def test_names_of_processes_are_unique_in_a_sandbox() -> None:

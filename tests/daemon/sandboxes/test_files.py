@@ -82,11 +82,11 @@ def test_every_byte_of_a_file_comes_as_it_is(box: Box) -> None:
     assert rest.eof
 
 
-def test_the_end_of_a_huge_sparse_file_is_there_at_once(shared_daemon: Any, image: str) -> None:
-    with new_box(shared_daemon, image, disk_bytes=200 * 1024**3) as box:
-        box.sh("truncate -s 100G huge && printf end | dd of=huge bs=1 seek=107374182397 conv=notrunc 2>/dev/null")
-        found = box.read("huge", offset=100 * 1024**3 - 5)
-        assert (found.data, found.size_bytes, found.eof) == (b"\0\0end", 100 * 1024**3, True)
+def test_the_end_of_a_huge_sparse_file_is_there_at_once(box: Box) -> None:
+    """As large as a file may be that has no disk of its own."""
+    box.sh("truncate -s 10G huge && printf end | dd of=huge bs=1 seek=10737418237 conv=notrunc 2>/dev/null")
+    found = box.read("huge", offset=10 * 1024**3 - 5)
+    assert (found.data, found.size_bytes, found.eof) == (b"\0\0end", 10 * 1024**3, True)
 
 
 def test_what_the_kernel_shows_as_a_file_is_read_to_its_end(box: Box) -> None:

@@ -551,14 +551,18 @@ async def test_what_others_do_is_looked_at(house: House, monkeypatch: pytest.Mon
 
 
 @LOCAL
-async def test_it_is_ended_for_its_disk_all_the_same(house: House) -> None:
+async def test_its_disk_limit_suspends_it_and_says_so(house: House) -> None:
     async with house.daemon() as daemon:
-        await house.box(daemon, disk_bytes=1 << 20)
+        daemon.provider._disk_limit = 1 << 20
+        await house.box(daemon)
         await run(daemon, "head -c 600000 /dev/zero >one; head -c 600000 /dev/zero >two")
-        await suspend(daemon)
         await daemon.provider.disks.check(daemon.provider.instances[daemon.id_of()])
-        await until_status(daemon, "stopped")
-        assert state(daemon).terminated_reason == "disk_limit"
+        await until_status(daemon, "suspended")
+        assert "its disk limit is 1048576" in str(state(daemon).suspended_reason)
+        error = await refused_async("not_ready", run(daemon, "true"))
+        assert "its disk limit is 1048576" in error.message
+        assert await resume(daemon) == "running"
+        assert await run(daemon, "rm one; cat two | wc -c") == b"600000\n"
 
 
 @LOCAL

@@ -1,14 +1,15 @@
-"""Enforcement of disk limits: sandboxes that exceed theirs are ended."""
+"""Disk limits of sandboxes without a disk of their own: those that exceed theirs are suspended."""
 
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from sandkeep.errors import SandkeepError
-from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.pauses import Pausing
+from sandkeepd.keeper.pause import Pause
 
 if TYPE_CHECKING:
     from sandkeepd.providers.common.keeper_provider import HeldInstance

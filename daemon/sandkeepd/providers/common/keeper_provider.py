@@ -216,6 +216,8 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
     def files(self, sandbox_id: str) -> HostileTree:
         """Return the directory of a sandbox, as a tree in which its code may own files. Raises OSError."""
         root, name = os.path.split(self.layout.sandbox(sandbox_id))
+        if self.layout.has_disk(sandbox_id):  # a mount of its own, which that of the directory above does not show
+            root, name = f"{root}/{name}", "."
         return self._hostile_roots.setdefault(root, HostileRoot(root)).tree(name)
 
     def _out(self, sandbox_id: str) -> HostileTree:

@@ -11,9 +11,11 @@ sandboxes/SANDBOX/upper         the sandbox's changes (or, without overlay, its 
                  /in  /out      shared with the keeper; `out` stays when the sandbox has ended
                  /in/.log       the id of the log that owns it
 builds/IMAGE/tree               the build context of an image
+disks/SANDBOX                   the image of a file system of its own, mounted at sandboxes/SANDBOX; see `disks`
 trash/                          being removed
 """
 
+import errno
 import os
 import re
 import secrets
@@ -41,7 +43,10 @@ _JOURNAL: Final = re.compile(rf"{PROCESS}_[0-9a-z]{{26}}\.std(out|err)")
 READ_MARK: Final = "read"
 """The file, in the directory of a sandbox, that exists while the sandbox is frozen only to be read."""
 
-TEMPORARY: Final = ("upper", "work", "mount", "in", "aside", READ_MARK)
+OWN_TRASH: Final = "trash"
+"""The directory, on the disk of a sandbox, of what is being removed from it."""
+
+TEMPORARY: Final = ("upper", "work", "mount", "in", "aside", OWN_TRASH, READ_MARK)
 """The entries removed with a sandbox. Its journals, in `out`, stay."""
 
 
@@ -64,11 +69,12 @@ class Layout:
         self.sandboxes = f"{self.state_dir}/sandboxes"
         self.trash = f"{self.state_dir}/trash"
         self._builds = f"{self.state_dir}/builds"
+        self._disks = f"{self.state_dir}/disks"
 
     def prepare(self) -> None:
         """Make the directories, private to the daemon's user. Raises `storage_unavailable`."""
         try:
-            for path in (self.state_dir, self.images, self.layers, self.sandboxes, self.trash):
+            for path in (self.state_dir, self.images, self.layers, self.sandboxes, self._disks, self.trash):
                 os.makedirs(path, mode=0o700, exist_ok=True)
         except OSError as error:
             message = f"the state directory {self.state_dir} cannot be used: {error.strerror}: set SANDKEEP_STATE_DIR"
@@ -98,14 +104,26 @@ class Layout:
         """Return the directory of a sandbox."""
         return f"{self.sandboxes}/{check_name(sandbox_id, 'sandbox_id')}"
 
+    def disk(self, sandbox_id: str) -> str:
+        """Return the path of the image of a sandbox's own file system."""
+        return f"{self._disks}/{check_name(sandbox_id, 'sandbox_id')}"
+
+    def has_disk(self, sandbox_id: str) -> bool:
+        """Return True if a sandbox has a file system of its own."""
+        return os.path.exists(self.disk(sandbox_id))
+
+    def disks(self) -> list[str]:
+        """Return the sandboxes that have a file system of their own."""
+        return _list(self._disks)
+
     def read_mark(self, sandbox_id: str) -> str:
         """Return the path of the file that exists while a sandbox is frozen only to be read."""
         return f"{self.sandbox(sandbox_id)}/{READ_MARK}"
 
     def found(self) -> tuple[list[str], list[str]]:
         """Return the sandboxes that have more than journals, and the images."""
-        sandboxes = [name for name in _list(self.sandboxes) if set(TEMPORARY) & set(_list(f"{self.sandboxes}/{name}"))]
-        return sorted(sandboxes), sorted(_list(self.images))
+        sandboxes = {name for name in _list(self.sandboxes) if set(TEMPORARY) & set(_list(f"{self.sandboxes}/{name}"))}
+        return sorted(sandboxes.union(self.disks())), sorted(_list(self.images))
 
     def log_of_sandbox(self, sandbox_id: str) -> str | None:
         """Return the id of the log in a sandbox's mark; None when there is none."""
@@ -135,7 +153,9 @@ class Layout:
 
     def discard(self, paths: Iterable[str]) -> None:
         """Remove trees with any content: move them to the trash at once, then delete them. Blocks. Safe to repeat."""
-        self._remove([name for path in paths if (name := self._move_to_trash(path))])
+        moved = [name for path in paths if (name := self._move_to_trash(path))]
+        for trash in {os.path.dirname(name) for name in moved}:
+            self._remove(trash, [os.path.basename(name) for name in moved if os.path.dirname(name) == trash])
 
     def remove_all_but_journals(self, sandbox_id: str) -> None:
         """Remove everything but journals from the journals' directory of an ended sandbox: the code inside can have put
@@ -159,22 +179,27 @@ class Layout:
 
     def empty_trash(self) -> None:
         """Remove the trash that a stopped daemon has left. Blocks."""
-        self._remove(_list(self.trash))
+        self._remove(self.trash, _list(self.trash))
 
     def _move_to_trash(self, path: str) -> str | None:
-        name = secrets.token_hex(8)
-        try:
-            with suppress(FileExistsError):
-                os.mkdir(self.trash, 0o700)  # nothing else: a state directory that was taken away is not made anew
-            os.rename(path, f"{self.trash}/{name}")
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise DaemonError("storage_unavailable", f"{path} cannot be removed: {error.strerror}") from None
-        return name
+        """Return the new path; None if there was nothing. The files of a sandbox with a disk stay on that."""
+        for trash in (self.trash, f"{os.path.dirname(path)}/{OWN_TRASH}"):
+            moved = f"{trash}/{secrets.token_hex(8)}"
+            try:
+                with suppress(FileExistsError):
+                    os.mkdir(trash, 0o700)  # nothing else: a state directory that was taken away is not made anew
+                os.rename(path, moved)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if error.errno == errno.EXDEV and trash == self.trash:
+                    continue
+                raise DaemonError("storage_unavailable", f"{path} cannot be removed: {error.strerror}") from None
+            return moved
+        raise AssertionError
 
-    def _remove(self, names: Sequence[str]) -> None:
-        """Remove entries of the trash. By `rm` and not Python: it goes to any depth, never follows a link, and does not
+    def _remove(self, place: str, names: Sequence[str]) -> None:
+        """Remove entries of a trash. By `rm` and not Python: it goes to any depth, never follows a link, and does not
         hold the interpreter's lock meanwhile.
         """
         if not names:

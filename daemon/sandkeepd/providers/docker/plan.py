@@ -3,6 +3,7 @@
 The settings are upper bounds for callers, and are read here: the decision is on record before anything is made.
 """
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -127,6 +128,9 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes or disk_bytes,
         scratch_bytes=min(DEFAULT_SCRATCH_BYTES, (spec.memory_bytes or 2 * DEFAULT_SCRATCH_BYTES) // 2),
     )  # fmt: skip
+
+
+NO_DISK_LIMIT: Final = "only root's daemon sees how much a container writes"
 
 
 def name_of(sandbox_id: str) -> str:

@@ -47,6 +47,8 @@ def decide(sandbox_id: str, spec: SandboxSpec, hierarchies: Hierarchies, *, disk
 def _refuse(spec: SandboxSpec) -> None:
     if spec.pids is not None:
         raise SetupError("not_supported", PIDS, field="pids")
+    if spec.disk_bytes is not None:
+        raise SetupError("not_supported", f"{DISK}: limit memory instead", field="disk_bytes")
     if spec.volumes:
         raise SetupError("not_supported", "the gvisor provider has no volumes: copy files in", field="volumes")
     if spec.isolation == "none":

@@ -38,6 +38,7 @@ def _features(hierarchies: Hierarchies, *, root: bool) -> dict[str, Capability]:
         "overlay": Capability(works=True, why="what is written lies in memory, also in checkpoints"),
         "limit_memory": _limit(hierarchies, "memory", "when it is used up, all of the sandbox is killed"),
         "limit_cpus": _limit(hierarchies, "cpu", None),
+        "limit_disk": Capability(works=False, why=plan.DISK),
         "limit_pids": Capability(works=False, why=plan.PIDS),
         "stats": counting(hierarchies),
         "network_host": Capability(works=True, why=plan.HOST_NETWORK),

@@ -13,6 +13,7 @@ from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import find_by_environment, kill_all, kill_process
 from sandkeepd.host.uids.allocation import Claims
+from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.common.inside import marks
 from sandkeepd.providers.common.layout import Layout, unmount_below
 from sandkeepd.providers.local.plan import Plan, Planner
@@ -34,6 +35,7 @@ class Cleanup:
 
     def __init__(self, layout: Layout, log_id: str, planner: Planner, claims: Claims | None) -> None:
         self._layout = layout
+        self._disks = Disks(layout)
         self._log_id = log_id
         self._planner = planner
         self._claims = claims

@@ -5,6 +5,7 @@ or there is little. Else a copy takes longer than an archive, so the archive is 
 here blocks.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
@@ -80,7 +81,7 @@ class Packer:
 
     def _is_quick_to_copy(self, upper: str) -> bool:
         """Return True if a copy is quick enough. The measurement stops at the limit."""
-        if self._shares_blocks:
+        if self._shares_blocks and not os.path.ismount(os.path.dirname(upper)):  # a disk shares none with another
             return True
         measure = [*self._layers.enter, "sh", "-c", _MEASURE, "sh"]
         with self._shown(upper) as tree:

@@ -63,7 +63,8 @@ class Planner:
                 host_uid, host_gid, groups = caller.uid, caller.gid, list(caller.groups)
         return Plan(
             mechanism=mechanism, uid=host_uid, gid=host_gid, groups=groups, inner_uid=inner_uid, inner_gid=inner_gid,
-            limits=limits, disk_bytes=disk_bytes, scratch_bytes=_scratch(spec.memory_bytes, disk_bytes),
+            limits=limits, disk_bytes=disk_bytes, own_disk=self._root and spec.disk_bytes is not None,
+            scratch_bytes=_scratch(spec.memory_bytes, disk_bytes),
             cgroups=self._hierarchies.plan(sandbox_id, limits),
             held_by=self._held_by(limits),
         )  # fmt: skip

@@ -26,6 +26,7 @@ class Abilities(Struct, frozen=True, kw_only=True):
     bubblewrap: Capability
     overlay: Capability
     reflink: Capability
+    disks: Capability
     no_nested_userns: Capability
     seccomp: Capability
 
@@ -51,6 +52,7 @@ def probe(directory: str, image_uid: int, root: bool) -> Abilities:
             seccomp=filtered,
             overlay=_root_overlay(place, image_uid) if root else _user_overlay(place),
             reflink=_reflink(place),
+            disks=disks.probe(place) if root else Capability(works=False, why="only root can mount disks"),
             no_nested_userns=_no_nested_userns(),
         )
     finally:

@@ -120,8 +120,13 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             else Capability(works=name != "cpus", why=local_plan.why_weaker(name))
             for name, controller in (("cpus", "cpu"), ("memory", "memory"), ("pids", "pids"))
         }
+        disks = Capability(works=True)
+        if not found.disks.works:
+            measured = f"measured every 10 s, and suspended when exceeded: {found.disks.why}"
+            disks = Capability(works=freezes, why=measured if freezes else found.disks.why)
         features = {
-            "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink, **limits,
+            "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink,
+            **limits, "limit_disk": disks,
             "no_nested_user_namespaces": found.no_nested_userns, "seccomp": found.seccomp,
             "stats": counting(self._hierarchies),
             # Sandboxes see the programs of the host.
@@ -169,6 +174,9 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         if sandbox_id in self._being_cleared:
             await self._being_cleared[sandbox_id].wait()
         found = await self.abilities()
+        if spec.disk_bytes is not None and not found.disks.works and not self._hierarchies.can_freeze():
+            words = f"disk usage cannot be limited here: {found.disks.why}, and {NO_FREEZER}: leave out disk"
+            raise SetupError("not_supported", words, field="disk_bytes")
         lowers = await self.lowers(image_id, decided)
         files = self.files_for(decided, found)
         job = self.job(sandbox_id, spec, decided, lowers, files, found)
@@ -195,8 +203,8 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
     ) -> Job:
         """Return the parameters for starting a sandbox."""
         return Job(
-            sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), lowers=lowers,
-            plan=plan, files=files, host_network=spec.network == "host",
+            sandbox_id=sandbox_id, layout=self.layout, lowers=lowers,
+            plan=plan, files=files, own_disk=plan.own_disk and found.disks.works, host_network=spec.network == "host",
             read_only=spec.read_only, hierarchies=self._hierarchies, log_id=self.log_id,
             close_userns=found.no_nested_userns.works, seccomp=found.seccomp.works,
         )  # fmt: skip
@@ -210,7 +218,8 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         handle = Handle(first=started.first, files=files, workspace=workspace, secrets=list(secrets))
         isolation = Isolation(
             mechanism=plan.mechanism, files=files, host_uid=os.geteuid() if plan.uid is None else plan.uid,
-            workspace=workspace, limits=plan.held_by, notes=local_plan.notes(plan, files, found),
+            workspace=workspace, limits=plan.held_by | ({"disk": "file system"} if job.own_disk else {}),
+            notes=local_plan.notes(plan, files, found),
         )  # fmt: skip
         instance = self._hold(job.sandbox_id, spec, plan, isolation, handle)
         if instance is None:
@@ -273,6 +282,13 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             failpoints.reach("end.killed")
             await self.await_end(sandbox_id)
             await self._clear_in_thread(self.cleanup.end_for_good, sandbox_id, decided)
+            self._release_disk(sandbox_id)
+
+    def _release_disk(self, sandbox_id: str) -> None:
+        """Stop using a sandbox's disk, which was removed."""
+        root = self._hostile_roots.pop(self.layout.sandbox(sandbox_id), None)
+        if root is not None:
+            root.release()
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
         """Return the plan of a sandbox, reconstructed from its remains when no event has it."""
@@ -323,6 +339,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         remove = functools.partial(self.cleanup.remove_stray, strays, sandbox_id, forgotten=forgotten)
         try:
             await self.in_thread(remove)
+            self._release_disk(sandbox_id)
         finally:
             del self._being_cleared[sandbox_id]
             cleared.set()

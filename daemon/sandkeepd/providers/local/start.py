@@ -26,7 +26,7 @@ from sandkeepd.keeper import program, pty
 from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.common.errors import converted_errors, stderr_of
 from sandkeepd.providers.common.inside import INSIDE, marks, write_etc
-from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
+from sandkeepd.providers.common.layout import SANDBOX_MARK, Layout, write_mark
 from sandkeepd.providers.common.tree_copies import copy_tree
 from sandkeepd.providers.common.views import shown, writable
 from sandkeepd.providers.local.bubblewrap import View, arguments
@@ -62,14 +62,15 @@ class Handle(Struct, frozen=True, kw_only=True):
 class Job(Struct, frozen=True, kw_only=True):
     """The parameters of one start. `lowers` are the layers that the sandbox begins with, each hiding parts of the next;
     `files` is the way in which they become its own: ``overlay``, ``reflink`` or ``copy``. One that is started `anew`
-    has journals, and may have files.
+    has journals, and may have files, and its disk if it has an `own_disk`.
     """
 
     sandbox_id: str
-    directory: str
+    layout: Layout
     lowers: list[Lower]
     plan: Plan
     files: str
+    own_disk: bool
     host_network: bool
     read_only: bool
     hierarchies: Hierarchies
@@ -77,6 +78,11 @@ class Job(Struct, frozen=True, kw_only=True):
     close_userns: bool = False
     seccomp: bool = False
     anew: bool = False
+
+    @property
+    def directory(self) -> str:
+        """The directory of the sandbox."""
+        return self.layout.sandbox(self.sandbox_id)
 
     @property
     def marks(self) -> dict[str, str]:
@@ -133,14 +139,17 @@ def _make_directories(job: Job) -> None:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     if os.path.lexists(f"{directory}/out") and not job.anew:  # a daemon was killed while it made this sandbox
         shutil.rmtree(f"{directory}/out")
+    if job.own_disk and not job.anew:
+        Disks(job.layout).make(job.sandbox_id, job.plan.disk_bytes)
     has_files = os.path.isdir(f"{directory}/upper")
     for name in ("in", "upper", "work", "mount", "out", "out/p"):
         os.makedirs(f"{directory}/{name}", 0o755, exist_ok=job.anew)
     write_mark(f"{directory}/{SANDBOX_MARK}", job.log_id)
     os.mkfifo(f"{directory}/in/.control", 0o600)
     program.install(f"{directory}/in")
-    with open(f"{directory}/out/exits", "ab" if job.anew else "xb"):
-        pass
+    with open(f"{directory}/out/exits", "ab" if job.anew else "xb") as answers:
+        if job.own_disk and not job.anew:
+            prepare_output(f"{directory}/out/p", answers.fileno(), job.plan.disk_bytes)
     write_etc(
         f"{directory}/in/.etc", job.sandbox_id, job.plan.inner_uid, job.plan.inner_gid, host_network=job.host_network
     )
@@ -184,6 +193,7 @@ def _as_root(job: Job) -> tuple[Argv, str]:
         quiet = mounts.MS_NOSUID | mounts.MS_NODEV
         mounts.bind(mounts.at(opened["in"]), f"{place}/in", quiet | mounts.MS_RDONLY)
         mounts.bind(mounts.at(opened["out"]), f"{place}/out", quiet | mounts.MS_NOEXEC)
+        leave_others(os.path.dirname(job.directory))
     finally:
         for fd in (*opened.values(), *lowers):
             os.close(fd)

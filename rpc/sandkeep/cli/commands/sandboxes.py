@@ -141,10 +141,11 @@ def _show_at(front: Frontend, found: SandboxAt) -> None:
 
 def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
     isolation = sandbox.isolation
+    reason = sandbox.terminated_reason or sandbox.suspended_reason
     return [
         ("sandbox", sandbox.sandbox_id),
         ("name", sandbox.name),
-        ("status", sandbox.status + (f" ({sandbox.terminated_reason})" if sandbox.terminated_reason else "")),
+        ("status", " ".join(filter(None, [sandbox.status, reason and f"({reason})"]))),
         ("error", sandbox.error),
         ("note", sandbox.note),
         ("image", sandbox.image_id),

@@ -53,7 +53,9 @@ def _failed(state: State, event: events.SandboxFailed | events.SandboxLost, fact
 @folds(events.SandboxSuspended)
 def _suspended(state: State, event: events.SandboxSuspended, fact: Fact) -> None:
     _finish_change(state, fact)
-    _advance(state, event, fact)
+    sandbox = _advance(state, event, fact)
+    if sandbox is not None:
+        sandbox.suspended_reason = event.reason
 
 
 @folds(events.SandboxResumed)

@@ -1,0 +1,185 @@
+"""Disks of local sandboxes: file systems of a limited size, each in an image of its own.
+
+A sandbox for which a size was asked gets an ext4 in the file ``disks/SANDBOX``, mounted by a loop device at its
+directory, so that all that the code inside can write to, its journals included, lies on it: at the limit writers get
+ENOSPC, also for files that were unlinked, mapped or handed to another process. The image's blocks are allocated before
+the sandbox is made, so a promised byte is there even when the host's disk is full.
+
+The loop device is freed by the kernel with the last mount of it, so none outlives a crash. Namespaces that live as long
+as a sandbox must not keep the disks of others: see `leave_others`. Everything here blocks.
+"""
+
+import logging
+import os
+from contextlib import suppress
+from typing import Final
+
+from sandkeep import failpoints
+from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeep.model import Capability
+from sandkeepd.host import blocks, mounts
+from sandkeepd.host.processes import run_tool
+from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.tree_copies import copy_tree
+from sandkeepd.providers.common.views import shown
+
+logger: Final = logging.getLogger("sandkeepd")
+
+_JOURNALED_BYTES: Final = 16 * 1024**2
+"""Minimum size with a journal, which takes 4 MiB."""
+
+_DAEMONS_BYTES: Final = 2 * 1024**2
+"""Bytes that only root can use, for what the daemon hands in when the code inside has filled the disk."""
+
+_PROBED_BYTES: Final = 1024**2
+_ANSWERS_BYTES: Final = 1024**2
+_LONG_NAMES: Final = 150
+"""So many names of 255 bytes take 10 blocks, which hold the journals of some 200 processes."""
+
+_OPTIONS: Final = "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0"
+_MOUNT: Final = "loop,nosuid,nodev,noatime,noinit_itable"
+
+
+class Disks:
+    """The disks of one state directory."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def make(self, sandbox_id: str, size: int) -> None:
+        """Make a disk of `size` bytes, and mount it at the sandbox's directory.
+
+        Raises `storage_unavailable` when the host has not so much to promise, and `provider_unavailable`.
+        """
+        image, place = self._layout.disk(sandbox_id), self._layout.sandbox(sandbox_id)
+        os.makedirs(place, mode=0o700, exist_ok=True)
+        self._layout.discard([f"{place}/out"])  # of one that was never made
+        _allocate(image, size)
+        failpoints.reach("disk.allocated")
+        journal = [] if size >= _JOURNALED_BYTES else ["-O", "^has_journal"]
+        roots = f"{min(5, 100 * _DAEMONS_BYTES / size):.4f}"
+        argv = ["mke2fs", "-q", "-F", "-t", "ext4", "-b", "4096", "-i", "8192", "-m", roots, "-E", _OPTIONS, *journal]
+        _run([*argv, image])
+        self._mount(image, place)
+        failpoints.reach("disk.mounted")
+
+    def attach(self, sandbox_id: str) -> None:
+        """Mount a disk that was made before, unless it is mounted. Raises `provider_unavailable`."""
+        place = self._layout.sandbox(sandbox_id)
+        if not os.path.ismount(place):
+            os.makedirs(place, mode=0o700, exist_ok=True)
+            self._mount(self._layout.disk(sandbox_id), place)
+
+    def attach_all(self) -> None:
+        """Mount all disks, after a reboot or in a new mount namespace. What cannot be mounted is logged."""
+        for sandbox_id in self._layout.disks():
+            try:
+                self.attach(sandbox_id)
+            except SandkeepError as error:
+                logger.warning("the disk of sandbox %s cannot be mounted: %s", sandbox_id, error)
+
+    def release(self, sandbox_id: str) -> None:
+        """Move the journals of an ended sandbox to the host's disk, and remove its own. Safe to repeat."""
+        if not self._layout.has_disk(sandbox_id):
+            return
+        place = self._layout.sandbox(sandbox_id)
+        try:
+            self.attach(sandbox_id)
+        except SandkeepError as error:  # never formatted, as the daemon died; or damaged beyond reading
+            logger.warning("the disk of sandbox %s is lost with its output: %s", sandbox_id, error)
+        else:
+            self._move_output(sandbox_id)
+            failpoints.reach("disk.emptied")
+            mounts.unmount(place)
+        os.unlink(self._layout.disk(sandbox_id))
+
+    def _move_output(self, sandbox_id: str) -> None:
+        """Copy the journals to the directory beneath the mount, where they appear when that is gone."""
+        place = self._layout.sandbox(sandbox_id)
+        copy, earlier = f"{self._layout.trash}/out-{sandbox_id}", f"{self._layout.trash}/earlier-{sandbox_id}"
+        if not os.path.isdir(f"{place}/out"):
+            return
+        self._layout.discard([copy, earlier])
+        with shown(f"{place}/out", above=place) as source:
+            copy_tree(source, copy)
+        _run(["find", copy, "-exec", "sync", "--", "{}", "+"])
+        state = mounts.open_detached(self._layout.state_dir, mounts.TO_WRITE)  # without what is mounted below it
+        try:
+            copied, aside, target = (
+                os.path.relpath(path, self._layout.state_dir) for path in (copy, earlier, f"{place}/out")
+            )
+            with suppress(FileNotFoundError):  # of a daemon that died before the disk was removed
+                os.rename(target, aside, src_dir_fd=state, dst_dir_fd=state)
+            os.rename(copied, target, src_dir_fd=state, dst_dir_fd=state)
+            beneath = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=state)
+            try:
+                os.fsync(beneath)
+            finally:
+                os.close(beneath)
+        finally:
+            os.close(state)
+        self._layout.discard([earlier])
+
+    def _mount(self, image: str, place: str) -> None:
+        _run(["mount", "-t", "ext4", "-o", _MOUNT, "--", image, place])
+
+
+def prepare_output(journals: str, answers: int, size: int) -> None:
+    """Reserve room for the keeper's answers, and for the names of journals, so that a command which removes files still
+    runs, and its exit code is recorded, when the disk of that size is full. Raises OSError.
+    """
+    blocks.reserve(answers, min(_ANSWERS_BYTES, size // 64))
+    names = [f"{journals}/{number:0>255}" for number in range(min(_LONG_NAMES, size // 2**16))]
+    for name in names:
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC))
+    for name in names:
+        os.unlink(name)  # a directory of ext4 keeps its blocks
+
+
+def leave_others(sandboxes: str) -> None:
+    """Take all disks, which are mounted below that directory, out of the mount namespace of this thread: that lives as
+    long as a sandbox, and would keep the disks of others from being freed. What is mounted from them elsewhere stays.
+    """
+    for sandbox_id in Layout(os.path.dirname(sandboxes)).disks():
+        with suppress(OSError):  # being made, or gone by now
+            mounts.unmount(f"{sandboxes}/{sandbox_id}")
+
+
+def probe(directory: str) -> Capability:
+    """Try to make a disk in a directory."""
+    image, place = f"{directory}/image", f"{directory}/disk"
+    try:
+        os.mkdir(place)
+        _allocate(image, _PROBED_BYTES)
+        _run(["mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", image])
+        _run(["mount", "-t", "ext4", "-o", _MOUNT, "--", image, place])
+        mounts.unmount(place)
+    except (OSError, SandkeepError) as error:
+        return Capability(works=False, why=f"sandboxes cannot have a disk of their own: {error}")
+    return Capability(works=True)
+
+
+def _allocate(image: str, size: int) -> None:
+    """Make a file with all its blocks allocated. Raises `storage_unavailable` where there is no room."""
+    fd = os.open(image, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        free = os.fstatvfs(fd)
+        if size > free.f_bavail * free.f_frsize:  # root could take what is reserved for the system
+            raise OSError(28, "No space left on device")
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        os.unlink(image)
+        words = f"{size} bytes for the sandbox's disk cannot be reserved ({error.strerror})"
+        raise DaemonError("storage_unavailable", f"{words}: ask for a smaller --disk, or make room") from None
+    finally:
+        os.close(fd)
+
+
+def _run(argv: list[str]) -> None:
+    try:
+        done = run_tool(argv, timeout_s=120)
+    except FileNotFoundError:
+        raise ProviderError("provider_unavailable", f"{argv[0]} is missing: install the package e2fsprogs") from None
+    if done.returncode:
+        message = done.stderr.decode(errors="replace").strip()[:300]
+        raise ProviderError("provider_unavailable", f"the sandbox's disk cannot be made: {message}")

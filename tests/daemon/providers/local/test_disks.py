@@ -1,0 +1,210 @@
+"""Sandboxes with a disk of their own: the limit is exact, the writer is told, and nothing of it is lost or left."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.conftest import RunningDaemon
+from tests.support import disks
+from tests.support.boxes import Box, new_box
+from tests.support.expect import refused, until
+
+from sandkeep import failpoints
+from sandkeep.errors import SandkeepError
+
+pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("bwrap")]
+
+MIB = 1 << 20
+SIZE = 64 * MIB
+
+WRITING = """
+import array, mmap, os, socket, sys
+def full(name):
+    fd = os.open(name, os.O_RDWR | os.O_CREAT)
+    try:
+        while True: os.write(fd, bytes(1 << 16))
+    except OSError as error: return fd, error.errno
+"""
+
+WAYS = {
+    "one file": "print(full('big')[1])",
+    "many files": "errors = [full(f'{n}')[1] if n == 20 else os.write(os.open(f'{n}', 66), bytes(1 << 20)) "
+    "for n in range(21)]; print(errors[-1])",
+    "unlinked": "fd, number = full('big'); os.unlink('big'); print(full('other')[1])",
+    "passed on": "a, b = socket.socketpair(); fd, number = full('big'); os.unlink('big')\n"
+    "a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd]))]); os.close(fd)\n"
+    "print(full('other')[1])",
+    "mapped": "fd, number = full('big'); m = mmap.mmap(fd, 1 << 20); os.unlink('big'); os.close(fd)\n"
+    "print(full('other')[1])",
+    "its own output": "print(full('/run/sandkeep/out/p/x')[1])",
+}
+
+
+@pytest.fixture(scope="module")
+def box(shared_daemon: RunningDaemon, image: str) -> Iterator[Box]:
+    with new_box(shared_daemon, image, disk_bytes=SIZE) as made:
+        yield made
+
+
+def image_of(box: Box) -> Path:
+    return Path(box.daemon.state_dir, "disks", box.id)
+
+
+def loops(path: Path) -> str:
+    """The loop devices of a file, also if it was removed."""
+    found = subprocess.run(["losetup", "--list", "--noheadings", "-O", "BACK-FILE"], capture_output=True, text=True)
+    return "".join(line for line in found.stdout.splitlines() if line.startswith(str(path)))
+
+
+def freed(path: Path) -> None:
+    """Wait until the kernel has freed the loop devices of a file; a failure names the processes that see them."""
+    until(lambda: not loops(path), seen=lambda: _holders(path))
+
+
+def _holders(path: Path) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if str(path) in (process / "mountinfo").read_text():
+                found.append((process / "cmdline").read_text()[:100])
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_limit_is_exact_and_the_writer_is_told(box: Box, way: str) -> None:
+    before = os.stat(image_of(box)).st_blocks
+    done = box.client.sandbox.exec(box.id, ["python3", "-c", WRITING + WAYS[way]])
+    assert done.stdout == b"28\n", done  # ENOSPC
+    assert os.stat(image_of(box)).st_blocks == before
+    box.sh("rm -rf ./* /run/sandkeep/out/p/x; echo fine >file; cat file")
+    assert box.client.sandbox.get(box.id).status == "running"
+
+
+def test_everything_that_was_promised_is_allocated(box: Box) -> None:
+    found = os.stat(image_of(box))
+    assert found.st_size == SIZE
+    assert found.st_blocks * 512 >= SIZE
+    assert box.client.sandbox.get(box.id).isolation.limits["disk"] == "file system"
+
+
+def test_on_a_full_disk_commands_run_and_their_ends_are_recorded(box: Box) -> None:
+    box.client.sandbox.exec(box.id, ["sh", "-c", "cat /dev/zero >big"])
+    for number in range(100):  # more names than one block of the directory holds
+        done = box.client.sandbox.exec(box.id, ["sh", "-c", f"exit {number}"])
+        assert done.exit_code == number
+    box.sh("rm big")
+
+
+def test_more_than_the_host_has_is_refused_and_leaves_nothing(shared_daemon: RunningDaemon, image: str) -> None:
+    before = os.listdir(f"{shared_daemon.state_dir}/disks")
+    with shared_daemon.connect() as client:
+        refused("storage_unavailable", client.sandbox.create, image, disk_bytes=1 << 50)
+    assert os.listdir(f"{shared_daemon.state_dir}/disks") == before
+
+
+def test_the_smallest_has_room(shared_daemon: RunningDaemon, image: str) -> None:
+    with new_box(shared_daemon, image, disk_bytes=MIB) as small:
+        small.sh("head -c 600K /dev/zero >file; sync")
+        assert small.client.sandbox.exec(small.id, ["sh", "-c", "cat /dev/zero >big"]).exit_code == 1
+        small.sh("rm big file")
+
+
+def test_forks_snapshots_and_restores(box: Box) -> None:
+    box.sh("echo one >kept; head -c 5M /dev/zero >five")
+    [fork] = box.client.sandbox.fork(box.id).sandboxes
+    other = Box(box.daemon, box.client, fork.sandbox_id)
+    assert other.sh("cat kept; stat -c %s five") == b"one\n5242880\n"
+    assert other.client.sandbox.exec(other.id, ["sh", "-c", "cat /dev/zero >big"]).exit_code != 0
+    snapshot = box.client.snapshot.create(box.id).snapshot_id
+    box.sh("rm -f kept five; echo two >kept")
+    box.client.sandbox.restore(box.id, snapshot_id=snapshot)
+    assert box.sh("cat kept; stat -c %s five") == b"one\n5242880\n"
+    box.client.sandbox.terminate(other.id)
+    box.sh("rm -f kept five")
+
+
+def test_the_output_of_an_ended_one_stays_and_its_disk_goes(shared_daemon: RunningDaemon, image: str) -> None:
+    with new_box(shared_daemon, image, disk_bytes=SIZE) as box:
+        done = box.client.sandbox.exec(box.id, ["sh", "-c", "seq 100000"])
+        path = image_of(box)
+        assert loops(path)
+    assert not path.exists()
+    freed(path)
+    assert shared_daemon.cli("logs", box.id, done.process_id).stdout == b"".join(b"%d\n" % n for n in range(1, 100001))
+    assert os.listdir(f"{shared_daemon.state_dir}/sandboxes/{box.id}").sort() is None
+
+
+def test_it_outlives_the_daemon_and_its_own_end(running_daemon: RunningDaemon, tmp_path: Path) -> None:
+    with running_daemon.connect() as client:
+        image = client.image.create(str(tmp_path)).image_id
+        box = Box(running_daemon, client, client.sandbox.create(image, disk_bytes=SIZE).sandbox_id)
+        counting = "i=0; while :; do i=$((i+1)); echo $i >now; echo $i; sleep 0.01; done"
+        process = client.process.launch(box.id, ["sh", "-c", counting])
+    running_daemon.kill()
+    running_daemon.start()
+    with running_daemon.connect() as client:
+        box = Box(running_daemon, client, box.id)
+        first = int(box.sh("cat now"))
+        until(lambda: int(box.sh("cat now") or b"0") > first)
+        assert running_daemon.cli("logs", box.id, process.process_id).stdout.startswith(b"1\n2\n")
+        os.kill(client.sandbox.history(box.id).events[1].data["handle"]["first"]["pid"], 9)
+        until(lambda: client.sandbox.get(box.id).status == "failed")
+    running_daemon.stop()
+    freed(image_of(box))  # as after a reboot: only the image is there
+    running_daemon.start()
+    with running_daemon.connect() as client:
+        box = Box(running_daemon, client, box.id)
+        assert running_daemon.cli("logs", box.id, process.process_id).stdout.startswith(b"1\n2\n")
+        client.sandbox.resume(box.id)
+        assert int(box.sh("cat now")) > first
+        assert box.client.sandbox.exec(box.id, ["sh", "-c", "cat /dev/zero >big"]).exit_code == 1
+        client.sandbox.terminate(box.id)
+    freed(image_of(box))
+
+
+@pytest.mark.parametrize("point", ["disk.allocated", "disk.mounted", "disk.emptied"])
+def test_a_death_at_every_step(new_daemon: Callable[[], RunningDaemon], tmp_path: Path, point: str) -> None:
+    daemon = new_daemon()
+    daemon.start(**{failpoints.SETTING: point})
+    with daemon.connect() as client:
+        image = client.image.create(str(tmp_path)).image_id
+        with suppress(SandkeepError):
+            made = client.sandbox.create(image, name="it", disk_bytes=SIZE)
+            done = client.sandbox.exec(made.sandbox_id, ["echo", "fine"])
+            client.sandbox.terminate(made.sandbox_id)
+    assert daemon.process is not None
+    daemon.process.wait(60)
+    daemon.start()
+    disks_dir = Path(daemon.state_dir, "disks")
+    until(lambda: not os.listdir(disks_dir) and not loops(disks_dir))
+    if point == "disk.emptied":
+        assert daemon.cli("logs", made.sandbox_id, done.process_id).stdout == b"fine\n"
+
+
+def test_nothing_is_lost_on_a_host_whose_disk_is_full(new_daemon: Callable[[], RunningDaemon], tmp_path: Path) -> None:
+    """The bytes of a sparse image are lost then: what was promised is there."""
+    for name in ("image", "disk", "empty"):
+        (tmp_path / name).mkdir()
+    with disks.ext4(str(tmp_path / "image"), str(tmp_path / "disk"), "256M") as host:
+        daemon = new_daemon()
+        daemon.env["SANDKEEP_STATE_DIR"] = daemon.state_dir = f"{host.at}/state"
+        daemon.start()
+        with daemon.connect() as client:
+            box = Box(daemon, client, client.sandbox.create(
+                client.image.create(str(tmp_path / "empty")).image_id, disk_bytes=SIZE).sandbox_id)  # fmt: skip
+            script = "until [ -e go ]; do sleep 0.01; done; head -c 40M /dev/urandom >data; sync data; sha256sum <data"
+            process = client.process.launch(box.id, ["sh", "-c", f"{script}; sync .; cat /dev/zero >more"]).process_id
+            first = client.sandbox.history(box.id).events[1].data["handle"]["first"]["pid"]
+            disks.fill(Path(host.at, "filler"))
+            Path(f"/proc/{first}/root/workspace/go").touch()  # no call is answered while the log cannot grow
+            until(lambda: os.path.exists(f"/proc/{first}/root/workspace/more"))
+            Path(host.at, "filler").unlink()
+            assert client.process.wait(box.id, process).exit_code == 1
+            digest = daemon.cli("logs", box.id, process).stdout
+            Path("/proc/sys/vm/drop_caches").write_text("1\n")
+            assert digest == box.sh("sha256sum <data")
+            client.sandbox.terminate(box.id)
+        daemon.clear()
