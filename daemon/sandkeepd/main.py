@@ -64,6 +64,7 @@ def _run() -> None:
     logging.set_up(daemon.LOG_LEVEL())
     _raise_limit_of_open_files()
     processes.raise_priority()
+    mounts.leave_host_namespace()
     manager = systemd.take_environment()
     placement.settle()
     try:

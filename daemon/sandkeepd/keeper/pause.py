@@ -54,6 +54,11 @@ class Pauses:
         self.pause = pause
         self.no_pauses = no_pauses
 
+    @property
+    def reason(self) -> str | None:
+        """See `Pausing.reason`."""
+        return self.pause.reason
+
     def is_paused(self) -> bool:
         """See `Pausing.is_paused`."""
         return self.pause.is_on

@@ -18,7 +18,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 import trio
 
 from sandkeep import events, failpoints
-from sandkeep.errors import CallerError, DaemonError, SandkeepError, StateError
+from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.events import Meta
 from sandkeep.model import Copied, DirectoryList, FileContent, FileWritten
 from sandkeep.protocol.methods import CopyCommit, CopyIn, CopyOut, DirectoryQuery, FileRead, FileWrite
@@ -162,7 +162,7 @@ class Files:
         command = request.params
         path = path_of(command)
         runtime = await self._reach(command.sandbox_id)
-        self._require_record()
+        self._core.require_sound()  # before any effect
         await runtime.instance.write_whole(path, command.data, mode=command.mode, parents=command.parents)
         failpoints.reach("file.written")
         event = events.SandboxFileWritten(path=plain(path), kind="file", size_bytes=len(command.data))

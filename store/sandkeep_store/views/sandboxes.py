@@ -71,6 +71,7 @@ class SandboxState(ObjectState, kw_only=True):
     isolation: model.Isolation | None = None
     handle: dict[str, Any] = field(default_factory=dict)
     terminated_reason: str | None = None
+    suspended_reason: str | None = None
     last_status: str | None = None
     change: Change | None = None
     restored_from: str | None = None

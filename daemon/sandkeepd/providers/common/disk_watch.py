@@ -3,13 +3,12 @@
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import trio
 
 from sandkeep.errors import SandkeepError
 from sandkeepd.contract.pauses import Pausing
-from sandkeepd.keeper.pause import Pause
 
 if TYPE_CHECKING:
     from sandkeepd.providers.common.keeper_provider import HeldInstance
@@ -25,18 +24,12 @@ _AT_ONCE: Final = 4
 
 class DiskWatch:
     """Measures the disk usage of those of a provider's sandboxes that have a limit. `occupied_bytes` blocks and
-    returns those of one; `end` ends one.
+    returns those of one.
     """
 
-    def __init__(
-        self,
-        instances: Mapping[str, "HeldInstance"],
-        occupied_bytes: Callable[[Any], int],
-        end: Callable[[Any], Awaitable[None]],
-    ) -> None:
+    def __init__(self, instances: Mapping[str, "HeldInstance"], occupied_bytes: Callable[[Any], int]) -> None:
         self._instances = instances
         self._occupied_bytes = occupied_bytes
-        self._end = end
         self._limiter = trio.CapacityLimiter(_AT_ONCE)
 
     async def run(self) -> None:
@@ -47,7 +40,8 @@ class DiskWatch:
             while True:
                 await trio.sleep(PERIOD_S)
                 for instance in list(self._instances.values()):
-                    if instance.disk_bytes is not None and instance.look_after <= trio.current_time():
+                    is_due = instance.look_after <= trio.current_time() and not instance.pause.is_on
+                    if instance.disk_bytes is not None and is_due:
                         instance.look_after = math.inf
                         nursery.start_soon(self._try, instance)
 
@@ -61,10 +55,16 @@ class DiskWatch:
             instance.look_after = now + REST * (now - began)
 
     async def check(self, instance: "HeldInstance") -> None:
-        """Measure a sandbox's disk usage once, and end the sandbox if that exceeds the limit."""
+        """Measure a sandbox's disk usage once, and suspend the sandbox if that exceeds the limit."""
         written = await trio.to_thread.run_sync(self._occupied_bytes, instance, limiter=self._limiter)
         limit = instance.disk_bytes
-        if limit is not None and written > limit and instance.ending is None:
-            message = f"it had written {written} bytes, and its limit is {limit}"
-            instance.ending = Ending(kind="disk_limit", message=message)
-            await self._end(instance)
+        if limit is None or written <= limit:
+            instance.most_written = 0
+        elif written > instance.most_written and _can_suspend(instance.pauses):
+            instance.most_written = written
+            instance.pause.reason = f"as it has written {written} bytes, and its disk limit is {limit}"
+            await instance.pauses.suspend()
+
+
+def _can_suspend(pauses: Pausing | None) -> TypeGuard[Pausing]:
+    return pauses is not None and pauses.no_pauses is None

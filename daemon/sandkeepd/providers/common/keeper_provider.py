@@ -23,7 +23,7 @@ from sandkeepd.contract.processes import Chunk, Dropped, Exit
 from sandkeepd.contract.provider import Parts
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError
-from sandkeepd.host.processes import Identity, keep_descriptors_private, kill_and_wait, open_process, reap, wait_ended
+from sandkeepd.host.processes import Identity, keep_descriptors_private, open_process, reap, wait_ended
 from sandkeepd.keeper import journal, journal_trimming, pty
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
@@ -52,9 +52,11 @@ class HeldInstance(KeeperInstance):
     scope: trio.CancelScope
     """Cancels the task that waits for its end."""
     disk_bytes: int | None = None
-    """Limit on its disk usage in bytes, if it has one."""
+    """Limit on its disk usage in bytes, if that is measured."""
     look_after: float = 0.0
     """By Trio's clock, the earliest time of the next measurement of that."""
+    most_written: float = 0.0
+    """Bytes at which it was suspended last. When resumed it may run, to remove files, until it has written more."""
 
     def release_process(self) -> None:
         """Stop waiting for the sandbox's end, and release its first process. Must be done once."""
@@ -98,7 +100,7 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
         self.nursery = nursery
         self.instances: dict[str, InstanceT] = {}
         self._hostile_roots: dict[str, HostileRoot] = {}
-        self.disks = DiskWatch(self.instances, self._occupied_bytes, self._end_for_disk)
+        self.disks = DiskWatch(self.instances, self._occupied_bytes)
 
     @abstractmethod
     async def _why_ended(self, instance: InstanceT) -> Ending:
@@ -107,11 +109,6 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
     def _occupied_bytes(self, instance: InstanceT) -> int:
         """Return the bytes that a sandbox with a disk limit has on the disk. Blocks."""
         return 0
-
-    async def _end_for_disk(self, instance: InstanceT) -> None:
-        """End a sandbox that exceeds its disk limit."""
-        if instance.pidfd >= 0:
-            await self.in_thread(kill_and_wait, instance.pidfd)
 
     def default_network(self) -> Network:
         return "none"

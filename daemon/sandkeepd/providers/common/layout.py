@@ -205,9 +205,9 @@ class Layout:
         if not names:
             return
         try:
-            trash = open_for_tool(self.trash, mounts.TO_WRITE)
+            trash = open_for_tool(place, mounts.TO_WRITE)
         except OSError as error:
-            message = f"{self.trash} cannot be emptied: {error.strerror}"
+            message = f"{place} cannot be emptied: {error.strerror}"
             raise DaemonError("storage_unavailable", message) from None
         with descriptor(trash):
             done = _run_with_all_rights([*_RM, *(f"/proc/self/fd/{trash}/{name}" for name in names)], trash)

@@ -112,6 +112,8 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
         if not details:
             message = "these files have no image for Docker: import the snapshot with its image"
         raise SetupError("not_supported", message) from None
+    if spec.disk_bytes is not None and os.geteuid() != 0:
+        raise SetupError("not_supported", f"{NO_DISK_LIMIT}: leave out disk", field="disk_bytes")
     uid, gid = _user(spec, image)
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")

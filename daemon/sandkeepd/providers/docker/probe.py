@@ -6,6 +6,7 @@ from sandkeep.model import Capability, ProviderCapabilities
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.docker.engine import Client
+from sandkeepd.providers.docker.plan import NO_DISK_LIMIT
 from sandkeepd.providers.docker.snapshots import files_features
 
 
@@ -29,7 +30,9 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
             f"limit_{name}": capability(found.get(key), f"the engine has no control group that limits {name}")
             for name, key in controls.items()
         },
-        "limit_disk": capability(root, "only root sees what a container writes: files are limited, their sum is not"),
+        "limit_disk": Capability(
+            works=root, why="measured every 10 s, and suspended when exceeded" if root else NO_DISK_LIMIT
+        ),
         "live_restore": capability(
             found.get("LiveRestoreEnabled"),
             "a restart of the engine ends every container: set live-restore in its daemon.json",

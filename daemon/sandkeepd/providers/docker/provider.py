@@ -170,7 +170,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     async def _isolation(self, plan: Plan, *, counted: bool) -> Isolation:
         if self._driver is None:
             self._driver = await self.docker.call(lambda client: str(client.info().get("Driver") or "unknown"))
-        held = {"pids": "cgroup", "disk": "rlimit and watcher"}
+        held = {"pids": "cgroup", "disk": "rlimit and watcher" if os.geteuid() == 0 else "rlimit"}
         held |= {name: "cgroup" for name, limit in (("memory", plan.memory_bytes), ("cpus", plan.cpus)) if limit}
         notes = []
         if plan.uid == 0:
@@ -303,9 +303,6 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         places: list[str | HostileTree] = [*handle.written, self._out(instance.sandbox_id)]
         inside = [instance.plan.workspace, "/", f"{docker_plan.INSIDE}/out"]
         return disk_usage.occupied_bytes(places, handle.first.pid, instance.cgroups, inside, root=os.geteuid() == 0)
-
-    async def _end_for_disk(self, instance: DockerInstance) -> None:
-        await self.in_thread(kill, instance.handle)
 
 
 def _lost_with_engine() -> Ending:

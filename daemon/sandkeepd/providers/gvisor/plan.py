@@ -13,6 +13,7 @@ PIDS: Final = (
     "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "
     "pids, and limit memory"
 )
+DISK: Final = "gVisor keeps what is written in memory, and this runsc has no limit for that alone"
 HOST_NETWORK: Final = "gVisor cannot save a sandbox with the host's network: create it with network 'none'"
 ROOTLESS: Final = "a rootless runsc cannot restore what it saved: run the daemon as root"
 HOST_THREADS: Final = 8192

@@ -39,6 +39,7 @@ from sandkeepd.host.processes import Identity, has_ended, read_until_ready, reap
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.directory_provider import Lower
+from sandkeepd.providers.common.disks import leave_others
 from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, log_of, write_mark
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle

@@ -9,13 +9,14 @@ from typing import Any, Final
 
 import msgspec
 
+from sandkeepd.host import mounts
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.processes import find_by_environment, kill_all, kill_process
 from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.common.inside import marks
-from sandkeepd.providers.common.layout import Layout, unmount_below
+from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.start import Handle
 from sandkeepd.providers.local.strays import Strays
@@ -63,6 +64,7 @@ class Cleanup:
         """Kill escaped processes, release the uid, and remove the files, all but the journals. That can take long."""
         if self._claims is not None and plan.own_uid is not None:
             self._claims.release(sandbox_id, plan.own_uid)
+        self._disks.release(sandbox_id)
         self._layout.clear(sandbox_id)
 
     def plan_of_stray(self, sandbox_id: str) -> Plan:
@@ -75,7 +77,9 @@ class Cleanup:
         directory, plan = self._layout.sandbox(sandbox_id), self.plan_of_stray(sandbox_id)
         strays.thaw(sandbox_id)
         strays.kill(sandbox_id)
-        unmount_below(directory)
+        for place in mounts.below(directory):
+            if place != directory or not self._layout.has_disk(sandbox_id):
+                mounts.unmount(place)
         self.end(sandbox_id, plan, {})
         strays.remove_groups(sandbox_id)
         self.end_for_good(sandbox_id, plan)

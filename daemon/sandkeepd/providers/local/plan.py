@@ -19,7 +19,9 @@ DEFAULT_SCRATCH_BYTES: Final = 1024**3
 
 
 class Plan(DirectoryPlan, frozen=True, kw_only=True):
-    """A decided plan. `uid` is the host's, None when it is the daemon's own user's."""
+    """A decided plan. `uid` is the host's, None when it is the daemon's own user's. With `own_disk` the caller asked
+    for a disk of that size.
+    """
 
     mechanism: str
     uid: int | None
@@ -28,6 +30,7 @@ class Plan(DirectoryPlan, frozen=True, kw_only=True):
     inner_uid: int = 1000
     inner_gid: int = 1000
     scratch_bytes: int
+    own_disk: bool = False
 
     @property
     def own_uid(self) -> int | None:

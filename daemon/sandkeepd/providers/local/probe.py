@@ -12,6 +12,7 @@ from sandkeep.model import Capability
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import in_fresh_thread, run_tool
 from sandkeepd.keeper import program
+from sandkeepd.providers.common import disks
 from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.errors import stderr_of

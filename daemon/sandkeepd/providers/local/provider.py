@@ -34,14 +34,15 @@ from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower, counting
+from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.common.keeper_provider import HeldInstance, running
-from sandkeepd.providers.common.layout import LAYER_MARK, log_of, unmount_below
+from sandkeepd.providers.common.layout import LAYER_MARK, Layout, log_of, unmount_below
 from sandkeepd.providers.local import plan as local_plan
 from sandkeepd.providers.local.claims import UidClaims
 from sandkeepd.providers.local.end import Cleanup
 from sandkeepd.providers.local.layers import LocalLayers
-from sandkeepd.providers.local.pause import WHY_NOT_SUSPENDED, FreezerPauses, poll_freezers
+from sandkeepd.providers.local.pause import NO_FREEZER, WHY_NOT_SUSPENDED, FreezerPauses, poll_freezers
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.probe import Abilities, probe
 from sandkeepd.providers.local.revival import LocalReplacement, LocalRevival
@@ -248,7 +249,8 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
             )  # fmt: skip
-            instance.plan, instance.cgroups, instance.disk_bytes = plan, plan.cgroups, plan.disk_bytes
+            instance.plan, instance.cgroups = plan, plan.cgroups
+            instance.disk_bytes = None if self.layout.has_disk(sandbox_id) else plan.disk_bytes
             mark = self.layout.read_mark(sandbox_id)
             instance.pauses = instance.freezer = FreezerPauses(instance.pause, plan.cgroups, mark)
             return instance
@@ -350,9 +352,6 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         places = [files.below("upper"), files.below("out")]
         return disk_usage.occupied_bytes(places, first, groups, [WORKSPACE, f"{INSIDE}/out"], root=self.root)
 
-    async def _end_for_disk(self, instance: LocalInstance) -> None:
-        await self.in_thread(self.cleanup.end, instance.sandbox_id, instance.plan, instance.handle)
-
 
 @asynccontextmanager
 async def open_local(
@@ -364,6 +363,8 @@ async def open_local(
     """
 
     make = functools.partial(LocalProvider, state_dir, log_id, uid_base=uid_base, disk_limit=disk_limit)
+    if os.geteuid() == 0:
+        await trio.to_thread.run_sync(Disks(Layout(state_dir)).attach_all)
     async with running(make) as provider:
         looks = functools.partial(poll_freezers, lambda: [each.freezer for each in provider.instances.values()])
         provider.nursery.start_soon(looks)

@@ -24,6 +24,7 @@ from sandkeepd.host.pools import ceilings
 from sandkeepd.host.processes import TOOL_ENV, Identity, identify, read_until_ready, reap, run_tool, spawn
 from sandkeepd.keeper import program, pty
 from sandkeepd.providers.common.directory_provider import Lower
+from sandkeepd.providers.common.disks import Disks, leave_others, prepare_output
 from sandkeepd.providers.common.errors import converted_errors, stderr_of
 from sandkeepd.providers.common.inside import INSIDE, marks, write_etc
 from sandkeepd.providers.common.layout import SANDBOX_MARK, Layout, write_mark

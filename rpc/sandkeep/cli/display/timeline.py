@@ -90,7 +90,7 @@ def _written(data: dict[str, Any]) -> str:
 
 
 def _by_whom(data: dict[str, Any]) -> str:
-    return "by another program" if data.get("outside") else ""
+    return "by another program" if data.get("outside") else str(data.get("reason") or "")
 
 
 DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
