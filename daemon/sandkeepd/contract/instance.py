@@ -112,6 +112,10 @@ class Instance(Protocol):
         """Release the resources held for a process that has ended and whose end is on record. Its journal stays."""
         ...
 
+    def disk_is_full(self) -> bool:
+        """Return True if the sandbox has a disk of its own, and nothing can be written to it."""
+        ...
+
     async def ended(self) -> Ending:
         """Wait until the sandbox itself is gone; return the reason, as far as it is known."""
         ...

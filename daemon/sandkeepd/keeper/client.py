@@ -44,7 +44,8 @@ class KeeperInstance:
 
     `directory` holds `in` and `out`. `input_owner` is the uid and gid that must be able to open a process's input;
     `inside` is the path of `directory` inside. With `fed` the code inside cannot open our FIFOs, and reads its input
-    from growing files. Whoever pauses the sandbox sets `pause`.
+    from growing files. With `own_disk` the directory lies on a disk that it can fill. Whoever pauses the sandbox sets
+    `pause`.
     """
 
     no_terminals: str | None = None
@@ -64,6 +65,7 @@ class KeeperInstance:
         input_owner: tuple[int, int] | None = None,
         inside: str,
         fed: bool = False,
+        own_disk: bool = False,
     ) -> None:
         self.sandbox_id = sandbox_id
         self.isolation = isolation
@@ -71,7 +73,7 @@ class KeeperInstance:
         self.handle = handle
         self.cgroups: Mapping[str, str] = {}
         self._ending = Ending(kind="failed", message="it is gone")
-        self._shared = SharedDirectory(directory, inside, input_owner, fed=fed)
+        self._shared = SharedDirectory(directory, inside, input_owner, fed=fed, own_disk=own_disk)
         self._watcher = watcher
         self._channel = Channel(sandbox_id, self._shared, watcher, self._on_answer)
         self.pause = self._channel.pause
@@ -308,6 +310,10 @@ class KeeperInstance:
     def sweep(self) -> None:
         """Ask after ends that were not told. Nothing is waited for."""
         self._channel.sweep()
+
+    def disk_is_full(self) -> bool:
+        """See `Instance.disk_is_full`."""
+        return self._shared.is_full()
 
     async def ended(self) -> Ending:
         """See `Instance.ended`."""

@@ -13,7 +13,6 @@ from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Launch
 from sandkeepd.keeper import input_files, pipes, requests
 from sandkeepd.keeper.channel import REQUEST_DEADLINE_S, Channel
-from sandkeepd.keeper.failure import no_room
 from sandkeepd.keeper.launch import Launcher
 from sandkeepd.keeper.processes import KnownProcess
 from sandkeepd.keeper.shared_directory import SharedDirectory
@@ -55,7 +54,7 @@ class Helpers:
             ended = await self._instance.wait(process_id)
             stdout = await trio.to_thread.run_sync(self._instance.read, process_id, "stdout", 0, most_bytes)
             stderr = self._instance.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)
-            return ended.exit_code, stdout.data, stderr.data
+            return ended.exit_code, stdout.data, stderr.data or pipes.unwritten_stderr(self._instance)
         finally:
             await self._clean_up(process_id)
 
@@ -99,7 +98,7 @@ class Helpers:
                 await self._wait_ready(piped)
                 yield piped
         except OSError as error:
-            raise no_room(error) from None
+            raise self._shared.no_room(error) from None
 
     async def _wait_ready(self, piped: pipes.Piped) -> None:
         with self._channel.pause.timeout(REQUEST_DEADLINE_S) as scope:

@@ -8,7 +8,6 @@ from sandkeepd.contract.processes import Launch, Terminal
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.keeper import journal, pipes, program, requests, terminal
 from sandkeepd.keeper.channel import Channel
-from sandkeepd.keeper.failure import no_room
 from sandkeepd.keeper.processes import KnownProcess
 from sandkeepd.keeper.shared_directory import SharedDirectory
 
@@ -72,7 +71,7 @@ class Launcher:
             raise _started_before(process_id) from None
         except OSError as error:
             self._shared.remove_start(process_id)
-            raise no_room(error) from None
+            raise self._shared.no_room(error) from None
 
     async def _write_terminal(
         self, process_id: str, wanted: Terminal, command: Sequence[str], env: Mapping[str, str], working_dir: str

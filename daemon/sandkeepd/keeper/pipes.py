@@ -136,7 +136,7 @@ class Piped:
 
     def _failure(self, exit_code: int | None, message: str | None) -> CommandFailedError:
         output = self._instance.read(self._process_id, "stderr", 0, MAX_STDERR_BYTES).data
-        return CommandFailedError(exit_code, output or (message or "").encode())
+        return CommandFailedError(exit_code, output or (message or "").encode() or unwritten_stderr(self._instance))
 
     def close(self) -> None:
         """Let go of the pipes."""
@@ -144,6 +144,11 @@ class Piped:
             if fd >= 0:
                 os.close(fd)
         self._data = self._control = -1
+
+
+def unwritten_stderr(instance: Instance) -> bytes:
+    """Return the message that a failed command could not write, as its journal is on a full disk."""
+    return b"No space left on device" if instance.disk_is_full() else b""
 
 
 def leftover_helpers(names: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ in/   .control      FIFO of requests; the keeper's standard input, so it needs n
 out/  exits         the keeper's answers        p/ID.{stdout,stderr}   written inside, only read here
 """
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -15,8 +16,10 @@ from typing import Final
 
 import trio
 
+from sandkeep.errors import ProviderError, SandkeepError
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import pipes
+from sandkeepd.keeper.failure import no_room
 
 CONTROL: Final = ".control"
 """The FIFO of requests."""
@@ -27,17 +30,29 @@ _START_SUFFIXES: Final = ("", ".stdin", ".program", ".pane", ".told")
 _WRITTEN_INSIDE: Final = (".stdout", ".stderr", ".data")
 
 _OPEN_INPUT: Final = 0o644
+_FULL_BYTES: Final = 64 * 1024
+"""Free bytes below which a disk is full: a program writes more at once."""
+
 _CLOSED_INPUT: Final = 0o444
 """The mode of a growing file that is a process's input, and that of one that is complete."""
 
 
 class SharedDirectory:
-    """The directories of a sandbox, at `inside` in it; `input_owner` (uid, gid) must be able to open inputs."""
+    """The directories of a sandbox, at `inside` in it; `input_owner` (uid, gid) must be able to open inputs. With
+    `own_disk` they lie on a disk that the code inside can fill.
+    """
 
     def __init__(
-        self, files: HostileTree, inside: str, input_owner: tuple[int, int] | None, *, fed: bool = False
+        self,
+        files: HostileTree,
+        inside: str,
+        input_owner: tuple[int, int] | None,
+        *,
+        fed: bool = False,
+        own_disk: bool = False,
     ) -> None:
         self.fed = fed
+        self.own_disk = own_disk
         self.files = files
         self.out = files.below("out")
         self.inside = inside
@@ -56,6 +71,21 @@ class SharedDirectory:
             return self.files.open_fifo(f"in/{name}")
         except (OSError, NotAFileError):
             return None
+
+    def is_full(self) -> bool:
+        """Return True if the sandbox's own disk is full."""
+        if not self.own_disk:
+            return False
+        with suppress(OSError), self.files.directory() as place:
+            free = os.fstatvfs(place)
+            return free.f_bavail * free.f_frsize < _FULL_BYTES or free.f_ffree == 0
+        return False
+
+    def no_room(self, error: OSError) -> SandkeepError:
+        """Return the error for a file that could not be made."""
+        if self.own_disk and error.errno == errno.ENOSPC:
+            return ProviderError("disk_limit", "the sandbox's disk is full: remove files in it")
+        return no_room(error)
 
     def names(self) -> list[str]:
         """The names of the files in `in`. Raises OSError."""

@@ -241,16 +241,17 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         )
         env |= {name: value for name, value in spec.env.items() if name not in handle.secrets}
         owner = (plan.uid, plan.gid) if plan.uid is not None and plan.gid is not None else None
+        own_disk = self.layout.has_disk(sandbox_id)
 
         def make() -> LocalInstance:
             instance = LocalInstance(
                 sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
                 handle=msgspec.to_builtins(handle), env=env,
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
-                inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
+                inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace), own_disk=own_disk,
             )  # fmt: skip
             instance.plan, instance.cgroups = plan, plan.cgroups
-            instance.disk_bytes = None if self.layout.has_disk(sandbox_id) else plan.disk_bytes
+            instance.disk_bytes = None if own_disk else plan.disk_bytes
             mark = self.layout.read_mark(sandbox_id)
             instance.pauses = instance.freezer = FreezerPauses(instance.pause, plan.cgroups, mark)
             return instance
