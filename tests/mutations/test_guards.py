@@ -17,7 +17,7 @@ import pytest
 from tests.mutations.guards import DOCUMENT, GUARDS, ROOT, Guard, listed, written
 
 PACKAGES = ("rpc", "store", "daemon")
-COPIED = (*PACKAGES, "tests", "scripts", "pyproject.toml", "README.md", "Makefile")
+COPIED = (*PACKAGES, "tests", "examples", "scripts", "pyproject.toml", "README.md", "Makefile")
 PATIENCE_S = 300.0
 SLOWER = 4
 """A test that takes so many times as long without a guard, and 20 s at least, comes to no end."""

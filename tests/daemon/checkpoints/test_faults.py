@@ -228,7 +228,7 @@ def test_what_cannot_be_put_back_has_failed_and_is_aside(house: Faulty, box: str
     with house.fault("restore", ONCE + in_the_way + REFUSES):
         refused("snapshot_corrupt", house.client.sandbox.restore, box, checkpoint_id=checkpoint.checkpoint_id)
     until(lambda: house.status(box) == "failed")
-    assert "could not be put back" in house.client.sandbox.get(box).error
+    assert "could not be restored" in house.client.sandbox.get(box).error
     assert house.kept(box) == ["aside"]
     refused("not_ready", house.client.sandbox.exec, box, ["true"])
     house.again()
