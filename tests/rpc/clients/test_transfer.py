@@ -548,7 +548,7 @@ def test_a_disk_that_is_full_here_is_told_and_nothing_is_left(box: Box, tmp_path
     try:
         box.sh("mkdir tree; head -c 3000000 /dev/zero >tree/big")
         done = cp(box, f"{box.id}:tree", str(small), "--json")
-        assert "no room" in json.loads(done.stdout)["error"]["message"]
+        assert "no space left" in json.loads(done.stdout)["error"]["message"]
         until(lambda: os.listdir(small) == [])
     finally:
         subprocess.run(["umount", small], check=True)
