@@ -248,7 +248,8 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
                 sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
                 handle=msgspec.to_builtins(handle), env=env,
                 working_dir=spec.working_dir or handle.workspace, input_owner=owner,
-                inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace), own_disk=own_disk,
+                inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
+                own_disk=own_disk,
             )  # fmt: skip
             instance.plan, instance.cgroups = plan, plan.cgroups
             instance.disk_bytes = None if own_disk else plan.disk_bytes
