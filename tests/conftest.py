@@ -242,7 +242,7 @@ class RunningDaemon:
         env = {**self.env, **environment}
         with open(self.log, "ab") as log:
             if template.can_start(self.program, env):
-                self.process = template.start(self.program, log.fileno(), env)
+                self.process = template.start(self.program, log.fileno(), log.fileno(), env)
             else:
                 self.process = subprocess.Popen(
                     self.program, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
@@ -291,10 +291,13 @@ class RunningDaemon:
 
     def cli(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Run `sandkeep WORDS` against it, to its end."""
+        command, env = [*self.command, *words], {**self.env, **(env or {})}
+        if not options and template.can_start(command, env):
+            return template.run(command, env, 60)
         options = {"capture_output": True, "timeout": 60, **options}
         if "input" not in options:
             options["stdin"] = subprocess.DEVNULL
-        return subprocess.run([*self.command, *words], env={**self.env, **(env or {})}, **options)
+        return subprocess.run(command, env=env, **options)
 
     def clear(self) -> None:
         """End every sandbox, and the daemon."""
