@@ -100,6 +100,7 @@ def pytest_configure() -> None:
     The shell has background jobs ignore SIGINT and SIGQUIT, and `nohup` SIGHUP. A handler of ours is reset by exec, an
     ignored signal is not; and as this one does nothing, a run under `nohup` still survives its terminal.
     """
+    gc.disable()  # what is collected stays; see `pytest_collection_finish`
     os.environ["SANDKEEP_STATE_DIR"] = NO_STATE_DIR
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
@@ -129,6 +130,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Leave the collected tests, a quarter of a million objects that stay, out of every later collection of garbage."""
+    _freeze()
+    gc.enable()
+
+
+def _freeze() -> None:
     gc.collect()
     gc.freeze()
 
@@ -153,6 +159,7 @@ def gcs() -> "Iterator[GcsEmulator]":
     from tests.support.gcs import GcsEmulator
 
     with GcsEmulator() as service:
+        _freeze()
         yield service
 
 
@@ -169,6 +176,8 @@ def s3() -> "Iterator[S3Server]":
     from tests.support.s3 import S3Server
 
     with S3Server() as service:
+        service.client()
+        _freeze()  # the SDK's models of services are a hundred thousand objects
         yield service
 
 
@@ -242,7 +251,7 @@ class RunningDaemon:
         env = {**self.env, **environment}
         with open(self.log, "ab") as log:
             if template.can_start(self.program, env):
-                self.process = template.start(self.program, log.fileno(), env)
+                self.process = template.start(self.program, log.fileno(), log.fileno(), env)
             else:
                 self.process = subprocess.Popen(
                     self.program, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
@@ -291,10 +300,13 @@ class RunningDaemon:
 
     def cli(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Run `sandkeep WORDS` against it, to its end."""
+        command, env = [*self.command, *words], {**self.env, **(env or {})}
+        if not options and template.can_start(command, env):
+            return template.run(command, env, 60)
         options = {"capture_output": True, "timeout": 60, **options}
         if "input" not in options:
             options["stdin"] = subprocess.DEVNULL
-        return subprocess.run([*self.command, *words], env={**self.env, **(env or {})}, **options)
+        return subprocess.run(command, env=env, **options)
 
     def clear(self) -> None:
         """End every sandbox, and the daemon."""

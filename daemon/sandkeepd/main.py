@@ -2,6 +2,7 @@
 
 import argparse
 import faulthandler
+import gc
 import os
 import resource
 import signal
@@ -51,6 +52,7 @@ def _open_missing_streams() -> None:
 
 
 def _run() -> None:
+    gc.disable()  # imports make many objects and no garbage: looking for it takes a fifth of the start
     import trio
 
     from sandkeepd.app import daemon as app
@@ -58,6 +60,7 @@ def _run() -> None:
     from sandkeepd.host import mounts, processes
     from sandkeepd.host.cgroups import placement
 
+    gc.enable()
     os.umask(0o022)  # sandboxes read files made for them under uids of their own, in a directory with mode 0700
     faulthandler.enable()  # a watchdog ends the daemon by SIGABRT; where it hung is then in its log
     faulthandler.register(signal.SIGUSR1)  # the same on request, also for a daemon that hangs

@@ -1,4 +1,5 @@
-"""A process that has imported the daemon and forks itself into one, because a start is mostly the import.
+"""A process that has imported the daemon and the command and forks itself into one, because a start is mostly the
+import.
 
 Daemons made so are processes with descriptors, environment and session of their own, and run the same program, be it
 given by the name of its module or by its text. What they lack is exec: /proc tells the template's arguments and
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 ANSWER_S = 60.0
 """Patience with the import of everything, on a busy machine."""
 
-FIXED_BY_EXEC = ("PYTHON", "LD_", "MALLOC_", "GLIBC_")
+FIXED_BY_EXEC = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 """Variables that begin like this are read when a program is started, too soon for a fork."""
 
 
@@ -65,23 +66,38 @@ _template: socket.socket | None = None
 _one_at_a_time = threading.Lock()
 
 
-def start(program: Sequence[str], log: int, environ: dict[str, str]) -> Forked:
-    """Fork what plays `program` and writes to the descriptor `log`, and return at once."""
+def start(program: Sequence[str], stdout: int, stderr: int, environ: dict[str, str]) -> Forked:
+    """Fork what plays `program` and writes to these descriptors, and return at once."""
     read, write = os.pipe()
     with _one_at_a_time, tempfile.TemporaryFile() as order:
         order.write(json.dumps([program[1:], environ, os.getcwd()]).encode())
         order.flush()
         control = _connection()
-        socket.send_fds(control, [b"start"], [order.fileno(), log, write])
+        socket.send_fds(control, [b"start"], [order.fileno(), stdout, stderr, write])
         os.close(write)
         return Forked(int(control.recv(16)), read)
 
 
 def can_start(program: Sequence[str], environ: dict[str, str]) -> bool:
     """Tell whether this is Python's, and a fork sees this environment as a new program would."""
-    if len(program) != 3 or program[0] != sys.executable or program[1] not in {"-m", "-c"}:
+    if len(program) < 3 or program[0] != sys.executable or program[1] not in {"-m", "-c"}:
         return False
     return all(os.environ.get(name) == value for name, value in environ.items() if name.startswith(FIXED_BY_EXEC))
+
+
+def run(program: Sequence[str], environ: dict[str, str], timeout_s: float) -> "subprocess.CompletedProcess[bytes]":
+    """Play `program`, which has no input, to its end, and return its exit code and what it wrote."""
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = start(program, stdout.fileno(), stderr.fileno(), environ)
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            raise
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(program, code, stdout.read(), stderr.read())
 
 
 def _connection() -> socket.socket:
@@ -124,10 +140,10 @@ def serve(control: socket.socket) -> list[str]:
     signal.signal(signal.SIGCHLD, reap)
     control.send(b"ready")
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(control, 16, 3)
+        asked, descriptors, _, _ = socket.recv_fds(control, 16, 4)
         if not asked:
             sys.exit()
-        order, log, end = descriptors
+        order, stdout, stderr, end = descriptors
         # The end of a child that is not on the list yet would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         pid = os.fork()
@@ -135,8 +151,8 @@ def serve(control: socket.socket) -> list[str]:
             break
         ends[pid] = end
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        os.close(order)
-        os.close(log)
+        for number in (order, stdout, stderr):
+            os.close(number)
         control.send(b"%d" % pid)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
@@ -144,9 +160,9 @@ def serve(control: socket.socket) -> list[str]:
     with open(order, "rb") as file:
         file.seek(0)
         program, environ, directory = json.loads(file.read())
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    for number in (log, end, *ends.values()):
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    for number in (stdout, stderr, end, *ends.values()):
         os.close(number)
     control.close()
     os.environ.clear()
@@ -158,18 +174,49 @@ def serve(control: socket.socket) -> list[str]:
 def main() -> None:
     """Be the template, and after a fork the daemon."""
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    import argparse  # noqa: F401
+    import encodings.ascii  # noqa: F401
+
+    import click
+    import msgspec
     import tests.support.fake_provider  # noqa: F401
 
-    import sandkeepd.app.daemon  # noqa: F401  # these are what takes its time
+    import sandkeep.blocking  # noqa: F401
+    import sandkeepd.app.daemon
+    import sandkeepd.app.logging  # noqa: F401  # these are what takes its time
     from sandkeep import failpoints
+    from sandkeep.cli.root import COMMANDS
+    from sandkeep.cli.root import sandkeep as command
+    from sandkeep.protocol.methods import METHODS
 
-    how, program = serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.argv[:] = ["sandkeepd"]
+    for name in COMMANDS:
+        command.get_command(click.Context(command), name)  # imports it
+    for method in METHODS.values():
+        msgspec.json.Decoder(method.params)  # it leaves with the type how to decode it
+
+    how, program, *words = serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.argv[:] = [program if how == "-m" else how, *words]
     importlib.reload(failpoints)  # it reads the environment once
-    if how == "-m":
-        runpy.run_module(program, run_name="__main__")
-    else:
-        exec(program, {"__name__": "__main__"})  # a test's own text
+    code = 0
+    try:
+        if how == "-m":
+            runpy.run_module(program, run_name="__main__")
+        else:
+            exec(program, {"__name__": "__main__"})  # a test's own text
+    except SystemExit as end:
+        if not isinstance(end.code, int):
+            raise
+        code = end.code
+    _leave(code)
+
+
+def _leave(code: int) -> None:
+    """Exit as Python does, except that no object is freed: that would copy every page of the template's heap first."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

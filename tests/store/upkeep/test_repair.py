@@ -1,6 +1,7 @@
 """Repair: everything that can be read is kept, what is lost is told exactly, and the daemon starts again."""
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,12 +19,19 @@ from sandkeep_store.upkeep.repair import QUARANTINE, repair
 from sandkeep_store.views.metadata import document
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state directory with a log, which each test has a copy of."""
+    directory = tmp_path_factory.mktemp("original")
+    log_stories.write(str(directory / "events.db"), log_stories.tangle(1))
+    offline.rebuild(str(directory))
+    return directory
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> str:
-    found = str(tmp_path / "events.db")
-    log_stories.write(found, log_stories.tangle(1))
-    offline.rebuild(str(tmp_path))
-    return found
+def path(original: Path, tmp_path: Path) -> str:
+    shutil.copytree(original, tmp_path, dirs_exist_ok=True)
+    return str(tmp_path / "events.db")
 
 
 def everything(path: str) -> dict[int, bytes]:
