@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
@@ -13,7 +14,7 @@ from tests.support.boxes import Box, new_box
 from tests.support.expect import refused, until
 
 from sandkeep import failpoints
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import DaemonError, SandkeepError
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("bwrap")]
 
@@ -207,9 +208,16 @@ def test_nothing_is_lost_on_a_host_whose_disk_is_full(new_daemon: Callable[[], R
             Path(f"/proc/{first}/root/workspace/go").touch()  # no call is answered while the log cannot grow
             until(lambda: os.path.exists(f"/proc/{first}/root/workspace/more"))
             Path(host.at, "filler").unlink()
-            assert client.process.wait(box.id, process).exit_code == 1
+            assert until(lambda: _exit_code(client, box.id, process)) == 1
             digest = daemon.cli("logs", box.id, process).stdout
             Path("/proc/sys/vm/drop_caches").write_text("1\n")
             assert digest == box.sh("sha256sum <data")
             client.sandbox.terminate(box.id)
         daemon.clear()
+
+
+def _exit_code(client: Any, sandbox_id: str, process_id: str) -> int | None:
+    with suppress(DaemonError):  # the log is tried again in a while, and who waits is told so meanwhile
+        code: int = client.process.wait(sandbox_id, process_id).exit_code
+        return code
+    return None
