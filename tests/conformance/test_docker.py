@@ -59,6 +59,14 @@ async def test_all_that_was_asked_for_is_what_the_engine_shows(world: World) -> 
     assert writable == {"/run/sandkeep/out/p", "/run/sandkeep/out/exits"}
 
 
+async def test_without_a_network_there_is_localhost_and_nothing_else(world: World) -> None:
+    instance = await world.sandbox()
+    assert (await sh(instance, "ls /sys/class/net")).split() == ["lo"]
+    assert await sh(instance, "cat /sys/class/net/lo/flags") == "0x9\n"  # up
+    assert "127.0.0.1 localhost\n" in await sh(instance, "cat /etc/hosts")
+    assert not os.path.samefile(f"/proc/{instance.handle['first']['pid']}/ns/net", "/proc/self/ns/net")
+
+
 async def test_secrets_are_nowhere_in_what_the_engine_shows(world: World) -> None:
     instance = await world.sandbox(secrets={"TOKEN": SECRET}, env={"TOKEN": "from the environment"})
     assert await sh(instance, "echo $TOKEN") == f"{SECRET}\n"

@@ -20,6 +20,9 @@ LOG_LABEL: Final = "sandkeep.log"
 
 SANDBOX_VARIABLE: Final = "SANDKEEP_SANDBOX"
 
+NO_NETWORK: Final = "none"
+HOSTS: Final = "in/.hosts"
+
 SAID: Final = "p/.start"
 """The file in `out` for the keeper's error when it cannot start."""
 
@@ -63,6 +66,8 @@ def configuration(job: Job, argv: list[str], seccomp: str | None) -> dict[str, A
         "Tty": False,
         "OpenStdin": False,
         "Healthcheck": {"Test": ["NONE"]},
+        # The engine starts itself twice more for a network of its own making: half of the processor time of a start.
+        "NetworkDisabled": plan.network == NO_NETWORK,
         "StopSignal": "SIGKILL",  # the keeper heeds no other, and an engine that stops would wait for it
         "HostConfig": _host(plan, job.directory, seccomp, marks),
     }
@@ -92,6 +97,7 @@ def _host(plan: Plan, directory: str, seccomp: str | None, marks: Mapping[str, s
         "AutoRemove": False,
         "Mounts": [
             *_shared(directory),
+            *_hosts(plan, directory),
             *_workspace(plan, marks),
             *(_volume(volume, {}) for volume in plan.volumes),
         ],
@@ -111,6 +117,11 @@ def _shared(directory: str) -> list[dict[str, Any]]:
     """
     places = [("in", True), ("out", True), ("out/p", False), ("out/exits", False)]
     return [_bind(f"{directory}/{name}", f"{INSIDE}/{name}", read_only=read_only) for name, read_only in places]
+
+
+def _hosts(plan: Plan, directory: str) -> list[dict[str, Any]]:
+    """Return the mount of /etc/hosts where the engine makes none."""
+    return [_bind(f"{directory}/{HOSTS}", "/etc/hosts", read_only=True)] if plan.network == NO_NETWORK else []
 
 
 def _bind(source: str, target: str, *, read_only: bool) -> dict[str, Any]:

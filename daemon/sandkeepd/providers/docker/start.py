@@ -28,9 +28,18 @@ from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.views import open_for_tool
 from sandkeepd.providers.docker import inotify
 from sandkeepd.providers.docker import plan as docker_plan
-from sandkeepd.providers.docker.container import LOG_LABEL, SAID, SANDBOX_LABEL, Job, configuration, keeper
+from sandkeepd.providers.docker.container import (
+    HOSTS,
+    LOG_LABEL,
+    SAID,
+    SANDBOX_LABEL,
+    Job,
+    configuration,
+    host_name,
+    keeper,
+)
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
-from sandkeepd.providers.docker.plan import Plan, own_volumes
+from sandkeepd.providers.docker.plan import Plan, name_of, own_volumes
 
 GONE_S: Final = 30.0
 """Seconds that the removal of a container may take."""
@@ -82,6 +91,8 @@ def make_directories(job: Job) -> None:
             write_mark(f"{job.directory}/{SANDBOX_MARK}", job.log_id)
         with open(f"{job.directory}/out/exits", "ab"):
             pass
+        with open(f"{job.directory}/{HOSTS}", "w", encoding="ascii") as file:
+            file.write(f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {host_name(name_of(job.sandbox_id))}\n")
         program.install(f"{job.directory}/in")
         _make_control(job)
         _give_to_user(job)
