@@ -210,7 +210,7 @@ def _require_links(folder: int, place: str) -> None:
 
 
 def _no_links(place: str) -> SetupError:
-    message = f"{place} has no hard links, as a mounted bucket has none: no lock is safe there, set the bucket"
+    message = f"{place} has no hard links, as a mounted bucket has none: no lock is safe there: use the bucket itself"
     return SetupError("not_supported", message)
 
 

@@ -116,7 +116,7 @@ def test_back_in_time(cli: Any, box: str) -> None:
     assert document["events_between"] == 2
     said(cli("rm", "mine", document["sandbox"]["sandbox_id"]))
     shown = said(cli("get", box, "--at", filled[0]))
-    assert ["kept", kept, "ready", "before"] in [line.split() for line in shown.splitlines()]
+    assert ["snapshots", kept, "ready", "before"] in [line.split() for line in shown.splitlines()]
     assert gone not in shown
     assert json.loads(said(cli("get", box, "--at", filled[0], "--json")))["sandbox"]["sandbox_id"] == box
 

@@ -38,7 +38,7 @@ def test_a_service_that_writes_in_any_case_is_refused(monkeypatch: pytest.Monkey
         service.create_bucket("locks")
         locks = store(service, monkeypatch)
         for _ in range(2):
-            with pytest.raises(SetupError, match="whether or not its conditions hold"):
+            with pytest.raises(SetupError, match="ignores the conditions of writes"):
                 locks.write(path_of("box"), b"{}", None)
         assert "Contents" not in service.client().list_objects_v2(Bucket="locks")
 
