@@ -26,7 +26,7 @@ from sandkeepd.providers.common.views import shown
 logger: Final = logging.getLogger("sandkeepd")
 
 _JOURNALED_BYTES: Final = 16 * 1024**2
-"""Minimum size with a journal, which takes 4 MiB."""
+"""Minimum size with a journal, which takes 4 to 64 MiB."""
 
 _DAEMONS_BYTES: Final = 2 * 1024**2
 """Bytes that only root can use, for what the daemon hands in when the code inside has filled the disk."""
@@ -56,7 +56,7 @@ class Disks:
         self._layout.discard([f"{place}/out"])  # of one that was never made
         _allocate(image, size)
         failpoints.reach("disk.allocated")
-        journal = [] if size >= _JOURNALED_BYTES else ["-O", "^has_journal"]
+        journal = ["-J", f"size={max(4, min(64, size >> 27))}"] if size >= _JOURNALED_BYTES else ["-O", "^has_journal"]
         roots = f"{min(5, 100 * _DAEMONS_BYTES / size):.4f}"
         argv = ["mke2fs", "-q", "-F", "-t", "ext4", "-b", "4096", "-i", "8192", "-m", roots, "-E", _OPTIONS, *journal]
         _run([*argv, image])
