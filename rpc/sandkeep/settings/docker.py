@@ -8,7 +8,7 @@ import os
 import re
 from typing import Final, Literal, TypeAlias, cast, get_args
 
-from sandkeep.settings.daemon import Setting, parse_switch
+from sandkeep.settings.daemon import Setting, parse_size, parse_switch
 
 VolumeMode: TypeAlias = Literal["session", "user", "static", "none"]
 
@@ -54,6 +54,36 @@ def _pids(text: str) -> int:
         raise ValueError("give a number from 16 to 4000000")
     return number
 
+
+def _memory(text: str) -> int:
+    size = parse_size(text)
+    if size < LEAST_BUILD_MEMORY:
+        raise ValueError("give at least 16M")
+    return size
+
+
+def _cpus(text: str) -> float:
+    number = float(text)
+    if not 0.01 <= number <= 4096:
+        raise ValueError("give a number from 0.01 to 4096")
+    return number
+
+
+def _build_time(text: str) -> float:
+    number = float(text)
+    if not 1 <= number <= 7 * 86_400:
+        raise ValueError("give seconds, from 1 to 604800")
+    return number
+
+
+def _build_network(text: str) -> str:
+    if text == "host":
+        raise ValueError("give none, bridge, or the name of one of the engine's networks; builds never get the host's")
+    return _name(text)
+
+
+LEAST_BUILD_MEMORY: Final = 16 * 1024**2
+"""The engine's own start of a step takes some megabytes."""
 
 HOST = Setting(
     "DOCKER_HOST",
@@ -123,3 +153,46 @@ PIDS_LIMIT = Setting[int | None](
     "How many processes a Docker sandbox has at most. Callers may then ask for less, not for more.",
 )
 DEFAULT_PIDS: Final = 512
+BUILDERS = Setting(
+    "SANDKEEP_BUILDERS",
+    str,
+    lambda: "all",
+    "all",
+    "Who may build images by a Dockerfile: `all`; `none`, not even root; or a group by name: its members, root, and "
+    "the user that the daemon runs as. Images by name, and directories on a base, are for everybody.",
+)
+BUILD_MEMORY = Setting(
+    "SANDKEEP_BUILD_MEMORY",
+    _memory,
+    lambda: 4 * 1024**3,
+    "4G",
+    "Memory limit of a build.",
+)
+BUILD_CPUS = Setting(
+    "SANDKEEP_BUILD_CPUS",
+    _cpus,
+    lambda: 4.0,
+    "4",
+    "CPU limit of a build, in cores.",
+)
+BUILD_PIDS = Setting(
+    "SANDKEEP_BUILD_PIDS",
+    _pids,
+    lambda: 4096,
+    "4096",
+    "Maximum number of processes of a build. Only root's daemon can enforce it.",
+)
+BUILD_TIME = Setting(
+    "SANDKEEP_BUILD_TIME",
+    _build_time,
+    lambda: 3600.0,
+    "3600",
+    "Time limit of a build, in seconds. Pulling its base images does not count.",
+)
+BUILD_NETWORK = Setting(
+    "SANDKEEP_BUILD_NETWORK",
+    _build_network,
+    lambda: "",
+    "that of SANDBOX_DOCKER_NETWORK; bridge if that is unset or host",
+    "Network of the steps of builds: `none`, `bridge`, or a network of the engine's by name. Bases are pulled anyway.",
+)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from sandkeep.model import Capability, ProviderCapabilities
 from sandkeepd.keeper import program
+from sandkeepd.providers.docker import build_group
 from sandkeepd.providers.docker.snapshots import files_features
 
 if TYPE_CHECKING:
@@ -24,12 +25,14 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
     without = (
         "without terminals and copies of trees" if root else "without terminals, and only root's daemon reaches files"
     )
+    builds = build_group.why_missing(found, root=root)
     features = {
         "isolation": Capability(works=True),
         **{
             f"limit_{name}": _if(found.get(key), f"the engine has no control group that limits {name}")
             for name, key in controls.items()
         },
+        "limit_builds": Capability(works=builds is None, why=builds),
         "limit_disk": _if(root, "only root sees what a container writes: files are limited, their sum is not"),
         "live_restore": _if(
             found.get("LiveRestoreEnabled"),
