@@ -32,6 +32,7 @@ _GVISOR = "tests/daemon/providers/gvisor/test_hostile_files.py::"
 _TLS = "tests/daemon/stream/test_tls.py::"
 _CALLS = "tests/conformance/test_seccomp.py::"
 _BUILDING = "tests/daemon/providers/docker/test_images.py::"
+_BUILD_LIMITS = "tests/daemon/providers/docker/test_build_limits.py::"
 
 GUARDS = [
     # what the sandbox writes and the daemon reads
@@ -377,6 +378,27 @@ GUARDS = [
         "    if caller.uid == 0:\n",
         "    if True:\n",
         f"{_BUILDING}test_the_directory_is_read_with_the_callers_rights",
+    ),
+    Guard(
+        "A build has no more processes than its limit",
+        "daemon/sandkeepd/providers/docker/builder.py",
+        'return {**limits, "cgroupparent": group.parent} if group else limits',
+        "return limits",
+        f"{_BUILD_LIMITS}test_a_lack_of_processes_is_told",
+    ),
+    Guard(
+        "Owners share no cached build steps",
+        "daemon/sandkeepd/providers/docker/builder.py",
+        "sha256(request.owner.encode())",
+        "sha256(b'')",
+        f"{_BUILD_LIMITS}test_no_owner_gets_what_a_step_of_another_has_made",
+    ),
+    Guard(
+        "The engine fetches no files for `ADD`",
+        "daemon/sandkeepd/providers/docker/dockerfile.py",
+        'if word == "ADD" and _MAYBE_REMOTE.search(_sources(arguments)):',
+        "if False:",
+        "tests/daemon/providers/docker/test_build_context.py::test_the_engine_fetches_no_files[http://h/x]",
     ),
     # archives
     Guard(

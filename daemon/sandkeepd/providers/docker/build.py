@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sandkeep.errors import CallerError, ProviderError, SandkeepError
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
 from sandkeepd.providers.docker.dockerfile import Step
 from sandkeepd.providers.docker.stream import Document
 
@@ -84,6 +84,16 @@ class BuildLog:
         """Return the error for a build that the engine did not even begin."""
         return self._failure({"error": message})
 
+    @property
+    def tail(self) -> str:
+        """The last lines of the present step's output."""
+        return "\n".join([*self._tail, *filter(None, [_plain(self._rest)])][-LAST_LINES:])
+
+    def too_long(self, limit: str) -> SandkeepError:
+        """Return the error for a build that was ended at a time limit."""
+        at = f" at {self._place}" if self._step is not None else ""
+        return StateError("timeout", f"the build was ended{at}: it took longer than {limit}\n{self.tail}".rstrip())
+
     def _begin(self) -> None:
         self._now += 1
         self._tail.clear()
@@ -119,11 +129,14 @@ class BuildLog:
         if not exit_code and (self.has_lost_layer or _ENGINES_OWN.search(message)):
             return ProviderError("provider_unavailable", f"the Docker engine could not build: {message}")
         if self._step is None:
-            return CallerError("invalid", f"the build failed: {message}", field="source")
-        how = f" with exit code {exit_code}" if exit_code else f": {message}"
-        step = f"{self._where} (line {self._step.first_line}, {_shown(self._step.text)})"
-        tail = [*self._tail, *filter(None, [_plain(self._rest)])][-LAST_LINES:]
-        return CallerError("invalid", "\n".join([f"the build failed at {step}{how}", *tail]))
+            return CallerError("invalid", f"the build failed: {words}", field="source")
+        how = f" with exit code {exit_code}" if exit_code else f": {words}"
+        return CallerError("invalid", f"the build failed at {self._place}{how}\n{self.tail}".rstrip())
+
+    @property
+    def _place(self) -> str:
+        assert self._step is not None
+        return f"{self._where} (line {self._step.first_line}, {_shown(self._step.text)})"
 
 
 class PullLog:

@@ -44,28 +44,42 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Dockerfile(Struct, frozen=True, kw_only=True):
-    """A Dockerfile's lines and steps, and the references of the images that it builds on or copies from."""
+    """A Dockerfile's lines and steps, and the references of the images that it builds on or copies from. `bases` has
+    that of each FROM, by its first line; None for a stage and `scratch`. `platforms` are references with the platform
+    that a FROM wants of them.
+    """
 
     lines: list[str]
     steps: list[Step]
     images: list[str]
+    bases: dict[int, str | None] = {}
+    platforms: list[tuple[str, str]] = []
 
-    def marked(self, label: str, value: str) -> tuple[str, list[Step | None]]:
-        """Return the text with a label set first in each stage, and the Dockerfile's step for each resulting one; None
-        is one of ours.
+    def marked(self, labels: Mapping[str, str], ids: Mapping[str, str]) -> tuple[str, list[Step | None]]:
+        """Return the text with labels set first in each stage, and references in FROM replaced by the images' `ids`;
+        and the Dockerfile's step for each resulting one; None is one of ours.
         """
-        ends = {step.last_line for step in self.steps if step.word == "FROM"}
-        lines = []
-        for number, line in enumerate(self.lines, 1):
-            lines += [line, f"LABEL {label}={value}"] if number in ends else [line]
+        label = "LABEL " + " ".join(f"{name}={value}" for name, value in labels.items())
+        lines = list(self.lines)
+        for step in self.steps:
+            if step.word == "FROM":
+                base = self.bases.get(step.first_line)
+                if base is not None and base in ids:
+                    # The engine must not resolve it again: the name may belong to another image by then, with triggers
+                    # that were not checked.
+                    flags, arguments = _flags(step, step.rest)
+                    span = step.last_line - step.first_line
+                    whole = " ".join(["FROM", *flags, ids[base], *arguments.split()[1:]])
+                    lines[step.first_line - 1 : step.last_line] = [""] * span + [whole]
+                lines[step.last_line - 1] += f"\n{label}"
         steps: list[Step | None] = []
         for step in self.steps:
             steps += [step, None] if step.word == "FROM" else [step]
         return "\n".join(lines) + "\n", steps
 
 
-def read(content: bytes, *, offline: bool = False) -> Dockerfile:
-    """Parse a Dockerfile. With `offline` it must not make the engine fetch anything. Raises `invalid`."""
+def read(content: bytes) -> Dockerfile:
+    """Parse a Dockerfile. It must not make the engine fetch files. Raises `invalid`."""
     if len(content) > MOST_BYTES or b"\0" in content:
         raise _refusal(None, f"it is no text, or has more than {MOST_BYTES >> 20} MiB")
     try:
@@ -76,7 +90,8 @@ def read(content: bytes, *, offline: bool = False) -> Dockerfile:
     steps = list(_steps(lines))
     if not any(step.word == "FROM" for step in steps):
         raise _refusal(None, "it has no FROM")
-    return Dockerfile(lines=lines, steps=steps, images=list(_Images(steps, offline=offline).found))
+    named = _Images(steps)
+    return Dockerfile(lines=lines, steps=steps, images=list(named.found), bases=named.bases, platforms=named.platforms)
 
 
 def of_ours(lines: list[str]) -> Dockerfile:
@@ -84,10 +99,10 @@ def of_ours(lines: list[str]) -> Dockerfile:
     return Dockerfile(lines=lines, steps=list(_steps(lines)), images=[])
 
 
-def check_triggers(triggers: Sequence[str], *, offline: bool) -> None:
+def check_triggers(triggers: Sequence[str]) -> None:
     """Refuse triggers (ONBUILD) of an image that a Dockerfile must not contain itself."""
     for trigger in triggers:
-        _Images(list(_steps(trigger.split("\n"))), offline=offline)
+        _Images(list(_steps(trigger.split("\n"))))
 
 
 def _steps(lines: list[str]) -> Iterator[Step]:
@@ -121,9 +136,10 @@ def _step(first: int, last: int, text: str) -> Step:
 class _Images:
     """The images that the steps name, checked in their order: a name can be that of an earlier stage."""
 
-    def __init__(self, steps: list[Step], *, offline: bool) -> None:
+    def __init__(self, steps: list[Step]) -> None:
         self.found: dict[str, None] = {}
-        self._offline = offline
+        self.bases: dict[int, str | None] = {}
+        self.platforms: list[tuple[str, str]] = []
         self._arguments: dict[str, str | None] = {}
         self._stages: list[str] = []
         for step in steps:
@@ -146,8 +162,13 @@ class _Images:
             for name in (flag.removeprefix("--from=") for flag in flags if flag.startswith("--from=")):
                 if not self._is_stage(name) and not self._is_index(name):
                     self._use(step, name)
-            if word == "ADD" and self._offline and _MAYBE_REMOTE.search(arguments):
-                raise _refusal(step.first_line, "ADD fetches nothing here, as builds have no network: use plain paths")
+            if word == "ADD" and _MAYBE_REMOTE.search(_sources(arguments)):
+                # The engine itself would fetch it, from the host's network: loopback and private addresses, too.
+                raise _refusal(
+                    step.first_line,
+                    "ADD fetches nothing here: COPY files of the directory, or let a RUN step fetch it if builds have "
+                    "a network",
+                )
 
     def _note_arguments(self, rest: str) -> None:
         for part in rest.split():
@@ -161,13 +182,18 @@ class _Images:
             self._arguments[assignment[1]] = plain if value[:1] == "'" else _expand(plain, self._arguments)
 
     def _begin_stage(self, step: Step, rest: str) -> None:
-        _, arguments = _flags(step, rest)
+        if "\\" in rest:  # at its end, a backslash would take in the line that is added after it
+            raise _refusal(step.first_line, "FROM has a backslash: write the reference plainly")
+        flags, arguments = _flags(step, rest)
         name, *naming = arguments.split()[:3] or [""]
         expanded = _expand(name, self._arguments)
         if expanded is None:
             raise _refusal(step.first_line, f"what {name[:200]!r} means is not clear: write the reference itself")
-        if expanded.lower() != SCRATCH and not self._is_stage(expanded):
+        is_image = expanded.lower() != SCRATCH and not self._is_stage(expanded)
+        self.bases[step.first_line] = expanded if is_image else None
+        if is_image:
             self._use(step, expanded)
+            self.platforms += [(expanded, flag.partition("=")[2]) for flag in flags]
         stage = naming[1].lower() if len(naming) == 2 and naming[0].upper() == "AS" else ""
         self._stages.append(stage if _STAGE.fullmatch(stage) else "")
 
@@ -195,6 +221,11 @@ def _flags(step: Step, rest: str) -> tuple[list[str], str]:
         found.append(flag[0])
         rest = rest[flag.end() :].lstrip()
     return found, rest
+
+
+def _sources(arguments: str) -> str:
+    """Return all but the last argument, the destination, which may well have variables; all of a list in JSON."""
+    return arguments if arguments.startswith("[") else " ".join(arguments.split()[:-1])
 
 
 def _expand(text: str, arguments: Mapping[str, str | None]) -> str | None:

@@ -13,7 +13,8 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import CallerError, SandkeepError
+from sandkeep.errors import SandkeepError, StateError
+from sandkeep.settings import docker as settings
 from sandkeep.settings.daemon import DOCKER_BASE
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
@@ -28,7 +29,7 @@ from sandkeepd.providers.docker.plan import Details
 from sandkeepd.providers.docker.stream import StreamedRequest, report_from_thread
 
 IMPORT_S: Final = 3600.0
-"""Seconds that the making of an image may take in total."""
+"""Seconds that the making of an image may take, without the time of its build, which has a limit of its own."""
 
 AT_ONCE: Final = 2
 """Maximum number of images of one owner that are made at once. The owner's others wait."""
@@ -60,13 +61,13 @@ class DockerImages(Images, Building):
         turns = self._turns.setdefault(request.owner, trio.Semaphore(AT_ONCE))
         try:
             async with turns:
-                with trio.fail_after(IMPORT_S):
+                with trio.fail_after(IMPORT_S + (0 if request.kind == "reference" else settings.BUILD_TIME())):
                     return await self._make(image_id, request, caller, progress)
         except BaseException as error:
             with trio.CancelScope(shield=True), suppress(SandkeepError):  # without the engine, the next start does it
                 await self.remove(image_id)
             if isinstance(error, trio.TooSlowError):
-                raise CallerError("timeout", f"the image was not made within {IMPORT_S / 60:.0f} minutes") from None
+                raise StateError("timeout", "the image was not made in time: try again later") from None
             raise
         finally:
             self._making.discard(image_id)

@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Collection, Iterator
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -304,7 +305,7 @@ async def test_a_build_that_is_broken_off_leaves_nothing(world: World) -> None:
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_an_engine_that_is_killed_while_it_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits is told at once; what is left is removed once there is an engine again."""
+    """Who waits is told at once, and the step's processes end; the rest is removed once there is an engine again."""
     monkeypatch.setenv("SANDBOX_DOCKER_NETWORK", "none")
     engine = PrivateEngine(tempfile.mkdtemp(prefix="skt-engine-"))
     running = trio.Event()
@@ -335,6 +336,7 @@ async def test_an_engine_that_is_killed_while_it_builds(tmp_path: Path, monkeypa
                     await running.wait()
                 await trio.to_thread.run_sync(engine.stop, signal.SIGKILL)
             assert provider.layout.builds() == []
+            assert glob("/sys/fs/cgroup/**/sandkeep_builds/log_x.*", recursive=True) == []
             await trio.to_thread.run_sync(engine.start)
             assert world.everything() != before
             await provider.images.clean_up(Nothing())
