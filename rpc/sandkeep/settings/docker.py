@@ -5,9 +5,10 @@ The names and meanings of the ``SANDBOX_DOCKER_*`` are those of AstraForge's san
 """
 
 import os
+from collections.abc import Callable
 from typing import Final, Literal, TypeAlias, cast, get_args
 
-from sandkeep.settings.daemon import Setting, parse_size, parse_switch
+from sandkeep.settings.daemon import Setting, matching, number_between, optional, parse_size, parse_switch
 
 VolumeMode: TypeAlias = Literal["session", "user", "static", "none"]
 
@@ -28,29 +29,8 @@ def _volume_mode(text: str) -> VolumeMode:
     return cast("VolumeMode", text)
 
 
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise ValueError("give a name of letters, digits, '_', '.' and '-'")
-    return text
-
-
-def _user(text: str) -> str:
-    if not _USER.fullmatch(text):
-        raise ValueError("give a uid such as 1000, or uid:gid")
-    return text
-
-
-def _seccomp(text: str) -> str:
-    if text not in ("default", "engine", "unconfined") and not text.startswith("/"):
-        raise ValueError("give default, engine, unconfined, or the absolute path of a profile in JSON")
-    return text
-
-
-def _pids(text: str) -> int:
-    number = int(text)
-    if not 16 <= number <= 4_000_000:
-        raise ValueError("give a number from 16 to 4000000")
-    return number
+LEAST_BUILD_MEMORY: Final = 16 * 1024**2
+"""The engine's own start of a step takes some megabytes."""
 
 
 def _memory(text: str) -> int:
@@ -60,18 +40,13 @@ def _memory(text: str) -> int:
     return size
 
 
-def _cpus(text: str) -> float:
-    number = float(text)
-    if not 0.01 <= number <= 4096:
-        raise ValueError("give a number from 0.01 to 4096")
-    return number
+def _float_between(least: float, most: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        if not least <= (number := float(text)) <= most:
+            raise ValueError(f"give a number from {least:g} to {most:g}")
+        return number
 
-
-def _build_time(text: str) -> float:
-    number = float(text)
-    if not 1 <= number <= 7 * 86_400:
-        raise ValueError("give seconds, from 1 to 604800")
-    return number
+    return parse
 
 
 def _build_network(text: str) -> str:
@@ -79,9 +54,6 @@ def _build_network(text: str) -> str:
         raise ValueError("give none, bridge, or the name of one of the engine's networks; builds never get the host's")
     return _name(text)
 
-
-LEAST_BUILD_MEMORY: Final = 16 * 1024**2
-"""The engine's own start of a step takes some megabytes."""
 
 HOST = Setting(
     "DOCKER_HOST",
@@ -143,43 +115,28 @@ DEFAULT_PIDS: Final = 512
 BUILDERS = Setting(
     "SANDKEEP_BUILDERS",
     str,
-    lambda: "all",
     "all",
     "Who may build images by a Dockerfile: `all`; `none`, not even root; or a group by name: its members, root, and "
     "the user that the daemon runs as. Images by name, and directories on a base, are for everybody.",
 )
-BUILD_MEMORY = Setting(
-    "SANDKEEP_BUILD_MEMORY",
-    _memory,
-    lambda: 4 * 1024**3,
-    "4G",
-    "Memory limit of a build.",
-)
-BUILD_CPUS = Setting(
-    "SANDKEEP_BUILD_CPUS",
-    _cpus,
-    lambda: 4.0,
-    "4",
-    "CPU limit of a build, in cores.",
-)
+BUILD_MEMORY = Setting("SANDKEEP_BUILD_MEMORY", _memory, "4G", "Memory limit of a build.")
+BUILD_CPUS = Setting("SANDKEEP_BUILD_CPUS", _float_between(0.01, 4096), "4", "CPU limit of a build, in cores.")
 BUILD_PIDS = Setting(
     "SANDKEEP_BUILD_PIDS",
-    _pids,
-    lambda: 4096,
+    number_between(16, 4_000_000),
     "4096",
     "Maximum number of processes of a build. Only root's daemon can enforce it.",
 )
 BUILD_TIME = Setting(
     "SANDKEEP_BUILD_TIME",
-    _build_time,
-    lambda: 3600.0,
+    _float_between(1, 7 * 86_400),
     "3600",
     "Time limit of a build, in seconds. Pulling its base images does not count.",
 )
 BUILD_NETWORK = Setting(
     "SANDKEEP_BUILD_NETWORK",
     _build_network,
-    lambda: "",
     "that of SANDBOX_DOCKER_NETWORK; bridge if that is unset or host",
     "Network of the steps of builds: `none`, `bridge`, or a network of the engine's by name. Bases are pulled anyway.",
+    default=lambda: "",
 )

@@ -129,8 +129,8 @@ class BuildLog:
         if not exit_code and (self.has_lost_layer or _ENGINES_OWN.search(message)):
             return ProviderError("provider_unavailable", f"the Docker engine could not build: {message}")
         if self._step is None:
-            return CallerError("invalid", f"the build failed: {words}", field="source")
-        how = f" with exit code {exit_code}" if exit_code else f": {words}"
+            return CallerError("invalid", f"the build failed: {message}", field="source")
+        how = f" with exit code {exit_code}" if exit_code else f": {message}"
         return CallerError("invalid", f"the build failed at {self._place}{how}\n{self.tail}".rstrip())
 
     @property

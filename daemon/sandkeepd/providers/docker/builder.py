@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -29,6 +29,7 @@ from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.host.caller_paths import import_tree
 from sandkeepd.host.cgroups.groups import PERIOD_US
+from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build as docker_build
 from sandkeepd.providers.docker import build_context as docker_context
@@ -36,7 +37,7 @@ from sandkeepd.providers.docker import build_group, dockerfile
 from sandkeepd.providers.docker.build_group import BuildGroup
 from sandkeepd.providers.docker.container import LOG_LABEL
 from sandkeepd.providers.docker.dockerfile import Dockerfile, Step
-from sandkeepd.providers.docker.engine import Engine, RefusedError
+from sandkeepd.providers.docker.engine import Client, Engine, RefusedError
 from sandkeepd.providers.docker.plan import WORKSPACE
 from sandkeepd.providers.docker.stream import StreamedRequest, report_from_thread
 
@@ -78,7 +79,7 @@ class Builder:
         """
         if request.kind == "dockerfile":
             _check_may_build(caller)
-        tree = f"{self._place(image_id)}/{TREE}"
+        tree = f"{self._layout.build(image_id)}/{TREE}"
         await trio.to_thread.run_sync(self._make_place, image_id)
         copied = await import_tree(
             request.source, caller, tree, owner=None, hide=self._layout.state_dir, progress=progress
@@ -116,7 +117,7 @@ class Builder:
         read = dockerfile.read(content)
         ids, fresh = dict[str, str](), request.clean
         for image in read.images:
-            found = await self._have(image, progress, anew=request.clean)
+            found = await self._require_image(image, progress, anew=request.clean)
             ids[image] = found["Id"]
             _check_platform(read, image, f"{found.get('Os')}/{found.get('Architecture')}")
             triggers = (found.get("Config") or {}).get("OnBuild") or ()
@@ -159,13 +160,13 @@ class Builder:
         async with self._gate:
             self._building += 1
         whole, group = False, None
-        log = docker_build.BuildLog(steps, telling(progress))
+        log = docker_build.BuildLog(steps, report_from_thread(progress))
         try:
             group = await self._open_group(image_id)
             params |= _limits(group)
             with trio.fail_after(docker.BUILD_TIME()):
                 for last in (False, False, True):
-                    log = docker_build.BuildLog(steps, telling(progress))
+                    log = docker_build.BuildLog(steps, report_from_thread(progress))
                     await self._request(params, context(), log)
                     if log.error is None:
                         break
@@ -185,9 +186,9 @@ class Builder:
     async def _request(self, params: dict[str, str], context: Generator[bytes], log: docker_build.BuildLog) -> None:
         headers = {"Content-Type": "application/x-tar"}
         try:
-            await StreamedRequest("/build", params, log.take, context, lambda _: headers).run(self._engine)
+            await StreamedRequest("/build", params, log.receive, context, lambda _: headers).run(self._engine)
         except RefusedError as refused:
-            raise log.refusal(refused.words) from None
+            raise log.refusal_error(refused.reason) from None
 
     async def _open_group(self, image_id: str) -> BuildGroup | None:
         """Make the control group of a build; None where processes cannot be limited."""
@@ -259,8 +260,8 @@ def _check_may_build(caller: Caller) -> None:
     if allowed == "all" or (allowed != "none" and (caller.uid in (0, os.geteuid()) or _is_member(caller, allowed))):
         return
     who = "nobody" if allowed == "none" else f"only root and the group {allowed}"
-    words = f"source: {who} may build by a Dockerfile, says the administrator by {docker.BUILDERS.name}"
-    raise CallerError("permission_denied", words, field="source")
+    message = f"source: {who} may build by a Dockerfile, says the administrator by {docker.BUILDERS.name}"
+    raise CallerError("permission_denied", message, field="source")
 
 
 def _is_member(caller: Caller, group: str) -> bool:
@@ -274,8 +275,8 @@ def _check_platform(read: Dockerfile, image: str, platform: str) -> None:
     """Raise `invalid` if a FROM wants an image for another platform: the engine would take this one."""
     for name, wanted in read.platforms:
         if name == image and not f"{wanted}/".startswith(f"{platform}/"):
-            words = f"Dockerfile: {image} is here for {platform}, not for {wanted}: leave --platform out"
-            raise CallerError("invalid", words, field="dockerfile")
+            message = f"Dockerfile: {image} is here for {platform}, not for {wanted}: leave --platform out"
+            raise CallerError("invalid", message, field="dockerfile")
 
 
 def _limits(group: BuildGroup | None) -> dict[str, str]:
@@ -308,7 +309,7 @@ def _explained(log: docker_build.BuildLog, group: BuildGroup | None, *, offline:
     return CallerError(error.code, f"{first}, {why}{newline}{rest}", **error.data)
 
 
-def _remove_unfinished(client: "APIClient", log_id: str, since: float) -> tuple[list[str], bool]:
+def _remove_unfinished(client: Client, log_id: str, since: float) -> tuple[list[str], bool]:
     """Remove the containers and images of builds that were begun since then and not finished. Images that are used, or
     have a name, stay. Returns the removed objects, and True if nothing is left. Blocks.
     """

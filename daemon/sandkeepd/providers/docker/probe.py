@@ -4,7 +4,10 @@ from typing import Any
 
 from sandkeep.model import Capability, ProviderCapabilities
 from sandkeepd.keeper import program
+from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.docker import build_group
+from sandkeepd.providers.docker.engine import Client
+from sandkeepd.providers.docker.plan import NO_DISK_LIMIT
 from sandkeepd.providers.docker.snapshots import files_features
 
 
@@ -29,9 +32,11 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
             f"limit_{name}": capability(found.get(key), f"the engine has no control group that limits {name}")
             for name, key in controls.items()
         },
-        "limit_builds": Capability(works=builds is None, why=builds),
-        "limit_disk": _if(root, "only root sees what a container writes: files are limited, their sum is not"),
-        "live_restore": _if(
+        "limit_builds": capability(builds is None, builds or ""),
+        "limit_disk": Capability(
+            works=root, why="measured every 10 s, and suspended when exceeded" if root else NO_DISK_LIMIT
+        ),
+        "live_restore": capability(
             found.get("LiveRestoreEnabled"),
             "a restart of the engine ends every container: set live-restore in its daemon.json",
         ),
