@@ -273,6 +273,7 @@ def remains(state_dir: str, sandbox_id: str, before: Traces, engine: Any = None)
     found += [
         f"{place}/out/p/{name}" for name in os.listdir(f"{place}/out/p") if not _is_journal(f"{place}/out/p/{name}")
     ]
+    found += [name for name in os.listdir(f"{state_dir}/disks") if name == sandbox_id]
     trash = os.listdir(f"{state_dir}/trash")
     found += [f"trash/{name}" for name in trash if not name.startswith("probe-")]  # the daemon tries things
     kernels = f"{state_dir}/gvisor"

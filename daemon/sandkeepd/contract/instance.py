@@ -112,6 +112,11 @@ class Instance(Protocol):
         """Release the resources held for a process that has ended and whose end is on record. Its journal stays."""
         ...
 
+    @property
+    def has_own_disk(self) -> bool:
+        """True if the sandbox, with its journals, lies on a disk that the code inside can fill."""
+        ...
+
     def disk_is_full(self) -> bool:
         """Return True if the sandbox has a disk of its own, and nothing can be written to it."""
         ...

@@ -311,6 +311,11 @@ class KeeperInstance:
         """Ask after ends that were not told. Nothing is waited for."""
         self._channel.sweep()
 
+    @property
+    def has_own_disk(self) -> bool:
+        """See `Instance.has_own_disk`."""
+        return self._shared.own_disk
+
     def disk_is_full(self) -> bool:
         """See `Instance.disk_is_full`."""
         return self._shared.is_full()

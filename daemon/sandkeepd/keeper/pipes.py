@@ -147,8 +147,8 @@ class Piped:
 
 
 def unwritten_stderr(instance: Instance) -> bytes:
-    """Return the message that a failed command could not write, as its journal is on a full disk."""
-    return b"No space left on device" if instance.disk_is_full() else b""
+    """Return the message that a failed command could not write: its journal lay on a disk that was full then."""
+    return b"No space left on device" if instance.has_own_disk else b""
 
 
 def leftover_helpers(names: Iterable[str]) -> list[str]:

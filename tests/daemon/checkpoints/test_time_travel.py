@@ -151,7 +151,10 @@ def test_after_the_end_and_without_the_deleted(client: Any, box: str, story: dic
     made = client.sandbox.restore_at(box, end)
     assert (made.moment.source_id, read(client, made.sandbox.sandbox_id)) == (story["one"][0], "one")
     client.snapshot.delete(story["one"][0])
-    assert "make a snapshot" in refused("snapshot_missing", lambda: client.sandbox.restore_at(box, end)).message
+    assert (
+        "make one before you need it"
+        in refused("snapshot_missing", lambda: client.sandbox.restore_at(box, end)).message
+    )
 
 
 def test_of_what_came_before_anything_was_kept_the_oldest_is_named(

@@ -13,7 +13,7 @@ from sandkeepd.core import rules
 
 def looked_at(seen: str, **fields: Any) -> Source:
     command = ImageCreate(**{"source": "/src", **fields})
-    image_sources.looked_for(command)
+    image_sources.dockerfile_path(command)
     return image_sources.seen(command, cast("Seen", seen))
 
 

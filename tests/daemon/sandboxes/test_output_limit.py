@@ -17,6 +17,7 @@ from sandkeep.events import Meta
 from sandkeep.protocol.clock import now_us
 from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.views.processes import RECENT_UNNAMED
+from sandkeepd.host import blocks
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree
 from sandkeepd.keeper import journal, journal_trimming
 from sandkeepd.sandboxes import output_limit
@@ -141,7 +142,7 @@ def test_a_name_that_leads_elsewhere_changes_nothing_there(out: Path, tmp_path: 
     if how == "foreign" and os.geteuid() == 0:
         assert path.stat().st_blocks * 512 >= MIB
     journal_trimming._cut(
-        tree(out), os.geteuid(), journal_trimming._File("prc_1", "stdout", MIB, MIB), MIB
+        tree(out), os.geteuid(), journal_trimming._File("prc_1", "stdout", MIB), MIB
     )  # another when listed
     journal_trimming.trim(tree(out), (), 4096)
     journal_trimming.drop(tree(out), ["prc_1", "prc_2", "prc_3"])
@@ -186,7 +187,7 @@ def test_a_file_system_without_holes_is_told(out: Path, monkeypatch: pytest.Monk
             ctypes.set_errno(95)
             return -1
 
-    monkeypatch.setattr(journal_trimming, "_libc", Libc())
+    monkeypatch.setattr(blocks, "_libc", Libc())
     with pytest.raises(OSError, match="not supported"):
         journal_trimming.trim(tree(out), {"prc_1"}, 4096)
 

@@ -99,10 +99,11 @@ class Disks:
         copy, earlier = f"{self._layout.trash}/out-{sandbox_id}", f"{self._layout.trash}/earlier-{sandbox_id}"
         if not os.path.isdir(f"{place}/out"):
             return
+        self._layout.remove_all_but_journals(sandbox_id)
         self._layout.discard([copy, earlier])
         with shown(f"{place}/out", above=place) as source:
             copy_tree(source, copy)
-        _run(["find", copy, "-exec", "sync", "--", "{}", "+"])
+        _run(["find", copy, "(", "-type", "f", "-o", "-type", "d", ")", "-exec", "sync", "--", "{}", "+"])
         state = mounts.open_detached(self._layout.state_dir, mounts.TO_WRITE)  # without what is mounted below it
         try:
             copied, aside, target = (
