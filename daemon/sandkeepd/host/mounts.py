@@ -92,8 +92,8 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def below(directory: str) -> list[str]:
-    """The places in our own namespace at which something is mounted in or at `directory`, the deepest first."""
-    with open("/proc/self/mountinfo", "rb") as file:
+    """The places in this thread's namespace at which something is mounted in or at `directory`, the deepest first."""
+    with open("/proc/thread-self/mountinfo", "rb") as file:
         places = [_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]) for line in file]
     found = [os.fsdecode(place) for place in places]
     return sorted((place for place in found if f"{place}/".startswith(f"{directory}/")), key=len, reverse=True)
