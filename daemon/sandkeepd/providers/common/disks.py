@@ -20,6 +20,7 @@ from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeep.model import Capability
 from sandkeepd.host import blocks, mounts
 from sandkeepd.host.processes import run_tool
+from sandkeepd.keeper.shared_directory import SPARE
 from sandkeepd.providers.common.layout import MANY, OWN_TRASH, TEMPORARY, Layout
 from sandkeepd.providers.common.tree_copies import copy_tree
 from sandkeepd.providers.common.views import shown
@@ -34,6 +35,8 @@ _DAEMONS_BYTES: Final = 2 * 1024**2
 
 _PROBED_BYTES: Final = 1024**2
 _ANSWERS_BYTES: Final = 1024**2
+_BYTES_OF_INODE: Final = 8192
+_SPARE_INODES: Final = 128
 _LONG_NAMES: Final = 150
 """So many names of 255 bytes take 10 blocks, which hold the journals of some 200 processes."""
 
@@ -65,11 +68,29 @@ class Disks:
         failpoints.reach("disk.allocated")
         journal = [] if size >= _JOURNALED_BYTES else ["-O", "^has_journal"]
         roots = f"{min(5, 100 * _DAEMONS_BYTES / size):.4f}"
-        argv = ["mke2fs", "-q", "-F", "-t", "ext4", "-b", "4096", "-i", "8192", "-m", roots, "-E", _OPTIONS, *journal]
+        argv = [
+            "mke2fs",
+            "-q",
+            "-F",
+            "-t",
+            "ext4",
+            "-b",
+            "4096",
+            "-i",
+            f"{_BYTES_OF_INODE}",
+            "-m",
+            roots,
+            "-E",
+            _OPTIONS,
+            *journal,
+        ]
         _run([*argv, image])
         self._mount(image, place)
         failpoints.reach("disk.mounted")
         os.mkdir(f"{place}/{OWN_TRASH}", 0o700)  # now: what is to be removed may have used up the inodes
+        os.mkdir(f"{place}/{SPARE}", 0o700)
+        for number in range(min(_SPARE_INODES, size // _BYTES_OF_INODE // 8)):
+            os.mknod(f"{place}/{SPARE}/{number}")
 
     def attach(self, sandbox_id: str) -> None:
         """Mount a disk that was made before, unless it is mounted. Raises `provider_unavailable`."""

@@ -109,6 +109,14 @@ def test_on_a_full_disk_commands_run_and_their_ends_are_recorded(box: Box) -> No
     box.sh("rm big")
 
 
+def test_files_can_be_removed_when_the_inodes_are_used_up(box: Box) -> None:
+    making = "n=0; while : >many/$n; do n=$((n+1)); done"
+    for _ in range(3):
+        box.client.sandbox.exec(box.id, ["sh", "-c", f"mkdir -p many; {making}"])
+    assert box.client.sandbox.get(box.id).status == "running"
+    box.sh("rm -rf many; echo fine >file; rm file")
+
+
 def test_more_than_the_host_has_is_refused_and_leaves_nothing(shared_daemon: RunningDaemon, image: str) -> None:
     before = os.listdir(f"{shared_daemon.state_dir}/disks")
     with shared_daemon.connect() as client:
