@@ -202,7 +202,7 @@ class Checkpoints:
         command, core = request.params, self._core
         checkpoint = rules.ready_checkpoint(core.state, command.checkpoint_id)
         await require_here(core, checkpoint)
-        rules.like(checkpoint.requested.spec, command.labels)
+        rules.like(rules.asked_spec(checkpoint.requested), command.labels)
 
         def intent(sandbox_ids: list[str]) -> NewEvent:
             event = events.CheckpointRestoreRequested(

@@ -83,8 +83,8 @@ class CheckpointRestoration(SandboxBatch):
         asked = checkpoint.requested
         provider = self.core.provider(asked.provider)
         return self._sandboxes.reservations.intent(
-            sandbox_id, provider, asked.image_id, rules.like(asked.spec, request.params.labels), request.caller,
-            asked.secrets, lambda plan: checkpointing(provider).plan_like(asked.plan, plan),
+            sandbox_id, provider, asked.image_id, rules.like(rules.asked_spec(asked), request.params.labels),
+            request.caller, asked.secrets, lambda plan: checkpointing(provider).plan_like(asked.plan, plan),
             forked_from=checkpoint.sandbox_id, restored_from=checkpoint.checkpoint_id, needs_image=asked.needs_image,
         )  # fmt: skip
 

@@ -384,6 +384,15 @@ def create_sandbox(
     return source, spec
 
 
+def asked_spec(asked: events.SandboxCreateRequested | events.CheckpointCreateRequested) -> SandboxSpec:
+    """Return the spec that a sandbox was asked for with, for others like it. Earlier daemons recorded the default disk
+    limit as if it had been asked for: a disk of that size would be reserved for each of them, or refused by gVisor.
+    """
+    if asked.provider in ("local", "gvisor") and "own_disk" not in asked.plan:
+        return replace(asked.spec, disk_bytes=None)
+    return asked.spec
+
+
 def like(spec: SandboxSpec, labels: Mapping[str, str], env: Mapping[str, str] | None = None) -> SandboxSpec:
     """The same as another sandbox was asked to be, with labels and variables besides."""
     made = replace(spec, labels={**spec.labels, **labels}, env={**spec.env, **(env or {})})

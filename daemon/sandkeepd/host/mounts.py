@@ -41,6 +41,7 @@ MS_BIND: Final = 4096
 MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
 MS_SLAVE: Final = 1 << 19
+MS_SHARED: Final = 1 << 20
 
 _CLONE_NEWNS: Final = 0x20000
 _AT_EMPTY_PATH: Final = 0x1000
@@ -92,8 +93,8 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def below(directory: str) -> list[str]:
-    """The places in our own namespace at which something is mounted in or at `directory`, the deepest first."""
-    with open("/proc/self/mountinfo", "rb") as file:
+    """The places in this thread's namespace at which something is mounted in or at `directory`, the deepest first."""
+    with open("/proc/thread-self/mountinfo", "rb") as file:
         places = [_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]) for line in file]
     found = [os.fsdecode(place) for place in places]
     return sorted((place for place in found if f"{place}/".startswith(f"{directory}/")), key=len, reverse=True)
@@ -114,11 +115,20 @@ def enter_private_namespace() -> str:
 def leave_host_namespace() -> None:
     """Give the calling process, which has no other threads yet, a mount namespace in which the host's mounts go on to
     appear and vanish: what it mounts is copied into no namespace that others make meanwhile, where it would stay in
-    use. Nothing happens where that is not permitted.
+    use. Where the host's mounts are private, they are made shared for that, as systemd does. Nothing happens where that
+    is not permitted.
     """
-    with suppress(PermissionError):
+    with suppress(OSError):  # EPERM, or EINVAL in a chroot
+        if not _is_shared("/"):
+            mount("none", "/", None, MS_REC | MS_SHARED)
         _check(_libc.unshare(_CLONE_NEWNS), "unshare")
         mount("none", "/", None, MS_REC | MS_SLAVE)
+
+
+def _is_shared(place: str) -> bool:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        found = [line.partition(" - ")[0].split() for line in file]
+    return any(option.startswith("shared:") for fields in found if fields[4] == place for option in fields[6:])
 
 
 def mount_scratch(place: str) -> None:

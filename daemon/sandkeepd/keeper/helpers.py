@@ -76,6 +76,7 @@ class Helpers:
     @asynccontextmanager
     async def _by_fifos(self, launch: Launch, *, incoming: bool) -> AsyncIterator[pipes.Piped]:
         process_id = launch.process_id
+        self._shared.free_inodes()
         with closing(pipes.Fifos(self._shared.files, process_id, self._shared.input_owner)) as fifos:
             await self._launcher.launch(launch, "in" if incoming else "out")
             data, control = fifos.data(incoming=incoming), fifos.control()

@@ -28,6 +28,7 @@ class Launcher:
         if process_id in self._channel.processes or self._shared.was_started(process_id):
             raise _started_before(process_id)
         secrets = list(requests.secret_requests(process_id, launch.secrets))
+        self._shared.free_inodes()
         request, has_files = await self._write(process_id, launch, mode or _mode(launch, fed=self._shared.fed))
         failpoints.reach("launch.written")
         await yield_to_loop()

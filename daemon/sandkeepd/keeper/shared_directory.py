@@ -21,6 +21,9 @@ from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import pipes
 from sandkeepd.keeper.failure import no_room
 
+SPARE: Final = "spare"
+"""The directory, on the disk of a sandbox, of files that reserve inodes."""
+
 CONTROL: Final = ".control"
 """The FIFO of requests."""
 
@@ -30,6 +33,7 @@ _START_SUFFIXES: Final = ("", ".stdin", ".program", ".pane", ".told")
 _WRITTEN_INSIDE: Final = (".stdout", ".stderr", ".data")
 
 _OPEN_INPUT: Final = 0o644
+_INODES_OF_A_START: Final = 8
 _FULL_BYTES: Final = 64 * 1024
 """Free bytes below which a disk is full: a program writes more at once."""
 
@@ -80,6 +84,17 @@ class SharedDirectory:
             free = os.fstatvfs(place)
             return free.f_bavail * free.f_frsize < _FULL_BYTES or free.f_ffree == 0
         return False
+
+    def free_inodes(self) -> None:
+        """Remove a few of the spare files if the code inside has used up the inodes of the sandbox's own disk, so that
+        a command can start that removes files.
+        """
+        if not self.own_disk:
+            return
+        with suppress(OSError), self.files.directory() as place:
+            if os.fstatvfs(place).f_ffree < _INODES_OF_A_START:
+                for name in self.files.names(SPARE)[:_INODES_OF_A_START]:
+                    self.files.unlink(f"{SPARE}/{name}")
 
     def no_room(self, error: OSError) -> SandkeepError:
         """Return the error for a file that could not be made."""

@@ -52,7 +52,7 @@ class Forks(SandboxBatch):
         able = layering(core.provider(source.requested.provider))
         if able.no_forks is not None:
             raise SetupError("not_supported", able.no_forks)
-        rules.like(source.spec, command.labels)
+        rules.like(rules.asked_spec(source.requested), command.labels)
 
         def intent(sandbox_ids: list[str]) -> NewEvent:
             event = events.SandboxForkRequested(sandbox_ids=sandbox_ids, names=command.names)
@@ -81,7 +81,8 @@ class Forks(SandboxBatch):
         """The intent to make one of them; from here on its plan is known to those that follow."""
         provider = self.core.provider(source.requested.provider)
         return self._sandboxes.reservations.intent(
-            sandbox_id, provider, source.requested.image_id, rules.like(source.spec, request.params.labels),
+            sandbox_id, provider, source.requested.image_id,
+            rules.like(rules.asked_spec(source.requested), request.params.labels),
             request.caller, request.params.secrets, lambda plan: {**plan, **frozen.files},
             forked_from=source.sandbox_id, fork_id=fork_id, restored_from=source.restored_from,
             needs_image=layering(provider).needs_image(frozen.files),

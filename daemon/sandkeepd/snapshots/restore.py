@@ -112,7 +112,7 @@ class Restores:
     def _spec(self, source: SandboxState | None, snapshot: SnapshotState, command: SnapshotRestore) -> SandboxSpec:
         """Return the spec of the new sandbox: that of the snapshot's sandbox."""
         if source is not None:
-            return rules.like(source.spec, command.labels, command.env)
+            return rules.like(rules.asked_spec(source.requested), command.labels, command.env)
         provider = self._core.provider_of(snapshot)
         plain = SandboxSpec(network=provider.default_network())
         return rules.like(plain, command.labels, command.env)

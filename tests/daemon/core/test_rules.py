@@ -11,7 +11,7 @@ from sandkeep import events
 from sandkeep.events import EVENTS, MAX_EVENT_BYTES
 from sandkeep.ids import PREFIXES, check_own_name
 from sandkeep.lifecycle import SANDBOX
-from sandkeep.model import SandboxStatus
+from sandkeep.model import SandboxSpec, SandboxStatus
 from sandkeep.protocol.methods import METHODS, ProcessLaunch, SandboxCreate, SandboxExec
 from sandkeep_store.eventlog.codec import CODEC
 from sandkeep_store.views.state import State
@@ -190,3 +190,21 @@ def test_signals_by_name_or_number(text: str, number: int) -> None:
 @pytest.mark.parametrize("text", ["NOPE", "0", "999", "SIGSIGTERM"])
 def test_what_is_no_signal_is_refused(text: str) -> None:
     refused("invalid", parse_signal, text)
+
+
+@pytest.mark.parametrize(
+    ("provider", "plan", "disk_bytes"),
+    [
+        ("local", {"uid": 7}, None),
+        ("local", {"uid": 7, "own_disk": True}, 10 << 30),
+        ("gvisor", {"uid": 7}, None),
+        ("docker", {"disk_bytes": 10 << 30}, 10 << 30),
+    ],
+)
+def test_forks_are_not_given_the_default_disk_limit_that_was_recorded(
+    provider: str, plan: dict[str, Any], disk_bytes: int | None
+) -> None:
+    """It would be reserved for each of them, or refused."""
+    spec = SandboxSpec(disk_bytes=10 << 30, cpus=2.0)
+    asked = events.SandboxCreateRequested(owner="uid:0", image_id="img_0", provider=provider, spec=spec, plan=plan)
+    assert rules.asked_spec(asked) == SandboxSpec(disk_bytes=disk_bytes, cpus=2.0)

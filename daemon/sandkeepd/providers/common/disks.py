@@ -12,6 +12,7 @@ as a sandbox must not keep the disks of others: see `leave_others`. Everything h
 import logging
 import os
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 from sandkeep import failpoints
@@ -19,7 +20,8 @@ from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeep.model import Capability
 from sandkeepd.host import blocks, mounts
 from sandkeepd.host.processes import run_tool
-from sandkeepd.providers.common.layout import Layout
+from sandkeepd.keeper.shared_directory import SPARE
+from sandkeepd.providers.common.layout import MANY, OWN_TRASH, TEMPORARY, Layout
 from sandkeepd.providers.common.tree_copies import copy_tree
 from sandkeepd.providers.common.views import shown
 
@@ -33,8 +35,16 @@ _DAEMONS_BYTES: Final = 2 * 1024**2
 
 _PROBED_BYTES: Final = 1024**2
 _ANSWERS_BYTES: Final = 1024**2
+_BYTES_OF_INODE: Final = 8192
+_SPARE_INODES: Final = 128
 _LONG_NAMES: Final = 150
 """So many names of 255 bytes take 10 blocks, which hold the journals of some 200 processes."""
+
+_DAMAGE: Final = (
+    "wrong fs type", "Invalid argument", "read superblock", "Structure needs cleaning", "Bad message",
+    "Input/output error",
+)  # fmt: skip
+"""In messages of mount(8), with EINVAL, EUCLEAN, EBADMSG and EIO, and of programs that read files."""
 
 _OPTIONS: Final = "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0"
 _MOUNT: Final = "loop,nosuid,nodev,noatime,noinit_itable"
@@ -58,10 +68,29 @@ class Disks:
         failpoints.reach("disk.allocated")
         journal = ["-J", f"size={max(4, min(64, size >> 27))}"] if size >= _JOURNALED_BYTES else ["-O", "^has_journal"]
         roots = f"{min(5, 100 * _DAEMONS_BYTES / size):.4f}"
-        argv = ["mke2fs", "-q", "-F", "-t", "ext4", "-b", "4096", "-i", "8192", "-m", roots, "-E", _OPTIONS, *journal]
+        argv = [
+            "mke2fs",
+            "-q",
+            "-F",
+            "-t",
+            "ext4",
+            "-b",
+            "4096",
+            "-i",
+            f"{_BYTES_OF_INODE}",
+            "-m",
+            roots,
+            "-E",
+            _OPTIONS,
+            *journal,
+        ]
         _run([*argv, image])
         self._mount(image, place)
         failpoints.reach("disk.mounted")
+        os.mkdir(f"{place}/{OWN_TRASH}", 0o700)  # now: what is to be removed may have used up the inodes
+        os.mkdir(f"{place}/{SPARE}", 0o700)
+        for number in range(min(_SPARE_INODES, size // _BYTES_OF_INODE // 8)):
+            os.mknod(f"{place}/{SPARE}/{number}")
 
     def attach(self, sandbox_id: str) -> None:
         """Mount a disk that was made before, unless it is mounted. Raises `provider_unavailable`."""
@@ -75,23 +104,40 @@ class Disks:
         for sandbox_id in self._layout.disks():
             try:
                 self.attach(sandbox_id)
-            except SandkeepError as error:
+            except (OSError, SandkeepError) as error:  # the daemon starts in any case
                 logger.warning("the disk of sandbox %s cannot be mounted: %s", sandbox_id, error)
 
     def release(self, sandbox_id: str) -> None:
-        """Move the journals of an ended sandbox to the host's disk, and remove its own. Safe to repeat."""
+        """Move the journals of an ended sandbox to the host's disk, and remove its own. Safe to repeat.
+
+        Raises `storage_unavailable` and `provider_unavailable`; nothing is lost then.
+        """
         if not self._layout.has_disk(sandbox_id):
             return
         place = self._layout.sandbox(sandbox_id)
         try:
             self.attach(sandbox_id)
-        except SandkeepError as error:  # never formatted, as the daemon died; or damaged beyond reading
+        except SandkeepError as error:
+            if not _is_damaged(error):  # such as no loop device, or no memory: the output is there still
+                raise
+            # never formatted, as the daemon died; or damaged beyond reading
             logger.warning("the disk of sandbox %s is lost with its output: %s", sandbox_id, error)
         else:
-            self._move_output(sandbox_id)
+            try:
+                self._move_output(sandbox_id)
+            except DaemonError:  # the host has no room
+                self._give_room(sandbox_id)
+                self._move_output(sandbox_id)
             failpoints.reach("disk.emptied")
             mounts.unmount(place)
         os.unlink(self._layout.disk(sandbox_id))
+
+    def _give_room(self, sandbox_id: str) -> None:
+        """Give the host the room of an ended sandbox's files, all but the journals."""
+        place = self._layout.sandbox(sandbox_id)
+        self._layout.discard([f"{place}/{name}" for name in TEMPORARY if name != OWN_TRASH])
+        _run(["sync", "--file-system", "--", place])  # blocks are given back once the removal is committed
+        _run(["fstrim", "--", place])
 
     def _move_output(self, sandbox_id: str) -> None:
         """Copy the journals to the directory beneath the mount, where they appear when that is gone."""
@@ -99,11 +145,19 @@ class Disks:
         copy, earlier = f"{self._layout.trash}/out-{sandbox_id}", f"{self._layout.trash}/earlier-{sandbox_id}"
         if not os.path.isdir(f"{place}/out"):
             return
-        self._layout.remove_all_but_journals(sandbox_id)
         self._layout.discard([copy, earlier])
-        with shown(f"{place}/out", above=place) as source:
-            copy_tree(source, copy)
-        _run(["find", copy, "(", "-type", "f", "-o", "-type", "d", ")", "-exec", "sync", "--", "{}", "+"])
+        try:
+            # FIFOs and links would be opened by `sync`, and links lead to files of the host
+            self._layout.remove_all_but_journals(sandbox_id)
+            with shown(f"{place}/out", above=place) as source:
+                copy_tree(source, copy)
+        except (OSError, ProviderError) as error:
+            if not _is_damaged(error):
+                raise
+            logger.warning("output of sandbox %s is lost in part, as its disk is damaged: %s", sandbox_id, error)
+        if not os.path.isdir(copy):
+            return
+        _sync(copy)
         state = mounts.open_detached(self._layout.state_dir, mounts.TO_WRITE)  # without what is mounted below it
         try:
             copied, aside, target = (
@@ -137,13 +191,16 @@ def prepare_output(journals: str, answers: int, size: int) -> None:
         os.unlink(name)  # a directory of ext4 keeps its blocks
 
 
-def leave_others(sandboxes: str) -> None:
-    """Take all disks, which are mounted below that directory, out of the mount namespace of this thread: that lives as
-    long as a sandbox, and would keep the disks of others from being freed. What is mounted from them elsewhere stays.
+def leave_others(sandboxes: str, own: str = "") -> None:
+    """Take all disks but its `own`, which are mounted below that directory, out of the mount namespace of this thread:
+    that lives as long as a sandbox, and would keep the disks of others from being freed. Call it before a mount can
+    hide that directory.
     """
-    for sandbox_id in Layout(os.path.dirname(sandboxes)).disks():
-        with suppress(OSError):  # being made, or gone by now
-            mounts.unmount(f"{sandboxes}/{sandbox_id}")
+    sandboxes = os.path.realpath(sandboxes)
+    for place in mounts.below(sandboxes):  # not those with an image: one that is being removed has none any more
+        if place != f"{sandboxes}/{own}":
+            with suppress(OSError):  # hidden by another mount
+                mounts.unmount(place)
 
 
 def probe(directory: str) -> Capability:
@@ -176,11 +233,23 @@ def _allocate(image: str, size: int) -> None:
         os.close(fd)
 
 
+def _sync(directory: str) -> None:
+    """Fsync journals, or all of the host's file system if there are so many that it is sooner done."""
+    with os.scandir(f"{directory}/p") as entries:
+        is_many = len(list(islice(entries, MANY))) == MANY
+    if is_many:
+        _run(["sync", "--file-system", "--", directory])
+    else:
+        _run(["find", directory, "(", "-type", "f", "-o", "-type", "d", ")", "-exec", "sync", "--", "{}", "+"])
+
+
+def _is_damaged(error: Exception) -> bool:
+    """Return True if the kernel has found a disk to be damaged, or to be none."""
+    return any(sign in str(error) for sign in _DAMAGE)
+
+
 def _run(argv: list[str]) -> None:
-    try:
-        done = run_tool(argv, timeout_s=120)
-    except FileNotFoundError:
-        raise ProviderError("provider_unavailable", f"{argv[0]} is missing: install the package e2fsprogs") from None
+    done = run_tool(argv, timeout_s=120)
     if done.returncode:
         message = done.stderr.decode(errors="replace").strip()[:300]
         raise ProviderError("provider_unavailable", f"the sandbox's disk cannot be made: {message}")

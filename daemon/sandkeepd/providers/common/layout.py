@@ -10,6 +10,7 @@ sandboxes/SANDBOX/upper         the sandbox's changes (or, without overlay, its 
                  /mount         where a user's daemon mounts the overlay
                  /in  /out      shared with the keeper; `out` stays when the sandbox has ended
                  /in/.log       the id of the log that owns it
+                 /trash /spare  on a disk of its own: being removed; files that reserve inodes
 builds/IMAGE/tree               the build context of an image
 disks/SANDBOX                   the image of a file system of its own, mounted at sandboxes/SANDBOX; see `disks`
 trash/                          being removed

@@ -197,8 +197,8 @@ def _prepare(job: Job, *, whole: bool) -> None:
     else:
         place = gvisor_bundle.place_beside(job.bundle, job.root, job.directory)
         mounts.enter_private_namespace()
-        bundle = msgspec.structs.replace(bundle, root=gvisor_bundle.mount_root(place, job.lowers, bundle))
         leave_others(os.path.dirname(job.directory))
+        bundle = msgspec.structs.replace(bundle, root=gvisor_bundle.mount_root(place, job.lowers, bundle))
     gvisor_bundle.write_configuration(bundle, f"{job.bundle}/config.json")
 
 

@@ -12,6 +12,7 @@ from sandkeep.model import SandboxSpec
 from sandkeepd.contract.replacement import Replacing
 from sandkeepd.contract.revival import Reviving
 from sandkeepd.host.processes import identify
+from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.local.plan import Plan
 from sandkeepd.providers.local.start import Handle
 
@@ -35,10 +36,19 @@ class LocalRevival(Reviving):
         handle: dict[str, Any],
     ) -> "LocalInstance":
         await self.halt(sandbox_id, plan, handle)
+        await self._attach_disk(sandbox_id)
         if not await trio.Path(f"{self._provider.layout.sandbox(sandbox_id)}/upper").is_dir():
             raise StateError("not_ready", f"the files of sandbox {sandbox_id} are gone: create another")
         files = msgspec.convert(handle, Handle).files
         return await self.start_anew(sandbox_id, image_id, spec, secrets, plan, files)
+
+    async def _attach_disk(self, sandbox_id: str) -> None:
+        """Mount the disk of a sandbox, if it has one and the start of the daemon could not. Raises
+        `provider_unavailable`.
+        """
+        provider = self._provider
+        if provider.layout.has_disk(sandbox_id):
+            await provider.in_thread(Disks(provider.layout).attach, sandbox_id)
 
     async def start_anew(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any],

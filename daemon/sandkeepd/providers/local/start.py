@@ -184,6 +184,7 @@ def _as_root(job: Job) -> tuple[Argv, str]:
     Returns the argv and the workspace in it.
     """
     place = mounts.enter_private_namespace()
+    leave_others(job.layout.sandboxes, own=job.sandbox_id)
     opened = {name: mounts.open_path(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
     lowers = [mounts.open_path(lower.root) for lower in job.lowers]
     try:
@@ -194,7 +195,6 @@ def _as_root(job: Job) -> tuple[Argv, str]:
         quiet = mounts.MS_NOSUID | mounts.MS_NODEV
         mounts.bind(mounts.at(opened["in"]), f"{place}/in", quiet | mounts.MS_RDONLY)
         mounts.bind(mounts.at(opened["out"]), f"{place}/out", quiet | mounts.MS_NOEXEC)
-        leave_others(os.path.dirname(job.directory))
     finally:
         for fd in (*opened.values(), *lowers):
             os.close(fd)

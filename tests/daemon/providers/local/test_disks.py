@@ -1,6 +1,7 @@
 """Sandboxes with a disk of their own: the limit is exact, the writer is told, and nothing of it is lost or left."""
 
 import os
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,7 +15,11 @@ from tests.support.boxes import Box, new_box
 from tests.support.expect import refused, until
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError, SandkeepError
+from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeepd.host import mounts
+from sandkeepd.host.processes import in_fresh_thread
+from sandkeepd.providers.common.disks import Disks, leave_others
+from sandkeepd.providers.common.layout import Layout
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("bwrap")]
 
@@ -104,6 +109,14 @@ def test_on_a_full_disk_commands_run_and_their_ends_are_recorded(box: Box) -> No
     box.sh("rm big")
 
 
+def test_files_can_be_removed_when_the_inodes_are_used_up(box: Box) -> None:
+    making = "n=0; while : >many/$n; do n=$((n+1)); done"
+    for _ in range(3):
+        box.client.sandbox.exec(box.id, ["sh", "-c", f"mkdir -p many; {making}"])
+    assert box.client.sandbox.get(box.id).status == "running"
+    box.sh("rm -rf many; echo fine >file; rm file")
+
+
 def test_more_than_the_host_has_is_refused_and_leaves_nothing(shared_daemon: RunningDaemon, image: str) -> None:
     before = os.listdir(f"{shared_daemon.state_dir}/disks")
     with shared_daemon.connect() as client:
@@ -143,6 +156,30 @@ def test_the_output_of_an_ended_one_stays_and_its_disk_goes(shared_daemon: Runni
     assert os.listdir(f"{shared_daemon.state_dir}/sandboxes/{box.id}").sort() is None
 
 
+HOSTILE_OUTPUT = """
+import os, socket
+os.chdir('/run/sandkeep/out/p')
+os.mkfifo('fifo')
+os.symlink('/dev/full', 'link')
+os.symlink('/nowhere', 'prc_01arz3ndektsv4rrffq69g5fav.stdout')
+os.mkdir('prc_01arz3ndektsv4rrffq69g5faw.stdout')
+socket.socket(socket.AF_UNIX).bind('socket')
+with open('../exits', 'ab') as file: file.truncate(1 << 40)
+"""
+
+
+def test_hostile_output_does_not_keep_the_disk(shared_daemon: RunningDaemon, image: str) -> None:
+    with new_box(shared_daemon, image, disk_bytes=SIZE) as box:
+        done = box.client.sandbox.exec(box.id, ["echo", "fine"])
+        box.sh('ulimit -f unlimited 2>/dev/null; python3 -c "$1" || :', HOSTILE_OUTPUT)
+        path = image_of(box)
+    assert not path.exists()
+    freed(path)
+    assert shared_daemon.cli("logs", box.id, done.process_id).stdout == b"fine\n"
+    left = Path(shared_daemon.state_dir, "sandboxes", box.id, "out", "p")
+    assert all(file.is_file() and not file.is_symlink() for file in left.iterdir())
+
+
 def test_it_outlives_the_daemon_and_its_own_end(running_daemon: RunningDaemon, tmp_path: Path) -> None:
     with running_daemon.connect() as client:
         image = client.image.create(str(tmp_path)).image_id
@@ -156,7 +193,7 @@ def test_it_outlives_the_daemon_and_its_own_end(running_daemon: RunningDaemon, t
         first = int(box.sh("cat now"))
         until(lambda: int(box.sh("cat now") or b"0") > first)
         assert running_daemon.cli("logs", box.id, process.process_id).stdout.startswith(b"1\n2\n")
-        os.kill(client.sandbox.history(box.id).events[1].data["handle"]["first"]["pid"], 9)
+        kill_first(client, box.id)
         until(lambda: client.sandbox.get(box.id).status == "failed")
     running_daemon.stop()
     freed(image_of(box))  # as after a reboot: only the image is there
@@ -190,6 +227,92 @@ def test_a_death_at_every_step(new_daemon: Callable[[], RunningDaemon], tmp_path
         assert daemon.cli("logs", made.sandbox_id, done.process_id).stdout == b"fine\n"
 
 
+def kill_first(client: Any, sandbox_id: str) -> None:
+    handles = [event.data["handle"] for event in client.sandbox.history(sandbox_id).events if "handle" in event.data]
+    os.kill(handles[-1]["first"]["pid"], 9)
+
+
+def damage(path: Path) -> bytes:
+    """Overwrite the superblock of an image; return what was there."""
+    with path.open("r+b") as file:
+        before = file.read(4096)
+        file.seek(0)
+        file.write(bytes(4096))
+    return before
+
+
+def test_a_disk_that_could_not_be_mounted_at_the_start(running_daemon: RunningDaemon, tmp_path: Path) -> None:
+    """It is not taken for one without files, and one that stays damaged can be ended."""
+    with running_daemon.connect() as client:
+        image = client.image.create(str(tmp_path)).image_id
+        box = Box(running_daemon, client, client.sandbox.create(image, disk_bytes=SIZE).sandbox_id)
+        box.sh("echo fine >kept; sync")
+        kill_first(client, box.id)
+        until(lambda: client.sandbox.get(box.id).status == "failed")
+    running_daemon.stop()
+    freed(image_of(box))
+    before = damage(image_of(box))
+    running_daemon.start()
+    with running_daemon.connect() as client:
+        box = Box(running_daemon, client, box.id)
+        refused("provider_unavailable", client.sandbox.resume, box.id)
+        with image_of(box).open("r+b") as file:
+            file.write(before)
+        client.sandbox.resume(box.id)
+        assert box.sh("cat kept") == b"fine\n"
+        kill_first(client, box.id)
+        until(lambda: client.sandbox.get(box.id).status == "failed")
+    running_daemon.stop()
+    freed(image_of(box))
+    damage(image_of(box))
+    running_daemon.start()
+    with running_daemon.connect() as client:
+        client.sandbox.terminate(box.id)
+    assert not image_of(box).exists()
+
+
+def test_the_output_waits_for_a_loop_device(tmp_path: Path) -> None:
+    made = Layout(str(tmp_path))
+    made.prepare()
+    Disks(made).make("sbx_1", SIZE)
+    Path(made.sandbox("sbx_1"), "out", "p").mkdir(parents=True)
+    Path(made.sandbox("sbx_1"), "out", "exits").write_text("fine")
+    mounts.unmount(made.sandbox("sbx_1"))
+    freed(Path(made.disk("sbx_1")))
+
+    def without_loop_devices() -> None:
+        mounts.enter_private_namespace()
+        mounts.mount("none", "/dev", "tmpfs", 0)
+        os.mknod("/dev/null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        with pytest.raises(ProviderError, match="mount"):
+            Disks(made).release("sbx_1")
+
+    in_fresh_thread(without_loop_devices)
+    Disks(made).release("sbx_1")
+    assert Path(made.sandbox("sbx_1"), "out", "exits").read_text() == "fine"
+    freed(Path(made.disk("sbx_1")))
+
+
+def test_a_sandbox_keeps_no_disk_that_is_being_removed(tmp_path: Path) -> None:
+    """The disk is mounted still where the sandbox begins, and its image is gone."""
+    made = Layout(str(tmp_path))
+    made.prepare()
+    for name in ("own", "other"):
+        Disks(made).make(name, MIB)
+
+    def begin() -> list[str]:
+        mounts.enter_private_namespace()
+        os.unlink(made.disk("other"))
+        leave_others(made.sandboxes, own="own")
+        return mounts.below(made.sandboxes)
+
+    try:
+        assert in_fresh_thread(begin) == [made.sandbox("own")]
+    finally:
+        for place in mounts.below(made.sandboxes):
+            mounts.unmount(place)
+
+
 def test_nothing_is_lost_on_a_host_whose_disk_is_full(new_daemon: Callable[[], RunningDaemon], tmp_path: Path) -> None:
     """The bytes of a sparse image are lost then: what was promised is there."""
     for name in ("image", "disk", "empty"):
@@ -213,6 +336,27 @@ def test_nothing_is_lost_on_a_host_whose_disk_is_full(new_daemon: Callable[[], R
             Path("/proc/sys/vm/drop_caches").write_text("1\n")
             assert digest == box.sh("rm more; sha256sum <data")
             client.sandbox.terminate(box.id)
+        daemon.clear()
+
+
+def test_one_can_be_ended_on_a_host_whose_disk_is_full(new_daemon: Callable[[], RunningDaemon], tmp_path: Path) -> None:
+    """Its output takes the room of its files."""
+    for name in ("image", "disk", "empty"):
+        (tmp_path / name).mkdir()
+    with disks.ext4(str(tmp_path / "image"), str(tmp_path / "disk"), "256M") as host:
+        daemon = new_daemon()
+        daemon.env["SANDKEEP_STATE_DIR"] = daemon.state_dir = f"{host.at}/state"
+        daemon.start()
+        with daemon.connect() as client:
+            box = Box(daemon, client, client.sandbox.create(
+                client.image.create(str(tmp_path / "empty")).image_id, disk_bytes=SIZE).sandbox_id)  # fmt: skip
+            box.sh("head -c 30M /dev/urandom >data")
+            process = client.sandbox.exec(box.id, ["head", "-c", "8M", "/dev/zero"]).process_id
+            disks.fill(Path(host.at, "filler"))
+            client.sandbox.terminate(box.id)
+            assert not image_of(box).exists()
+            Path(host.at, "filler").unlink()
+            assert daemon.cli("logs", box.id, process).stdout == bytes(8 * MIB)
         daemon.clear()
 
 
