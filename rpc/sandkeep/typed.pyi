@@ -16,6 +16,9 @@ class _Call(TypedDict, total=False):
 class _Change(_Call, total=False):
     command_id: str | None
 
+class _QuotaQuery(_Call, total=False):
+    owner: str | None
+
 class _ImageCreate(_Change, total=False):
     provider: str | None
     base: str | None
@@ -231,14 +234,12 @@ class TrioRpc:
         """Record the client's name for this connection, and return the id of the event log."""
 
 class TrioDaemon:
-    async def ping(self, **options: Unpack[_Call]) -> model.Pong:
-        """Check that the daemon answers."""
-    async def status(self, **options: Unpack[_Call]) -> model.DaemonStatus:
-        """Show the daemon's status."""
-    async def capabilities(self, **options: Unpack[_Call]) -> model.Capabilities:
-        """Show which features work on this machine, and why others do not."""
     async def shutdown(self, **options: Unpack[_Change]) -> model.Empty:
         """Stop the daemon; sandboxes and processes keep running."""
+
+class TrioQuota:
+    async def get(self, **options: Unpack[_QuotaQuery]) -> model.QuotaList:
+        """Show an owner's quotas and their usage."""
 
 class TrioImage:
     async def create(self, source: str, **options: Unpack[_ImageCreate]) -> model.Image:
@@ -373,6 +374,7 @@ class TrioStore:
 class TrioMethods:
     rpc: TrioRpc
     daemon: TrioDaemon
+    quota: TrioQuota
     image: TrioImage
     provider: TrioProvider
     sandbox: TrioSandbox
@@ -391,14 +393,12 @@ class BlockingRpc:
         """Record the client's name for this connection, and return the id of the event log."""
 
 class BlockingDaemon:
-    def ping(self, **options: Unpack[_Call]) -> model.Pong:
-        """Check that the daemon answers."""
-    def status(self, **options: Unpack[_Call]) -> model.DaemonStatus:
-        """Show the daemon's status."""
-    def capabilities(self, **options: Unpack[_Call]) -> model.Capabilities:
-        """Show which features work on this machine, and why others do not."""
     def shutdown(self, **options: Unpack[_Change]) -> model.Empty:
         """Stop the daemon; sandboxes and processes keep running."""
+
+class BlockingQuota:
+    def get(self, **options: Unpack[_QuotaQuery]) -> model.QuotaList:
+        """Show an owner's quotas and their usage."""
 
 class BlockingImage:
     def create(self, source: str, **options: Unpack[_ImageCreate]) -> model.Image:
@@ -527,6 +527,7 @@ class BlockingStore:
 class BlockingMethods:
     rpc: BlockingRpc
     daemon: BlockingDaemon
+    quota: BlockingQuota
     image: BlockingImage
     provider: BlockingProvider
     sandbox: BlockingSandbox
