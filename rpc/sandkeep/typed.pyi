@@ -234,6 +234,12 @@ class TrioRpc:
         """Record the client's name for this connection, and return the id of the event log."""
 
 class TrioDaemon:
+    async def ping(self, **options: Unpack[_Call]) -> model.Pong:
+        """Check that the daemon answers."""
+    async def status(self, **options: Unpack[_Call]) -> model.DaemonStatus:
+        """Show the daemon's status."""
+    async def capabilities(self, **options: Unpack[_Call]) -> model.Capabilities:
+        """Show which features work on this machine, and why others do not."""
     async def shutdown(self, **options: Unpack[_Change]) -> model.Empty:
         """Stop the daemon; sandboxes and processes keep running."""
 
@@ -393,6 +399,12 @@ class BlockingRpc:
         """Record the client's name for this connection, and return the id of the event log."""
 
 class BlockingDaemon:
+    def ping(self, **options: Unpack[_Call]) -> model.Pong:
+        """Check that the daemon answers."""
+    def status(self, **options: Unpack[_Call]) -> model.DaemonStatus:
+        """Show the daemon's status."""
+    def capabilities(self, **options: Unpack[_Call]) -> model.Capabilities:
+        """Show which features work on this machine, and why others do not."""
     def shutdown(self, **options: Unpack[_Change]) -> model.Empty:
         """Stop the daemon; sandboxes and processes keep running."""
 

@@ -713,10 +713,10 @@ METHODS: Final[dict[str, Method]] = {
             model.Capabilities,
             deadline_s=30.0,
         ),
-        _M("quota.get", "Show an owner's quotas and their usage.", model.QuotaList, QuotaQuery),
         _M(
             "daemon.shutdown", "Stop the daemon; sandboxes and processes keep running.", model.Empty, Shutdown, **_ADMIN
         ),
+        _M("quota.get", "Show an owner's quotas and their usage.", model.QuotaList, QuotaQuery),
         _M(
             "image.create",
             "Create an image from a directory, a Dockerfile or a container image.",
