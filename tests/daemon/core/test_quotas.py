@@ -23,7 +23,7 @@ from sandkeepd.sandboxes.output_limit import OutputLimit
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("bwrap")]
 
 MIB = 1024**2
-LIMITS = "sandboxes=3,memory=256M,disk=40M,images=150K,snapshots=150K,journals=1M,calls=3"
+LIMITS = "sandboxes=3,memory=256M,disk=40M,images=150K,snapshots=150K,checkpoints=1K,journals=1M,calls=3"
 FIRST_UID = 41_000
 USERS = count(FIRST_UID)
 
@@ -176,6 +176,22 @@ def test_snapshots(daemon: RunningDaemon, uid: int, folder: str) -> None:
     assert "sandkeep snapshot rm" in message
     assert "quota of images" in promoted
     assert (kept, none, status) == (size, 0, "ready")
+
+
+@pytest.mark.needs("runsc")
+def test_a_checkpoint_that_does_not_fit_leaves_the_sandbox_running(
+    daemon: RunningDaemon, uid: int, folder: str
+) -> None:
+    def work(client: Any) -> Any:
+        image = client.image.create(folder, provider="gvisor").image_id
+        box = client.sandbox.create(image, memory_bytes=200 * MIB).sandbox_id
+        code, _, message = refused(lambda: client.checkpoint.create(box))
+        kept = [checkpoint.status for checkpoint in client.checkpoint.list(all=True).checkpoints]
+        return code, message, kept, used(client, "checkpoints"), client.sandbox.exec(box, "true").exit_code
+
+    code, message, kept, left, exit_code = as_client(daemon, uid, work)
+    assert (code, kept, left, exit_code) == ("quota_exceeded", ["failed"], 0, 0)
+    assert "sandkeep checkpoint rm" in message
 
 
 def test_pending_calls(daemon: RunningDaemon, uid: int, folder: str) -> None:
