@@ -64,6 +64,7 @@ CODES: Final[dict[str, type[SandkeepError]]] = {
     "secret_missing": StateError,
     "merge_conflict": StateError,
     "host_changed": StateError,
+    "quota_exceeded": StateError,
     "snapshot_not_ready": StateError,
     "not_supported": SetupError,
     "not_configured": SetupError,
@@ -92,6 +93,8 @@ MEANINGS: Final[dict[str, str]] = {
     "secret_missing": "A secret, which is stored nowhere, must be given again.",
     "merge_conflict": "Branches changed the same thing differently.",
     "host_changed": "The target changed since the branch was made.",
+    "quota_exceeded": "A quota of the owner does not allow it; `quota` names it, `used` and `limit` are its figures, "
+    "and the message says what frees it.",
     "snapshot_not_ready": "The snapshot is being created, or has no archive: it failed, or was deleted.",
     "not_supported": "This provider or machine cannot do it; the message says what is missing.",
     "not_configured": "A setting is missing; the message names it.",

@@ -672,6 +672,24 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     providers: list[ProviderCapabilities]
 
 
+class QuotaUsage(Struct, frozen=True, kw_only=True):
+    """One quota: its limit, None for none, and what is used of it, in `unit`. `frees` says what frees it."""
+
+    quota: str
+    used: int
+    limit: int | None
+    unit: Literal["count", "bytes"]
+    frees: str
+
+
+class QuotaList(Struct, frozen=True, kw_only=True):
+    """The quotas of an owner. `exempt` is True for an administrator's own ones, if they are counted only."""
+
+    owner: str
+    exempt: bool
+    quotas: list[QuotaUsage]
+
+
 class DaemonStatus(Struct, frozen=True, kw_only=True):
     """The status of the daemon. `healthy` is False when mutations are refused; `problems` are the reasons and remedies.
     `stream` has the addresses of the stream server. `not_adopted` counts running sandboxes that have not answered since

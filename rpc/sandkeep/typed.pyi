@@ -16,6 +16,9 @@ class _Call(TypedDict, total=False):
 class _Change(_Call, total=False):
     command_id: str | None
 
+class _QuotaQuery(_Call, total=False):
+    owner: str | None
+
 class _ImageCreate(_Change, total=False):
     provider: str | None
     base: str | None
@@ -240,6 +243,10 @@ class TrioDaemon:
     async def shutdown(self, **options: Unpack[_Change]) -> model.Empty:
         """Stop the daemon; sandboxes and processes keep running."""
 
+class TrioQuota:
+    async def get(self, **options: Unpack[_QuotaQuery]) -> model.QuotaList:
+        """Show an owner's quotas and their usage."""
+
 class TrioImage:
     async def create(self, source: str, **options: Unpack[_ImageCreate]) -> model.Image:
         """Create an image from a directory, a Dockerfile or a container image."""
@@ -373,6 +380,7 @@ class TrioStore:
 class TrioMethods:
     rpc: TrioRpc
     daemon: TrioDaemon
+    quota: TrioQuota
     image: TrioImage
     provider: TrioProvider
     sandbox: TrioSandbox
@@ -399,6 +407,10 @@ class BlockingDaemon:
         """Show which features work on this machine, and why others do not."""
     def shutdown(self, **options: Unpack[_Change]) -> model.Empty:
         """Stop the daemon; sandboxes and processes keep running."""
+
+class BlockingQuota:
+    def get(self, **options: Unpack[_QuotaQuery]) -> model.QuotaList:
+        """Show an owner's quotas and their usage."""
 
 class BlockingImage:
     def create(self, source: str, **options: Unpack[_ImageCreate]) -> model.Image:
@@ -527,6 +539,7 @@ class BlockingStore:
 class BlockingMethods:
     rpc: BlockingRpc
     daemon: BlockingDaemon
+    quota: BlockingQuota
     image: BlockingImage
     provider: BlockingProvider
     sandbox: BlockingSandbox

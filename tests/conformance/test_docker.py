@@ -16,6 +16,7 @@ from sandkeep.ids import IMAGE, SANDBOX, new_id
 from sandkeep.model import Volume
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.images import ImageRequest
+from sandkeepd.host.processes import OOM_SCORE_ADJ
 from sandkeepd.host.seccomp import docker_profile
 from sandkeepd.providers.docker import builder
 from sandkeepd.providers.docker.container import SANDBOX_LABEL
@@ -52,7 +53,7 @@ async def test_all_that_was_asked_for_is_what_the_engine_shows(world: World) -> 
     assert host["SecurityOpt"] == ["no-new-privileges:true", f"seccomp={docker_profile()}"]
     assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (500_000_000, 64 << 20, 64 << 20)
     assert (host["PidsLimit"], host["ReadonlyRootfs"], host["NetworkMode"]) == (100, True, "none")
-    assert host["Init"] is False
+    assert (host["Init"], host["OomScoreAdj"]) == (False, OOM_SCORE_ADJ)
     assert host["AutoRemove"] is False
     assert set(host["Tmpfs"]) == {"/tmp", "/run"}
     writable = {mount["Destination"] for mount in shown["Mounts"] if mount["RW"]}

@@ -15,6 +15,10 @@ from tests.conformance.conftest import UID_BASE, World, run, sh, start
 
 from sandkeep.errors import ProviderError, SetupError, StateError
 from sandkeep.ids import SANDBOX, new_id
+from sandkeep.model import SandboxSpec
+from sandkeepd.contract.caller import Caller
+from sandkeepd.host.cgroups.groups import Hierarchies
+from sandkeepd.providers.local.plan import Planner
 from sandkeepd.providers.local.provider import LocalInstance, LocalProvider, open_local
 
 ROOT = os.geteuid() == 0
@@ -107,10 +111,20 @@ async def test_no_namespaces_within_namespaces(world: World) -> None:
 
 
 @only_local
-async def test_what_lies_in_memory_leaves_memory_to_processes(world: World) -> None:
-    instance = await world.sandbox(memory_bytes=256 * 1024**2)
+async def test_what_lies_in_memory_has_a_limit_of_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDKEEP_SCRATCH_LIMIT", "48M")
+    instance = await world.sandbox(memory_bytes=64 * 1024**2)
     sizes = (await sh(instance, "df -B1 --output=size /tmp /dev/shm ~ | tail -n +2")).split()
-    assert [int(size) for size in sizes] == [64 * 1024**2] * 3
+    expected = 48 if Hierarchies().has("memory") else 16  # MiB
+    assert [int(size) for size in sizes] == [expected * 1024**2] * 3
+
+
+def test_without_control_groups_what_lies_in_memory_leaves_a_quarter_to_processes() -> None:
+    planner = Planner(Hierarchies(membership=""), disk_limit=1024**3, root=True)
+    caller = Caller(uid=0, gid=0, groups=())
+    spec = SandboxSpec(memory_bytes=64 * 1024**2)
+    assert planner.decide("sbx", spec, caller).scratch_bytes == 16 * 1024**2
+    assert planner.decide("sbx", SandboxSpec(), caller).scratch_bytes == 1024**3
 
 
 @only_local

@@ -198,7 +198,7 @@ GUARDS = [
         "daemon/sandkeepd/providers/local/bubblewrap.py",
         '"--perms", mode, "--size", str(view.scratch_bytes), "--tmpfs", place',
         '"--perms", mode, "--tmpfs", place',
-        f"{_LOCAL}test_what_lies_in_memory_leaves_memory_to_processes[local]",
+        f"{_LOCAL}test_what_lies_in_memory_has_a_limit_of_its_own[local]",
     ),
     Guard(
         "The number of a sandbox's pseudo-terminals is limited",

@@ -41,9 +41,10 @@ class Dispatch:
         """Answer a call. Raises SandkeepError."""
         request = admit(self._core.state, call)
         handle = self._handlers[call.method.name]
-        if not isinstance(request.params, Mutation) or request.params.command_id is None:
-            return await handle(request)
-        return await self._commands.once(call, request, handle)
+        with self._core.quotas.calling(request):
+            if not isinstance(request.params, Mutation) or request.params.command_id is None:
+                return await handle(request)
+            return await self._commands.once(call, request, handle)
 
 
 def _check_complete(

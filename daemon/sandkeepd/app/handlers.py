@@ -103,6 +103,7 @@ def dispatch(
         "rpc.hello": software.hello,
         "daemon.ping": software.ping,
         "daemon.status": software.status,
+        "quota.get": core.quotas.get_now,
         "image.get": images.get_now,
         "image.list": images.list_now,
         "sandbox.get": sandboxes.get_now,

@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import SandkeepError, SetupError
+from sandkeep.errors import SandkeepError, SetupError, StateError
 from sandkeep.model import Checkpoint, CheckpointList, CheckpointRestoreResult
 from sandkeep.protocol.methods import (
     CheckpointCreate,
@@ -64,6 +64,11 @@ class CheckpointCreation(Creation[CheckpointState]):
             await core.record([NewEvent(sandbox_id, suspend, sandbox_id, sandbox.revision)], order.intent)
         with self._runtimes.reading(sandbox_id):
             stored = await self._store(sandbox, asked, order.progress)
+        try:
+            self.charge(order, asked.owner, "checkpoints", sum(file.size_bytes for file in stored.files))
+        except StateError:
+            await self._removal.clear(order.subject)
+            raise
         outcome = [NewEvent(order.stream, stored, sandbox_id)]
         if suspends and rules.may(sandbox, "sandbox.suspended"):
             outcome.append(NewEvent(sandbox_id, events.SandboxSuspended(), sandbox_id))
@@ -175,6 +180,7 @@ class Checkpoints:
         checkpoint_id = ids.new_id(ids.CHECKPOINT)
         place = self.files.place(checkpoint_id, bucket=command.archive == "bucket")
         facts = await trio.to_thread.run_sync(provider.facts)
+        core.quotas.require(request, sandbox.owner, "checkpoints")
         event = rules.create_checkpoint(sandbox, command, place, facts)
         await self._runtimes.standing(sandbox)
         made: Checkpoint = await self._creation.run(NewEvent(checkpoint_id, event, sandbox.sandbox_id, 0), request)
@@ -202,7 +208,7 @@ class Checkpoints:
         command, core = request.params, self._core
         checkpoint = rules.ready_checkpoint(core.state, command.checkpoint_id)
         await require_here(core, checkpoint)
-        rules.like(rules.asked_spec(checkpoint.requested), command.labels)
+        spec = rules.like(rules.asked_spec(checkpoint.requested), command.labels)
 
         def intent(sandbox_ids: list[str]) -> NewEvent:
             event = events.CheckpointRestoreRequested(
@@ -214,7 +220,7 @@ class Checkpoints:
             return NewEvent(ids.new_id(ids.FORK), event, checkpoint.sandbox_id, 0)
 
         restored: CheckpointRestoreResult = await self.restoration.run_batch(
-            checkpoint.owner, command.names, command.count, intent, request
+            checkpoint.owner, command.names, command.count, intent, request, spec
         )
         return restored
 

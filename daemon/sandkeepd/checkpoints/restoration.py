@@ -108,7 +108,7 @@ class CheckpointRestoration(SandboxBatch):
         checkpoint = rules.ready_checkpoint(self.core.state, batch.checkpoint_id or "")
         async with self._open(checkpoint, request.progress) as opened:
             for sandbox_id in sandbox_ids:
-                await self._sandboxes.creation.begin_again(sandbox_id, self._maker(opened))
+                await self._sandboxes.creation.begin_again(request, sandbox_id, self._maker(opened))
             await _checked(opened, request.progress)
 
 

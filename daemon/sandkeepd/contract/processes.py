@@ -63,7 +63,10 @@ class Chunk(Struct, frozen=True, kw_only=True):
 
 
 class Dropped(NamedTuple):
-    """The dropped output of a sandbox: of this many ended processes, and this many bytes of others."""
+    """The dropped output of a sandbox: of this many ended processes, and this many bytes of others. `kept_bytes` are
+    left on the disk.
+    """
 
     processes: int = 0
     cut_bytes: int = 0
+    kept_bytes: int = 0

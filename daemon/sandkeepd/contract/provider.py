@@ -122,6 +122,10 @@ class Provider(Parts, Protocol):
         """Return the default network of sandboxes. Raises `not_configured`."""
         ...
 
+    def default_memory(self) -> int | None:
+        """Return the default memory limit of sandboxes; None where memory is not counted for a sandbox as a whole."""
+        ...
+
     def plan(
         self,
         sandbox_id: str,
@@ -183,7 +187,8 @@ class Provider(Parts, Protocol):
 
     def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
         """Limit the size of a sandbox's journals to `most_bytes`: drop those of processes that are not `running`,
-        oldest first; then the beginning of others. Blocks: call it in a thread. Raises OSError.
+        oldest first; then the beginning of others. Returns what was dropped and what is left. Blocks: call it in a
+        thread. Raises OSError.
         """
         ...
 

@@ -21,6 +21,7 @@ from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core.interruption import UnderWay
+from sandkeepd.core.quotas import Quotas
 from sandkeepd.host.fairness import yield_to_loop
 
 logger = logging.getLogger("sandkeepd")
@@ -69,6 +70,7 @@ class Core:
         self.nursery = nursery
         self.problems: list[str] = []
         self.under_way = UnderWay()
+        self.quotas = Quotas(state)
         self.caching = trio.Lock()
         """Held while the cached fold is written or removed."""
         self.foreign: dict[str, list[str]] = {}
@@ -81,6 +83,7 @@ class Core:
         for fact in facts:
             assert fact.event is not None
             self.state.apply(fact.event, fact)
+            self.quotas.committed(fact)
             if fact.sandbox_id is not None:
                 self.files.mark(fact.sandbox_id)
             self.wake(fact.stream)

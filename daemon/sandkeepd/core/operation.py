@@ -381,6 +381,11 @@ class Creation(Operation[S]):
     named: ClassVar[str]
     """The subject's field that names it in the data of the error that it failed with."""
 
+    def charge(self, order: Order[S], owner: str, quota: str, size: int) -> None:
+        """Reserve the size of the subject, known by now, until the outcome is on record. Raises `quota_exceeded`."""
+        self.core.quotas.reserve(order.request, owner, {order.stream: {quota: size}})
+        order.resources.callback(self.core.quotas.release, order.stream)
+
     async def undo(self, order: Order[S]) -> None:
         """Remove everything that an earlier daemon may have made, retrying until done."""
 

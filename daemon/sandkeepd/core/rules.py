@@ -344,9 +344,11 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
 
 
 def create_sandbox(
-    state: State, command: SandboxCreate, *, network: Network = "none"
+    state: State, command: SandboxCreate, *, network: Network = "none", memory_bytes: int | None = None
 ) -> tuple[ImageState, SandboxSpec]:
-    """Check a request for a new sandbox and return its image and full spec. `network` is the default."""
+    """Check a request for a new sandbox and return its image and full spec. `network` and `memory_bytes` are the
+    defaults.
+    """
     source = image(state, command.image_id)
     if source.status != "ready":
         raise StateError(
@@ -364,7 +366,7 @@ def create_sandbox(
         )
     spec = SandboxSpec(
         cpus=command.cpus,
-        memory_bytes=command.memory_bytes,
+        memory_bytes=command.memory_bytes or memory_bytes,
         pids=command.pids,
         disk_bytes=command.disk_bytes,
         network=command.network or network,

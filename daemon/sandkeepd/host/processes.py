@@ -34,6 +34,9 @@ TOOL_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 TOOL_ENV: Final = {"PATH": TOOL_PATH, "LC_ALL": "C"}
 """The environment of host tools: untranslated messages, and no variables of the daemon's."""
 
+OOM_SCORE_ADJ: Final = 500
+"""Of sandboxes' processes, in thousandths of the machine's memory: the kernel kills them before the daemon."""
+
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENODEV)
 
 _SYS_KEYCTL: Final = {"x86_64": 250, "i686": 288, "armv7l": 311, "ppc64le": 271, "s390x": 280}
@@ -179,6 +182,14 @@ def spawn(
         if large_fd_table and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > _LAST:
             sources[_LAST] = stack.enter_context(_devnull(os.O_RDONLY))
         return spawning.start(argv, env, sources, _RESET)
+
+
+def prefer_for_oom(pid: int) -> None:
+    """Have the kernel kill a process, and those that it starts from now on, before the daemon when the machine is out
+    of memory. Where the daemon may not (another user namespace's process, a kernel without it) nothing changes.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:
+        file.write(str(OOM_SCORE_ADJ))
 
 
 def raise_priority() -> None:

@@ -44,9 +44,10 @@ def trim(out: HostileTree, running: Collection[str], most_bytes: int) -> Dropped
     _trim_answers(out)
     with out.directory("p", flags=os.O_RDONLY, writable=True) as directory:
         files, owner = list(_files(directory)), os.fstat(directory).st_uid
-        excess = sum(file.occupied for file in files) - most_bytes
+        size = sum(file.occupied for file in files)
+        excess = size - most_bytes
         if excess <= 0:
-            return Dropped()
+            return Dropped(kept_bytes=size)
         excess += most_bytes // 4
         gone: dict[str, None] = {}
         for file in sorted(files):  # ids are in the order of time
@@ -60,7 +61,8 @@ def trim(out: HostileTree, running: Collection[str], most_bytes: int) -> Dropped
         for file in sorted(files, key=lambda file: file.occupied, reverse=True):
             if excess > cut and file.process_id in running and file.part in STREAMS:
                 cut += _cut(out, owner, file, excess - cut)
-        return Dropped(len(gone), cut)
+        left = sum(file.occupied for file in files if file.process_id not in gone)
+        return Dropped(len(gone), cut, max(0, left - cut))
 
 
 def drop(out: HostileTree, process_ids: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sandkeep.model import SandboxSpec
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.snapshots import ForkState
 from sandkeepd.core.access import Request
@@ -25,13 +26,14 @@ class SandboxBatch(Creation[ForkState]):
 
     async def run_batch(
         self, owner: str, names: Sequence[str], count: int, intent: Callable[[list[str]], NewEvent],
-        request: Request[Any],
+        request: Request[Any], spec: SandboxSpec,
     ) -> Any:  # fmt: skip
-        """Give the order to make so many sandboxes of these names, by the intent for their ids, and answer it.
+        """Give the order to make so many sandboxes of these names, by the intent for their ids, and answer it. `spec`
+        has their limits.
 
-        Raises `invalid` and `conflict` for the names.
+        Raises `invalid` and `conflict` for the names, and `quota_exceeded`.
         """
-        sandbox_ids = self._sandboxes.reservations.several(owner, names, count)
+        sandbox_ids = self._sandboxes.reservations.several(request, owner, names, count, spec)
         try:
             order = await self.begin(intent(sandbox_ids), request.meta, request)
         except BaseException:

@@ -71,9 +71,11 @@ class SandboxCreation(Creation[SandboxState]):
         """Make a sandbox and start it."""
         core, command = self.core, request.params
         provider = core.provider(rules.image(core.state, command.image_id).requested.provider)
-        image, spec = rules.create_sandbox(core.state, command, network=provider.default_network())
+        image, spec = rules.create_sandbox(
+            core.state, command, network=provider.default_network(), memory_bytes=provider.default_memory()
+        )
         _check_volumes(request)
-        with self._reservations.one(request.owner, command.name) as sandbox_id:
+        with self._reservations.one(request, command.name, spec) as sandbox_id:
             new = self._reservations.intent(sandbox_id, provider, image.image_id, spec, request.caller, command.secrets)
             with self._images.holds.held(image.image_id):
                 await self.begin(new, request.meta, request, Maker(command.secrets))
@@ -148,11 +150,13 @@ class SandboxCreation(Creation[SandboxState]):
         unmade = [s.sandbox_id for s in known if s.interrupted and s.status == "failed" and s.owner == batch.owner]
         return None if batch.done and unmade == batch.sandbox_ids else unmade
 
-    async def begin_again(self, sandbox_id: str, maker: Maker) -> None:
-        """Make one of these after all, by the plan that it had. Raises `conflict` when another has its name by now."""
+    async def begin_again(self, request: Request[Any], sandbox_id: str, maker: Maker) -> None:
+        """Make one of these after all, by the plan that it had. Raises `conflict` when another has its name by now, and
+        `quota_exceeded`.
+        """
         sandbox = self.subjects[sandbox_id]
         try:
-            with self._reservations.again(sandbox) as event:
+            with self._reservations.again(request, sandbox) as event:
                 [intent] = await self.core.record([NewEvent(sandbox_id, event, sandbox_id, sandbox.revision)], None)
         except BaseException:
             maker.done()

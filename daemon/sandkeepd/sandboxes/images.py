@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import CallerError
+from sandkeep.errors import CallerError, StateError
 from sandkeep.model import Image, ImageList
 from sandkeep.protocol.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove
 from sandkeep_store.eventlog.log import NewEvent
@@ -74,6 +74,7 @@ class ImageCreation(Creation[ImageState]):
             order.resources.enter_context(self._holds.held(same.image_id))
             await remove_image(self, order, "image {} is like an older one, which is answered when that answers")
             return [NewEvent(image_id, events.ImageReused(image_id=same.image_id))]
+        await self.charge_image(order, made.size_bytes)
         created = events.ImageCreated(
             digest=made.digest,
             size_bytes=made.size_bytes,
@@ -83,6 +84,14 @@ class ImageCreation(Creation[ImageState]):
             details=made.details,
         )
         return [NewEvent(image_id, created)]
+
+    async def charge_image(self, order: Order[ImageState], size: int) -> None:
+        """Charge its owner for an image that was made. Removes it and raises `quota_exceeded` if it is too large."""
+        try:
+            self.charge(order, order.subject.owner, "images", size)
+        except StateError:
+            await remove_image(self, order, "image {} exceeds its owner's quota, which is answered when that answers")
+            raise
 
     async def undo(self, order: Order[ImageState]) -> None:
         """See `Creation.undo`."""
@@ -129,6 +138,7 @@ class Images:
 
     async def create(self, request: Request[ImageCreate]) -> Image:
         """Make an image; one of the same content is used again unless `clean`."""
+        self._core.quotas.require(request, request.owner, "images")
         source = await self._source(request.params, request.caller)
         provider = self._core.provider(request.params.provider or source.provider)
         default_base = provider.builder.default_base() if provider.builder is not None else None

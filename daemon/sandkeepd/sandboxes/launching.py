@@ -69,6 +69,7 @@ class ProcessLaunching(Operation[ProcessState]):
         core = self.core
         sandbox = rules.sandbox(core.state, command.sandbox_id)
         runtime = await self._runtimes.running(sandbox)
+        core.quotas.require(request, sandbox.owner, "journals")
         key = f"{sandbox.sandbox_id}/{name or ''}"
         event = rules.launch(sandbox, command, name, taken=name is not None and self._lookup.naming.count(key) > 0)
         if event.tty:

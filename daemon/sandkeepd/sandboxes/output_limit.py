@@ -1,4 +1,5 @@
-"""Retention of output: at most ``SANDKEEP_RETAIN_OUTPUT`` bytes of each sandbox.
+"""Retention of output: at most ``SANDKEEP_RETAIN_OUTPUT`` bytes of each sandbox, and no more of an owner than the quota
+of journals, which is measured here.
 
 None of this is on record. The end of a process records its output's size, so a missing journal is reported as such; and
 a journal with a dropped beginning has a hole. Old output goes with the events; see `retention`.
@@ -6,10 +7,12 @@ a journal with a dropped beginning has a hole. Old output goes with the events; 
 
 import errno
 import logging
+import sys
 from typing import Final
 
 import trio
 
+from sandkeep.protocol.clock import now_us
 from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.core.core import Core
@@ -29,23 +32,35 @@ class OutputLimit:
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
-        """Look after all sandboxes every half minute, until cancelled."""
+        """Look after all sandboxes at once and every half minute, until cancelled."""
         while True:
-            await trio.sleep(EVERY_S)
             await self.trim()
+            await trio.sleep(EVERY_S)
 
     async def trim(self) -> None:
         """Drop present excess. A sandbox without activity since is skipped."""
         most = RETAIN_OUTPUT()
-        if most is None:
-            return
         sandboxes = self._core.state.sandboxes
         self._looked_at = {name: at for name, at in self._looked_at.items() if name in sandboxes}
         self._warned &= sandboxes.keys()
         for sandbox in list(sandboxes.values()):
             if sandbox.active or self._looked_at.get(sandbox.sandbox_id) != sandbox.position:
                 self._looked_at[sandbox.sandbox_id] = sandbox.position
-                await self._trim_one(sandbox, most)
+                await self._trim_one(sandbox, sys.maxsize if most is None else most)
+        quotas = self._core.quotas
+        quotas.forget_journals()
+        for owner in quotas.with_excess_journals():
+            await self._drop_ended(owner)
+
+    async def _drop_ended(self, owner: str) -> None:
+        """Drop the output of an owner's ended sandboxes, oldest first, until the rest is within the quota."""
+        quotas = self._core.quotas
+        ended = [s for s in self._core.state.sandboxes.values() if s.owner == owner and s.hidden]
+        for sandbox in sorted(ended, key=lambda sandbox: sandbox.ended_us or 0):
+            if not quotas.has_excess_journals(owner):
+                return
+            if quotas.journals_of(sandbox.sandbox_id):
+                await self._trim_one(sandbox, 0)
 
     async def _trim_one(self, sandbox: SandboxState, most: int) -> None:
         name = sandbox.sandbox_id
@@ -53,6 +68,7 @@ class OutputLimit:
         if provider is None:
             return
         running = sandbox.active  # no copy: it has processes launched during the listing
+        began_us = now_us()
         try:
             trim = provider.trim_output
             dropped = await trio.to_thread.run_sync(trim, name, running, most, limiter=self._limiter)
@@ -64,7 +80,8 @@ class OutputLimit:
             )
             return
         self._warned.discard(name)
-        if any(dropped):
+        self._core.quotas.measured(name, dropped.kept_bytes, began_us)
+        if dropped.processes or dropped.cut_bytes:
             extra = {"sandbox_id": name, "processes": dropped.processes, "cut_bytes": dropped.cut_bytes}
             logger.info("output dropped", extra=extra)
 

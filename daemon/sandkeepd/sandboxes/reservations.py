@@ -13,7 +13,9 @@ from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.provider import Provider
+from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
+from sandkeepd.core.quotas import of_sandbox
 
 
 class Reservation(msgspec.Struct):
@@ -26,44 +28,47 @@ class Reservation(msgspec.Struct):
 
 
 class Reservations:
-    """Names and plans of sandboxes that are about to go on record, by their ids."""
+    """Names and plans of sandboxes that are about to go on record, by their ids; their quotas are reserved, too."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._reserved: dict[str, Reservation] = {}
 
     @contextmanager
-    def one(self, owner: str, name: str | None) -> Iterator[str]:
+    def one(self, request: Request[Any], name: str | None, spec: SandboxSpec) -> Iterator[str]:
         """Reserve the name of one sandbox, for the length of a block in which it goes on record; yield its id.
 
-        Raises `invalid` and `conflict` for the name.
+        Raises `invalid` and `conflict` for the name, and `quota_exceeded`.
         """
         sandbox_id = ids.new_id(ids.SANDBOX)
-        self._reserve(owner, {sandbox_id: name}, "name")
+        self._reserve(request, request.owner, {sandbox_id: name}, spec, "name")
         try:
             yield sandbox_id
         finally:
             self.release(sandbox_id)
 
-    def several(self, owner: str, names: Sequence[str], count: int) -> list[str]:
-        """Reserve names for several sandboxes until they are released; return their ids. Raises `invalid` and
-        `conflict`.
+    def several(
+        self, request: Request[Any], owner: str, names: Sequence[str], count: int, spec: SandboxSpec
+    ) -> list[str]:
+        """Reserve names for several sandboxes until they are released; return their ids. Raises `invalid`, `conflict`
+        and `quota_exceeded`.
         """
         if names and len(names) != count:
             message = f"names: {len(names)} are given for {count} sandboxes: give one for each"
             raise CallerError("invalid", message, field="names")
         chosen = [ids.new_id(ids.SANDBOX) for _ in range(count)]
-        self._reserve(owner, dict(zip(chosen, names, strict=True)) if names else dict.fromkeys(chosen), "names")
+        named = dict(zip(chosen, names, strict=True)) if names else dict.fromkeys(chosen)
+        self._reserve(request, owner, named, spec, "names")
         return chosen
 
     @contextmanager
-    def again(self, sandbox: SandboxState) -> Iterator[events.SandboxCreateRequested]:
+    def again(self, request: Request[Any], sandbox: SandboxState) -> Iterator[events.SandboxCreateRequested]:
         """Reserve the resources of a sandbox that is made after all, for the length of a block in which it goes on
-        record; yield the intent. Raises `conflict` if another has its name by now.
+        record; yield the intent. Raises `conflict` if another has its name by now, and `quota_exceeded`.
         """
         sandbox_id, asked = sandbox.sandbox_id, sandbox.requested
         claims = self._core.provider(asked.provider).claims
-        self._reserve(sandbox.owner, {sandbox_id: asked.name}, "name")
+        self._reserve(request, sandbox.owner, {sandbox_id: asked.name}, asked.spec, "name")
         try:
             if claims is not None:
                 asked = msgspec.structs.replace(asked, plan=claims.claim_again(sandbox_id, asked.plan))
@@ -104,17 +109,21 @@ class Reservations:
         """
         for sandbox_id in sandbox_ids:
             reserved = self._reserved.pop(sandbox_id, None)
+            self._core.quotas.release(sandbox_id)
             recorded = self._core.state.sandboxes.get(sandbox_id)
             if reserved is not None and reserved.provider and (recorded is None or recorded.hidden):
                 claims = self._core.provider(reserved.provider).claims
                 if claims is not None:
                     claims.withdraw(sandbox_id, reserved.plan)
 
-    def _reserve(self, owner: str, named: Mapping[str, str | None], field: str) -> None:
+    def _reserve(
+        self, request: Request[Any], owner: str, named: Mapping[str, str | None], spec: SandboxSpec, field: str
+    ) -> None:
         names = [ids.check_own_name(name, field) for name in named.values() if name is not None]
         for name in names:
             if names.count(name) > 1 or self._is_taken(owner, name):
                 raise StateError("conflict", f"you have a sandbox called {name!r}: choose another name", name=name)
+        self._core.quotas.reserve(request, owner, dict.fromkeys(named, of_sandbox(spec)))
         for sandbox_id, given in named.items():
             self._reserved[sandbox_id] = Reservation(owner, given)
 

@@ -52,13 +52,13 @@ class Forks(SandboxBatch):
         able = layering(core.provider(source.requested.provider))
         if able.no_forks is not None:
             raise SetupError("not_supported", able.no_forks)
-        rules.like(rules.asked_spec(source.requested), command.labels)
+        spec = rules.like(rules.asked_spec(source.requested), command.labels)
 
         def intent(sandbox_ids: list[str]) -> NewEvent:
             event = events.SandboxForkRequested(sandbox_ids=sandbox_ids, names=command.names)
             return NewEvent(ids.new_id(ids.FORK), event, source.sandbox_id, 0)
 
-        made: ForkResult = await self.run_batch(source.owner, command.names, command.count, intent, request)
+        made: ForkResult = await self.run_batch(source.owner, command.names, command.count, intent, request, spec)
         return made
 
     async def act(self, order: Order[ForkState]) -> Sequence[NewEvent]:
@@ -114,7 +114,7 @@ class Forks(SandboxBatch):
     ) -> None:
         """See `SandboxBatch.make_again`. The files are there that the others have."""
         for sandbox_id in sandbox_ids:
-            await self._sandboxes.creation.begin_again(sandbox_id, Maker(request.params.secrets))
+            await self._sandboxes.creation.begin_again(request, sandbox_id, Maker(request.params.secrets))
 
 
 def layering(provider: Provider) -> Layering:

@@ -102,7 +102,7 @@ class Restores:
         if source is not None:
             rules.require_secrets(source, command.secrets)
         spec = self._spec(source, snapshot, command)
-        with self._reservations.one(request.owner, command.name) as sandbox_id:
+        with self._reservations.one(request, command.name, spec) as sandbox_id:
             new = await self._planned(request, snapshot, sandbox_id, spec)
             maker = _FromSnapshot(command.secrets, self._unpacking, snapshot, request.progress)
             with self._layers.held(*names_of(core, snapshot)):
@@ -114,7 +114,7 @@ class Restores:
         if source is not None:
             return rules.like(rules.asked_spec(source.requested), command.labels, command.env)
         provider = self._core.provider_of(snapshot)
-        plain = SandboxSpec(network=provider.default_network())
+        plain = SandboxSpec(network=provider.default_network(), memory_bytes=provider.default_memory())
         return rules.like(plain, command.labels, command.env)
 
     async def _planned(

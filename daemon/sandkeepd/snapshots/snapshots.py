@@ -18,7 +18,6 @@ from sandkeep_store.views.chains import chain, children
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import SnapshotState
-from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.provider import Provider
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting
 from sandkeepd.core import rules
@@ -67,13 +66,11 @@ class SnapshotCreation(Creation[SnapshotState]):
         asked = order.subject.requested
         assert asked.sandbox_id is not None
         with self._runtimes.reading(asked.sandbox_id):
-            stored = await self._store(order.stream, asked, order.progress)
+            stored = await self._store(order, asked)
         return [NewEvent(order.stream, stored, asked.sandbox_id)]
 
-    async def _store(
-        self, snapshot_id: str, asked: events.SnapshotCreateRequested, progress: Progress
-    ) -> events.SnapshotStored:
-        core, archives = self.core, self._archives
+    async def _store(self, order: Order[SnapshotState], asked: events.SnapshotCreateRequested) -> events.SnapshotStored:
+        core, archives, snapshot_id, progress = self.core, self._archives, order.stream, order.progress
         assert asked.sandbox_id is not None
         sandbox = rules.sandbox(core.state, asked.sandbox_id)
         provider = snapshotting(core.provider(sandbox.requested.provider))
@@ -87,7 +84,7 @@ class SnapshotCreation(Creation[SnapshotState]):
         fence = partial(archives.fence, asked.sandbox_id, sandbox.owner)
         fence()  # a lock that was lost is told before anything is packed
         async with archives.making(asked.places, fence) as making:
-            order = PackRequest(
+            files = PackRequest(
                 name=snapshot_id,
                 output=making.descriptor,
                 catalogue=archives.catalogue(snapshot_id),
@@ -97,8 +94,9 @@ class SnapshotCreation(Creation[SnapshotState]):
                 over=over,
                 parent_catalogue=archives.catalogue(asked.parent_id) if over == "parent" and asked.parent_id else None,
             )
-            packed = await provider.pack(source_of(sandbox), order, progress)
+            packed = await provider.pack(source_of(sandbox), files, progress)
             failpoints.reach("snapshot.packed")
+            self.charge(order, asked.owner, "snapshots", packed.size_bytes)
             await making.keep(packed.sha256, packed.size_bytes, progress)
         return stored_of(packed, asked.format, making)
 
@@ -202,6 +200,7 @@ class Snapshots:
         rules.require_files(sandbox)
         provider = core.provider(sandbox.requested.provider)
         able = snapshotting(provider)
+        core.quotas.require(request, sandbox.owner, "snapshots")
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
         places = self._archives.places(snapshot_id, sandbox.sandbox_id, command.format, bucket=bucket)

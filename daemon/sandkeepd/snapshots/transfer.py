@@ -76,6 +76,7 @@ class SnapshotIntake(SnapshotCreation):
 
             found = await run_in_thread(looking, order.progress, "looking through the archive")
             failpoints.reach("snapshot.received")
+            self.charge(order, asked.owner, "snapshots", found.size_bytes)
             await making.keep(found.sha256, found.size_bytes, order.progress)
         stored = events.SnapshotStored(
             digest=f"sha256:{found.sha256}",
@@ -129,6 +130,7 @@ class Promotion(ImageCreation):
         finally:
             await self._layers.drop(asked.provider, names)
         failpoints.reach("image.copied")
+        await self.charge_image(order, made.size_bytes)
         created = events.ImageCreated(
             digest=made.digest, size_bytes=made.size_bytes, file_count=made.file_count, details=made.details
         )
@@ -209,6 +211,7 @@ class Transfers:
     async def import_archive(self, request: Request[SnapshotImport]) -> Snapshot:
         """Give the caller the end of a pipe to which an archive is written, and keep it when it is good."""
         command = request.params
+        self._core.quotas.require(request, request.owner, "snapshots")
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
         places = self._archives.places(snapshot_id, IMPORTED, command.format, bucket=bucket)
@@ -226,6 +229,7 @@ class Transfers:
         snapshot = rules.ready_snapshot(core.state, command.snapshot_id)
         provider = core.provider_of(snapshot)
         layering(provider)
+        core.quotas.require(request, request.owner, "images")
         event = rules.promote(snapshot, request.owner, provider.name, command.labels)
         image: Image = await self._promotion.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
         return image

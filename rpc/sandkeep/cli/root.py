@@ -16,6 +16,7 @@ COMMANDS: Final = {
     "daemon": ("daemon:daemon", "Run the daemon in the foreground."),
     "status": ("daemon:status", "Show the daemon's status."),
     "capabilities": ("daemon:capabilities", "Show which features work on this machine, and why others do not."),
+    "quota": ("daemon:quota", "Show your quotas and their usage."),
     "image": ("sandkeep.cli.root:image", "Create, list, show and remove images."),
     "create": ("sandboxes:create", "Create and start a sandbox from an image."),
     "ls": ("sandboxes:ls", "List sandboxes."),
@@ -55,7 +56,7 @@ SUBJECTS: Final = {
     "Files": ("cp", "snapshot", "checkpoint"),
     "Locks": ("lock",),
     "Events": ("events", "history"),
-    "Daemon": ("daemon", "status", "capabilities", "store", "rpc"),
+    "Daemon": ("daemon", "status", "capabilities", "quota", "store", "rpc"),
 }
 """Groups of commands in the help; commands in no group come last."""
 

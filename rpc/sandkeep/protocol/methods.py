@@ -145,6 +145,12 @@ class ProviderChoose(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
     enabled: bool = True
 
 
+class QuotaQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`owner` is the caller if it is left out; administrators can ask for another, such as ``uid:1000``."""
+
+    owner: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+
+
 class SandboxRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A sandbox."""
 
@@ -710,6 +716,7 @@ METHODS: Final[dict[str, Method]] = {
         _M(
             "daemon.shutdown", "Stop the daemon; sandboxes and processes keep running.", model.Empty, Shutdown, **_ADMIN
         ),
+        _M("quota.get", "Show an owner's quotas and their usage.", model.QuotaList, QuotaQuery),
         _M(
             "image.create",
             "Create an image from a directory, a Dockerfile or a container image.",

@@ -155,6 +155,60 @@ def _snapshot_rule(text: str) -> SnapshotRule:
     return SnapshotRule((key, value if equals else None) if colon else None, count, age)
 
 
+QUOTAS: Final[dict[str, int]] = {
+    "sandboxes": 100,
+    "memory": 200 * 1024**3,
+    "disk": 200 * 1024**3,
+    "images": 50 * 1024**3,
+    "snapshots": 100 * 1024**3,
+    "checkpoints": 100 * 1024**3,
+    "journals": 20 * 1024**3,
+    "calls": 4096,
+}
+"""The quotas of an owner, with their defaults: numbers of `COUNTED_QUOTAS`, bytes of the others."""
+
+COUNTED_QUOTAS: Final = ("sandboxes", "calls")
+
+Quotas = dict[str, dict[str, int | None]]
+"""The quotas of owners by their names, such as ``uid:1000``, where they differ from those of ``""``; None is no limit.
+"""
+
+
+def parse_quotas(text: str) -> Quotas:
+    """Quotas such as ``sandboxes=20,memory=64G; uid:1000: sandboxes=50``. Raises ValueError."""
+    quotas: Quotas = {"": dict(QUOTAS)}
+    for rule in filter(None, map(str.strip, text.split(";"))):
+        owner, _, amounts = rule.rpartition(":")
+        if owner and not re.fullmatch("uid:[0-9]{1,10}", owner.strip()):
+            raise ValueError(f"{owner.strip()!r} is no owner: give one such as uid:1000")
+        quotas.setdefault(owner.strip(), {}).update(_amount(amount) for amount in amounts.split(","))
+    return quotas
+
+
+def _amount(text: str) -> tuple[str, int | None]:
+    name, _, value = (part.strip() for part in text.partition("="))
+    if name not in QUOTAS:
+        raise ValueError(f"{name!r} is no quota: give {', '.join(QUOTAS)}, such as sandboxes=20,memory=64G")
+    if value.lower() == "unlimited":
+        return name, None
+    if name not in COUNTED_QUOTAS:
+        return name, parse_size(value)
+    if not re.fullmatch("[0-9]{1,9}", value):
+        raise ValueError(f"give {name} a whole number, or unlimited")
+    return name, int(value)
+
+
+def _memory_limit(text: str) -> int | None:
+    if text.strip().lower() == "unlimited":
+        return None
+    size = parse_size(text)
+    if size < LEAST_MEMORY:
+        raise ValueError("give at least 16M, or unlimited")
+    return size
+
+
+LEAST_MEMORY: Final = 16 * 1024**2
+
 LEAST_RETAINED_S: Final = 86_400.0
 
 
@@ -331,6 +385,40 @@ DISK_LIMIT = Setting(
     parse_size,
     "10G",
     "Disk limit of sandboxes that have none of their own.",
+)
+MEMORY_LIMIT = Setting(
+    "SANDKEEP_MEMORY_LIMIT",
+    _memory_limit,
+    "2G",
+    "Memory limit of new sandboxes that have none of their own, where a control group, or Docker, enforces it. A size "
+    "of at least 16M, or `unlimited`.",
+)
+PIDS_LIMIT = Setting(
+    "SANDKEEP_PIDS_LIMIT",
+    number_between(16, 4_194_304),
+    "2048",
+    "Maximum number of processes of local sandboxes that have no limit of their own. For Docker, see "
+    "`SANDBOX_DOCKER_PIDS_LIMIT`.",
+)
+SCRATCH_LIMIT = Setting(
+    "SANDKEEP_SCRATCH_LIMIT",
+    parse_size,
+    "1G",
+    "Size of each of `/tmp`, the home directory and `/dev/shm` of local sandboxes. They are in memory: their files "
+    "count towards the sandbox's memory limit.",
+)
+QUOTA = Setting(
+    "SANDKEEP_QUOTA",
+    parse_quotas,
+    ",".join(f"{name}={most if name in COUNTED_QUOTAS else f'{most // 1024**3}G'}" for name, most in QUOTAS.items()),
+    "Quotas of each owner, separated by commas; others keep their defaults, and `unlimited` is no limit. Rules for "
+    "single owners follow after semicolons: `sandboxes=20,memory=64G; uid:1000: sandboxes=50`.",
+)
+QUOTA_ADMIN = Setting(
+    "SANDKEEP_QUOTA_ADMIN",
+    parse_switch,
+    "0",
+    "With 1, quotas hold for what administrators do, too.",
 )
 CLIENT_MEMORY = Setting(
     "SANDKEEP_CLIENT_MEMORY",

@@ -93,6 +93,8 @@ def test_a_file_in_place_of_the_state_directory(root: str) -> None:
 
 def test_a_malformed_setting(root: str) -> None:
     assert "SANDKEEP_DISK_LIMIT='lots'" in fails_to_start(root, SANDKEEP_DISK_LIMIT="lots")
+    said = fails_to_start(root, SANDKEEP_QUOTA="sandboxes=lots")
+    assert "SANDKEEP_QUOTA='sandboxes=lots' cannot be used: give sandboxes a whole number, or unlimited" in said
 
 
 def test_a_state_directory_of_another_version(new_daemon: Callable[[], Any]) -> None:

@@ -16,6 +16,7 @@ from tests.support.expect import until
 from sandkeep import events
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.processes import OOM_SCORE_ADJ
 from sandkeepd.sandboxes.oom import OomWatcher
 
 MIB = 1 << 20
@@ -232,3 +233,13 @@ def test_a_sandbox_that_ends_by_it_says_so(running_daemon: RunningDaemon, tmp_pa
                 os.kill(pid, signal.SIGKILL)
             until(lambda sandbox=sandbox: client.sandbox.get(sandbox).status == "failed")
             assert ("memory" in client.sandbox.get(sandbox).error) is eats
+
+
+@pytest.mark.needs("bwrap")
+def test_code_inside_is_killed_before_the_daemon(shared_daemon: RunningDaemon, source: str) -> None:
+    with shared_daemon.connect() as client:
+        image = client.image.create(source).image_id
+        with new_box(shared_daemon, image) as box:
+            inside = box.sh("cat /proc/self/oom_score_adj")
+        pid = client.daemon.status().pid
+    assert int(inside) == OOM_SCORE_ADJ > int(Path(f"/proc/{pid}/oom_score_adj").read_text())

@@ -53,7 +53,7 @@ def occupied(out: Path) -> int:
 
 def test_within_its_bounds_nothing_goes(out: Path) -> None:
     path = write(out, "prc_1", MIB)
-    assert journal_trimming.trim(tree(out), {"prc_1"}, 2 * MIB) == (0, 0)
+    assert journal_trimming.trim(tree(out), {"prc_1"}, 2 * MIB) == (0, 0, MIB)
     assert path.read_bytes() == LINE * (MIB // len(LINE))
 
 
@@ -62,7 +62,7 @@ def test_what_ended_first_goes_first_and_whole(out: Path) -> None:
         for part in journal_trimming.PARTS:
             write(out, f"prc_{number}", MIB // 4, part)
     write(out, "hlp_1", 4 * MIB)
-    assert journal_trimming.trim(tree(out), {"prc_1"}, 4 * MIB) == (4, 0)
+    assert journal_trimming.trim(tree(out), {"prc_1"}, 4 * MIB) == (4, 0, 3 * MIB)
     left = {path.name for path in (out / "p").iterdir()}
     assert left == {f"prc_{n}.{part}" for n in (1, 5, 6, 7) for part in journal_trimming.PARTS} | {"hlp_1.stdout"}
 

@@ -16,6 +16,7 @@ from tests.support.users import NOBODY, as_user
 
 from sandkeep.blocking import connect
 from sandkeep.model import SandboxStats
+from sandkeep.settings.daemon import MEMORY_LIMIT
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups import usage
 from sandkeepd.host.cgroups.usage import Usage, measure, oom_kills
@@ -287,7 +288,7 @@ def test_all_of_the_callers_sandboxes_page_by_page(box: Box, shared_daemon: Runn
         rest = box.client.sandbox.stats(limit=2, after=first.next)
         assert [found.sandbox_id for found in first.sandboxes + rest.sandboxes] == [box.id, second.id, third.id]
         assert rest.next is None
-        assert rest.sandboxes[0].memory_limit_bytes is None
+        assert (rest.sandboxes[0].memory_limit_bytes, rest.sandboxes[0].cpus_limit) == (MEMORY_LIMIT({}), None)
         socket = shared_daemon.socket
 
         def somebody() -> int:

@@ -18,6 +18,7 @@ from sandkeep.cli.commands.stats import COLUMNS, SORTS, busy
 from sandkeep.cli.display import output
 from sandkeep.cli.display.prometheus import FAMILIES, PREFIX, exposition
 from sandkeep.model import SandboxStats
+from sandkeep.settings.daemon import MEMORY_LIMIT
 
 MIB = 1 << 20
 
@@ -153,7 +154,8 @@ def test_for_prometheus(shared_daemon: Any, boxes: tuple[str, str]) -> None:
         at_work, at_rest = (client.sandbox.get(box).sandbox_id for box in boxes)
     assert found[PREFIX + "cpu_seconds_total", at_work, ""] > found[PREFIX + "cpu_seconds_total", at_rest, ""]
     assert found[PREFIX + "memory_limit_bytes", at_work, ""] == 64 * MIB
-    assert (PREFIX + "memory_limit_bytes", at_rest, "") not in found
+    assert found[PREFIX + "memory_limit_bytes", at_rest, ""] == MEMORY_LIMIT({})
+    assert (PREFIX + "cpu_limit_cpus", at_rest, "") not in found
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from sandkeep.errors import SetupError
 from sandkeep.model import Capability
+from sandkeep.settings.daemon import MEMORY_LIMIT
 from sandkeepd.contract.instance import Ending
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
@@ -77,6 +78,9 @@ class DirectoryProvider(KeeperProvider[DirectoryInstanceT]):
     @functools.cached_property
     def _hierarchies(self) -> Hierarchies:
         return Hierarchies(log_id=self.log_id)
+
+    def default_memory(self) -> int | None:
+        return MEMORY_LIMIT() if self._hierarchies.has("memory") else None
 
     async def lowers(self, image_id: str, plan: DirectoryPlan) -> list[Lower]:
         """Return the layers that a sandbox of that plan begins with. Raises `not_found` when one is missing."""

@@ -113,6 +113,9 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
     def default_network(self) -> Network:
         return "none"
 
+    def default_memory(self) -> int | None:
+        return None
+
     def _with_watches(self, found: ProviderCapabilities) -> ProviderCapabilities:
         """Add the capability to watch files, which are polled if the kernel gives out no watches."""
         watches = Capability(works=self._watcher.problem is None, why=self._watcher.problem)

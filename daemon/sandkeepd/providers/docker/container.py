@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from sandkeep.model import SandboxSpec
 from sandkeepd.host.hostile_files import HostileTree
+from sandkeepd.host.processes import OOM_SCORE_ADJ
 from sandkeepd.keeper import program
 from sandkeepd.providers.docker.plan import INSIDE, Plan, Volume, name_of
 
@@ -86,6 +87,7 @@ def _host(plan: Plan, directory: str, seccomp: str | None, marks: Mapping[str, s
         "Tmpfs": _scratch(plan) if plan.read_only_root else {},
         "NetworkMode": plan.network,
         "PidsLimit": plan.pids,
+        "OomScoreAdj": OOM_SCORE_ADJ,
         "Memory": plan.memory_bytes or 0,
         "MemorySwap": plan.memory_bytes or 0,
         "NanoCpus": int((plan.cpus or 0) * 1e9),

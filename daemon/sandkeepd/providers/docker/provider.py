@@ -17,6 +17,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
+from sandkeep.settings.daemon import MEMORY_LIMIT
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
@@ -77,6 +78,9 @@ class DockerProvider(KeeperProvider[DockerInstance]):
 
     def default_network(self) -> Network:
         return docker_plan.default_network()
+
+    def default_memory(self) -> int | None:
+        return MEMORY_LIMIT()
 
     def plan(
         self,

@@ -17,7 +17,7 @@ from msgspec import Struct
 from sandkeep.model import SandboxSpec
 from sandkeep.system.openat2 import open_in_root
 from sandkeepd.host import mounts
-from sandkeepd.host.processes import run_tool
+from sandkeepd.host.processes import OOM_SCORE_ADJ, run_tool
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.directory_provider import Lower
@@ -90,6 +90,7 @@ def _configuration(bundle: Bundle) -> dict[str, Any]:
             "cwd": "/",
             "capabilities": {kind: [] for kind in _CAPABILITIES},
             "noNewPrivileges": True,
+            "oomScoreAdj": OOM_SCORE_ADJ,
         },
         "root": {"path": bundle.root, "readonly": not bundle.plan.writable},
         "hostname": bundle.sandbox_id[:63],

@@ -1,21 +1,17 @@
 """The plan of a local sandbox: decided from the request and the machine's capabilities, with no effect."""
 
 import shutil
-from typing import Final
 
 from msgspec import field
 
 from sandkeep.errors import SetupError
 from sandkeep.model import SandboxSpec
+from sandkeep.settings.daemon import PIDS_LIMIT, SCRATCH_LIMIT
 from sandkeepd.contract.caller import Caller
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.providers.common.directory_provider import DirectoryPlan, enforcer
 from sandkeepd.providers.common.inside import inner_user
 from sandkeepd.providers.local.probe import Abilities
-
-DEFAULT_PIDS: Final = 2048
-DEFAULT_SCRATCH_BYTES: Final = 1024**3
-"""The size of each of `/tmp`, the home directory and `/dev/shm`, unless the memory limit requires less."""
 
 
 class Plan(DirectoryPlan, frozen=True, kw_only=True):
@@ -57,7 +53,7 @@ class Planner:
                 "not_supported", "the local provider has no volumes: make an image for docker", field="volumes"
             )
         inner_uid, inner_gid = inner_user(spec.user)
-        limits = Limits(pids=spec.pids or DEFAULT_PIDS, memory_bytes=spec.memory_bytes, cpus=spec.cpus)
+        limits = Limits(pids=spec.pids or PIDS_LIMIT(), memory_bytes=spec.memory_bytes, cpus=spec.cpus)
         disk_bytes = spec.disk_bytes or self._disk_limit
         host_uid, host_gid, groups = None, None, list[int]()
         if mechanism == "none":
@@ -67,7 +63,7 @@ class Planner:
         return Plan(
             mechanism=mechanism, uid=host_uid, gid=host_gid, groups=groups, inner_uid=inner_uid, inner_gid=inner_gid,
             limits=limits, disk_bytes=disk_bytes, own_disk=self._root and spec.disk_bytes is not None,
-            scratch_bytes=_scratch(spec.memory_bytes, disk_bytes),
+            scratch_bytes=_scratch(spec.memory_bytes, counted=self._hierarchies.has("memory")),
             cgroups=self._hierarchies.plan(sandbox_id, limits),
             held_by=self._held_by(limits),
         )  # fmt: skip
@@ -78,7 +74,7 @@ class Planner:
 
     def plan_of_stray(self, sandbox_id: str, uid: int | None) -> Plan:
         """Reconstruct the plan of a sandbox that no event owns. `uid` is the uid still claimed for it."""
-        everything = Limits(pids=DEFAULT_PIDS, memory_bytes=1, cpus=1)
+        everything = Limits(pids=PIDS_LIMIT(), memory_bytes=1, cpus=1)
         return Plan(
             mechanism="bubblewrap", uid=uid, gid=uid, limits=everything, disk_bytes=0, scratch_bytes=0,
             cgroups=self._hierarchies.plan(sandbox_id, everything),
@@ -135,6 +131,10 @@ def _check_bare(spec: SandboxSpec) -> None:
         raise SetupError("not_supported", "without isolation nothing can be made read-only: leave out read_only")
 
 
-def _scratch(memory_bytes: int | None, disk_bytes: int) -> int:
-    """Return the size of each of the three file systems in memory: together they leave a quarter to the processes."""
-    return min(DEFAULT_SCRATCH_BYTES, disk_bytes, (memory_bytes or disk_bytes) // 4)
+def _scratch(memory_bytes: int | None, *, counted: bool) -> int:
+    """Return the size of each of the three file systems in memory. Their files count as the sandbox's memory; where
+    nothing is `counted`, so that only their sizes limit them, the three together leave a quarter to the processes.
+    """
+    if memory_bytes is None or counted:
+        return SCRATCH_LIMIT()
+    return min(SCRATCH_LIMIT(), memory_bytes // 4)

@@ -21,7 +21,16 @@ from sandkeep.errors import ProviderError
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.pools import ceilings
-from sandkeepd.host.processes import TOOL_ENV, Identity, identify, read_until_ready, reap, run_tool, spawn
+from sandkeepd.host.processes import (
+    TOOL_ENV,
+    Identity,
+    identify,
+    prefer_for_oom,
+    read_until_ready,
+    reap,
+    run_tool,
+    spawn,
+)
 from sandkeepd.keeper import program, pty
 from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.common.disks import Disks, leave_others, prepare_output
@@ -322,6 +331,8 @@ def _await_first(job: Job, child: int, talk: int, info: int) -> Identity:
     if newline:
         pid = child if job.plan.mechanism == "none" else msgspec.json.decode(os.read(info, 65536))["child-pid"]
         first = identify(pid)
+    for process in (child, first.pid) if first is not None else ():
+        prefer_for_oom(process)  # before it starts any other, which inherits it
     if first is not None and job.plan.uid is None and job.plan.mechanism != "none":
         _limit_terminals(child, first)
     if first is None:

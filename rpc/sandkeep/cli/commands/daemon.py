@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import click
 
-from sandkeep.cli.display.output import age, facts, json_line, paint, plain, size, terminal_width, wrap
+from sandkeep.cli.display.output import age, facts, json_line, note, paint, plain, size, table, terminal_width, wrap
 from sandkeep.cli.options import Frontend, command, common
 from sandkeep.cli.words import METHOD
 from sandkeep.errors import SetupError
@@ -97,6 +97,30 @@ def capabilities(front: Frontend) -> None:
     names = max((len(plain(name)) for name, _, _ in shown), default=0)
     for name, works, why in shown:
         _show_capability(plain(name).ljust(names), works, why)
+    return None
+
+
+@command(examples=["sandkeep quota", "sudo sandkeep quota --owner uid:1000"])
+@click.option("--owner", metavar="OWNER", help="Show the quotas of another owner, such as uid:1000 (administrators).")
+@common()
+def quota(front: Frontend, owner: str | None) -> None:
+    """Show your quotas and their usage."""
+    with front.client() as client:
+        found = client.quota.get(owner=owner)
+    if front.as_json:
+        return json_line(found)
+
+    def shown(amount: int | None, unit: str) -> str:
+        if amount is None:
+            return "unlimited"
+        return str(amount) if unit == "count" else size(amount)
+
+    rows = [
+        (each.quota, shown(each.used, each.unit), shown(each.limit, each.unit), each.frees) for each in found.quotas
+    ]
+    table(["QUOTA", "USED", "LIMIT", "FREED BY"], rows)
+    if found.exempt:
+        note("you are an administrator: your usage is counted, but not limited")
     return None
 
 

@@ -36,7 +36,9 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 @sandbox_name_option
 @click.option("--provider", type=PROVIDER, metavar="NAME", help="Provider to run on (default: the image's).")
 @click.option("--cpus", type=float, metavar="N", help="CPU limit, in cores.")
-@click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="Memory limit, such as 512M.")
+@click.option(
+    "--memory", "memory_bytes", type=Size(), metavar="SIZE", help="Memory limit, such as 512M, also of files in /tmp."
+)
 @click.option("--pids", type=int, metavar="N", help="Maximum number of processes.")
 @click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="Disk limit, such as 2G.")
 @click.option("--network", type=click.Choice(["none", "host", "bridge"]), help="Network mode (default: none).")

@@ -19,6 +19,7 @@ from sandkeep import archives, transfer
 from sandkeep.ids import new_id
 from sandkeep.settings.gvisor import PLATFORM
 from sandkeepd.host.cgroups.groups import Limits
+from sandkeepd.host.processes import OOM_SCORE_ADJ
 from sandkeepd.providers.gvisor import plan, runsc
 from sandkeepd.providers.gvisor import start as gvisor_start
 
@@ -217,6 +218,11 @@ def test_memory_that_is_used_up_ends_the_sandbox_and_says_so(client: Any, image:
     assert "memory" in client.sandbox.get(box).error
     until(lambda: not processes_of(box))
     client.sandbox.terminate(box)
+
+
+def test_it_is_killed_before_the_daemon_when_memory_ends(client: Any, box: str) -> None:
+    scores = {int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in processes_of(box)}
+    assert scores == {OOM_SCORE_ADJ}
 
 
 @pytest.mark.needs("root")
