@@ -28,7 +28,7 @@ from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.common.tree_copies import copy_tree
 from sandkeepd.providers.common.views import shown, writable
 from sandkeepd.providers.gvisor import checkpoints
-from sandkeepd.providers.local.pack import COPIED_FILES
+from sandkeepd.providers.local.precopy import COPIED_FILES
 
 T = TypeVar("T")
 
