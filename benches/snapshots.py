@@ -143,7 +143,7 @@ def pause_rows() -> Iterator[Row]:
                     pause_s[box] = stop(box).pause_ms / 1e3
                 if turn:
                     pairs.append((pause_s[much], pause_s[little]))
-            yield row(f"pause of a {what}, 40 MB changed", "1 MB changed", pairs, *at_most(3))
+            yield row(f"pause, {what}, 40 MB changed", "1 MB changed", pairs, *at_most(3))
 
 
 # -- back -------------------------------------------------------------------------------------------------------------
