@@ -112,7 +112,7 @@ def test_a_fork_holds_nothing_that_links_lead_to(client: Any, box: Box) -> None:
             assert found == ""
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["copied", "in place"])
+@pytest.mark.parametrize("many", [False, True], ids=["copied", "copied in passes"])
 @pytest.mark.parametrize("options", [{}, {"incremental": True}, {"include": ["d1", "d2/f1", "l3"]}])
 def test_an_archive_holds_nothing_that_links_lead_to(client: Any, box: Box, many: bool, options: Any) -> None:
     if many:
