@@ -119,6 +119,33 @@ def incremental_row(client: Any, root: str, box: str, what: str) -> Row:
     return row(what, "find, tar, ISA-L in this process, fsync", pairs, *at_most(3))
 
 
+# -- the pause --------------------------------------------------------------------------------------------------------
+
+
+def pause_rows() -> Iterator[Row]:
+    """The milliseconds for which a sandbox is frozen, by what it has changed, of a full snapshot, of an incremental one
+    and of a fork.
+    """
+    with daemon() as (client, root):
+        os.mkdir(f"{root}/empty")
+        image = client.image.create(f"{root}/empty").image_id
+        little, much = (client.sandbox.create(image).sandbox_id for _ in range(2))
+        for what, stop in {
+            "snapshot": client.snapshot.create,
+            "fork": client.sandbox.fork,
+            "incremental snapshot": lambda box: client.snapshot.create(box, incremental=True),
+        }.items():
+            pairs = []
+            for turn in range(ROUNDS + 1):
+                pause_s = {}
+                for box, megabytes in [(little, 1), (much, 40)][:: 1 if turn % 2 else -1]:
+                    client.sandbox.exec(box, f"head -c {megabytes}000000 /dev/urandom >changed; sync .")
+                    pause_s[box] = stop(box).pause_ms / 1e3
+                if turn:
+                    pairs.append((pause_s[much], pause_s[little]))
+            yield row(f"pause, {what}, 40 MB changed", "1 MB changed", pairs, *at_most(3))
+
+
 # -- back -------------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +212,7 @@ def small(top: str, files: int) -> None:
 PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "snapshots": snapshot_rows,
     "many": many_rows,
+    "pause": pause_rows,
     "restore": lambda: restore_rows(None, "on disk"),
     "restore-in-memory": lambda: restore_rows(MEMORY, "in memory"),
 }

@@ -217,8 +217,9 @@ def test_the_same_of_a_users_own_daemon() -> None:
     uid = 54_321
     these = (
         "go_on_alone or of_forks or pile_up or exactly_the_files or stays_gone or image_alone or files_back or promoted"
+        " or all_that_was_changed"
     )
-    files = [__file__, str(Path(__file__).with_name("test_snapshots.py"))]
+    files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("snapshots", "much_changed"))]
     with tempfile.TemporaryDirectory(prefix="sandkeep-user-") as base:
         os.chown(base, uid, uid)
         suite = [

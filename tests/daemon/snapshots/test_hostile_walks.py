@@ -28,7 +28,7 @@ from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.common.tree_copies import copy_tree
 from sandkeepd.providers.common.views import shown, writable
 from sandkeepd.providers.gvisor import checkpoints
-from sandkeepd.providers.local.pack import COPIED_FILES
+from sandkeepd.providers.local.precopy import COPIED_FILES
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ def test_a_fork_holds_nothing_that_links_lead_to(client: Any, box: Box) -> None:
             assert found == ""
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["copied", "in place"])
+@pytest.mark.parametrize("many", [False, True], ids=["copied", "copied in passes"])
 @pytest.mark.parametrize("options", [{}, {"incremental": True}, {"include": ["d1", "d2/f1", "l3"]}])
 def test_an_archive_holds_nothing_that_links_lead_to(client: Any, box: Box, many: bool, options: Any) -> None:
     if many:

@@ -6,54 +6,26 @@ whose files are still there.
 
 import functools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
-from msgspec import Struct
 
 from sandkeep import failpoints
 from sandkeep.errors import SetupError, StateError
 from sandkeepd.contract.layers import CopiedChanges
 from sandkeepd.contract.snapshots import Source
-from sandkeepd.host.cgroups.pause import Pause, frozen
-from sandkeepd.host.processes import identify
+from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
 from sandkeepd.providers.common.layers import MOST_LAYERS, Layer
 from sandkeepd.providers.common.views import shown
+from sandkeepd.providers.local.files import SandboxFiles
 from sandkeepd.providers.local.plan import Plan
+from sandkeepd.providers.local.precopy import copy_running, is_quick_to_copy, whole
 from sandkeepd.providers.local.start import Handle
 
 if TYPE_CHECKING:
     from sandkeepd.providers.local.provider import LocalProvider
-
-
-class SandboxFiles(Struct, frozen=True, kw_only=True):
-    """The files of a sandbox. Its changes lie in `upper`, and hide parts of `lowers`, each of which hides parts of the
-    next. The file `mark` exists while it is frozen only to be read.
-    """
-
-    plan: Plan
-    handle: Handle
-    upper: str
-    lowers: list[str]
-    mark: str
-
-    @property
-    def first_pid(self) -> int | None:
-        """The first process of its pid namespace, if it runs and has one."""
-        first = self.handle.first
-        return first.pid if self.plan.mechanism == "bubblewrap" and identify(first.pid) == first else None
-
-    def freeze(self) -> AbstractContextManager[Pause]:
-        """Freeze it for the length of a block. See `pause.frozen`."""
-        return frozen(self.plan.cgroups, self.first_pid, self.mark)
-
-    @property
-    def owner(self) -> tuple[int, int]:
-        """Return the uid and gid of the owner of its files, as the code inside sees it."""
-        return self.plan.inner_uid, self.plan.inner_gid
 
 
 class LocalLayers(DirectoryLayers):
@@ -82,7 +54,9 @@ class LocalLayers(DirectoryLayers):
         flat = not held.lowers or len(held.plan.layers) >= MOST_LAYERS
         try:
             with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
-                pause = await self._in_thread(functools.partial(self._freeze, name, held, flat=flat))
+                shares_blocks = (await self._abilities()).reflink.works
+                freeze = functools.partial(self._freeze, name, held, flat=flat, shares_blocks=shares_blocks)
+                pause = await self._in_thread(freeze)
             failpoints.reach("layer.copied")
             size = await self._in_thread(self._store.size_bytes, self._store.root(name))
         except BaseException:
@@ -94,10 +68,18 @@ class LocalLayers(DirectoryLayers):
         files = document(layers, over_image=held.plan.over_image and not flat)
         return CopiedChanges(files=files, pause_ms=pause.ms, size_bytes=size)
 
-    def _freeze(self, name: str, held: SandboxFiles, *, flat: bool) -> Pause:
+    def _freeze(self, name: str, held: SandboxFiles, *, flat: bool, shares_blocks: bool) -> Pause:
+        state_dir = self._layout.state_dir
         making = self._store.begin(name)
         roots = [held.upper, *held.lowers] if flat else [held.upper]
-        with shown(*roots, above=self._layout.state_dir) as source, held.freeze() as pause:
+        if len(roots) == 1 and not is_quick_to_copy(held, self._store, state_dir, shares_blocks=shares_blocks):
+            with shown(held.upper, above=state_dir) as source:
+                copied = copy_running(held, self._store, source, making, select=whole, point="layer.frozen")
+            if copied is not None:
+                self._store.complete(name)
+                return copied.pause
+            making = self._store.begin(name)
+        with shown(*roots, above=state_dir) as source, held.freeze() as pause:
             failpoints.reach("layer.frozen")
             self._store.copy(source, making)
         self._store.complete(name)

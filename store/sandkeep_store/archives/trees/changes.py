@@ -24,7 +24,7 @@ from sandkeep_store.archives.trees.tree import Overlay, is_opaque, reserved
 from sandkeep_store.files.descriptors import closing
 
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
-_RECENT_NS: Final = 50_000_000
+RECENT_NS: Final = 50_000_000
 """More than any kernel's clock of files takes from one tick to the next."""
 
 _CHUNK: Final = 1 << 16
@@ -37,7 +37,7 @@ _FORMAT: Final = r"%y %i %C@ %P\0"
 WHITEOUT: Final = b"c"
 DIRECTORY: Final = b"d"
 OPAQUE: Final = b"o"
-_DIRECTORIES: Final = (DIRECTORY, OPAQUE)
+DIRECTORIES: Final = (DIRECTORY, OPAQUE)
 
 
 class Seen(NamedTuple):
@@ -56,7 +56,7 @@ Catalogue = Mapping[bytes, Seen]
 
 def take_catalogue(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -> dict[bytes, Seen]:
     """Catalogue an open directory, upper one of an `overlay` or plain. `enter` precedes find's argv. Blocks."""
-    recent = _seconds(time.time_ns() - _RECENT_NS)
+    recent = _seconds(time.time_ns() - RECENT_NS)
     found: dict[bytes, Seen] = {}
     for kind, inode, changed, path in _few(tree) or _all(tree, enter):
         hides = kind == DIRECTORY and overlay is not None and is_opaque(tree, path or TOP, overlay)
@@ -97,6 +97,16 @@ def _in_directory(path: bytes, tree: int) -> Iterator[tuple[bytes, os.stat_resul
 def _entry(path: bytes, status: os.stat_result) -> _Entry:
     kind = _KINDS[stat.S_IFMT(status.st_mode)]
     return kind, b"%d" % status.st_ino, _seconds(status.st_ctime_ns) + b"0", path
+
+
+def is_that(status: os.stat_result, seen: Seen) -> bool:
+    """Return True if it is the status of the file that was seen, unchanged if that can be known."""
+    kind, inode, changed, _ = _entry(b"", status)
+    return (
+        kind == (DIRECTORY if seen.kind == OPAQUE else seen.kind)
+        and inode == seen.inode
+        and (seen.changed in (b"", changed))
+    )
 
 
 def _seconds(time_ns: int) -> bytes:
@@ -174,10 +184,10 @@ def compare(before: Catalogue, now: Catalogue, is_wanted: Asked = lambda _: True
     anew: set[bytes] = set()  # directories in which nothing is as before
     for name in sorted(now, key=tree_order):
         seen, earlier = now[name], before.get(name)
-        inside = name != TOP and _parent(name) in anew
-        if seen.kind in _DIRECTORIES and (inside or _is_anew(seen, earlier)):
+        inside = name != TOP and parent_of(name) in anew
+        if seen.kind in DIRECTORIES and (inside or _is_anew(seen, earlier)):
             anew.add(name)
-        is_different = inside or earlier is None or _is_changed(seen, earlier)
+        is_different = inside or earlier is None or is_changed(seen, earlier)
         if name != TOP and not (is_wanted(name) and is_different):
             continue
         if seen.kind == WHITEOUT:
@@ -195,16 +205,16 @@ def _is_anew(directory: Seen, earlier: Seen | None) -> bool:
     """Return True if a directory may have been replaced. The inode number alone is not proof, as numbers are soon
     reused: any change of an opaque directory counts. A directory that is not opaque shows its deletions instead.
     """
-    if earlier is None or earlier.kind not in _DIRECTORIES or earlier.inode != directory.inode:
+    if earlier is None or earlier.kind not in DIRECTORIES or earlier.inode != directory.inode:
         return True
-    return directory.kind == OPAQUE and _is_changed(directory, earlier)
+    return directory.kind == OPAQUE and is_changed(directory, earlier)
 
 
 def _leaves_gap(name: bytes, before: Catalogue, now: Catalogue, anew: Collection[bytes]) -> bool:
     """Return True if a deletion needs a whiteout: its directory exists and is not written anew."""
-    parent = _parent(name)
+    parent = parent_of(name)
     holder = now.get(parent)
-    return before[name].kind != WHITEOUT and holder is not None and holder.kind in _DIRECTORIES and parent not in anew
+    return before[name].kind != WHITEOUT and holder is not None and holder.kind in DIRECTORIES and parent not in anew
 
 
 def tree_order(name: bytes) -> bytes:
@@ -212,11 +222,13 @@ def tree_order(name: bytes) -> bytes:
     return b"" if name == TOP else name.replace(b"/", b"\0")
 
 
-def _parent(name: bytes) -> bytes:
+def parent_of(name: bytes) -> bytes:
+    """Return the name of the directory that has it; the top's for the top."""
     return name.rpartition(b"/")[0] or TOP
 
 
-def _is_changed(seen: Seen, earlier: Seen) -> bool:
+def is_changed(seen: Seen, earlier: Seen) -> bool:
+    """Return True if a file may have changed since it was seen earlier."""
     if seen.kind == earlier.kind == WHITEOUT:
         return False
     return seen != earlier or not seen.changed
