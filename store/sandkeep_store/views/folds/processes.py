@@ -90,8 +90,8 @@ def _explain(process: ProcessState, sandbox: SandboxState | None, met: list[Limi
 
 def _full_disk(limit: int | None) -> str:
     if limit is None:
-        return "the sandbox's disk limit was reached: remove files, or use smaller ones"
-    return f"the sandbox's disk is full: its limit is {_mib(limit)}: remove files, or `sandkeep update --disk`"
+        return "the sandbox's disk limit is reached: remove files, or `sandkeep update --disk`"
+    return f"the sandbox's disk limit of {_mib(limit)} is reached: remove files, or `sandkeep update --disk`"
 
 
 def _no_more_processes(limit: int | None) -> str:
