@@ -80,7 +80,8 @@ def group_v2(root: Path) -> dict[str, str]:
 
 ALL = Usage(
     cpu_s=2.5, cpu_user_s=1.5, cpu_system_s=0.9, cpus_limit=1.5, memory_bytes=7 * MIB, memory_peak_bytes=12 * MIB,
-    memory_limit_bytes=64 * MIB, pids=3, pids_limit=512, pids_refused=4, io_read_bytes=4097, io_written_bytes=100, oom_kills=2,
+    memory_limit_bytes=64 * MIB, pids=3, pids_limit=512, pids_refused=4,
+    io_read_bytes=4097, io_written_bytes=100, oom_kills=2,
 )  # fmt: skip
 
 
