@@ -68,9 +68,8 @@ def test_a_full_disk_is_told(box: Box) -> None:
     assert (failed.exit_code, failed.limits_met, failed.error) == (1, ["disk"], FULL)
     assert box.client.sandbox.exec(box.id, ["true"]).error is None
     box.client.process.launch(box.id, ["false"], name="named")
-    for command in (("wait",), ("logs", "--follow")):
-        told = box.daemon.cli(command[0], box.id, "named", *command[1:])
-        assert FULL in told.stderr.decode() or command[0] == "logs"
+    for command in (["wait"], ["logs", "--follow"]):
+        assert box.daemon.cli(*command, box.id, "named").stderr.decode() == f"sandkeep: {FULL}\n"
     assert box.client.process.get(box.id, "named").limits_met == ["disk"]
     found = box.client.sandbox.get(box.id)
     assert found.note == "its disk is full: remove files, or `sandkeep update --disk`"

@@ -247,13 +247,19 @@ def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
     return exit_code(last, ended)
 
 
+def explain_limits(process: Process) -> None:
+    """Say at which limits a process ended: its exit code alone does not."""
+    if process.limits_met and process.error:
+        note(f"sandkeep: {plain(process.error)}")
+
+
 def exit_code(last: ProcessOutput | Process, process: Process | None) -> int:
     """Return the process's exit code, 124 on timeout, 125 with a message when it is unknown."""
     if last.timed_out:
         note("sandkeep: the process timed out")
         return TIMED_OUT
-    if process and process.limits_met and process.error and last.exit_code is not None:
-        note(f"sandkeep: {plain(process.error)}")  # the exit code alone does not say so
+    if process and last.exit_code is not None:
+        explain_limits(process)
     if last.exit_code is not None:
         return last.exit_code
     why = (process.error if process else None) or f"the process is {last.status}"

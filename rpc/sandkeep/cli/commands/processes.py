@@ -7,7 +7,7 @@ import click
 from msgspec.structs import replace
 
 from sandkeep.cli.attach.journals import STREAMS
-from sandkeep.cli.attach.session import Descriptors, Reader, exit_code
+from sandkeep.cli.attach.session import Descriptors, Reader, exit_code, explain_limits
 from sandkeep.cli.display.output import LIMITS_MET, age, json_line, note, plain, status, table
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Frontend, command, common
@@ -85,6 +85,8 @@ def _show(reader: Reader, sink: Descriptors, at: tuple[int, int], *, follow: boo
     copied = reader.catch_up(sink, *at)
     if follow or copied is None:
         reader.follow(sink, *(copied or at), follow=follow)
+        if follow:
+            explain_limits(reader.process())
     else:
         reader.remark(*copied)
 
