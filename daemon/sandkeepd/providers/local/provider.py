@@ -285,7 +285,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             self._uids.claim_running(sandbox_id, decided)
         instance = await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
         if instance is not None:
-            await self._resizing.fit(sandbox_id, decided)
+            await self._resizing.fit_found(sandbox_id, decided)
             return instance
         if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
             await self.in_thread(self.cleanup.end, sandbox_id, decided, handle)

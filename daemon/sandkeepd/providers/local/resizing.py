@@ -1,17 +1,20 @@
 """Changing the disk limits of local sandboxes. See `Resizing`."""
 
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
 
-from sandkeep.errors import SetupError
+from sandkeep.errors import SandkeepError, SetupError
 from sandkeepd.contract.resizing import Resizing
 from sandkeepd.providers.common.disks import Disks, why_not_growing
 from sandkeepd.providers.local.plan import Plan
 
 if TYPE_CHECKING:
     from sandkeepd.providers.local.provider import LocalProvider
+
+logger: Final = logging.getLogger("sandkeepd")
 
 
 class LocalResizing(Resizing):
@@ -44,6 +47,13 @@ class LocalResizing(Resizing):
         if instance is not None:
             instance.set_plan(decided, own_disk=self._provider.layout.has_disk(sandbox_id))
             instance.measure_anew()
+
+    async def fit_found(self, sandbox_id: str, plan: Plan) -> None:
+        """Do as `fit` with a disk of an earlier daemon. A sandbox runs also on one that cannot grow."""
+        try:
+            await self.fit(sandbox_id, plan)
+        except SandkeepError as error:
+            logger.warning("the disk of sandbox %s is not of the recorded size: %s", sandbox_id, error)
 
     async def fit(self, sandbox_id: str, plan: Plan) -> None:
         """Let the sandbox's own disk, if it has one, be of the plan's size."""

@@ -53,7 +53,7 @@ class LocalRevival(Reviving):
         job = provider.job(sandbox_id, spec, decided, await provider.lowers(image_id, decided), files, found)
         own_disk = provider.layout.has_disk(sandbox_id)
         job = msgspec.structs.replace(job, anew=True, own_disk=own_disk)
-        await self._resizing.fit(sandbox_id, decided)
+        await self._resizing.fit_found(sandbox_id, decided)
         left = [f"{job.directory}/{name}" for name in ("in", "work", "mount")]
         await provider.in_thread(provider.layout.discard, left)
         try:
