@@ -21,6 +21,7 @@ from sandkeep.model import (
     CheckpointFile,
     ImageKind,
     Isolation,
+    LimitName,
     Place,
     SandboxSpec,
     SkippedFile,
@@ -401,6 +402,16 @@ class SandboxTerminated(Event, frozen=True, kw_only=True):
     reason: str
 
 
+class SandboxUpdated(Event, frozen=True, kw_only=True):
+    """The sandbox's disk limit is `disk_bytes` from now on. The bytes of a disk of its own are reserved, and `plan` is
+    the provider's with that limit.
+    """
+
+    type = "sandbox.updated"
+    disk_bytes: int
+    plan: dict[str, Any] = field(default_factory=dict)
+
+
 class SandboxFileWritten(Event, frozen=True, kw_only=True):
     """A caller put a file or a tree into the sandbox; it was complete when this was recorded. `sha256` was recorded by
     older daemons; short contents can be guessed from a digest, so it is None now.
@@ -470,7 +481,8 @@ class ProcessTimedOut(Event, frozen=True, kw_only=True):
 
 class ProcessExited(Event, frozen=True, kw_only=True):
     """The process ended. `exit_code` is the shell's: 128+n for signal n. The sizes are those of its journal at that
-    moment. `oom_killed`: the kernel's OOM killer killed it, or a process it waited for.
+    moment. `oom_killed`: the kernel's OOM killer killed it, or a process it waited for. `limits_met` are the limits at
+    which it ended.
     """
 
     type = "process.exited"
@@ -478,6 +490,7 @@ class ProcessExited(Event, frozen=True, kw_only=True):
     stdout_bytes: int
     stderr_bytes: int
     oom_killed: bool = False
+    limits_met: list[LimitName] = field(default_factory=list)
 
 
 class ProcessRestored(Event, frozen=True, kw_only=True):

@@ -98,6 +98,7 @@ SANDBOX: Final = Lifecycle[SandboxStatus](
     Row("sandbox.restored", ("restoring",), "running"),
     Row("sandbox.restore_failed", ("restoring",), "failed", "ended"),
     Row("sandbox.restore_failed", ("restoring",), Before("sandbox.restore_requested")),
+    Row("sandbox.updated", _WITH_FILES, Keep.SAME),
     Row("sandbox.failed", _STANDING, "failed"),
     Row("sandbox.lost", (*_STANDING, "stopping"), "lost"),
     Row("sandbox.terminate_requested", ("creating", *_STANDING, "restoring", "failed", "lost"), "stopping"),

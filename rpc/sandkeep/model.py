@@ -63,6 +63,7 @@ SnapshotKind: TypeAlias = Literal["full", "incremental"]
 ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.zst"]
 MomentKind: TypeAlias = Literal["snapshot", "checkpoint"]
 ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
+LimitName: TypeAlias = Literal["disk", "memory", "pids", "time"]
 LockStatus: TypeAlias = Literal[
     "acquiring", "held", "releasing", "released", "contended", "failed", "expired", "lost", "stealing", "stolen"
 ]
@@ -161,7 +162,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     snapshot that its files came from last, or the checkpoint that all of it did; `latest_snapshot_id` and
     `latest_checkpoint_id` are the last that were made of it. One that was restored from a snapshot of elsewhere has
     that for its `image_id`. `suspended_reason` says why the daemon suspended it without an order. Its owner may call
-    it by its `name`, which no other has of the owner's until it has ended.
+    it by its `name`, which no other has of the owner's until it has ended. `limits_met` counts the processes that ended
+    at each limit; `note` also says at which limit a running one is.
     """
 
     sandbox_id: str
@@ -187,6 +189,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     latest_checkpoint_id: str | None = None
     name: str | None = None
     suspended_reason: str | None = None
+    limits_met: dict[LimitName, int] = field(default_factory=dict)
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -355,7 +358,9 @@ class Process(Struct, frozen=True, kw_only=True):
 
     With `tty` it runs in a terminal: a tmux session inside the sandbox, which `tmux_session` names. `exit_code` is the
     shell's: 128+n when signal n ended it. `oom_killed` is true if the kernel's OOM killer ended it, or a process it
-    waited for. `kill_scope` is the target of a kill: the process ``group``.
+    waited for. `limits_met` are the limits at which it ended, and `error` says so: ``disk`` and ``pids`` if it failed
+    while the sandbox was at that limit, ``memory`` as `oom_killed`, ``time`` as `timed_out`. `kill_scope` is the target
+    of a kill: the process ``group``.
     """
 
     process_id: str
@@ -384,11 +389,12 @@ class Process(Struct, frozen=True, kw_only=True):
     stderr_bytes: int | None = None
     kill_scope: str = "group"
     error: str | None = None
+    limits_met: list[LimitName] = field(default_factory=list)
 
 
 class ExecResult(Struct, frozen=True, kw_only=True):
     """The outcome of an ``exec``, with up to `MAX_INLINE_BYTES` of each stream; the whole is in the journal of
-    `process_id`. `oom_killed` is as in `Process`; `error` then names the sandbox's limit.
+    `process_id`. `oom_killed` and `limits_met` are as in `Process`; `error` then names the sandbox's limit.
     """
 
     process_id: str
@@ -405,6 +411,7 @@ class ExecResult(Struct, frozen=True, kw_only=True):
     duration_s: float
     error: str | None = None
     oom_killed: bool = False
+    limits_met: list[LimitName] = field(default_factory=list)
 
 
 class ProcessOutput(Struct, frozen=True, kw_only=True):
@@ -574,7 +581,10 @@ class SandboxStats(Struct, frozen=True, kw_only=True):
     None is a value that this machine does not count, or no limit. `cpu_s` is the time of all its processes, ended ones
     included; `cpu_user_s` and `cpu_system_s` are its parts, more coarsely counted. `memory_bytes` excludes the page
     cache, `memory_peak_bytes` includes it. `io_read_bytes` were read from disks, `io_written_bytes` were or will be
-    written. `oom_kills` counts OOM kills; `pids` all processes, `running_processes` those that callers started.
+    written. `oom_kills` counts OOM kills; `pids` all processes, `running_processes` those that callers started,
+    `pids_refused` those that were not started because of `pids_limit`, `timeouts` those that ended at their time limit.
+    `disk_bytes` of `disk_limit_bytes` are taken: all, of a full disk. Where the sandbox has no disk of its own, that is
+    the last measurement.
     """
 
     sandbox_id: str
@@ -591,10 +601,14 @@ class SandboxStats(Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int | None = None
     pids: int | None = None
     pids_limit: int | None = None
+    pids_refused: int | None = None
+    disk_bytes: int | None = None
+    disk_limit_bytes: int | None = None
     io_read_bytes: int | None = None
     io_written_bytes: int | None = None
     oom_kills: int | None = None
     running_processes: int = 0
+    timeouts: int = 0
 
 
 class SandboxStatsList(Struct, frozen=True, kw_only=True):

@@ -276,6 +276,8 @@ class TrioSandbox:
         """Run a command to its end and return its output."""
     async def terminate(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Terminate a sandbox and all its processes."""
+    async def update(self, sandbox_id: str, disk_bytes: int, **options: Unpack[_Change]) -> model.Sandbox:
+        """Change the disk limit of a sandbox."""
     async def suspend(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Freeze a sandbox."""
     async def resume(self, sandbox_id: str, **options: Unpack[_SandboxResume]) -> model.Sandbox:
@@ -439,6 +441,8 @@ class BlockingSandbox:
         """Run a command to its end and return its output."""
     def terminate(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Terminate a sandbox and all its processes."""
+    def update(self, sandbox_id: str, disk_bytes: int, **options: Unpack[_Change]) -> model.Sandbox:
+        """Change the disk limit of a sandbox."""
     def suspend(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Freeze a sandbox."""
     def resume(self, sandbox_id: str, **options: Unpack[_SandboxResume]) -> model.Sandbox:

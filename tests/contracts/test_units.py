@@ -182,7 +182,9 @@ def test_a_daemon_under_the_units_hardening_does_its_work(hardened: Service, tmp
     assert re.search(r"^Seccomp:\t2$", status, re.MULTILINE)
     bounding = re.search(r"^CapBnd:\t([0-9a-f]+)$", status, re.MULTILINE)
     assert bounding is not None
-    assert int(bounding[1], 16).bit_count() == len(directives(SERVICE)["CapabilityBoundingSet"])
+    ours = int(re.findall(r"^CapBnd:\t(.*)$", Path("/proc/self/status").read_text(), re.MULTILINE)[0], 16)
+    lacking = 0 if ours >> 24 & 1 else 1  # not every machine's root has SYS_RESOURCE
+    assert int(bounding[1], 16).bit_count() == len(directives(SERVICE)["CapabilityBoundingSet"]) - lacking
     (tmp_path / "hello").write_text("hello\n")
     with hardened.connect() as client:
         image = client.image.create(str(tmp_path)).image_id

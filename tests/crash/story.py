@@ -125,6 +125,7 @@ class Story:
         assert (ran.exit_code, ran.stdout, ran.stderr) == (3, b"out\n", b"err\n")
         interlude()
         self.until_output(box, "cat", b"typed\n")
+        assert self.ask("sandbox.update", box, disk_bytes=8 << 30).spec.disk_bytes == 8 << 30
         if suspends:
             assert self.ask("sandbox.suspend", box).status == "suspended"
             assert self.ask("sandbox.resume", box).status == "running"

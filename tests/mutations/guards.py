@@ -189,8 +189,8 @@ GUARDS = [
     Guard(
         "No file is larger than the disk limit",
         "daemon/sandkeepd/providers/local/start.py",
-        "blocks = str(-(-plan.disk_bytes // 512))",
-        'blocks = str(1 << 40)',
+        'blocks = "" if job.own_disk else str(-(-plan.disk_bytes // 512))',
+        'blocks = ""',
         f"{_LOCAL}test_a_file_larger_than_the_disk_limit[local]",
     ),
     Guard(

@@ -57,6 +57,7 @@ def dispatch(
         "sandbox.stats": Stats(core, sandboxes.runtimes).stats,
         "sandbox.exec": processes.execution.exec,
         "sandbox.terminate": sandboxes.termination.terminate,
+        "sandbox.update": sandboxes.updates.update,
         "sandbox.suspend": sandboxes.suspension.ensure,
         "sandbox.resume": sandboxes.resumption.ensure,
         "sandbox.fork": services.forks.fork,
@@ -116,7 +117,8 @@ def dispatch(
         "lock.list": locking.list_now,
     }
     commands: Sequence[Command] = (
-        *services.operations, *processes.commands, *files.commands, *locking.commands, choosing, services.restores,
+        *services.operations, *processes.commands, *files.commands, *locking.commands, sandboxes.updates.command,
+        choosing, services.restores,
         services.time_travel, eventless_command("snapshot.gc", services.gc.answer_again),
         eventless_command("stream.access", access.answer_again), eventless_command("daemon.shutdown", _nothing),
     )  # fmt: skip

@@ -121,6 +121,10 @@ class Instance(Protocol):
         """Return True if the sandbox has a disk of its own, and nothing can be written to it."""
         ...
 
+    def disk_usage(self) -> tuple[int | None, int | None]:
+        """Return the bytes taken of its disk limit, and that; None for what is unknown, or not limited."""
+        ...
+
     async def ended(self) -> Ending:
         """Wait until the sandbox itself is gone; return the reason, as far as it is known."""
         ...

@@ -21,8 +21,8 @@ Errors
 Parts
     A provider is composed: a capability of only some is an object behind an attribute of it, None where it is missing.
     Each has a protocol in a module of its own, with an example of the daemon's calls: `snapshots`, `layers` (forks
-    and restores), `replacement`, `checkpoints`, `revival`, `claims`, `engine`; of an instance, `pauses`. To suspend,
-    fork or restore where the part is missing is refused with `not_supported`.
+    and restores), `replacement`, `resizing`, `checkpoints`, `revival`, `claims`, `engine`; of an instance, `pauses`.
+    To suspend, fork or restore where the part is missing is refused with `not_supported`.
 
 Example: the life of a sandbox
     A client makes an image of a directory. Its outcome is recorded with the result of `make`::
@@ -85,6 +85,7 @@ from sandkeepd.contract.layers import Layering
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.contract.processes import Chunk, Dropped, Exit
 from sandkeepd.contract.replacement import Replacing
+from sandkeepd.contract.resizing import Resizing
 from sandkeepd.contract.revival import Reviving
 from sandkeepd.contract.snapshots import Snapshotting
 
@@ -100,6 +101,7 @@ class Parts(Protocol):
     engine: Recovering | None = None
     layers: Layering | None = None
     replacement: Replacing | None = None
+    resizing: Resizing | None = None
     revival: Reviving | None = None
     snapshots: Snapshotting | None = None
 

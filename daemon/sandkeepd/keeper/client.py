@@ -320,6 +320,10 @@ class KeeperInstance:
         """See `Instance.disk_is_full`."""
         return self._shared.is_full()
 
+    def disk_usage(self) -> tuple[int | None, int | None]:
+        """See `Instance.disk_usage`."""
+        return None, None
+
     async def ended(self) -> Ending:
         """See `Instance.ended`."""
         await self._channel.gone.wait()

@@ -78,12 +78,15 @@ class SharedDirectory:
 
     def is_full(self) -> bool:
         """Return True if the sandbox's own disk is full."""
-        if not self.own_disk:
-            return False
-        with suppress(OSError), self.files.directory() as place:
-            free = os.fstatvfs(place)
-            return free.f_bavail * free.f_frsize < _FULL_BYTES or free.f_ffree == 0
-        return False
+        found = self.statvfs()
+        return found is not None and (found.f_bavail * found.f_frsize < _FULL_BYTES or found.f_ffree == 0)
+
+    def statvfs(self) -> os.statvfs_result | None:
+        """Return the state of the sandbox's own disk; None if it has none, or that cannot be read."""
+        if self.own_disk:
+            with suppress(OSError), self.files.directory() as place:
+                return os.fstatvfs(place)
+        return None
 
     def free_inodes(self) -> None:
         """Remove a few of the spare files if the code inside has used up the inodes of the sandbox's own disk, so that

@@ -99,7 +99,7 @@ class ProcessLaunching(Operation[ProcessState]):
     async def act(self, order: Order[ProcessState]) -> Sequence[NewEvent]:
         """See `Operation.act`. Left is whether it has ended already."""
         runtime, process = order.payload.runtime, order.subject
-        runtime.oom.begin(order.stream)
+        runtime.limits.begin(order.stream)
         pid = await runtime.instance.launch(order.payload.launch)
         failpoints.reach("launch.answered")
         facts: list[events.Event] = [events.ProcessStarted(pid=pid)]
@@ -111,7 +111,7 @@ class ProcessLaunching(Operation[ProcessState]):
 
     async def failed(self, order: Order[ProcessState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`."""
-        order.payload.runtime.oom.forget(order.stream)
+        order.payload.runtime.limits.forget(order.stream)
         return await super().failed(order, error)
 
     async def recorded(self, order: Order[ProcessState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
@@ -176,6 +176,7 @@ class Execution(ProcessLaunching):
             duration_s=max(0.0, ((subject.ended_us or subject.requested_us) - subject.requested_us) / 1e6),
             error=subject.error[1] if subject.error else None,
             oom_killed=subject.oom_killed,
+            limits_met=list(subject.limits_met),
         )
 
 

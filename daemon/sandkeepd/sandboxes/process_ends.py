@@ -6,6 +6,7 @@ from typing import Final
 import trio
 
 from sandkeep import events
+from sandkeep.model import LimitName
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
@@ -71,5 +72,9 @@ def _end_of(
         provider.read_ended(process.sandbox_id, process.process_id, stream, 0, 0).size
         for stream in ("stdout", "stderr")
     ]
-    told = runtime is not None and seen is not None and runtime.oom.attribute(process, seen.exit_code)
-    return events.ProcessExited(exit_code=code, stdout_bytes=sizes[0], stderr_bytes=sizes[1], oom_killed=told)
+    met: list[LimitName] = ["time"] if process.timed_out else []
+    if runtime is not None and seen is not None:
+        met = runtime.limits.met(process, seen.exit_code)
+    return events.ProcessExited(
+        exit_code=code, stdout_bytes=sizes[0], stderr_bytes=sizes[1], oom_killed="memory" in met, limits_met=met
+    )

@@ -68,7 +68,7 @@ class ProcessSupervisor:
             await self._record(process, _never_seen(process))
             return
         if runtime.instance.exit_of(process.process_id) is None:
-            runtime.oom.begin(process.process_id)
+            runtime.limits.begin(process.process_id)
         if process.status == "starting":
             await self._record(process, events.ProcessStarted(pid=pid))
         await self.follow(runtime, process, None)
@@ -92,13 +92,14 @@ class ProcessSupervisor:
         instance, process_id = runtime.instance, process.process_id
         if process.requested.durable:
             await self._sync(instance, process_id)
-        oom_killed = runtime.oom.attribute(process, exited.exit_code)
+        met = runtime.limits.met(process, exited.exit_code)
         if exited.exit_code is None:
             return events.ProcessLost(message=exited.message or "nobody saw how the process ended")
         stdout_bytes, stderr_bytes = instance.sizes(process_id)
         return events.ProcessExited(
-            exit_code=exited.exit_code, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes, oom_killed=oom_killed
-        )
+            exit_code=exited.exit_code, stdout_bytes=stdout_bytes, stderr_bytes=stderr_bytes,
+            oom_killed="memory" in met, limits_met=met,
+        )  # fmt: skip
 
     async def _sync(self, instance: Instance, process_id: str) -> None:
         """Fsync the journals. A failure may be permanent, and is only logged, so that the end can be recorded."""

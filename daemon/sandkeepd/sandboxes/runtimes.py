@@ -20,7 +20,7 @@ from sandkeepd.contract.instance import Ending, Instance
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core, Tries
 from sandkeepd.core.interruption import Interruptible
-from sandkeepd.sandboxes.oom import OomWatcher
+from sandkeepd.sandboxes.limits import LimitWatcher
 
 ADOPTION_PATIENCE_S = 30.0
 OPENING_PATIENCE_S: Final = 1.0
@@ -29,13 +29,13 @@ OPENING_PATIENCE_S: Final = 1.0
 class Runtime:
     """A running sandbox in the daemon: its instance, and the nursery of its processes' tasks.
 
-    `oom` attributes exits to the kernel's OOM killer; `io_seen` is the maximum of the bytes that its processes were
+    `limits` attributes exits to the sandbox's limits; `io_seen` is the maximum of the bytes that its processes were
     seen to have read and written.
     """
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.oom = OomWatcher(instance)
+        self.limits = LimitWatcher(instance)
         self.io_seen = (0, 0)
         self.scope = trio.CancelScope()
         self.nursery: trio.Nursery | None = None

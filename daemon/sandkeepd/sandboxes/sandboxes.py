@@ -13,12 +13,14 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Operation
 from sandkeepd.core.paging import page
+from sandkeepd.sandboxes import limits
 from sandkeepd.sandboxes.creation import SandboxCreation
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.reservations import Reservations
 from sandkeepd.sandboxes.runtimes import Runtimes
 from sandkeepd.sandboxes.suspend import Resumption, Suspension
 from sandkeepd.sandboxes.termination import Termination
+from sandkeepd.sandboxes.updates import Updates
 
 
 class Sandboxes:
@@ -32,13 +34,19 @@ class Sandboxes:
         self.creation = SandboxCreation(core, images, self.reservations, self.runtimes, self.termination)
         self.suspension = Suspension(core, self.runtimes)
         self.resumption = Resumption(core, self.runtimes)
+        self.updates = Updates(core, self.runtimes)
         self.operations: Sequence[Operation[Any]] = (
             self.creation, self.suspension, self.resumption, self.termination
         )  # fmt: skip
 
     def get_now(self, request: Request[SandboxRef]) -> Sandbox:
-        """Show a sandbox."""
-        return self._view(rules.sandbox(self._core.state, request.params.sandbox_id))
+        """Show a sandbox, with a note if it is at a limit."""
+        sandbox = rules.sandbox(self._core.state, request.params.sandbox_id)
+        found, runtime = self._view(sandbox), self.runtimes.by_id.get(sandbox.sandbox_id)
+        if found.note is None and runtime is not None and sandbox.status == "running":
+            note = limits.note_of(runtime.instance)
+            found = msgspec.structs.replace(found, note=note) if note else found
+        return found
 
     def _view(self, sandbox: SandboxState) -> Sandbox:
         """Return the sandbox from the log, with a note while it is unconfirmed since the start. One found lost is

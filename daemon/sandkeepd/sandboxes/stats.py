@@ -59,8 +59,10 @@ class Stats:
 
     def _stats_of(self, sandbox: SandboxState, found: Usage, at_us: int) -> SandboxStats:
         runtime = self._runtimes.by_id.get(sandbox.sandbox_id)
+        used = limit = None
         if runtime is not None:
             found = _not_less(found, runtime)
+            used, limit = runtime.instance.disk_usage()
         return SandboxStats(
             sandbox_id=sandbox.sandbox_id,
             provider=sandbox.requested.provider,
@@ -68,6 +70,9 @@ class Stats:
             name=sandbox.name,
             sampled_at=rfc3339(at_us),
             running_processes=len(sandbox.active),
+            timeouts=sandbox.limits_met.get("time", 0),
+            disk_bytes=used,
+            disk_limit_bytes=limit,
             **msgspec.structs.asdict(found),
         )
 

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "create": ("sandboxes:create", "Create and start a sandbox from an image."),
     "ls": ("sandboxes:ls", "List sandboxes."),
     "get": ("sandboxes:get", "Show a sandbox."),
+    "update": ("sandboxes:update", "Change the disk limit of a sandbox."),
     "suspend": ("sandboxes:suspend", "Freeze sandboxes."),
     "resume": ("sandboxes:resume", "Resume frozen sandboxes, or restart lost ones from their files."),
     "rm": ("sandboxes:rm", "Terminate sandboxes, with all their processes."),
@@ -51,7 +52,7 @@ COMMANDS: Final = {
 
 SUBJECTS: Final = {
     "Images": ("image",),
-    "Sandboxes": ("create", "ls", "get", "suspend", "resume", "rm", "fork", "restore", "stats", "sandbox"),
+    "Sandboxes": ("create", "ls", "get", "update", "suspend", "resume", "rm", "fork", "restore", "stats", "sandbox"),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
     "Files": ("cp", "snapshot", "checkpoint"),
     "Locks": ("lock",),
@@ -69,7 +70,21 @@ IMAGE_COMMANDS: Final = {
 
 SANDBOX_COMMANDS: Final = {
     name: COMMANDS[name]
-    for name in ("create", "ls", "get", "suspend", "resume", "rm", "fork", "restore", "stats", "exec", "run", "history")
+    for name in (
+        "create",
+        "ls",
+        "get",
+        "update",
+        "suspend",
+        "resume",
+        "rm",
+        "fork",
+        "restore",
+        "stats",
+        "exec",
+        "run",
+        "history",
+    )
 }
 
 SNAPSHOT_COMMANDS: Final = {

@@ -26,6 +26,7 @@ MAX_LOCK_WAIT_S: Final = 3600.0
 TerminalSide = Annotated[int, Meta(ge=1, le=1000)]
 TerminalName = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$(?!\n)")]
 PathBytes = Annotated[bytes, Meta(min_length=1, max_length=4096)]
+DiskBytes = Annotated[int, Meta(ge=1024 * 1024, le=2**60)]
 Token = Annotated[str, Meta(max_length=128)]
 Position = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Where = Position | Token
@@ -125,7 +126,7 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     cpus: Annotated[float, Meta(ge=0.01, le=1024)] | None = None
     memory_bytes: Annotated[int, Meta(ge=4 * 1024 * 1024, le=2**50)] | None = None
     pids: Annotated[int, Meta(ge=8, le=4_000_000)] | None = None
-    disk_bytes: Annotated[int, Meta(ge=1024 * 1024, le=2**60)] | None = None
+    disk_bytes: DiskBytes | None = None
     network: model.Network | None = None
     user: Annotated[str, Meta(pattern=r"^[0-9]{1,9}(:[0-9]{1,9})?$(?!\n)")] | None = None
     read_only: bool = False
@@ -191,6 +192,13 @@ class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_field
     """The sandbox to end, with all that runs in it. Its journals stay readable."""
 
     sandbox_id: Name
+
+
+class SandboxUpdate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox, and its new disk limit. A disk of its own can grow, also while it is written to, and not shrink."""
+
+    sandbox_id: Name
+    disk_bytes: DiskBytes
 
 
 class SandboxSuspend(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -775,6 +783,14 @@ METHODS: Final[dict[str, Method]] = {
             SandboxTerminate,
             intent="sandbox.terminate_requested",
             deadline_s=120.0,
+        ),
+        _M(
+            "sandbox.update",
+            "Change the disk limit of a sandbox.",
+            model.Sandbox,
+            SandboxUpdate,
+            intent="sandbox.updated",
+            deadline_s=600.0,
         ),
         _M(
             "sandbox.suspend",

@@ -44,6 +44,7 @@ class ProcessState(Struct, kw_only=True, array_like=True, gc=False):
     error: tuple[str, str] | None = None
     interrupted: bool = False
     oom_killed: bool = False
+    limits_met: tuple[model.LimitName, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -84,4 +85,5 @@ class ProcessState(Struct, kw_only=True, array_like=True, gc=False):
             stdout_bytes=self.stdout_bytes,
             stderr_bytes=self.stderr_bytes,
             error=self.error[1] if self.error else None,
+            limits_met=list(self.limits_met),
         )

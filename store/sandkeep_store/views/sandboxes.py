@@ -85,6 +85,7 @@ class SandboxState(ObjectState, kw_only=True):
     named: dict[str, ProcessState] = field(default_factory=dict)
     recent_named: deque[ProcessState] = field(default_factory=deque)
     recent_unnamed: deque[ProcessState] = field(default_factory=deque)
+    limits_met: dict[model.LimitName, int] = field(default_factory=dict)
     seen: model.Sandbox | None = None
 
     @property
@@ -155,4 +156,5 @@ class SandboxState(ObjectState, kw_only=True):
             latest_snapshot_id=self.snapshots[-1].snapshot_id if self.snapshots else None,
             latest_checkpoint_id=self.checkpoints[-1].checkpoint_id if self.checkpoints else None,
             name=self.name,
+            limits_met=dict(self.limits_met),
         )

@@ -302,7 +302,7 @@ def values(method: Method, mine: Objects) -> dict[str, Any]:
     """Parameters with which the method says nothing against them."""
     filled = {
         "command": ["true"], "name": "web", "path": "/f", "data": b"", "rows": 24, "cols": 80, "transfer_id": "t",
-        "source": "/nowhere", "size_bytes": 0, "position": 1, "client": "test",
+        "source": "/nowhere", "size_bytes": 0, "position": 1, "client": "test", "disk_bytes": 1 << 30,
     }  # fmt: skip
     given: dict[str, Any] = {}
     for field in msgspec.structs.fields(method.params):

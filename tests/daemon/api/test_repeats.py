@@ -170,6 +170,7 @@ CASES = {
 """How each method that changes something is repeated. One that is new needs a line here."""
 
 ELSEWHERE = {
+    "sandbox.update": "tests/daemon/sandboxes/test_limits.py",
     "sandbox.suspend": "tests/daemon/sandboxes/test_suspend.py",
     "sandbox.resume": "tests/daemon/sandboxes/test_suspend.py",
     "provider.choose": "tests/rpc/compat/test_gcri.py",

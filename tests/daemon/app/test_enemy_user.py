@@ -130,7 +130,7 @@ def tried(scene: Scene, attack: Callable[[], list[str]]) -> None:
 
 VALUES: dict[str, Any] = {
     "name": "steady", "command": ["true"], "data": b"x", "rows": 24, "cols": 80, "position": 1, "transfer_id": "cpy_x",
-    "checkpoint_id": "chk_x",
+    "checkpoint_id": "chk_x", "disk_bytes": 1 << 30,
 }  # fmt: skip
 
 

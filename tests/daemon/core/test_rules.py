@@ -33,7 +33,7 @@ def test_every_status_has_a_word_for_not_being_ready() -> None:
     assert set(rules.WHY_NOT_READY) == statuses
 
 
-FILES = "restore_requested fork_requested snapshot.create_requested"
+FILES = "updated restore_requested fork_requested snapshot.create_requested"
 LIVE = "checkpoint.create_requested adopted"
 MAY = {
     "creating": "created create_failed terminate_requested",

@@ -41,7 +41,7 @@ def files(directory: Path, **contents: str) -> str:
 
 def group_v1(root: Path) -> dict[str, str]:
     return {
-        "pids": files(root / "pids", pids__current="3\n", pids__max="512\n"),
+        "pids": files(root / "pids", pids__current="3\n", pids__max="512\n", pids__events="max 4\n"),
         "cpu": files(root / "cpu", cpu__cfs_quota_us="150000\n", cpu__cfs_period_us="100000\n"),
         "cpuacct": files(root / "cpuacct", cpuacct__usage="2500000000\n", cpuacct__stat="user 150\nsystem 90\n"),
         "memory": files(
@@ -73,6 +73,7 @@ def group_v2(root: Path) -> dict[str, str]:
         memory__events="low 0\nhigh 0\nmax 5\noom 2\noom_kill 2\noom_group_kill 0\n",
         pids__current="3\n",
         pids__max="512\n",
+        pids__events="max 4\n",
         io__stat="8:0 rbytes=4096 wbytes=100 rios=1 wios=1 dbytes=7 dios=1\n8:16 rbytes=1 wbytes=0 rios=1\n8:32 \n",
     )
     return dict.fromkeys(("pids", "memory", "cpu", "io"), directory)
@@ -80,7 +81,8 @@ def group_v2(root: Path) -> dict[str, str]:
 
 ALL = Usage(
     cpu_s=2.5, cpu_user_s=1.5, cpu_system_s=0.9, cpus_limit=1.5, memory_bytes=7 * MIB, memory_peak_bytes=12 * MIB,
-    memory_limit_bytes=64 * MIB, pids=3, pids_limit=512, io_read_bytes=4097, io_written_bytes=100, oom_kills=2,
+    memory_limit_bytes=64 * MIB, pids=3, pids_limit=512, pids_refused=4,
+    io_read_bytes=4097, io_written_bytes=100, oom_kills=2,
 )  # fmt: skip
 
 

@@ -30,8 +30,9 @@ def sample(sandbox_id: str, at_s: float = 0, **more: Any) -> SandboxStats:
 
 FULL = sample(
     "sbx_1", cpu_s=1.25, cpu_user_s=1.0, cpu_system_s=0.25, cpus_limit=1.5, memory_bytes=7, memory_peak_bytes=8,
-    memory_limit_bytes=9, pids=3, pids_limit=10, io_read_bytes=2**62, io_written_bytes=0, oom_kills=0,
-    running_processes=2,
+    memory_limit_bytes=9, pids=3, pids_limit=10, pids_refused=4, disk_bytes=11, disk_limit_bytes=12,
+    io_read_bytes=2**62, io_written_bytes=0, oom_kills=0,
+    running_processes=2, timeouts=5,
 )  # fmt: skip
 
 
@@ -71,14 +72,15 @@ def test_types_and_names_are_as_they_should_be() -> None:
 
 
 def test_what_is_not_known_has_no_sample_and_no_metric() -> None:
-    assert set(parsed(exposition([sample("sbx_1")]))) == {(f"{PREFIX}running_processes", "sbx_1", "")}
+    known = {(f"{PREFIX}{name}", "sbx_1", "") for name in ("running_processes", "timeouts_total")}
+    assert set(parsed(exposition([sample("sbx_1")]))) == known
     assert "memory" not in exposition([sample("sbx_1"), sample("sbx_2", pids=1)])
     assert exposition([]) == ""
 
 
 def test_labels_come_through_whatever_is_in_them() -> None:
     odd = 'a"b\\c\nd\\n{},=# é'
-    [family] = text_string_to_metric_families(exposition([msgspec.structs.replace(sample("sbx_1"), owner=odd)]))
+    family, _ = text_string_to_metric_families(exposition([msgspec.structs.replace(sample("sbx_1"), owner=odd)]))
     assert family.samples[0].labels == {"sandbox_id": "sbx_1", "provider": "local", "owner": odd}
 
 
@@ -101,7 +103,17 @@ def test_it_can_be_sorted_by_what_is_not_known(name: str) -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
 def test_the_table_fits(width: int) -> None:
     name = "sbx_01m7zwhahepm9b7qqe33zkked0"
-    row = (name, "1600%/1600%", "123456.7s", "1023 GB/1.5 TB", "4000000/4000000", "1.5 TB", "1.5 TB", "12")
+    row = (
+        name,
+        "1600%/1600%",
+        "123456.7s",
+        "1023 GB/1.5 TB",
+        "4000000/4000000",
+        "999 GB/1023 GB",
+        "1.5 TB",
+        "1.5 TB",
+        "12",
+    )
     lines = list(output.table_lines(COLUMNS, [row], width))
     assert max(map(len, lines)) <= max(width, len(row[3]) + len(row[4]) + len(row[1]) + 6)
     if width >= 80:

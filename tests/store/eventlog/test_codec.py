@@ -38,7 +38,7 @@ def test_an_event_comes_back_equal() -> None:
 
 def test_the_bytes_are_plain_json_without_type_and_version() -> None:
     assert CODEC.encode(ProcessExited(exit_code=1, stdout_bytes=2, stderr_bytes=3)) == (
-        b'{"exit_code":1,"stdout_bytes":2,"stderr_bytes":3,"oom_killed":false}'
+        b'{"exit_code":1,"stdout_bytes":2,"stderr_bytes":3,"oom_killed":false,"limits_met":[]}'
     )
     assert CODEC.encode_meta(Meta(owner="uid:0")) == b'{"owner":"uid:0"}'
 

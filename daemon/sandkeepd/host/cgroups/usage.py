@@ -44,6 +44,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int | None = None
     pids: int | None = None
     pids_limit: int | None = None
+    pids_refused: int | None = None
     io_read_bytes: int | None = None
     io_written_bytes: int | None = None
     oom_kills: int | None = None
@@ -81,6 +82,18 @@ def oom_kills(groups: Mapping[str, str]) -> int | None:
         if count is not None:
             return count
     return None
+
+
+def refused_pids(groups: Mapping[str, str]) -> int | None:
+    """Return the number of processes that were not started because of the group's limit; None if unknown."""
+    directory = groups.get("pids")
+    return None if directory is None else _number(_table(f"{directory}/pids.events").get("max"))
+
+
+def pids(groups: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Return the number of processes in the group, and its limit; None for an unknown one."""
+    found = _pids(groups["pids"]) if "pids" in groups else {}
+    return found.get("pids"), found.get("pids_limit")
 
 
 # -- version 1 --------------------------------------------------------------------------------------------------------
@@ -162,6 +175,7 @@ def _pids(directory: str) -> dict[str, int | None]:
     return {
         "pids": _number(_read(f"{directory}/pids.current")),
         "pids_limit": _number(_read(f"{directory}/pids.max")),
+        "pids_refused": refused_pids({"pids": directory}),
     }
 
 

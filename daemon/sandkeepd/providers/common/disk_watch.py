@@ -57,7 +57,7 @@ class DiskWatch:
     async def check(self, instance: "HeldInstance") -> None:
         """Measure a sandbox's disk usage once, and suspend the sandbox if that exceeds the limit."""
         written = await trio.to_thread.run_sync(self._occupied_bytes, instance, limiter=self._limiter)
-        limit = instance.disk_bytes
+        limit, instance.occupied_bytes = instance.disk_bytes, written
         if limit is None or written <= limit:
             instance.most_written = 0
         elif written > instance.most_written and _can_suspend(instance.pauses):

@@ -9,14 +9,18 @@ The loop device is freed by the kernel with the last mount of it, so none outliv
 as a sandbox must not keep the disks of others: see `leave_others`. Everything here blocks.
 """
 
+import errno
+import fcntl
 import logging
 import os
-from contextlib import suppress
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Final
 
 from sandkeep import failpoints
-from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeep.errors import DaemonError, ProviderError, SandkeepError, StateError
 from sandkeep.model import Capability
 from sandkeepd.host import blocks, mounts
 from sandkeepd.host.processes import run_tool
@@ -33,6 +37,12 @@ _JOURNALED_BYTES: Final = 16 * 1024**2
 _DAEMONS_BYTES: Final = 2 * 1024**2
 """Bytes that only root can use, for what the daemon hands in when the code inside has filled the disk."""
 
+_BLOCK: Final = 4096
+_CAP_SYS_RESOURCE: Final = 24
+_64BIT: Final = 0x80
+_LOOP_MAJOR: Final = 7
+_LOOP_SET_CAPACITY: Final = 0x4C07
+_EXT4_IOC_RESIZE_FS: Final = 0x40086610
 _PROBED_BYTES: Final = 1024**2
 _ANSWERS_BYTES: Final = 1024**2
 _BYTES_OF_INODE: Final = 8192
@@ -48,6 +58,15 @@ _DAMAGE: Final = (
 
 _OPTIONS: Final = "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0"
 _MOUNT: Final = "loop,nosuid,nodev,noatime,noinit_itable"
+
+
+def why_not_growing() -> str | None:
+    """Return the reason why disks cannot grow; None if they can."""
+    with open("/proc/self/status", "rb") as file:
+        [effective] = (int(line.split()[1], 16) for line in file if line.startswith(b"CapEff:"))
+    if effective >> _CAP_SYS_RESOURCE & 1:
+        return None
+    return "the kernel lets no file system grow whose daemon has not the capability CAP_SYS_RESOURCE"
 
 
 class Disks:
@@ -106,6 +125,30 @@ class Disks:
                 self.attach(sandbox_id)
             except (OSError, SandkeepError) as error:  # the daemon starts in any case
                 logger.warning("the disk of sandbox %s cannot be mounted: %s", sandbox_id, error)
+
+    def reserve(self, sandbox_id: str, size: int) -> None:
+        """Reserve the bytes of a disk that is about to grow to `size`, which `fit` then does. Raises
+        `storage_unavailable`, and `not_ready` if it is gone.
+        """
+        with _opened(self._layout.disk(sandbox_id)) as image:
+            before = os.fstat(image).st_size
+            try:
+                _reserve(image, before, size)
+            except DaemonError:
+                os.ftruncate(image, before)
+                raise
+
+    def fit(self, sandbox_id: str, size: int) -> None:
+        """Let a disk be of the recorded `size`: grow it, and return bytes that were reserved beyond. Safe to repeat,
+        and while the disk is written to. Raises `provider_unavailable`, and `not_ready` if it is gone.
+        """
+        self.attach(sandbox_id)
+        try:
+            with _opened(self._layout.disk(sandbox_id)) as image, _opened(self._layout.sandbox(sandbox_id)) as root:
+                _fit(image, root, size)
+        except OSError as error:
+            message = f"the sandbox's disk cannot grow: {error.strerror}"
+            raise ProviderError("provider_unavailable", message) from None
 
     def release(self, sandbox_id: str) -> None:
         """Move the journals of an ended sandbox to the host's disk, and remove its own. Safe to repeat.
@@ -221,14 +264,66 @@ def _allocate(image: str, size: int) -> None:
     """Make a file with all its blocks allocated. Raises `storage_unavailable` where there is no room."""
     fd = os.open(image, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        free = os.fstatvfs(fd)
-        if size > free.f_bavail * free.f_frsize:  # root could take what is reserved for the system
-            raise OSError(28, "No space left on device")
-        os.posix_fallocate(fd, 0, size)
-    except OSError as error:
+        _reserve(fd, 0, size)
+    except DaemonError:
         os.unlink(image)
-        words = f"{size} bytes for the sandbox's disk cannot be reserved ({error.strerror})"
+        raise
+    finally:
+        os.close(fd)
+
+
+def _reserve(fd: int, before: int, size: int) -> None:
+    """Allocate all blocks of a file whose first `before` bytes have theirs. Raises `storage_unavailable`."""
+    more = size - before
+    if more <= 0:
+        return
+    try:
+        free = os.fstatvfs(fd)
+        if more > free.f_bavail * free.f_frsize:  # root could take what is reserved for the system
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.posix_fallocate(fd, before, more)
+    except OSError as error:
+        words = f"{more} bytes for the sandbox's disk cannot be reserved ({error.strerror})"
         raise DaemonError("storage_unavailable", f"{words}: ask for a smaller --disk, or make room") from None
+
+
+def _fit(image: int, root: int, size: int) -> None:
+    number = os.fstat(root).st_dev
+    if os.major(number) != _LOOP_MAJOR:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+    device = "/dev/" + os.readlink(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").rpartition("/")[2]
+    with _opened(device) as loop:
+        blocks, length = _blocks(loop), os.fstat(image).st_size
+        if length == size and blocks == size // _BLOCK:
+            return
+        if length > size >= blocks * _BLOCK:  # reserved, and never recorded
+            os.ftruncate(image, size)
+        fcntl.ioctl(loop, _LOOP_SET_CAPACITY)
+    failpoints.reach("disk.extended")
+    if blocks < size // _BLOCK:
+        fcntl.ioctl(root, _EXT4_IOC_RESIZE_FS, struct.pack("Q", size // _BLOCK))
+        roots = min(size // _BLOCK // 20, _DAEMONS_BYTES // _BLOCK)
+        with suppress(SandkeepError):  # the kernel has reserved the same share of what is new: more than needed
+            _run(["tune2fs", "-r", str(roots), device])
+
+
+def _blocks(device: int) -> int:
+    """Return the number of blocks of the ext4 on a device, from its superblock."""
+    superblock = os.pread(device, 1024, 1024)
+    low, high = struct.unpack_from("<I", superblock, 0x4)[0], struct.unpack_from("<I", superblock, 0x150)[0]
+    has_high = struct.unpack_from("<I", superblock, 0x60)[0] & _64BIT
+    return int(low | (high << 32 if has_high else 0))
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    mode = os.O_RDWR if os.path.isfile(path) else os.O_RDONLY
+    try:
+        fd = os.open(path, mode | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise StateError("not_ready", "the sandbox's disk is gone: create another") from None
+    try:
+        yield fd
     finally:
         os.close(fd)
 

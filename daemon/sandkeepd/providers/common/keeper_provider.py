@@ -53,10 +53,26 @@ class HeldInstance(KeeperInstance):
     """Cancels the task that waits for its end."""
     disk_bytes: int | None = None
     """Limit on its disk usage in bytes, if that is measured."""
+    occupied_bytes: int | None = None
+    """The result of the last measurement of that."""
+    own_disk_bytes: int | None = None
+    """The size of its own disk, if it has one."""
     look_after: float = 0.0
     """By Trio's clock, the earliest time of the next measurement of that."""
     most_written: float = 0.0
     """Bytes at which it was suspended last. When resumed it may run, to remove files, until it has written more."""
+
+    def disk_usage(self) -> tuple[int | None, int | None]:
+        found = self._shared.statvfs()
+        if self.own_disk_bytes is None:
+            return self.occupied_bytes, self.disk_bytes
+        if found is None:
+            return None, self.own_disk_bytes
+        return max(0, self.own_disk_bytes - found.f_bavail * found.f_frsize), self.own_disk_bytes
+
+    def measure_anew(self) -> None:
+        """Have its disk usage measured in the next round, against a changed limit."""
+        self.look_after = self.most_written = 0.0
 
     def release_process(self) -> None:
         """Stop waiting for the sandbox's end, and release its first process. Must be done once."""

@@ -99,6 +99,12 @@ def default_network() -> Network:
     return "none" if named in ("", "none") else "host" if named == "host" else "bridge"
 
 
+def require_disk_limit() -> None:
+    """Raise `not_supported` for a daemon that cannot measure disk usage."""
+    if os.geteuid() != 0:
+        raise SetupError("not_supported", f"{NO_DISK_LIMIT}: leave out disk", field="disk_bytes")
+
+
 def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str, Any], disk_bytes: int) -> Plan:
     """Return the plan of a sandbox. Raises `not_supported`, `invalid`, `not_configured`, and `permission_denied` for a
     request beyond the administrator's settings.
@@ -112,8 +118,8 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
         if not details:
             message = "these files have no image for Docker: import the snapshot with its image"
         raise SetupError("not_supported", message) from None
-    if spec.disk_bytes is not None and os.geteuid() != 0:
-        raise SetupError("not_supported", f"{NO_DISK_LIMIT}: leave out disk", field="disk_bytes")
+    if spec.disk_bytes is not None:
+        require_disk_limit()
     uid, gid = _user(spec, image)
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")

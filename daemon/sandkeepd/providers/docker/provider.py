@@ -36,6 +36,7 @@ from sandkeepd.providers.docker.instance import DockerInstance, ShelllessInstanc
 from sandkeepd.providers.docker.kept_layers import DockerLayers
 from sandkeepd.providers.docker.plan import Plan
 from sandkeepd.providers.docker.replacement import DockerReplacement
+from sandkeepd.providers.docker.resizing import DockerResizing
 from sandkeepd.providers.docker.revival import DockerRevival
 from sandkeepd.providers.docker.snapshots import DockerSnapshots
 from sandkeepd.providers.docker.start import Handle, kill
@@ -72,6 +73,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self._kept = DockerLayers(self, snapshots)
         self.revival = self._revival = DockerRevival(self)
         self._replacement = DockerReplacement(self, self._revival)
+        self.resizing = DockerResizing(self)
         self.builder, self.layers, self.replacement = self.images, self._kept, self._replacement
 
     # Sandboxes

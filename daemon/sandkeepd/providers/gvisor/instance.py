@@ -50,6 +50,9 @@ class GvisorInstance(HeldInstance):
         self._helper_ended = trio.Event()
         self._held_control: int | None = None
 
+    def disk_usage(self) -> tuple[int | None, int | None]:
+        return None, None  # its files lie in memory, and only its journals are limited
+
     # Standing still
 
     @property

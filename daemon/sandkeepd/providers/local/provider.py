@@ -34,7 +34,7 @@ from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower, counting
-from sandkeepd.providers.common.disks import Disks
+from sandkeepd.providers.common.disks import Disks, why_not_growing
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.common.keeper_provider import HeldInstance, running
 from sandkeepd.providers.common.layout import LAYER_MARK, Layout, log_of, unmount_below
@@ -45,6 +45,7 @@ from sandkeepd.providers.local.layers import LocalLayers
 from sandkeepd.providers.local.pause import NO_FREEZER, WHY_NOT_SUSPENDED, FreezerPauses, poll_freezers
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.probe import Abilities, probe
+from sandkeepd.providers.local.resizing import LocalResizing
 from sandkeepd.providers.local.revival import LocalReplacement, LocalRevival
 from sandkeepd.providers.local.snapshots import LocalSnapshots, files_features
 from sandkeepd.providers.local.start import Handle, Job, start
@@ -58,6 +59,11 @@ class LocalInstance(HeldInstance):
 
     plan: Plan
     freezer: FreezerPauses
+
+    def set_plan(self, plan: Plan, *, own_disk: bool) -> None:
+        """Set its plan, and the limit of its disk, which is its own or measured."""
+        self.plan = plan
+        self.own_disk_bytes, self.disk_bytes = (plan.disk_bytes, None) if own_disk else (None, plan.disk_bytes)
 
 
 class LocalProvider(DirectoryProvider[LocalInstance]):
@@ -84,7 +90,8 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
         self._layers = LocalLayers(self)
-        revival = LocalRevival(self)
+        self.resizing = self._resizing = LocalResizing(self)
+        revival = LocalRevival(self, self._resizing)
         self.claims, self.layers, self.revival = self._uids, self._layers, revival
         self.replacement = LocalReplacement(self, revival)
         self.snapshots = LocalSnapshots(self, self._layers)
@@ -125,9 +132,10 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         if not found.disks.works:
             measured = f"measured every 10 s, and suspended when exceeded: {found.disks.why}"
             disks = Capability(works=freezes, why=measured if freezes else found.disks.why)
+        grows = why_not_growing() if found.disks.works else found.disks.why
         features = {
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink,
-            **limits, "limit_disk": disks,
+            **limits, "limit_disk": disks, "grow_disk": Capability(works=grows is None, why=grows),
             "no_nested_user_namespaces": found.no_nested_userns, "seccomp": found.seccomp,
             "stats": counting(self._hierarchies),
             # Sandboxes see the programs of the host.
@@ -175,9 +183,8 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         if sandbox_id in self._being_cleared:
             await self._being_cleared[sandbox_id].wait()
         found = await self.abilities()
-        if spec.disk_bytes is not None and not found.disks.works and not self._hierarchies.can_freeze():
-            words = f"disk usage cannot be limited here: {found.disks.why}, and {NO_FREEZER}: leave out disk"
-            raise SetupError("not_supported", words, field="disk_bytes")
+        if spec.disk_bytes is not None and not found.disks.works:
+            self.require_measurable(found)
         lowers = await self.lowers(image_id, decided)
         files = self.files_for(decided, found)
         job = self.job(sandbox_id, spec, decided, lowers, files, found)
@@ -188,6 +195,13 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             with trio.CancelScope(shield=True):
                 await self.terminate(sandbox_id, plan, {})
             raise
+
+    def require_measurable(self, found: Abilities) -> None:
+        """Raise `not_supported` if sandboxes cannot be suspended at a measured limit."""
+        if not self._hierarchies.can_freeze():
+            why = f"{found.disks.why}, and " if found.disks.why else ""
+            words = f"disk usage cannot be limited here: {why}{NO_FREEZER}: leave out disk"
+            raise SetupError("not_supported", words, field="disk_bytes")
 
     def files_for(self, plan: Plan, found: Abilities) -> str:
         """Return the way in which the layers of that plan become a sandbox's own files. Raises `not_supported`."""
@@ -251,8 +265,8 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
                 own_disk=own_disk,
             )  # fmt: skip
-            instance.plan, instance.cgroups = plan, plan.cgroups
-            instance.disk_bytes = None if own_disk else plan.disk_bytes
+            instance.cgroups = plan.cgroups
+            instance.set_plan(plan, own_disk=own_disk)
             mark = self.layout.read_mark(sandbox_id)
             instance.pauses = instance.freezer = FreezerPauses(instance.pause, plan.cgroups, mark)
             return instance
@@ -271,6 +285,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             self._uids.claim_running(sandbox_id, decided)
         instance = await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
         if instance is not None:
+            await self._resizing.fit_found(sandbox_id, decided)
             return instance
         if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
             await self.in_thread(self.cleanup.end, sandbox_id, decided, handle)

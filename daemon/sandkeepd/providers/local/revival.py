@@ -14,6 +14,7 @@ from sandkeepd.contract.revival import Reviving
 from sandkeepd.host.processes import identify
 from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.local.plan import Plan
+from sandkeepd.providers.local.resizing import LocalResizing
 from sandkeepd.providers.local.start import Handle
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 class LocalRevival(Reviving):
     """Revives the sandboxes of a provider."""
 
-    def __init__(self, provider: "LocalProvider") -> None:
+    def __init__(self, provider: "LocalProvider", resizing: LocalResizing) -> None:
         self._provider = provider
+        self._resizing = resizing
 
     async def revive(
         self,
@@ -59,7 +61,9 @@ class LocalRevival(Reviving):
         decided, found = msgspec.convert(plan, Plan), await provider.abilities()
         provider.require_uid(sandbox_id, decided)
         job = provider.job(sandbox_id, spec, decided, await provider.lowers(image_id, decided), files, found)
-        job = msgspec.structs.replace(job, anew=True)
+        own_disk = provider.layout.has_disk(sandbox_id)
+        job = msgspec.structs.replace(job, anew=True, own_disk=own_disk)
+        await self._resizing.fit_found(sandbox_id, decided)
         left = [f"{job.directory}/{name}" for name in ("in", "work", "mount")]
         await provider.in_thread(provider.layout.discard, left)
         try:

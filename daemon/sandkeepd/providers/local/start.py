@@ -274,13 +274,14 @@ def _view(job: Job, workspace: str, in_dir: str, out_dir: str) -> View:
 def _program(job: Job, view: View) -> Argv:
     """Return the argv of the keeper, in bubblewrap or bare, with the limits that every process has of its own."""
     if job.plan.mechanism == "none":
-        return Argv(program.keeper_argv(view.in_dir, view.out_dir, _limits(job.plan)))
-    keeper = program.keeper_argv(f"{INSIDE}/in", f"{INSIDE}/out", _limits(job.plan))
+        return Argv(program.keeper_argv(view.in_dir, view.out_dir, _limits(job)))
+    keeper = program.keeper_argv(f"{INSIDE}/in", f"{INSIDE}/out", _limits(job))
     return Argv(["bwrap", "--args", str(_ARGUMENTS_FD), "--", *keeper], arguments(view, _INFO_FD))
 
 
-def _limits(plan: Plan) -> list[str]:
-    blocks = str(-(-plan.disk_bytes // 512))
+def _limits(job: Job) -> list[str]:
+    plan = job.plan
+    blocks = "" if job.own_disk else str(-(-plan.disk_bytes // 512))  # a disk of its own is the limit, and can grow
     pids = str(plan.limits.pids) if plan.held_by.get("pids") == "rlimit" else ""
     memory = plan.limits.memory_bytes if plan.held_by.get("memory") == "rlimit" else None
     return [blocks, pids, str(memory // 1024) if memory else ""]

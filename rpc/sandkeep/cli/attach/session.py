@@ -17,7 +17,6 @@ from sandkeep.errors import SetupError, StateError
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 from sandkeep.protocol.follow import OutputCursor
 
-KILLED: Final = 128 + 9
 AT_ONCE_S: Final = 0.01
 _BEYOND: Final = 2**62
 """An offset at which no journal has anything."""
@@ -75,6 +74,7 @@ class Collector:
             duration_s=moment(process.ended_at) - moment(process.requested_at) if process.ended_at else 0.0,
             error=process.error,
             oom_killed=process.oom_killed,
+            limits_met=process.limits_met,
         )
 
 
@@ -239,7 +239,7 @@ def attach(front: Frontend, process: Process, *, interactive: bool = False, kill
 def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
     sink: Any = Collector() if front.as_json else Descriptors()
     last = reader.follow(sink, *at)
-    ended = reader.process() if front.as_json or last.exit_code in (None, KILLED) else None
+    ended = reader.process() if front.as_json or last.exit_code != 0 else None
     if front.as_json and ended is not None:
         from sandkeep.cli.display.output import json_line
 
@@ -247,13 +247,19 @@ def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
     return exit_code(last, ended)
 
 
+def explain_limits(process: Process) -> None:
+    """Say at which limits a process ended: its exit code alone does not."""
+    if process.limits_met and process.error:
+        note(f"sandkeep: {plain(process.error)}")
+
+
 def exit_code(last: ProcessOutput | Process, process: Process | None) -> int:
     """Return the process's exit code, 124 on timeout, 125 with a message when it is unknown."""
     if last.timed_out:
         note("sandkeep: the process timed out")
         return TIMED_OUT
-    if process and process.oom_killed and process.error and last.exit_code is not None:
-        note(f"sandkeep: {plain(process.error)}")  # the exit code alone does not say so
+    if process and last.exit_code is not None:
+        explain_limits(process)
     if last.exit_code is not None:
         return last.exit_code
     why = (process.error if process else None) or f"the process is {last.status}"

@@ -7,8 +7,8 @@ import click
 from msgspec.structs import replace
 
 from sandkeep.cli.attach.journals import STREAMS
-from sandkeep.cli.attach.session import Descriptors, Reader, exit_code
-from sandkeep.cli.display.output import age, json_line, note, plain, status, table
+from sandkeep.cli.attach.session import Descriptors, Reader, exit_code, explain_limits
+from sandkeep.cli.display.output import LIMITS_MET, age, json_line, note, plain, status, table
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Frontend, command, common
 from sandkeep.cli.words import PROCESS, RUNNING, SANDBOX, SIGNAL
@@ -37,8 +37,8 @@ def _row(process: Process) -> tuple[object, ...]:
 
 
 def _status(process: Process) -> str:
-    if process.oom_killed:
-        return "out of memory"
+    if process.status == "exited" and process.limits_met:
+        return ", ".join(LIMITS_MET.get(limit, limit) for limit in process.limits_met)
     return f"exited {process.exit_code}" if process.status == "exited" else process.status
 
 
@@ -85,6 +85,8 @@ def _show(reader: Reader, sink: Descriptors, at: tuple[int, int], *, follow: boo
     copied = reader.catch_up(sink, *at)
     if follow or copied is None:
         reader.follow(sink, *(copied or at), follow=follow)
+        if follow:
+            explain_limits(reader.process())
     else:
         reader.remark(*copied)
 

@@ -159,6 +159,7 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
         ("created", when(sandbox.created_at)),
         ("ended", when(sandbox.ended_at)),
         ("processes", f"{sandbox.running_processes} running, {sandbox.exec_count} unnamed so far"),
+        ("limits met", ", ".join(f"{limit} by {count}" for limit, count in sandbox.limits_met.items())),
         *_describe_spec(sandbox.spec),
         ("secrets", ", ".join(sandbox.secrets)),
         *(
@@ -190,6 +191,15 @@ def _describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
 def rm(front: Frontend, sandboxes: tuple[str, ...]) -> None:
     """Terminate sandboxes, with all their processes, and print their ids. Logs and history stay readable."""
     front.for_each("terminating", "sandbox.terminate", sandboxes)
+
+
+@command(examples=["sandkeep update $BOX --disk 4G"])
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", required=True, help="New disk limit, such as 4G.")
+@common()
+def update(front: Frontend, sandbox: str, disk_bytes: int) -> None:
+    """Change the disk limit of a sandbox, while it runs, and print its id. A disk of its own can only grow."""
+    front.for_each("updating", "sandbox.update", (sandbox,), disk_bytes=disk_bytes)
 
 
 @command(examples=["sandkeep suspend $BOX", "sandkeep suspend tests other"])

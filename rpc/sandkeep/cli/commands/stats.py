@@ -25,6 +25,7 @@ COLUMNS: Final = (
     Column("TIME", least=6, spare=True),
     Column("MEMORY"),
     Column("PIDS"),
+    Column("DISK", spare=True),
     Column("READ", least=7, spare=True),
     Column("WRITTEN", least=7, spare=True),
     Column("KILLS", least=5, spare=True),
@@ -35,6 +36,7 @@ SORTS: Final[dict[str, Callable[[SandboxStats, Rates], float]]] = {
     "time": lambda found, _: found.cpu_s or 0.0,
     "memory": lambda found, _: found.memory_bytes or 0,
     "pids": lambda found, _: found.pids or 0,
+    "disk": lambda found, _: found.disk_bytes or 0,
     "io": lambda found, _: (found.io_read_bytes or 0) + (found.io_written_bytes or 0),
 }
 """Sort keys of the table, largest first; equal rows stay in order of creation."""
@@ -69,7 +71,8 @@ def stats(
     """Show the resource usage of running sandboxes: all of yours, or those named.
 
     On a terminal the table is refreshed until q or Ctrl-C; elsewhere, and with --once, it is printed once, with `-` for
-    unknown values. CPU is the load of one cpu, TIME the CPU time; MEMORY excludes the page cache; KILLS are OOM kills.
+    unknown values. CPU is the load of one cpu, TIME the CPU time; MEMORY excludes the page cache; DISK is what was last
+    found; KILLS are OOM kills.
     """
     if prometheus and front.as_json:
         raise click.UsageError("--prometheus and --json cannot be combined")
@@ -162,6 +165,7 @@ def _row(found: SandboxStats, rate: float | None) -> Sequence[object]:
         "-" if found.cpu_s is None else f"{found.cpu_s:.1f}s",
         _of(size(found.memory_bytes), size(found.memory_limit_bytes)),
         _of(_count(found.pids), _count(found.pids_limit)),
+        _of(size(found.disk_bytes), size(found.disk_limit_bytes)),
         size(found.io_read_bytes),
         size(found.io_written_bytes),
         _count(found.oom_kills),

@@ -154,6 +154,12 @@ def note(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+LIMITS_MET: Final = {
+    "disk": "disk limit", "memory": "out of memory", "pids": "process limit", "time": "time limit",
+}  # fmt: skip
+"""Why a process ended, by the limit that it met."""
+
+
 def size(count: int | None) -> str:
     """Bytes in at most six columns: ``0 B``, ``1.5 KB``, ``512 MB`` (powers of 1024)."""
     if count is None:

@@ -40,9 +40,13 @@ FAMILIES: Final = (
     _family("memory_limit_bytes", "gauge", "Memory limit."),
     _family("pids", "gauge", "Processes and threads."),
     _family("pids_limit", "gauge", "Limit of processes and threads."),
+    _family("pids_refused_total", "counter", "Processes not started because of the limit.", "pids_refused"),
+    _family("disk_bytes", "gauge", "Bytes taken of the disk limit."),
+    _family("disk_limit_bytes", "gauge", "Disk limit."),
     _family("io_read_bytes_total", "counter", "Bytes read from disks.", "io_read_bytes"),
     _family("io_written_bytes_total", "counter", "Bytes written to disks.", "io_written_bytes"),
     _family("oom_kills_total", "counter", "Processes killed by the kernel's OOM killer.", "oom_kills"),
+    _family("timeouts_total", "counter", "Processes that ended at their time limit.", "timeouts"),
     _family("running_processes", "gauge", "Running processes that callers started."),
 )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from sandkeep.cli.display.layout import cut, pad, plain
-from sandkeep.cli.display.output import paint, size
+from sandkeep.cli.display.output import LIMITS_MET, paint, size
 from sandkeep.model import Event, Moment
 
 TYPE_COLUMNS: Final = 24
@@ -71,7 +71,8 @@ def _exit(data: dict[str, Any]) -> str:
     written = [
         f"{size(data[key])} {name}" for key, name in (("stdout_bytes", "out"), ("stderr_bytes", "err")) if data[key]
     ]
-    why = ["out of memory"] if data.get("oom_killed") else []
+    met = data.get("limits_met") or (["memory"] if data.get("oom_killed") else [])
+    why = [LIMITS_MET.get(limit, limit) for limit in met]
     return "  ".join([f"exit {data['exit_code']}", *why, *written])
 
 
@@ -107,6 +108,7 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "sandbox.create_requested": _requested,
     "sandbox.created": _isolation,
     "sandbox.adopted": lambda _: "found running",
+    "sandbox.updated": lambda data: f"disk limit {size(data['disk_bytes'])}",
     "sandbox.suspended": _by_whom,
     "sandbox.resume_requested": lambda data: "restart from its files" if data.get("anew") else "",
     "sandbox.resumed": lambda data: _by_whom(data) or (_isolation(data) if data.get("isolation") else ""),

@@ -3,8 +3,10 @@
 from sandkeep import events
 from sandkeep.events import Event
 from sandkeep.lifecycle import PROCESS
+from sandkeep.model import LimitName, SandboxSpec
 from sandkeep_store.views.folds.register import folds
 from sandkeep_store.views.processes import RECENT_NAMED, RECENT_UNNAMED, ProcessState
+from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
 
@@ -66,17 +68,44 @@ def _exited(state: State, event: events.ProcessExited, fact: Fact) -> None:
         event.stdout_bytes,
         event.stderr_bytes,
     )
-    if event.oom_killed:
-        process.oom_killed, process.error = True, ("provider_unavailable", _want_of_memory(state, process))
+    met: list[LimitName] = event.limits_met or (["memory"] if event.oom_killed else [])  # of an older daemon
+    if met:
+        process.oom_killed, process.limits_met = event.oom_killed, tuple(met)
+        _explain(process, state.sandboxes.get(process.sandbox_id), met)
     _end(state, process, event, fact)
 
 
-def _want_of_memory(state: State, process: ProcessState) -> str:
-    sandbox = state.sandboxes.get(process.sandbox_id)
-    limit = sandbox.requested.spec.memory_bytes if sandbox is not None else None
+def _explain(process: ProcessState, sandbox: SandboxState | None, met: list[LimitName]) -> None:
+    spec = sandbox.spec if sandbox is not None else SandboxSpec()
+    sentences = {
+        "disk": _full_disk(spec.disk_bytes), "memory": _want_of_memory(spec.memory_bytes),
+        "pids": _no_more_processes(spec.pids), "time": f"it reached its time limit of {process.requested.timeout_s:g} s"
+        if process.requested.timeout_s is not None else "it reached its time limit",
+    }  # fmt: skip
+    process.error = ("provider_unavailable", "; ".join(sentences[limit] for limit in met))
+    if sandbox is not None:
+        for limit in met:
+            sandbox.limits_met[limit] = sandbox.limits_met.get(limit, 0) + 1
+
+
+def _full_disk(limit: int | None) -> str:
+    if limit is None:
+        return "the sandbox's disk limit is reached: remove files, or `sandkeep update --disk`"
+    return f"the sandbox's disk limit of {_mib(limit)} is reached: remove files, or `sandkeep update --disk`"
+
+
+def _no_more_processes(limit: int | None) -> str:
+    return "processes could not be started: the sandbox's limit" + (f" is {limit}" if limit else " was reached")
+
+
+def _want_of_memory(limit: int | None) -> str:
     if limit is None:
         return "the kernel killed it, as the machine had no memory left: give the sandbox a limit"
-    return f"the kernel killed it for want of memory: the sandbox's limit is {limit / 2**20:.6g} MiB"
+    return f"the kernel killed it for want of memory: the sandbox's limit is {_mib(limit)}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.6g} MiB"
 
 
 @folds(events.ProcessLaunchFailed)

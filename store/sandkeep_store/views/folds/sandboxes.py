@@ -68,6 +68,14 @@ def _resumed(state: State, event: events.SandboxResumed, fact: Fact) -> None:
         sandbox.handle = sandbox.handle if event.handle is None else event.handle
 
 
+@folds(events.SandboxUpdated)
+def _updated(state: State, event: events.SandboxUpdated, fact: Fact) -> None:
+    sandbox = _advance(state, event, fact)
+    if sandbox is not None:
+        spec = replace(sandbox.spec, disk_bytes=event.disk_bytes)
+        sandbox.requested = replace(sandbox.requested, spec=spec, plan=event.plan)
+
+
 @folds(events.SandboxRestoreRequested)
 def _restore_requested(state: State, event: events.SandboxRestoreRequested, fact: Fact) -> None:
     sandbox = state.sandboxes.get(fact.stream)
