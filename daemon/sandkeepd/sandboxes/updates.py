@@ -56,16 +56,21 @@ class Updates:
     async def _record(self, sandbox: SandboxState, resizing: Resizing, request: Request[SandboxUpdate]) -> None:
         """Reserve the bytes, and record the limit. What is not on record is not reserved."""
         sandbox_id, disk_bytes, revision = sandbox.sandbox_id, request.params.disk_bytes, sandbox.revision
-        plan = await resizing.reserve(sandbox_id, sandbox.requested.plan, disk_bytes)
-        failpoints.reach("update.reserved")
-        event = events.SandboxUpdated(disk_bytes=disk_bytes, plan=plan)
+        more = max(0, disk_bytes - (sandbox.spec.disk_bytes or 0))
+        self._core.quotas.reserve(request, sandbox.owner, {sandbox_id: {"disk": more}})
         try:
-            await self._core.intend(NewEvent(sandbox_id, event, sandbox_id, revision), request.meta)
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                if rules.may(sandbox, UPDATED):  # else the next start returns them, or they go with the sandbox
-                    await resizing.apply(sandbox_id, sandbox.requested.plan)
-            raise
+            plan = await resizing.reserve(sandbox_id, sandbox.requested.plan, disk_bytes)
+            failpoints.reach("update.reserved")
+            event = events.SandboxUpdated(disk_bytes=disk_bytes, plan=plan)
+            try:
+                await self._core.intend(NewEvent(sandbox_id, event, sandbox_id, revision), request.meta)
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    if rules.may(sandbox, UPDATED):  # else the next start returns them, or they go with the sandbox
+                        await resizing.apply(sandbox_id, sandbox.requested.plan)
+                raise
+        finally:
+            self._core.quotas.release(sandbox_id)
 
     async def _resizing_of(self, sandbox: SandboxState) -> Resizing:
         """Raise `not_ready` for a sandbox in no state for that, `not_supported` where disks are not limited."""
