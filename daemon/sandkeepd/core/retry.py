@@ -29,11 +29,12 @@ async def retry_until_done(
     deadline_s: float = math.inf,
     told: Callable[[SandkeepError], None] | None = None,
     passing: tuple[type[SandkeepError], ...] = (),
+    level: int = logging.WARNING,
 ) -> T:
     """Retry some work until it succeeds. An attempt is cancelled after `deadline_s`, and repeated.
 
-    `told` is called with each failure. Errors in `passing` are raised at once. A wait ends early when the engine of the
-    `provider` answers again.
+    `told` is called with each failure, which is logged at `level`. Errors in `passing` are raised at once. A wait ends
+    early when the engine of the `provider` answers again.
     """
     backoff = pauses(RETRY_S, MOST_RETRY_S)
     while True:
@@ -49,7 +50,7 @@ async def retry_until_done(
         if told is not None:
             told(error)
         pause_s = next(backoff)
-        logger.warning("no answer yet", extra={"what": what, "why": error.message, "again_in_s": pause_s})
+        logger.log(level, "no answer yet", extra={"what": what, "why": error.message, "again_in_s": pause_s})
         with trio.move_on_after(pause_s):
             await _recovered(provider if "engine" in error.data else None)
 
