@@ -17,7 +17,7 @@ SANDKEEPD ?= /usr/bin/sandkeepd
 # Compiled modules halve the start of a daemon (640 ms instead of 1,244), of which the tests have a thousand.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test bench check soak docs clean setup-demo setup-test install-units
+.PHONY: help demo test bench check soak vm docs clean setup-demo setup-test install-units
 
 help:
 	@echo "make demo    see Sandkeep do its job, in half a minute"
@@ -25,6 +25,7 @@ help:
 	@echo "make check   style, types, layers, and whether docs/reference is fresh"
 	@echo "make bench   measure against the floors; writes benches/README.md"
 	@echo "make soak    the deep and slow tests"
+	@echo "make vm      try it on a Debian with systemd, under qemu; see tests/vm/README.md"
 	@echo "make docs    write docs/reference from the tables"
 	@echo "make install-units   put the systemd units in place; see docs/how-to/install-as-a-service.md"
 	@echo "make clean   remove what the others made"
@@ -54,6 +55,9 @@ check: setup-test
 
 soak: setup-test
 	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+vm: setup-demo
+	@scripts/vm
 
 docs: setup-test
 	@PYTHONPATH=scripts $(BIN)/python -m sandkeep_reference --write docs/reference

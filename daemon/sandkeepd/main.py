@@ -7,10 +7,12 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from typing import Final
 
 from sandkeep.errors import SandkeepError
 from sandkeep.settings import daemon
+from sandkeep.system import start_failure
 
 OPEN_FILES: Final = 65536
 """The same value as in the systemd units."""
@@ -33,10 +35,14 @@ def main() -> None:
     ):
         if value:
             os.environ[name] = value
+    managed = bool(os.environ.get("NOTIFY_SOCKET"))
     try:
         _run()
     except SandkeepError as error:
         print(f"sandkeepd: {error.message}", file=sys.stderr)  # noqa: T201  # the last words of a daemon that cannot start
+        if managed:  # who starts it by hand has just read it
+            with suppress(SandkeepError):
+                start_failure.leave(daemon.SOCKET(), error.message)
         sys.exit(1)
 
 

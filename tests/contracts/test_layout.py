@@ -38,7 +38,7 @@ def test_the_demos_project_is_shipped() -> None:
     assert ignored.stdout == ""
 
 
-@pytest.mark.parametrize("script", ["scripts/setup", ".ci/run"])
+@pytest.mark.parametrize("script", ["scripts/setup", "scripts/vm", ".ci/run"])
 def test_scripts_are_executable_and_can_be_parsed(script: str) -> None:
     path = ROOT / script
     assert os.access(path, os.X_OK)

@@ -200,6 +200,9 @@ def test_a_daemon_under_the_units_hardening_does_its_work(hardened: Service, tmp
         client.process.write_stdin(sandbox, "cat", b"still here\n", eof=True)
         assert client.process.wait(sandbox, "cat").exit_code == 0
         assert client.sandbox.exec(sandbox, ["cat", "hello"]).stdout == b"new\n"
+        client.sandbox.exec(sandbox, ["sh", "-c", "echo closed >closed; chmod 0 closed"])
+        for incremental in (False, True):
+            client.snapshot.create(sandbox, incremental=incremental)
         unisolated = client.sandbox.create(image, isolation="none").sandbox_id
         bounds = client.sandbox.exec(unisolated, ["grep", "CapBnd", "/proc/self/status"]).stdout
         assert int(bounds.split()[1], 16) == 0  # without SETPCAP it keeps what there was, and nothing tells

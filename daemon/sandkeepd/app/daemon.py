@@ -45,6 +45,7 @@ from sandkeep import events, failpoints
 from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.events import DAEMON_STREAM, Meta
 from sandkeep.settings import daemon
+from sandkeep.system import start_failure
 from sandkeep.version import VERSION
 from sandkeep_store import metadata_files
 from sandkeep_store.eventlog.codec import UnknownEvent
@@ -228,6 +229,7 @@ async def _serve_until_stopped(
             "ready",
             extra={"socket": software.socket, "state_dir": software.state_dir, "position": core.log.head},
         )
+        start_failure.clear(software.socket)
         manager.ready(software.summary())
         failpoints.reach("start.ready")
         api.start_soon(manager.watchdog, core.log.answers)

@@ -119,7 +119,8 @@ class Reconciler:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(core.run_logged, self._recover, "recovery of operations")
             for name in sorted({*core.providers, *asked}):
-                nursery.start_soon(core.run_logged, partial(self._settle_provider, name), f"reconciling {name}")
+                settle = partial(self._settle_provider, name, is_used=name in asked)
+                nursery.start_soon(core.run_logged, settle, f"reconciling {name}")
 
     async def _recover(self) -> None:
         """Recover operations, and what they left, each by itself: one whose store does not answer delays no other."""
@@ -133,7 +134,7 @@ class Reconciler:
             nursery.start_soon(run_logged, services.snapshots.removal.drop_kept, "removing archives that were kept")
             nursery.start_soon(run_logged, services.archives.sweep, "removing what was being written")
 
-    async def _settle_provider(self, name: str) -> None:
+    async def _settle_provider(self, name: str, *, is_used: bool) -> None:
         core = self._core
         tried: list[trio.Event] = []
         async with trio.open_nursery() as nursery:
@@ -148,7 +149,9 @@ class Reconciler:
             with trio.move_on_after(ANSWER_DEADLINE_S):
                 await self._undone(name)
             if name in core.providers:
-                await self._retry(name, self._clean_up, f"cleaning up {name}")
+                # Nobody needs to know of an engine that is not installed while nothing of it is on record.
+                level = logging.WARNING if is_used else logging.DEBUG
+                await self._retry(name, self._clean_up, f"cleaning up {name}", level=level)
 
     async def _undone(self, name: str) -> None:
         """Wait until what a provider had half made is undone, or it is known why not: see `core.operation`."""
@@ -164,6 +167,7 @@ class Reconciler:
         what: str,
         adoption: Interruptible | None = None,
         tried: trio.Event | None = None,
+        level: int = logging.WARNING,
     ) -> T:
         """Retry some work with a provider until it answers. `adoption` gets the reason of a delay."""
         core = self._core
@@ -180,7 +184,7 @@ class Reconciler:
                 adoption.why = error.message
 
         return await retry_until_done(
-            attempt, what, core.providers.get(name), deadline_s=ANSWER_DEADLINE_S, on_error=on_error
+            attempt, what, core.providers.get(name), deadline_s=ANSWER_DEADLINE_S, on_error=on_error, level=level
         )
 
     # -- adopting -----------------------------------------------------------------------------------------------------

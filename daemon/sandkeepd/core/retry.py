@@ -29,11 +29,12 @@ async def retry_until_done(
     deadline_s: float = math.inf,
     on_error: Callable[[SandkeepError], None] = lambda _: None,
     passing: tuple[type[SandkeepError], ...] = (),
+    level: int = logging.WARNING,
 ) -> T:
     """Retry some work until it succeeds. An attempt is cancelled after `deadline_s`, and repeated.
 
-    `on_error` is called with each failure. Errors in `passing` are raised at once. A wait ends early when the engine of
-    the `provider` answers again.
+    `on_error` is called with each failure, which is logged at `level`. Errors in `passing` are raised at once. A wait
+    ends early when the engine of the `provider` answers again.
     """
     backoff = pauses(RETRY_S, MOST_RETRY_S)
     while True:
@@ -48,7 +49,7 @@ async def retry_until_done(
             error = as_sandkeep_error(unforeseen)
         on_error(error)
         pause_s = next(backoff)
-        logger.warning("no answer yet", extra={"what": what, "why": error.message, "again_in_s": pause_s})
+        logger.log(level, "no answer yet", extra={"what": what, "why": error.message, "again_in_s": pause_s})
         with trio.move_on_after(pause_s):
             await _recovered(provider if "engine" in error.data else None)
 

@@ -1,6 +1,7 @@
 """The daemon as clients see it: its socket, its identity, and the time to wait for it when it went away.
 
-No input or output here: errors of the connection become messages with a remedy.
+No input or output here, but for the reason of a start that failed: errors of the connection become messages with a
+remedy.
 """
 
 import errno
@@ -16,6 +17,7 @@ from sandkeep.protocol import jsonrpc
 from sandkeep.protocol.jsonrpc import Answer
 from sandkeep.protocol.methods import METHODS
 from sandkeep.settings.daemon import PATIENCE, SOCKET
+from sandkeep.system import start_failure
 from sandkeep.system.backoff import Backoff
 
 GREETING_ID: Final = 0
@@ -104,8 +106,10 @@ class Retry:
         self._begin()
 
     def pause(self, error: SandkeepError) -> float:
-        """Return the seconds to wait before the next attempt to connect. Raises `error` when the time is over."""
-        pause_s = self._begin().pause()
+        """Return the seconds to wait before the next attempt to connect. Raises `error` when the time is over, or the
+        daemon could not start.
+        """
+        pause_s = None if "reason" in error.data else self._begin().pause()
         if pause_s is None:
             self.daemon.is_away = False
             raise error from None
@@ -151,6 +155,9 @@ def socket_path(given: str | os.PathLike[str] | None) -> str:
 def cannot_connect(path: str, error: OSError) -> SandkeepError:
     """Return the error for a failed connection to `path`."""
     if error.errno in _NOBODY:
+        if reason := start_failure.reason(path):
+            words = f"the daemon of {path} could not start: {reason}"
+            return StateError("not_ready", words, socket=path, reason=reason)
         return StateError(
             "not_ready", f"no daemon is listening on {path}: start one with `sandkeep daemon`", socket=path
         )

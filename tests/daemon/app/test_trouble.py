@@ -97,6 +97,36 @@ def test_a_malformed_setting(root: str) -> None:
     assert "SANDKEEP_QUOTA='sandboxes=lots' cannot be used: give sandboxes a whole number, or unlimited" in said
 
 
+def test_clients_are_told_why_a_service_could_not_start(new_daemon: Callable[[], Any]) -> None:
+    """A service manager that has given up listens no more, and clients do not wait for what cannot come."""
+    daemon = new_daemon()
+    daemon.start()
+    with connect(daemon.socket, patience_s=1e9) as client:
+        client.daemon.ping()
+        daemon.stop()
+        own = {"SANDKEEP_STATE_DIR": daemon.state_dir, "SANDKEEP_SOCKET": daemon.socket}
+        fails_to_start(daemon.root, SANDKEEP_LOG_LEVEL="loud", **own)
+        assert no_daemon(daemon.socket).startswith(f"no daemon is listening on {daemon.socket}: ")  # started by hand
+        said = fails_to_start(daemon.root, SANDKEEP_LOG_LEVEL="loud", NOTIFY_SOCKET="/nobody", **own)
+        told = f"the daemon of {daemon.socket} could not start: {said.removeprefix('sandkeepd: ')}"
+        assert no_daemon(daemon.socket) == told
+        with pytest.raises(SandkeepError) as caught:
+            client.daemon.ping()
+        assert (caught.value.code, caught.value.message) == ("not_ready", told)
+        daemon.start()
+        client.daemon.ping()
+    daemon.stop()
+    assert no_daemon(daemon.socket).startswith(f"no daemon is listening on {daemon.socket}: ")
+
+
+def no_daemon(path: str) -> str:
+    """What a client says that finds nobody listening."""
+    with pytest.raises(SandkeepError) as caught:
+        connect(path)
+    assert caught.value.code == "not_ready"
+    return caught.value.message
+
+
 def test_a_state_directory_of_another_version(new_daemon: Callable[[], Any]) -> None:
     daemon = new_daemon()
     daemon.start()

@@ -1,5 +1,6 @@
 """A provider whose engine is down: what is ordered stays on record and is carried out later; nobody waits for that."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -84,6 +85,22 @@ async def test_also_by_the_next_daemon(state_dir: str, source: str) -> None:
         await until_stopped(daemon, "box")
         with trio.fail_after(20):
             assert (await daemon.call("sandbox.exec", sandbox_id="other", command="echo hi")).stdout == b"hi\n"
+
+
+@pytest.mark.parametrize("used", [False, True])
+async def test_an_engine_that_nothing_on_record_needs_is_not_warned_of(
+    state_dir: str, source: str, caplog: pytest.LogCaptureFixture, used: bool
+) -> None:
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        if used:
+            await daemon.image(source)
+        daemon.fake.faults.down = DOWN
+        nursery.start_soon(daemon.reconciler.run)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
+            "no answer yet"
+        ] * used
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_nobody_owns_is_looked_for_once_what_was_half_made_is_undone(
