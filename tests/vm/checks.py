@@ -124,7 +124,7 @@ def until(holds: Callable[[], object], what: str) -> None:
     end = time.monotonic() + DEADLINE_S
     while not holds():
         assert time.monotonic() < end, f"{what} has not come about in {DEADLINE_S} s"
-        time.sleep(0.5)
+        time.sleep(2)
 
 
 def property_of(unit: str, name: str) -> str:
@@ -202,7 +202,9 @@ def count_in(sandbox: str, user: str = "") -> None:
 
 
 def counted_by(sandbox: str, user: str = "") -> list[str]:
-    return sandkeep("logs", sandbox, "count", user=user).split()
+    numbers = sandkeep("logs", sandbox, "count", user=user).split()
+    assert all(number.isdigit() for number in numbers), numbers
+    return numbers
 
 
 def still_counts(sandbox: str, user: str = "") -> None:
