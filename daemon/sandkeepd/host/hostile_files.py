@@ -60,11 +60,12 @@ class _Anchor:
     def __init__(self, path: str) -> None:
         self._path = path
         self._taken: _Mounts | None = None
+        self._moved: tuple[_Anchor, str] | None = None
         self._taking = threading.Lock()
 
     @property
     def taken(self) -> _Mounts | None:
-        return self._taken
+        return self._taken if self._moved is None else self._moved[0].taken
 
     def mounts(self) -> _Mounts:
         if (taken := self._taken) is not None:
@@ -78,8 +79,15 @@ class _Anchor:
                     os.close(place)
             return self._taken
 
-    def release(self) -> None:
-        self._taken = None
+    def at(self, path: str) -> tuple[_Mounts, str]:
+        """Return the mounts on which a path below the directory is found, and the path there."""
+        if self._moved is not None:
+            anchor, name = self._moved
+            return anchor.mounts(), f"{name}/{path}"
+        return self.mounts(), path
+
+    def move(self, anchor: "_Anchor", name: str) -> None:
+        self._moved, self._taken = (anchor, name), None
 
 
 def read_only(descriptor: int) -> int:
@@ -133,11 +141,11 @@ class HostileRoot:
             self._anchor.mounts()
         return HostileTree(self._anchor, name)
 
-    def release(self) -> None:
-        """Release the directory, which something else was mounted over, or is not any more: its trees open what lies at
-        the path from now on.
+    def release(self, root: "HostileRoot", name: str) -> None:
+        """Release the mounts of a directory that is no mount point any more: its trees open what is below `name` in
+        `root` from now on.
         """
-        self._anchor.release()
+        self._anchor.move(root._anchor, name)  # noqa: SLF001  # of this class
 
 
 class HostileTree:
@@ -167,9 +175,8 @@ class HostileTree:
         """Open a file, close-on-exec: on the read-only mount, unless `flags` say that it is to be changed, or it is a
         directory that is to be `writable`.
         """
-        taken = self._anchor.mounts()
-        directory = taken.descriptors[writable or bool(flags & _CHANGES)]
-        return open_beneath(directory, f"{self._path}/{path}", flags, mode)
+        taken, found = self._anchor.at(f"{self._path}/{path}")
+        return open_beneath(taken.descriptors[writable or bool(flags & _CHANGES)], found, flags, mode)
 
     def open_regular(self, path: str, flags: int = os.O_RDONLY) -> int:
         """Open a regular file, waiting for nobody. Raises also `NotAFileError`."""
@@ -179,8 +186,8 @@ class HostileTree:
         """Open a FIFO. Raises also `NotAFileError`. A read-only mount does not prevent writes to FIFOs, but prevents
         receivers of the descriptor from changing their modes.
         """
-        taken = self._anchor.mounts()
-        return self._checked(path, open_beneath(taken.descriptors[0], f"{self._path}/{path}", flags), stat.S_IFIFO)
+        taken, found = self._anchor.at(f"{self._path}/{path}")
+        return self._checked(path, open_beneath(taken.descriptors[0], found, flags), stat.S_IFIFO)
 
     @staticmethod
     def _checked(path: str, descriptor: int, kind: int) -> int:

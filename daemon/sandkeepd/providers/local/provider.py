@@ -23,6 +23,7 @@ from sandkeep.settings.daemon import UID_REGISTRY
 from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.ledger import Ledger, Swept
+from sandkeepd.host.hostile_files import HostileRoot
 from sandkeepd.host.processes import (
     identify,
     in_fresh_thread,
@@ -307,7 +308,8 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         """Stop using a sandbox's disk, which was removed."""
         root = self._hostile_roots.pop(self.layout.sandbox(sandbox_id), None)
         if root is not None:
-            root.release()
+            above = self.layout.sandboxes
+            root.release(self._hostile_roots.setdefault(above, HostileRoot(above)), sandbox_id)
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
         """Return the plan of a sandbox, reconstructed from its remains when no event has it."""

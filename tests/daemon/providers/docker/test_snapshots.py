@@ -444,7 +444,9 @@ def test_an_engine_that_goes_while_it_is_given_files(world: World, client: Any, 
 def test_an_archive_cannot_say_what_is_gone_from_what_lies_beneath(world: World, client: Any) -> None:
     whole = archive(("workspace/.wh.file", "x"))
     brought = imported(client, whole, image_id=world.image)
-    assert "only a layer" in refused("invalid", lambda: client.snapshot.restore(brought.snapshot_id)).message
+    assert (
+        "marks deletions in layers" in refused("invalid", lambda: client.snapshot.restore(brought.snapshot_id)).message
+    )
     assert world.kept() == set()
 
 

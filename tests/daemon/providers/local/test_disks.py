@@ -212,7 +212,7 @@ def test_it_outlives_the_daemon_and_its_own_end(running_daemon: RunningDaemon, t
 def test_a_death_at_every_step(new_daemon: Callable[[], RunningDaemon], tmp_path: Path, point: str) -> None:
     daemon = new_daemon()
     daemon.start(**{failpoints.SETTING: point})
-    with daemon.connect() as client:
+    with daemon.connect(patience_s=1) as client:
         image = client.image.create(str(tmp_path)).image_id
         with suppress(SandkeepError):
             made = client.sandbox.create(image, name="it", disk_bytes=SIZE)
@@ -222,7 +222,10 @@ def test_a_death_at_every_step(new_daemon: Callable[[], RunningDaemon], tmp_path
     daemon.process.wait(60)
     daemon.start()
     disks_dir = Path(daemon.state_dir, "disks")
-    until(lambda: not os.listdir(disks_dir) and not loops(disks_dir))
+    until(
+        lambda: not os.listdir(disks_dir) and not loops(disks_dir),
+        seen=lambda: (os.listdir(disks_dir), loops(disks_dir)),
+    )
     if point == "disk.emptied":
         assert daemon.cli("logs", made.sandbox_id, done.process_id).stdout == b"fine\n"
 
