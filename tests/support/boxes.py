@@ -92,7 +92,7 @@ class Box:
 
     def left(self) -> list[str]:
         """What is left of any helper: files on either side, processes, and what was staged."""
-        directory = f"{self.daemon.state_dir}/sandboxes/{self.id}"
+        directory = f"/proc/{self.daemon.process.pid}/root{self.daemon.state_dir}/sandboxes/{self.id}"  # its disk, too
         names = [name for part in ("in", "out/p") for name in os.listdir(f"{directory}/{part}")]
         running = self.sh("for p in /proc/[0-9]*; do tr '\\0\\n' '  ' <$p/cmdline; echo; done 2>/dev/null")
         assert b"/run/sandkeep/in" in running or b"for p in" in running  # there is something to be seen

@@ -9,6 +9,7 @@ from typing import Final
 
 from sandkeep.errors import DaemonError
 from sandkeep.system import durable
+from sandkeep_store.files.descriptors import closing
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -22,9 +23,10 @@ def read(path: str, content: str) -> bytes | None:
     except OSError as error:
         logger.warning("%s cannot be read: made anew", content, extra={"path": path, "why": error.strerror})
         return None
-    with open(descriptor, "rb") as file:
+    with closing(descriptor):
         if _is_ours_alone(os.fstat(descriptor)):
-            return file.read()
+            with open(descriptor, "rb", closefd=False) as file:  # open() refuses directories
+                return file.read()
     logger.warning("others could read or write %s: made anew", content, extra={"path": path})
     return None
 
