@@ -120,7 +120,7 @@ async def test_undoing_a_creation_leaves_another_daemons_sandbox(
     await world.provider.clean_up(_Nothing())
     assert await theirs.is_alive()
     assert await sh(theirs, "echo alive") == "alive\n"
-    with pytest.raises(ProviderError, match=f"host uid {uid} of sandbox box belongs to somebody else"):
+    with pytest.raises(ProviderError, match=f"host uid {uid} of sandbox box was taken by another"):
         await world.provider.create("box", world.image_id, world.spec(), {}, plan)
     assert await theirs.is_alive()
     found = registry.read(uid)
