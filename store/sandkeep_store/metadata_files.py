@@ -16,8 +16,8 @@ from sandkeep import failpoints
 from sandkeep.errors import DaemonError
 from sandkeep.ids import is_name
 from sandkeep.model import RebuildReport
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.durable import Replacement
-from sandkeep_store.files.descriptors import closing
 from sandkeep_store.views.metadata import FILE_NAME, Seen, document
 from sandkeep_store.views.state import State
 
@@ -210,7 +210,7 @@ def _write(root: str, sandbox_id: str, content: bytes) -> None:
     for path in (root, folder):  # and none above them: a state directory that was taken away is not begun anew
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, mode=0o755)
-    with closing(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as directory:
+    with closing_fd(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as directory:
         with Replacement(FILE_NAME, temporary=UNFINISHED, directory=directory) as new:
             new.file.write(content)
             new.complete()

@@ -24,11 +24,11 @@ from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError
 from sandkeep.model import SkippedFile
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.image_sources import Seen
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.host import mounts, seccomp
-from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 
 MAX_SKIPPED: Final = 100

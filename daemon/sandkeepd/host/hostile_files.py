@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_beneath
 from sandkeepd.host import mounts
-from sandkeepd.host.descriptors import closing_fd
 
 _WRITABLE: Final = mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC
 _READ_ONLY: Final = _WRITABLE | mounts.MS_RDONLY

@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from typing import Final
 
 from sandkeep.errors import SetupError
-from sandkeepd.host.descriptors import closing_fd
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host.processes import reap, spawn
 
 MS_RDONLY: Final = 1

@@ -22,8 +22,8 @@ from msgspec import Struct
 
 from sandkeep.errors import ProviderError
 from sandkeep.system import fresh_thread
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host import spawn as spawning
-from sandkeepd.host.descriptors import closing_fd
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sandkeep.errors import DaemonError
-from sandkeepd.host.descriptors import closing_fd
+from sandkeep.system.descriptors import closing_fd
 
 
 def open_unnamed(directory: str, *, create: bool = False) -> int:

@@ -12,8 +12,8 @@ from typing import Final
 import trio
 
 from sandkeep.errors import CallerError, ProviderError, StateError
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.contract.processes import Exit
-from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.keeper import fifo, journal, requests, terminal
 from sandkeepd.keeper.allowance import Allowance
 from sandkeepd.keeper.pause import Pause

@@ -15,10 +15,10 @@ import trio
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import PROCESS, new_id
 from sandkeep.model import FileContent, Isolation
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.contract.instance import Directory, Ending
 from sandkeepd.contract.pauses import Pausing
 from sandkeepd.contract.processes import Chunk, Exit, InputNote, Launch, unnoted
-from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import fifo, files, input_files, journal, pipes, requests
 from sandkeepd.keeper.channel import Channel

@@ -13,9 +13,9 @@ from typing import Final
 import trio
 
 from sandkeep.errors import SandkeepError, StateError
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import InputNote, unnoted
-from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.hostile_files import NotAFileError
 from sandkeepd.keeper import fifo, journal, requests
 from sandkeepd.keeper.channel import Channel

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from sandkeep.errors import SetupError, StateError
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.contract.processes import Chunk
-from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 
 MAX_LINE_BYTES: Final = 128

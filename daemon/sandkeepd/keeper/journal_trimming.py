@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 from sandkeep import failpoints
 from sandkeep.ids import PROCESS
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.contract.processes import Dropped
 from sandkeepd.host import blocks
-from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES
 

@@ -21,9 +21,9 @@ from urllib.parse import quote
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep.system import durable
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.durable import sync
 from sandkeep_store.eventlog import schema, witness
-from sandkeep_store.files.descriptors import closing
 
 _LOCK_BYTES: Final = (0x40000000, 512)
 """Offset and length of the bytes by which SQLite locks a database file."""
@@ -315,7 +315,7 @@ def _finish_exchange(path: str) -> None:
 @contextlib.contextmanager
 def exclusive_lock(path: str) -> Iterator[None]:
     """Hold a log's file as SQLite would. Nothing else in this process may open and close it meanwhile."""
-    with closing(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as descriptor:
+    with closing_fd(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as descriptor:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, _LOCK_BYTES[1], _LOCK_BYTES[0])
         except OSError:

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep.errors import DaemonError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.eventlog.row import damaged
-from sandkeep_store.files.descriptors import closing
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -57,7 +57,7 @@ def read(path: str) -> Head | None:
     An empty file counts as none: a power cut leaves a new file empty.
     """
     try:
-        with closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as descriptor:
+        with closing_fd(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as descriptor:
             content = os.read(descriptor, SIZE_BYTES + 1)
     except FileNotFoundError:
         return None

@@ -9,7 +9,7 @@ from typing import Final
 
 from sandkeep.errors import DaemonError
 from sandkeep.system import durable
-from sandkeep_store.files.descriptors import closing
+from sandkeep.system.descriptors import closing_fd
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -23,7 +23,7 @@ def read(path: str, content: str) -> bytes | None:
     except OSError as error:
         logger.warning("%s cannot be read: made anew", content, extra={"path": path, "why": error.strerror})
         return None
-    with closing(descriptor):
+    with closing_fd(descriptor):
         if _is_ours_alone(os.fstat(descriptor)):
             with open(descriptor, "rb", closefd=False) as file:  # open() refuses directories
                 return file.read()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from sandkeep_store.files.descriptors import closing
+from sandkeep.system.descriptors import closing_fd
 
 _EVERY_S: Final = 0.2
 
@@ -16,7 +16,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 def sync_filesystem(path: str | bytes) -> None:
     """Force all that is on the filesystem of a directory to its disk. Blocks. Raises OSError."""
-    with closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
+    with closing_fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         if _libc.syncfs(descriptor):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), path)

@@ -29,8 +29,8 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from sandkeep.errors import ProviderError, SetupError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.durable import make_directory
-from sandkeep_store.files.descriptors import closing
 from sandkeep_store.locks.document import damaged
 from sandkeep_store.locks.store import MAX_DOCUMENT_BYTES, Stored, Written
 
@@ -78,7 +78,7 @@ class DirectoryStore:
         except OSError as error:
             message = f"{self.where} cannot be used ({error.strerror}): make that directory, or mount it"
             raise ProviderError("provider_unavailable", message) from None
-        with closing(root):
+        with closing_fd(root):
             yield root
 
 
@@ -126,7 +126,7 @@ def _read(folder: int, name: str, place: str, most: int) -> Stored | None:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise damaged(place, "it is not a regular file") from None
         raise
-    with closing(descriptor):
+    with closing_fd(descriptor):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise damaged(place, "it is not a regular file")
         with open(descriptor, "rb", closefd=False) as file:

@@ -12,10 +12,10 @@ from sandkeep.errors import DaemonError, SandkeepError, SetupError
 from sandkeep.events import Meta
 from sandkeep.model import CompactReport, RebuildReport, VerifyReport
 from sandkeep.protocol.clock import now_us
+from sandkeep.system.descriptors import closing_fd
 from sandkeep_store import metadata_files
 from sandkeep_store.eventlog import witness
 from sandkeep_store.eventlog.log import EventLog, Recorded
-from sandkeep_store.files.descriptors import closing
 from sandkeep_store.upkeep import segments, state_cache
 from sandkeep_store.upkeep.compaction import Compaction
 from sandkeep_store.views.metadata import document
@@ -128,7 +128,7 @@ def _remove_output(out_dir: str, process_ids: Sequence[str]) -> None:
         directory = os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:  # there are none
         return
-    with closing(directory):
+    with closing_fd(directory):
         for process_id in process_ids:
             for part in ("stdout", "stderr", "pid"):
                 with contextlib.suppress(OSError):  # the code inside may have put anything there

@@ -13,8 +13,8 @@ import time
 from typing import Final
 
 from sandkeep.system.backoff import pauses
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host import spawn
-from sandkeepd.host.descriptors import closing_fd
 from sandkeepd.host.processes import TOOL_ENV, has_ended, ordinary_priority, owned_by, pids_where
 
 DEADLINE_S: Final = 10.0

@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_in_root
 from sandkeepd.host import mounts
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.host.processes import pids_where, run_tool
-from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.views import open_for_tool
 
 BLOCK_BYTES: Final = 4096
@@ -70,7 +70,7 @@ def _removed(first: int, groups: Mapping[str, str], inside: Sequence[str]) -> in
 
 def _devices(first: int, inside: Sequence[str]) -> Iterator[int]:
     """Return the devices of places as a process finds them, through any links that the code inside has made there."""
-    with descriptor(os.open(f"/proc/{first}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+    with closing_fd(os.open(f"/proc/{first}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         for name in inside:
             found = open_in_root(root, name, os.O_PATH)
             yield os.fstat(found).st_dev

@@ -22,6 +22,7 @@ from typing import Final
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError, StateError
 from sandkeep.model import Capability
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host import blocks, mounts
 from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper.shared_directory import SPARE
@@ -88,23 +89,11 @@ class Disks:
         journal = ["-J", f"size={max(4, min(64, size >> 27))}"] if size >= _JOURNALED_BYTES else ["-O", "^has_journal"]
         roots = f"{min(5, 100 * _DAEMONS_BYTES / size):.4f}"
         argv = [
-            "mke2fs",
-            "-q",
-            "-F",
-            "-t",
-            "ext4",
-            "-b",
-            "4096",
-            "-i",
-            f"{_BYTES_OF_INODE}",
-            "-m",
-            roots,
-            "-E",
-            _OPTIONS,
-            *journal,
-        ]
+            "mke2fs", "-q", "-F", "-t", "ext4", "-b", str(_BLOCK), "-i", str(_BYTES_OF_INODE), "-m", roots,
+            "-E", _OPTIONS, *journal,
+        ]  # fmt: skip
         _run([*argv, image])
-        self._mount(image, place)
+        _mount(image, place)
         failpoints.reach("disk.mounted")
         os.mkdir(f"{place}/{OWN_TRASH}", 0o700)  # now: what is to be removed may have used up the inodes
         os.mkdir(f"{place}/{SPARE}", 0o700)
@@ -116,7 +105,7 @@ class Disks:
         place = self._layout.sandbox(sandbox_id)
         if not os.path.ismount(place):
             os.makedirs(place, mode=0o700, exist_ok=True)
-            self._mount(self._layout.disk(sandbox_id), place)
+            _mount(self._layout.disk(sandbox_id), place)
 
     def attach_all(self) -> None:
         """Mount all disks, after a reboot or in a new mount namespace. What cannot be mounted is logged."""
@@ -201,25 +190,18 @@ class Disks:
         if not os.path.isdir(copy):
             return
         _sync(copy)
-        state = mounts.open_detached(self._layout.state_dir, mounts.TO_WRITE)  # without what is mounted below it
-        try:
-            copied, aside, target = (
-                os.path.relpath(path, self._layout.state_dir) for path in (copy, earlier, f"{place}/out")
-            )
+        copied, aside, target = (
+            os.path.relpath(path, self._layout.state_dir) for path in (copy, earlier, f"{place}/out")
+        )
+        # Without what is mounted below it.
+        with closing_fd(mounts.open_detached(self._layout.state_dir, mounts.TO_WRITE)) as state:
             with suppress(FileNotFoundError):  # of a daemon that died before the disk was removed
                 os.rename(target, aside, src_dir_fd=state, dst_dir_fd=state)
             os.rename(copied, target, src_dir_fd=state, dst_dir_fd=state)
-            beneath = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=state)
-            try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            with closing_fd(os.open(os.path.dirname(target), flags, dir_fd=state)) as beneath:
                 os.fsync(beneath)
-            finally:
-                os.close(beneath)
-        finally:
-            os.close(state)
         self._layout.discard([earlier])
-
-    def _mount(self, image: str, place: str) -> None:
-        _run(["mount", "-t", "ext4", "-o", _MOUNT, "--", image, place])
 
 
 def prepare_output(journals: str, answers: int, size: int) -> None:
@@ -253,23 +235,25 @@ def probe(directory: str) -> Capability:
         os.mkdir(place)
         _allocate(image, _PROBED_BYTES)
         _run(["mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", image])
-        _run(["mount", "-t", "ext4", "-o", _MOUNT, "--", image, place])
+        _mount(image, place)
         mounts.unmount(place)
     except (OSError, SandkeepError) as error:
         return Capability(works=False, why=f"sandboxes cannot have a disk of their own: {error}")
     return Capability(works=True)
 
 
+def _mount(image: str, place: str) -> None:
+    _run(["mount", "-t", "ext4", "-o", _MOUNT, "--", image, place])
+
+
 def _allocate(image: str, size: int) -> None:
     """Make a file with all its blocks allocated. Raises `storage_unavailable` where there is no room."""
-    fd = os.open(image, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        _reserve(fd, 0, size)
-    except DaemonError:
-        os.unlink(image)
-        raise
-    finally:
-        os.close(fd)
+    with closing_fd(os.open(image, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)) as fd:
+        try:
+            _reserve(fd, 0, size)
+        except DaemonError:
+            os.unlink(image)
+            raise
 
 
 def _reserve(fd: int, before: int, size: int) -> None:
@@ -322,10 +306,8 @@ def _opened(path: str) -> Iterator[int]:
         fd = os.open(path, mode | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise StateError("not_ready", "the sandbox's disk is gone: create another") from None
-    try:
+    with closing_fd(fd):
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _sync(directory: str) -> None:

@@ -28,11 +28,11 @@ from typing import Final
 
 from sandkeep.errors import DaemonError
 from sandkeep.ids import PROCESS, check_name, is_log_id
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host import mounts
 from sandkeepd.host.hostile_files import NotAFileError
 from sandkeepd.host.processes import run_tool
 from sandkeepd.keeper.journal import open_regular
-from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.errors import stderr_of
 from sandkeepd.providers.common.views import open_for_tool
 
@@ -166,7 +166,7 @@ class Layout:
             directory = _open_directory(f"{self.sandbox(sandbox_id)}/out/p")
         except OSError:
             return
-        with descriptor(directory):
+        with closing_fd(directory):
             if not _remove_few(directory):
                 journals = ["-type", "f", "-regextype", "posix-extended", "-regex", f".*/{_JOURNAL.pattern}"]
                 place = f"/proc/self/fd/{directory}/."
@@ -210,7 +210,7 @@ class Layout:
         except OSError as error:
             message = f"{place} cannot be emptied: {error.strerror}"
             raise DaemonError("storage_unavailable", message) from None
-        with descriptor(trash):
+        with closing_fd(trash):
             done = _run_with_all_rights([*_RM, *(f"/proc/self/fd/{trash}/{name}" for name in names)], trash)
         if done.returncode:
             raise DaemonError("storage_unavailable", f"files could not be removed: {stderr_of(done)}")
@@ -229,7 +229,7 @@ def _run_with_all_rights(remove: Sequence[str], directory: int) -> "subprocess.C
 
 def _open_directory(path: str) -> int:
     """Open a directory, also one whose permissions the code inside has removed. Raises OSError."""
-    with descriptor(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as place:
+    with closing_fd(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as place:
         os.chmod(f"/proc/self/fd/{place}", 0o755)  # noqa: S103 - as it was made
         return os.open(".", _OPEN, dir_fd=place)
 

@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager, suppress
 from typing import Final
 
 from sandkeep.errors import ProviderError, SetupError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.trees.read import can_enter_namespaces
 from sandkeepd.host import mounts
 from sandkeepd.host.processes import in_fresh_thread, reap, spawn
-from sandkeepd.providers.common.descriptors import descriptor
 
 _OPTIONS: Final = "nosuid,nodev,noexec,nosymfollow"
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -49,14 +49,14 @@ def open_for_tool(path: str, flags: int) -> int:
 
 def shown(*roots: str, above: str) -> AbstractContextManager[int]:
     """Do as `open_merged` for the length of a block."""
-    return descriptor(open_merged(roots, above))
+    return closing_fd(open_merged(roots, above))
 
 
 def writable(path: str) -> AbstractContextManager[int]:
     """Open a directory of ours, for a block in which programs write, or remove, files chosen by hostile code."""
     if os.geteuid() == 0:
-        return descriptor(mounts.open_detached(path, mounts.TO_WRITE))
-    return descriptor(_bind_by_program(path, _OPTIONS))
+        return closing_fd(mounts.open_detached(path, mounts.TO_WRITE))
+    return closing_fd(_bind_by_program(path, _OPTIONS))
 
 
 def _mount_merged(roots: Sequence[str]) -> int:

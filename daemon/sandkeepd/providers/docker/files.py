@@ -15,13 +15,13 @@ from typing import Final, NamedTuple, TypeVar
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep.model import FileContent, FileEntry
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_in_root
 from sandkeepd.contract.instance import Directory
 from sandkeepd.host.processes import Identity, identify, in_fresh_thread
 from sandkeepd.keeper import files
 from sandkeepd.keeper.failure import failure
 from sandkeepd.keeper.pipes import HELPER
-from sandkeepd.providers.common.descriptors import descriptor
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Root:
         """Run some work with a path, in a thread that has the user's rights. Converts errors into those for files."""
 
         def inside() -> T:
-            with descriptor(self._open()) as place:
+            with closing_fd(self._open()) as place:
                 _take_rights_of(*self._user)
                 return work(_Inside(place), os.fsencode(os.path.join(self._working_dir, path)))
 
@@ -99,7 +99,7 @@ class _Inside(NamedTuple):
     place: int
 
     def opened(self, path: bytes, flags: int) -> AbstractContextManager[int]:
-        return descriptor(open_in_root(self.place, path, flags))
+        return closing_fd(open_in_root(self.place, path, flags))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def read_piece(root: Root, path: str, offset: int, max_bytes: int) -> FileConten
         with inside.opened(place, os.O_PATH) as found:
             _require_file(os.fstat(found).st_mode)
             fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with descriptor(fd):
+        with closing_fd(fd):
             data = _read(fd, offset, max_bytes)
             status = os.fstat(fd)
         size = max(status.st_size, offset + len(data) if data else 0)

@@ -16,13 +16,13 @@ from msgspec import Struct, field
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SetupError, StateError
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host import mounts
 from sandkeepd.host.hostile_files import NotAFileError
 from sandkeepd.host.processes import Identity, identify, open_process, run_tool
 from sandkeepd.host.seccomp import docker_profile
 from sandkeepd.keeper import program
 from sandkeepd.keeper.program import COUNTED
-from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.errors import stderr_of, storage_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.views import open_for_tool
@@ -116,7 +116,7 @@ def _make_control(job: Job) -> None:
 @contextmanager
 def control_held_open(job: Job) -> Iterator[None]:
     """Keep requests to the keeper for the length of a block: a FIFO that no process has open loses its data."""
-    with descriptor(os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)):
+    with closing_fd(os.open(f"{job.directory}/in/.control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)):
         yield
 
 
@@ -181,7 +181,7 @@ def _give_workspace(client: Client, plan: Plan) -> None:
     if volume is None or not volume.own or os.geteuid() != 0:
         return
     place = client.inspect_volume(volume.source)["Mountpoint"]
-    with descriptor(open_for_tool(place, mounts.TO_WRITE)) as opened:
+    with closing_fd(open_for_tool(place, mounts.TO_WRITE)) as opened:
         if plan.writable or volume.read_only:
             os.chown(opened, plan.uid, plan.gid)
             return
@@ -310,7 +310,7 @@ def kill(handle: dict[str, Any]) -> None:
     """Kill the first process of a container, and so all of them, without the engine, if we may."""
     pidfd = open_process(msgspec.convert(handle, Handle).first) if handle else None
     if pidfd is not None:
-        with descriptor(pidfd), suppress(OSError):  # only root may; then the engine does it
+        with closing_fd(pidfd), suppress(OSError):  # only root may; then the engine does it
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 

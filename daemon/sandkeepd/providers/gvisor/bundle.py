@@ -15,11 +15,11 @@ import msgspec
 from msgspec import Struct
 
 from sandkeep.model import SandboxSpec
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_in_root
 from sandkeepd.host import mounts
 from sandkeepd.host.processes import OOM_SCORE_ADJ, run_tool
 from sandkeepd.keeper import program
-from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.common.inside import HOME, INSIDE, PATH, WORKSPACE, environment, write_etc
 from sandkeepd.providers.common.tree_copies import copy_tree
@@ -40,7 +40,7 @@ def is_root_file_system(lowers: Sequence[Lower]) -> bool:
 
 def _has(lower: Lower, path: str, flags: int) -> bool:
     """Return True if the path exists for a process with these files as its root directory: links may lead anywhere."""
-    with suppress(OSError), descriptor(os.open(lower.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
+    with suppress(OSError), closing_fd(os.open(lower.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         os.close(open_in_root(root, path, os.O_PATH | flags))
         return True
     return False
@@ -234,10 +234,10 @@ def copy_root(root: str, lowers: Sequence[Lower], bundle: Bundle) -> None:
 
 def _make_shared(root: str) -> None:
     """Make the mount points of the shared directories. In an image's files links are resolved as inside."""
-    with descriptor(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
+    with closing_fd(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
         for name in ("in", "out", "tty"):
             parts = f"{INSIDE}/{name}".split("/")
             for depth in range(1, len(parts)):
                 above = open_in_root(top, "/".join(parts[:depth]) or "/", os.O_PATH | os.O_DIRECTORY)
-                with descriptor(above), suppress(FileExistsError):
+                with closing_fd(above), suppress(FileExistsError):
                     os.mkdir(parts[depth], 0o755, dir_fd=above)

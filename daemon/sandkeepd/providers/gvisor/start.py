@@ -31,13 +31,13 @@ from msgspec import Struct
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError, SetupError
 from sandkeep.model import SandboxSpec
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.durable import sync
 from sandkeepd.host import mounts
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, has_ended, read_until_ready, reap, spawn
 from sandkeepd.keeper import program
-from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.directory_provider import Lower
 from sandkeepd.providers.common.disks import leave_others
 from sandkeepd.providers.common.errors import converted_errors
@@ -274,7 +274,7 @@ def _run(
 
 def _call_until_ended(child: int, meanwhile: Callable[[], bool]) -> None:
     more = False
-    with descriptor(os.pidfd_open(child)) as pidfd:
+    with closing_fd(os.pidfd_open(child)) as pidfd:
         while not has_ended(pidfd, 0 if more else _GIVE_WAY_S):
             more = meanwhile()
 
@@ -350,7 +350,7 @@ def failed_to_save(output: bytes) -> SandkeepError:
 
 @contextmanager
 def _locked(job: Job) -> Iterator[int]:
-    with descriptor(os.open(f"{job.bundle}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
+    with closing_fd(os.open(f"{job.bundle}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
 

@@ -31,10 +31,10 @@ from msgspec import Struct
 
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import new_id
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host.processes import has_ended, kill_and_wait, open_process, run_tool, spawn
 from sandkeepd.keeper import requests, terminal
 from sandkeepd.keeper.viewers import Viewers
-from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.gvisor import runsc as gvisor_runsc
 
 START_DEADLINE_S: Final = 20.0
@@ -266,7 +266,7 @@ def await_gone(runsc: Runsc, container: str) -> None:
         pidfd = _waiting(runsc.bundle, viewer)
         if pidfd is None:
             continue
-        with descriptor(pidfd):
+        with closing_fd(pidfd):
             if not has_ended(pidfd, GOING_S):
                 _kill(runsc, container, viewer)
                 if not has_ended(pidfd, GOING_S):

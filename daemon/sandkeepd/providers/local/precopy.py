@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from sandkeep import failpoints
+from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees import changes
 from sandkeep_store.archives.trees.changes import Catalogue
 from sandkeep_store.archives.trees.passes import PassCopy
-from sandkeep_store.files.descriptors import closing
 from sandkeepd.host.cgroups.pause import Pause, processes
 from sandkeepd.host.mapped_files import mapped_files
 from sandkeepd.host.processes import run_tool
@@ -86,7 +86,7 @@ def copy_running(
     os.mkdir(target, 0o700)
     total = Pause()
     try:
-        with closing(os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as into:
+        with closing_fd(os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as into:
             copy = PassCopy(tree, into, proceed)
             for left in reversed(range(_PASSES + 1)):
                 with held.freeze() as pause:

@@ -9,12 +9,12 @@ from typing import Final
 from msgspec import Struct
 
 from sandkeep.model import Capability
+from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import in_fresh_thread, run_tool
 from sandkeepd.keeper import program
 from sandkeepd.providers.common import disks
 from sandkeepd.providers.common.capabilities import capability
-from sandkeepd.providers.common.descriptors import descriptor
 from sandkeepd.providers.common.errors import stderr_of
 
 
@@ -75,7 +75,7 @@ def _seccomp(image_uid: int, root: bool) -> Capability:
     why = program.why_missing() or seccomp.why_missing() or ("" if _has_bwrap() else "bwrap is missing")
     if why:
         return Capability(works=False, why=f"system calls are not filtered: {why}")
-    with descriptor(seccomp.open_program()) as fd:
+    with closing_fd(seccomp.open_program()) as fd:
         done = run_tool([*_enter(image_uid, root), *_BWRAP, "--seccomp", "0", "true"], timeout_s=20, stdin=fd)
     return capability(done.returncode == 0, f"system calls are not filtered: {stderr_of(done)}")
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from sandkeep.errors import SetupError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.durable import make_directory, sync_directory
 from sandkeep_store.buckets.config import is_path
-from sandkeep_store.files.descriptors import closing
 
 _BASE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _DIRECTORY: Final = _BASE | os.O_NOFOLLOW
@@ -140,5 +140,5 @@ def _walk_into(name: str, parent: int, path: str, prefix: str) -> Iterator[tuple
         if error.errno == errno.ELOOP:
             return
         raise
-    with closing(directory):
+    with closing_fd(directory):
         yield from _walk(directory, path, prefix)

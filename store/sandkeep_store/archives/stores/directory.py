@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, Self
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.stores.confined_directory import ConfinedDirectory, NotRegularFileError
 from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.archives.stores.types import (
@@ -27,7 +28,6 @@ from sandkeep_store.archives.stores.types import (
     missing,
 )
 from sandkeep_store.buckets.config import PARTIAL, Root, checked_path
-from sandkeep_store.files.descriptors import closing
 
 PART_BYTES: Final = 1024**2
 
@@ -87,11 +87,11 @@ class DirectoryArchives(ArchiveStore):
         return DirectoryUpload(self, path)
 
     def _stat(self, path: str) -> Stored:
-        with self.translated(path), closing(self.files.open(path)) as descriptor:
+        with self.translated(path), closing_fd(self.files.open(path)) as descriptor:
             return stored(path, os.fstat(descriptor))
 
     def _fetch(self, stored: Stored, offset: int) -> Iterator[bytes]:
-        with self.translated(stored.path), closing(self.files.open(stored.path)) as descriptor:
+        with self.translated(stored.path), closing_fd(self.files.open(stored.path)) as descriptor:
             if _generation(os.fstat(descriptor)) != stored.generation:
                 raise conflict(self.where(stored.path))
             os.posix_fadvise(descriptor, offset, 0, os.POSIX_FADV_SEQUENTIAL)

@@ -13,13 +13,13 @@ import zstandard
 from isal import igzip_lib, igzip_threaded
 
 from sandkeep.errors import DaemonError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.tar.members import corrupt
 from sandkeep_store.archives.tar.output import Output
 from sandkeep_store.archives.tar.stream import Stream
 from sandkeep_store.archives.tar.zstd_frames import MAGIC as _ZSTD
 from sandkeep_store.archives.tar.zstd_frames import SKIPPED as _SKIPPED
 from sandkeep_store.archives.tar.zstd_frames import Frames
-from sandkeep_store.files.descriptors import closing
 
 Codec = Literal["gzip", "zstd", "none"]
 
@@ -128,7 +128,7 @@ class Input:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Hold a duplicate of the descriptor for the length of a block."""
-        with closing(os.dup(self._descriptor)) as self._descriptor:
+        with closing_fd(os.dup(self._descriptor)) as self._descriptor:
             yield
 
     def codec(self) -> Codec:

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from msgspec import Struct
 
 from sandkeep.errors import DataError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.tar.compression import Codec, Input, decompressed
 from sandkeep_store.archives.tar.contents import Contents
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits, Tally
@@ -19,7 +20,6 @@ from sandkeep_store.archives.tar.members import Member, corrupt, is_too_long, sh
 from sandkeep_store.archives.tar.read_ahead import read_ahead
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.tar.whiteouts import check_whiteout
-from sandkeep_store.files import descriptors
 
 Moved = Callable[[int], None]
 """Called now and then with the number of bytes done. Raising ends the work."""
@@ -47,7 +47,7 @@ def opened(path: str) -> Iterator[int]:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         raise _missing(path, error.strerror) from None
-    with descriptors.closing(descriptor):
+    with closing_fd(descriptor):
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _missing(path, "it is no file")
         yield descriptor

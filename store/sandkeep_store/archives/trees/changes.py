@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
 from sandkeep.errors import DataError, ProviderError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_beneath
 from sandkeep_store.archives.tar import whiteouts
 from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.trees.read import Names, Program, Remarks
 from sandkeep_store.archives.trees.tree import Overlay, is_opaque, reserved
-from sandkeep_store.files.descriptors import closing
 
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
 RECENT_NS: Final = 50_000_000
@@ -89,7 +89,7 @@ def _few(tree: int) -> list[_Entry]:
 
 
 def _in_directory(path: bytes, tree: int) -> Iterator[tuple[bytes, os.stat_result]]:
-    with closing(open_beneath(tree, path, os.O_RDONLY | os.O_DIRECTORY)) as opened, os.scandir(opened) as entries:
+    with closing_fd(open_beneath(tree, path, os.O_RDONLY | os.O_DIRECTORY)) as opened, os.scandir(opened) as entries:
         for entry in entries:
             yield os.fsencode(entry.name), entry.stat(follow_symlinks=False)
 

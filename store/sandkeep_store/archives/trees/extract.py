@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from typing import IO, Final
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.staging import Stage
 from sandkeep_store.archives.tar.contents import Names
 from sandkeep_store.archives.tar.members import TOP, Member, corrupt, shown
 from sandkeep_store.archives.tar.writer import Writer
 from sandkeep_store.archives.trees import jail, pipes
-from sandkeep_store.files.descriptors import closing
 
 _NO_ROOM: Final = (b"No space left", b"Wrote only", b"quota")
 _NOT_BEGUN: Final = (b"bwrap:", b"setpriv:")
@@ -75,7 +75,7 @@ class Extraction:
 
     def settle(self) -> None:
         """After the last member: apply the properties that the program does not set. Raises OSError."""
-        with closing(os.open(self._tree, _OPEN | os.O_DIRECTORY)) as top:
+        with closing_fd(os.open(self._tree, _OPEN | os.O_DIRECTORY)) as top:
             for name in sorted(self._late, reverse=True):  # the innermost first, as one above may be closed then
                 with suppress(PermissionError):  # to a user's own daemon
                     _settle(top, self._late[name])

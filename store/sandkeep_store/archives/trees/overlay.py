@@ -10,6 +10,7 @@ import stat
 from contextlib import suppress
 from typing import Final
 
+from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.tar import whiteouts
 from sandkeep_store.archives.tar.inspect import CheckedArchive, Inspection, Moved
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
@@ -17,7 +18,6 @@ from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees.extract import extracting, unwritable
 from sandkeep_store.archives.trees.tree import Overlay
 from sandkeep_store.archives.trees.unpack import staged, swap_in
-from sandkeep_store.files.descriptors import closing
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -58,12 +58,12 @@ def _mark(tree: bytes, gone: bytes, overlay: Overlay, owner: tuple[int, int] | N
     """Say in the overlay's way that a name is gone; of one that ends in a slash, all that is below it elsewhere."""
     if gone.endswith(b"/"):
         directory = _opened(tree, gone.rstrip(b"/"), owner)
-        with closing(directory):
+        with closing_fd(directory):
             _hide_below(directory, overlay)
         return
     parent, _, name = gone.rpartition(b"/")
     directory = _opened(tree, parent or TOP, owner)
-    with closing(directory):
+    with closing_fd(directory):
         before = os.fstat(directory)
         try:
             os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=directory)
@@ -82,7 +82,7 @@ def _replace_below(directory: int, name: bytes, overlay: Overlay) -> None:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
         return
-    with closing(own):
+    with closing_fd(own):
         _hide_below(own, overlay)
 
 
@@ -94,7 +94,7 @@ def _opened(tree: bytes, name: bytes, owner: tuple[int, int] | None) -> int:
     """Open a directory of the tree component by component, following no link. Missing directories are made."""
     opened = os.open(tree, _OPEN)
     for part in name.split(b"/") if name != TOP else ():
-        with closing(opened):
+        with closing_fd(opened):
             with suppress(FileExistsError):
                 os.mkdir(part, 0o755, dir_fd=opened)
                 if owner is not None:

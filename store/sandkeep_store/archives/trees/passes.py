@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_beneath
 from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees.changes import (
@@ -25,7 +26,6 @@ from sandkeep_store.archives.trees.changes import (
     parent_of,
     tree_order,
 )  # fmt: skip
-from sandkeep_store.files.descriptors import closing
 
 _SOURCE, _TARGET = 0, 1
 _PARENT: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -78,7 +78,7 @@ class PassCopy:
     def finish(self) -> None:
         """Give the directories their attributes; until then only their owner can enter them. Raises OSError."""
         for name in sorted(self._directories, key=tree_order, reverse=True):
-            with closing(open_beneath(self._tops[_TARGET], name, _FOLDER)) as opened:
+            with closing_fd(open_beneath(self._tops[_TARGET], name, _FOLDER)) as opened:
                 _set_attributes(opened, self._directories[name])
 
     def _remove(self, now: Catalogue, names: Collection[bytes], todo: Sequence[bytes]) -> None:
@@ -109,7 +109,7 @@ class PassCopy:
         return True
 
     def _copy_directory(self, name: bytes, seen: Seen) -> None:
-        with closing(open_beneath(self._tops[_SOURCE], name, _FOLDER)) as opened:
+        with closing_fd(open_beneath(self._tops[_SOURCE], name, _FOLDER)) as opened:
             attributes = _Attributes(_expected(opened, seen), _extended(opened))
         if name != TOP and name not in self._directories:
             os.mkdir(_last(name), 0o700, dir_fd=self._parent(_TARGET, name))
@@ -123,7 +123,7 @@ class PassCopy:
             os.link(same, last, src_dir_fd=self._tops[_TARGET], dst_dir_fd=target, follow_symlinks=False)
         else:
             flags = _READ if seen.kind == b"f" else _NAMED
-            with closing(os.open(last, flags, dir_fd=self._parent(_SOURCE, name))) as opened:
+            with closing_fd(os.open(last, flags, dir_fd=self._parent(_SOURCE, name))) as opened:
                 status = _expected(opened, seen)
                 if seen.kind == b"f":
                     self._copy_regular(opened, status, last, target)
@@ -133,7 +133,7 @@ class PassCopy:
 
     def _copy_regular(self, opened: int, status: os.stat_result, name: bytes, target: int) -> None:
         extended = _extended(opened)
-        with closing(os.open(name, _NEW, 0o600, dir_fd=target)) as made:
+        with closing_fd(os.open(name, _NEW, 0o600, dir_fd=target)) as made:
             self._copy_content(opened, made, status.st_size)
             _set_attributes(made, _Attributes(status, extended))
 

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Final, Literal, Protocol
 
 from sandkeep.errors import CallerError, DataError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_beneath
 from sandkeep_store.archives.tar import whiteouts
 from sandkeep_store.archives.tar.members import TOP, Member, is_too_long, shown
 from sandkeep_store.archives.tar.reader import Reader
 from sandkeep_store.archives.trees.read import Remarks, reading, unreadable
-from sandkeep_store.files.descriptors import closing
 
 Overlay = Literal["trusted", "user"]
 """The namespace of the extended attributes that mark opaque directories: ``user`` is that of unprivileged mounts."""
@@ -146,7 +146,7 @@ class Tree:
 
 def beneath(tree: int, name: bytes) -> AbstractContextManager[int]:
     """Open a directory below an open one, to which no link leads, for the length of a block. Raises OSError."""
-    return closing(open_beneath(tree, name, os.O_PATH | os.O_DIRECTORY))
+    return closing_fd(open_beneath(tree, name, os.O_PATH | os.O_DIRECTORY))
 
 
 def is_opaque(tree: int, name: bytes, overlay: Overlay) -> bool:

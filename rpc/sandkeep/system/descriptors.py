@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def closing(descriptor: int) -> Iterator[int]:
-    """Lend a descriptor for a block, and close it then."""
+def closing_fd(fd: int) -> Iterator[int]:
+    """Lend an open descriptor for a block, and close it then."""
     try:
-        yield descriptor
+        yield fd
     finally:
-        os.close(descriptor)
+        os.close(fd)
