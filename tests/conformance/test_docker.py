@@ -3,12 +3,14 @@
 import itertools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from tests.conformance.conftest import World, no_progress, run, sh, start
+from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until_async
 
 from sandkeep.errors import ProviderError, SandkeepError
@@ -163,13 +165,24 @@ async def test_nobody_gets_more_than_the_administrator_says(world: World, monkey
     assert world.plan(new_id(SANDBOX))["pids"] == 64
 
 
-async def test_the_network_that_the_administrator_names(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.engine.ask("POST", "/networks/create", {"Name": "agents", "Driver": "bridge"})
-    monkeypatch.setenv("SANDBOX_DOCKER_NETWORK", "agents")
+@pytest.fixture
+def network(dockerd: PrivateEngine) -> Iterator[str]:
+    """A network of the engine, which goes after the sandboxes: its bridge and addresses would stay on the host."""
+    status, answer = dockerd.ask("POST", "/networks/create", {"Name": "agents", "Driver": "bridge"})
+    assert status == 201, answer
+    yield "agents"
+    status, answer = dockerd.ask("DELETE", "/networks/agents")
+    assert status == 204, answer
+
+
+async def test_the_network_that_the_administrator_names(
+    network: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDBOX_DOCKER_NETWORK", network)
     assert world.provider.default_network() == "bridge"
     plan_refused("permission_denied", world, network="host")
     instance = await world.sandbox(network="bridge")
-    assert world.engine.container_of(instance.sandbox_id)["HostConfig"]["NetworkMode"] == "agents"
+    assert world.engine.container_of(instance.sandbox_id)["HostConfig"]["NetworkMode"] == network
     assert "eth0" in await sh(instance, "ls /sys/class/net")
     alone = await world.sandbox(network="none")
     assert "eth0" not in await sh(alone, "ls /sys/class/net")

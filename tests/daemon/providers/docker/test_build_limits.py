@@ -29,9 +29,9 @@ FILL = "i=0; while [ $((i += 1)) -lt 200 ]; do sleep 1000 & done"
 BOMB = "import os\nwhile 1:\n  try: os.fork()\n  except OSError: pass"
 
 
-def groups() -> list[str]:
-    """The control groups of all builds."""
-    return glob(f"/sys/fs/cgroup/**/{build_group.TOP}/*.img_*", recursive=True)
+def groups(world: World) -> list[str]:
+    """The control groups of this engine's builds. Those of others are beside them."""
+    return glob(f"/sys/fs/cgroup/**/{build_group.TOP}/{world.log_id}.img_*", recursive=True)
 
 
 # -- what a build uses ------------------------------------------------------------------------------------------------
@@ -56,10 +56,10 @@ async def test_a_build_has_no_more_processes_than_the_limit(world: World, monkey
         nursery.start_soon(lambda: world.image(progress=hear))
         with trio.fail_after(60):
             await full.wait()
-        (group,) = [path for path in groups() if "/pids/" in path]
+        (group,) = [path for path in groups(world) if "/pids/" in path]
         assert Path(group, "pids.peak").read_text() == "40\n"
         nursery.cancel_scope.cancel()
-    assert groups() == []
+    assert groups(world) == []
     await until_async(lambda: not set(world.everything()) - set(before))
 
 
@@ -69,7 +69,7 @@ async def test_a_lack_of_processes_is_told(world: World, monkeypatch: pytest.Mon
     first, *last = said.split("\n")
     assert first.endswith("with exit code 2, at its limit of 40 processes (SANDKEEP_BUILD_PIDS)")
     assert "can't fork" in last[-1]
-    assert groups() == []
+    assert groups(world) == []
 
 
 @pytest.mark.parametrize("script", [pytest.param(HOG, marks=pytest.mark.soak), f"({HOG}); exit 3"])
@@ -113,7 +113,7 @@ async def test_the_time_of_a_build_is_limited(
     async def look() -> None:
         while True:
             with suppress(FileNotFoundError):  # it was removed meanwhile
-                peaks.extend(int(Path(path, "pids.peak").read_text()) for path in groups() if "/pids/" in path)
+                peaks.extend(int(Path(path, "pids.peak").read_text()) for path in groups(world) if "/pids/" in path)
             await trio.sleep(0.1)
 
     async with trio.open_nursery() as nursery:
@@ -122,14 +122,14 @@ async def test_the_time_of_a_build_is_limited(
         nursery.cancel_scope.cancel()
     assert said.startswith("the build was ended at step 3/3 (line 3, RUN [")
     assert ": it took longer than 5 s (SANDKEEP_BUILD_TIME)" in said
-    assert groups() == []
+    assert groups(world) == []
     assert max(peaks) <= 40
 
 
 @pytest.mark.soak
 async def test_what_a_step_leaves_in_the_background_ends_with_it(world: World) -> None:
     await world.built(f"FROM {BUSYBOX}\nRUN ({ENDLESS}) &\n")
-    assert groups() == []
+    assert groups(world) == []
 
 
 async def test_what_an_earlier_daemon_left_running_is_ended(world: World) -> None:
@@ -141,7 +141,7 @@ async def test_what_an_earlier_daemon_left_running_is_ended(world: World) -> Non
         Path(inside, "cgroup.procs").write_text(str(left.pid))
         await world.provider.images.clean_up(Nothing())
         left.wait()
-    assert groups() == []
+    assert groups(world) == []
     group.close()
 
 
