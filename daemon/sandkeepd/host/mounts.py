@@ -37,6 +37,7 @@ TO_READ: Final = TO_WRITE | MS_RDONLY
 """Mount flags for programs that read files which hostile code made, or changes meanwhile."""
 
 MS_REMOUNT: Final = 32
+MS_NOATIME: Final = 1024
 MS_BIND: Final = 4096
 MS_REC: Final = 16384
 MS_PRIVATE: Final = 1 << 18
@@ -100,9 +101,10 @@ def below(directory: str) -> list[str]:
     return sorted((place for place in found if f"{place}/".startswith(f"{directory}/")), key=len, reverse=True)
 
 
-def unmount(place: str) -> None:
-    """Take a mount away, also one that is in use. Raises OSError."""
-    _check(_libc.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW), f"umount {place}")
+def unmount(place: str, *, lazily: bool = True) -> None:
+    """Take a mount away: `lazily` also one that is in use, which is then written later. Raises OSError."""
+    flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazily else 0)
+    _check(_libc.umount2(os.fsencode(place), flags), f"umount {place}")
 
 
 def enter_private_namespace() -> str:

@@ -13,7 +13,6 @@ from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import in_fresh_thread, run_tool
 from sandkeepd.keeper import program
-from sandkeepd.providers.common import disks
 from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.common.errors import stderr_of
 
@@ -27,7 +26,6 @@ class Abilities(Struct, frozen=True, kw_only=True):
     bubblewrap: Capability
     overlay: Capability
     reflink: Capability
-    disks: Capability
     no_nested_userns: Capability
     seccomp: Capability
 
@@ -53,7 +51,6 @@ def probe(directory: str, image_uid: int, root: bool) -> Abilities:
             seccomp=filtered,
             overlay=_root_overlay(place, image_uid) if root else _user_overlay(place),
             reflink=_reflink(place),
-            disks=disks.probe(place) if root else Capability(works=False, why="only root can mount disks"),
             no_nested_userns=_no_nested_userns(),
         )
     finally:

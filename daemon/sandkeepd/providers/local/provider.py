@@ -32,10 +32,9 @@ from sandkeepd.host.processes import (
 from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.host.uids.registry import Registry
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.common import disk_usage
+from sandkeepd.providers.common import disk_usage, disks
 from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower, counting
-from sandkeepd.providers.common.disks import Disks, why_not_growing
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.common.keeper_provider import HeldInstance, running
 from sandkeepd.providers.common.layout import LAYER_MARK, Layout, log_of, unmount_below
@@ -90,6 +89,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         """More concurrent starts finish no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
+        self._own_disks = Capability(works=False)
         self._layers = LocalLayers(self)
         self.resizing = self._resizing = LocalResizing(self)
         revival = LocalRevival(self, self._resizing)
@@ -116,10 +116,20 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
                 self._abilities = await self.in_thread(probe, self.layout.trash, self._uid_base, self.root)
         return self._abilities
 
+    async def own_disks(self) -> Capability:
+        """Try, until it has once succeeded, whether sandboxes can have disks of their own."""
+        if not self.root:
+            return Capability(works=False, why="only root can mount disks")
+        async with self._probing:
+            if not self._own_disks.works:
+                self.layout.prepare()
+                self._own_disks = await self.in_thread(disks.probe, self.layout.trash)
+        return self._own_disks
+
     async def capabilities(self) -> ProviderCapabilities:
         try:
             with trio.fail_after(60):
-                found = await self.abilities()
+                found, own_disks = await self.abilities(), await self.own_disks()
         except Exception as error:  # noqa: BLE001 - a report of missing capabilities must not fail
             return ProviderCapabilities(provider=self.name, works=False, why=str(error))
         freezes = self._hierarchies.can_freeze()
@@ -129,14 +139,14 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             else Capability(works=name != "cpus", why=local_plan.why_weaker(name))
             for name, controller in (("cpus", "cpu"), ("memory", "memory"), ("pids", "pids"))
         }
-        disks = Capability(works=True)
-        if not found.disks.works:
-            measured = f"measured every 10 s, and suspended when exceeded: {found.disks.why}"
-            disks = Capability(works=freezes, why=measured if freezes else found.disks.why)
-        grows = why_not_growing() if found.disks.works else found.disks.why
+        limited = Capability(works=True)
+        if not own_disks.works:
+            measured = f"measured every 10 s, and suspended when exceeded: {own_disks.why}"
+            limited = Capability(works=freezes, why=measured if freezes else own_disks.why)
+        grows = disks.why_not_growing() if own_disks.works else own_disks.why
         features = {
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink,
-            **limits, "limit_disk": disks, "grow_disk": Capability(works=grows is None, why=grows),
+            **limits, "limit_disk": limited, "grow_disk": Capability(works=grows is None, why=grows),
             "no_nested_user_namespaces": found.no_nested_userns, "seccomp": found.seccomp,
             "stats": counting(self._hierarchies),
             # Sandboxes see the programs of the host.
@@ -184,11 +194,12 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         if sandbox_id in self._being_cleared:
             await self._being_cleared[sandbox_id].wait()
         found = await self.abilities()
-        if spec.disk_bytes is not None and not found.disks.works:
-            self.require_measurable(found)
+        own_disk = decided.own_disk and (await self.own_disks()).works
+        if spec.disk_bytes is not None and not own_disk:
+            await self.require_measurable()
         lowers = await self.lowers(image_id, decided)
         files = self.files_for(decided, found)
-        job = self.job(sandbox_id, spec, decided, lowers, files, found)
+        job = self.job(sandbox_id, spec, decided, lowers, files, found, own_disk=own_disk)
         self.require_uid(sandbox_id, decided)
         try:
             return await self.start(job, spec, secrets, found)
@@ -197,10 +208,11 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
                 await self.terminate(sandbox_id, plan, {})
             raise
 
-    def require_measurable(self, found: Abilities) -> None:
+    async def require_measurable(self) -> None:
         """Raise `not_supported` if sandboxes cannot be suspended at a measured limit."""
         if not self._hierarchies.can_freeze():
-            why = f"{found.disks.why}, and " if found.disks.why else ""
+            own_disks = await self.own_disks()
+            why = f"{own_disks.why}, and " if own_disks.why else ""
             words = f"disk usage cannot be limited here: {why}{NO_FREEZER}: leave out disk"
             raise SetupError("not_supported", words, field="disk_bytes")
 
@@ -215,12 +227,13 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         return files
 
     def job(
-        self, sandbox_id: str, spec: SandboxSpec, plan: Plan, lowers: list[Lower], files: str, found: Abilities
-    ) -> Job:
+        self, sandbox_id: str, spec: SandboxSpec, plan: Plan, lowers: list[Lower], files: str, found: Abilities,
+        *, own_disk: bool,
+    ) -> Job:  # fmt: skip
         """Return the parameters for starting a sandbox."""
         return Job(
             sandbox_id=sandbox_id, layout=self.layout, lowers=lowers,
-            plan=plan, files=files, own_disk=plan.own_disk and found.disks.works, host_network=spec.network == "host",
+            plan=plan, files=files, own_disk=own_disk, host_network=spec.network == "host",
             read_only=spec.read_only, hierarchies=self._hierarchies, log_id=self.log_id,
             close_userns=found.no_nested_userns.works, seccomp=found.seccomp.works,
         )  # fmt: skip
@@ -383,7 +396,7 @@ async def open_local(
 
     make = functools.partial(LocalProvider, state_dir, log_id, uid_base=uid_base, disk_limit=disk_limit)
     if os.geteuid() == 0:
-        await trio.to_thread.run_sync(Disks(Layout(state_dir)).attach_all)
+        await trio.to_thread.run_sync(disks.Disks(Layout(state_dir)).attach_all)
     async with running(make) as provider:
         looks = functools.partial(poll_freezers, lambda: [each.freezer for each in provider.instances.values()])
         provider.nursery.start_soon(looks)

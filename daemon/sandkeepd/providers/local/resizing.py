@@ -29,7 +29,7 @@ class LocalResizing(Resizing):
     async def reserve(self, sandbox_id: str, plan: dict[str, Any], disk_bytes: int) -> dict[str, Any]:
         provider, before = self._provider, msgspec.convert(plan, Plan).disk_bytes
         if not provider.layout.has_disk(sandbox_id):
-            provider.require_measurable(await provider.abilities())
+            await provider.require_measurable()
         elif disk_bytes > before and (why := why_not_growing()) is not None:
             words = f"the sandbox's disk cannot grow: {why}: run the daemon with it"
             raise SetupError("not_supported", words, field="disk_bytes")

@@ -60,9 +60,9 @@ class LocalRevival(Reviving):
         provider = self._provider
         decided, found = msgspec.convert(plan, Plan), await provider.abilities()
         provider.require_uid(sandbox_id, decided)
-        job = provider.job(sandbox_id, spec, decided, await provider.lowers(image_id, decided), files, found)
-        own_disk = provider.layout.has_disk(sandbox_id)
-        job = msgspec.structs.replace(job, anew=True, own_disk=own_disk)
+        lowers, own_disk = await provider.lowers(image_id, decided), provider.layout.has_disk(sandbox_id)
+        job = provider.job(sandbox_id, spec, decided, lowers, files, found, own_disk=own_disk)
+        job = msgspec.structs.replace(job, anew=True)
         await self._resizing.fit_found(sandbox_id, decided)
         left = [f"{job.directory}/{name}" for name in ("in", "work", "mount")]
         await provider.in_thread(provider.layout.discard, left)

@@ -33,7 +33,7 @@ from sandkeepd.host.processes import (
 )
 from sandkeepd.keeper import program, pty
 from sandkeepd.providers.common.directory_provider import Lower
-from sandkeepd.providers.common.disks import Disks, leave_others, prepare_output
+from sandkeepd.providers.common.disks import Disks, leave_others, reserve_answers
 from sandkeepd.providers.common.errors import converted_errors, stderr_of
 from sandkeepd.providers.common.inside import INSIDE, marks, write_etc
 from sandkeepd.providers.common.layout import SANDBOX_MARK, Layout, write_mark
@@ -153,13 +153,13 @@ def _make_directories(job: Job) -> None:
         Disks(job.layout).make(job.sandbox_id, job.plan.disk_bytes)
     has_files = os.path.isdir(f"{directory}/upper")
     for name in ("in", "upper", "work", "mount", "out", "out/p"):
-        os.makedirs(f"{directory}/{name}", 0o755, exist_ok=job.anew)
+        os.makedirs(f"{directory}/{name}", 0o755, exist_ok=job.anew or job.own_disk)  # a disk has some
     write_mark(f"{directory}/{SANDBOX_MARK}", job.log_id)
     os.mkfifo(f"{directory}/in/.control", 0o600)
     program.install(f"{directory}/in")
     with open(f"{directory}/out/exits", "ab" if job.anew else "xb") as answers:
         if job.own_disk and not job.anew:
-            prepare_output(f"{directory}/out/p", answers.fileno(), job.plan.disk_bytes)
+            reserve_answers(answers.fileno(), job.plan.disk_bytes)
     write_etc(
         f"{directory}/in/.etc", job.sandbox_id, job.plan.inner_uid, job.plan.inner_gid, host_network=job.host_network
     )

@@ -278,7 +278,6 @@ def test_the_output_waits_for_a_loop_device(tmp_path: Path) -> None:
     made = Layout(str(tmp_path))
     made.prepare()
     Disks(made).make("sbx_1", SIZE)
-    Path(made.sandbox("sbx_1"), "out", "p").mkdir(parents=True)
     Path(made.sandbox("sbx_1"), "out", "exits").write_text("fine")
     mounts.unmount(made.sandbox("sbx_1"))
     freed(Path(made.disk("sbx_1")))
