@@ -29,14 +29,14 @@ _ATTEMPTS: Final = 64
 
 
 @contextmanager
-def attached(file: int, name: str) -> Iterator[str]:
+def attached(file: int, name: str, *, is_new: bool) -> Iterator[str]:
     """Give an open file a loop device, which the kernel frees with its last user; yield the device's path.
 
-    A file that has one keeps it: two file systems on the same blocks would destroy each other. It is found again by the
-    `name`, of up to 64 bytes, and the inode; the device of the inode is no sign, as btrfs has several. Needs Linux 5.8.
-    Raises OSError.
+    A file that has one, as only one that `is_new` has surely none, keeps it: two file systems on the same blocks would
+    destroy each other. It is found again by the `name`, of up to 64 bytes, and the inode; the device of the inode is no
+    sign, as btrfs has several. Needs Linux 5.8. Raises OSError.
     """
-    device = _found(name.encode(), os.fstat(file).st_ino)
+    device = None if is_new else _found(name.encode(), os.fstat(file).st_ino)
     with closing_fd(_made(name.encode(), file) if device is None else device) as device:
         yield device_of(os.fstat(device).st_rdev)
 

@@ -90,7 +90,7 @@ class Disks:
         with _opened(image) as fd:
             for offset, data in formatted:
                 os.pwrite(fd, data, offset)
-            _mount(fd, place, sandbox_id)
+            _mount(fd, place, sandbox_id, is_new=True)
         failpoints.reach("disk.mounted")
 
     def attach(self, sandbox_id: str) -> None:
@@ -250,7 +250,7 @@ def _furnish(image: int, size: int) -> None:
     no other keeps the mount.
     """
     place = mounts.enter_private_namespace()
-    _mount(image, place)
+    _mount(image, place, is_new=True)
     try:
         for path, mode in ((OWN_TRASH, 0o700), (SPARE, 0o700), ("out", 0o755), ("out/p", 0o755)):
             os.mkdir(f"{place}/{path}", mode)
@@ -278,9 +278,9 @@ def _blocks_with_data(fd: int) -> Iterator[tuple[int, bytes]]:
         yield begin, os.pread(fd, end - begin, begin)
 
 
-def _mount(image: int, place: str, name: str = "") -> None:
+def _mount(image: int, place: str, sandbox_id: str = "", *, is_new: bool = False) -> None:
     try:
-        with loops.attached(image, f"sandkeep {name}") as device:
+        with loops.attached(image, f"sandkeep {sandbox_id}", is_new=is_new) as device:
             mounts.mount(device, place, "ext4", _FLAGS, "noinit_itable")
     except OSError as error:
         message = f"the sandbox's disk cannot be mounted: {error.strerror}"
