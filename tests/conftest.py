@@ -345,10 +345,11 @@ def running_daemon(new_daemon: Callable[[], RunningDaemon]) -> RunningDaemon:
 
 
 @pytest.fixture(scope="module")
-def shared_daemon(places: str) -> Iterator[RunningDaemon]:
-    """A real daemon that answers, for all tests of a file; they may not stop it."""
+def shared_daemon(request: pytest.FixtureRequest, places: str) -> Iterator[RunningDaemon]:
+    """A real daemon that answers, for all tests of a file; they may not stop it. It has the file's `SETTINGS`."""
     daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
     os.chmod(daemon.root, 0o711)
+    daemon.env |= getattr(request.module, "SETTINGS", {})
     daemon.start()
     yield daemon
     daemon.clear()

@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from tests.support.boxes import at_most
 from tests.support.expect import until
-from tests.support.hostile import ENEMIES, Burden, Enemy, python, traces_of
+from tests.support.hostile import ENEMIES, SMALL_SCRATCH, Burden, Enemy, python, traces_of
 from tests.support.siege import MEMORY_BUDGET, Box, House, attack, follow, fought
 from tests.support.soak import times
 
 from sandkeepd.providers.common.inside import PATH
 
 pytestmark = pytest.mark.needs("bwrap")
+
+SETTINGS = SMALL_SCRATCH
 
 
 @pytest.fixture(scope="module")

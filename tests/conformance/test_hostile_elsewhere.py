@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.boxes import at_most
-from tests.support.hostile import ENEMIES, QUICK, Enemy
+from tests.support.hostile import ENEMIES, QUICK, SMALL_SCRATCH, Enemy
 from tests.support.siege import House, attack
 
 pytestmark = pytest.mark.needs("root")
@@ -30,6 +30,7 @@ def house(request: pytest.FixtureRequest, places: str) -> Iterator[House]:
     engine = request.getfixturevalue("dockerd") if kind == "docker" else None
     daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
     os.chmod(daemon.root, 0o711)
+    daemon.env |= SMALL_SCRATCH
     with ExitStack() as stack:
         stack.callback(daemon.clear)
         if engine is not None:

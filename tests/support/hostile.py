@@ -66,6 +66,9 @@ def terminal(name: str, script: str, **options: Any) -> Enemy:
 _REPLACE = "for f in $P/*.stdout $P/*.stderr; do rm -rf $f; %s || exit 1; done; stay"
 """One that cannot do it ends, and is never seen to do its harm."""
 
+SMALL_SCRATCH = {"SANDKEEP_SCRATCH_LIMIT": "8M"}
+"""Settings of a daemon whose file systems in memory are soon full, before the sandbox's memory is."""
+
 ENEMIES = [
     # what lies where a journal should be
     shell("links", _REPLACE % "ln -s $CANARY $f"),
@@ -109,7 +112,7 @@ for turn in range(10 ** 9):
     shell("locked answers", "chmod 0 $EXITS $P; chmod 0 $P; chmod 700 $P; busy; chmod 0 $P; sleep 1000"),
     # what it may use
     shell("disk", "busy; i=0; while :; do head -c 4M /dev/zero >f$i; i=$((i + 1)); done"),
-    shell("memory's disks", "for d in /tmp $HOME /dev/shm; do head -c 300M /dev/zero >$d/f; done; stay"),
+    shell("memory's disks", "for d in /tmp $HOME /dev/shm; do cat /dev/zero >$d/f; done; stay"),
     shell("output", "busy; yes 'as much as it can'; stay"),
     shell("output in drops", "busy; while :; do printf x; done"),
     shell("forks", "busy; f() { f & f & wait; }; f"),

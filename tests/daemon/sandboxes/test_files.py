@@ -30,6 +30,7 @@ from sandkeepd.keeper.failure import failure
 from sandkeepd.sandboxes.files import path_of
 
 pytestmark = pytest.mark.needs("bwrap")
+SETTINGS = {"SANDKEEP_SCRATCH_LIMIT": "64M", "SANDKEEP_DISK_LIMIT": "200G"}
 ONCE_MORE_S = 90.0
 """How long the run as an ordinary user may take."""
 
@@ -83,10 +84,9 @@ def test_every_byte_of_a_file_comes_as_it_is(box: Box) -> None:
 
 
 def test_the_end_of_a_huge_sparse_file_is_there_at_once(box: Box) -> None:
-    """As large as a file may be that has no disk of its own."""
-    box.sh("truncate -s 10G huge && printf end | dd of=huge bs=1 seek=10737418237 conv=notrunc 2>/dev/null")
-    found = box.read("huge", offset=10 * 1024**3 - 5)
-    assert (found.data, found.size_bytes, found.eof) == (b"\0\0end", 10 * 1024**3, True)
+    box.sh("truncate -s 100G huge && printf end | dd of=huge bs=1 seek=107374182397 conv=notrunc 2>/dev/null")
+    found = box.read("huge", offset=100 * 1024**3 - 5)
+    assert (found.data, found.size_bytes, found.eof) == (b"\0\0end", 100 * 1024**3, True)
 
 
 def test_what_the_kernel_shows_as_a_file_is_read_to_its_end(box: Box) -> None:
@@ -213,14 +213,24 @@ def test_a_path_is_given_in_one_way(box: Box) -> None:
     refused("not_found", box.read, "x" * 300)
 
 
-def test_a_full_disk_is_told_and_nothing_is_left(shared_daemon: Any, image: str) -> None:
-    with new_box(shared_daemon, image, disk_bytes=64 * 1024**2) as box:
-        box.sh("mkdir here; head -c 50M /dev/zero >here/filler")
-        refused("disk_limit", box.write, "here/a/b/big", bytes(8 * 1024**2), parents=True)
-        assert box.sh("ls -A here") == b"filler\n"
+@pytest.mark.parametrize(
+    ("place", "used", "told"),
+    [
+        ("/tmp", 60 * 1024**2, "tree/big"),
+        # tar's own words would have to be written to that disk, too
+        pytest.param("disk", 50 * 1024**2, "'disk': the sandbox's disk is full", marks=pytest.mark.needs("root")),
+    ],
+)
+def test_a_full_disk_is_told_and_nothing_is_left(
+    shared_daemon: Any, image: str, place: str, used: int, told: str
+) -> None:
+    with new_box(shared_daemon, image, disk_bytes=64 * 1024**2 if place == "disk" else None) as box:
+        box.sh(f"mkdir -p {place}; head -c {used} /dev/zero >{place}/filler")
+        refused("disk_limit", box.write, f"{place}/a/b/big", bytes(8 * 1024**2), parents=True)
+        assert box.sh(f"ls -A {place}") == b"filler\n"
         archived = archive(("tree", None), ("tree/big", bytes(8 * 1024**2)))
-        refused("disk_limit", box.copy_in, archived, "here")
-        assert box.sh("ls -A here") == b"filler\n"
+        assert told in refused("disk_limit", box.copy_in, archived, place).message
+        assert box.sh(f"ls -A {place}") == b"filler\n"
         assert box.read("hello").data == b"hello\n"
         until(box.is_tidy)
 
