@@ -89,7 +89,7 @@ class Core:
             self.wake(fact.stream)
 
     def wake(self, stream: str) -> None:
-        """Have those that wait for a stream look again."""
+        """Wake those that wait for a stream, to look again."""
         waiting = self._waiting.pop(stream, None)
         if waiting is not None:
             waiting.set()

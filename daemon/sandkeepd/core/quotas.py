@@ -39,7 +39,7 @@ Amounts = Mapping[str, int]
 
 
 class Share(NamedTuple):
-    """What one object takes of its owner's quotas."""
+    """Share of one object in its owner's quotas."""
 
     owner: str
     amounts: Amounts

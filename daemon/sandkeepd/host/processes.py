@@ -185,7 +185,7 @@ def spawn(
 
 
 def prefer_for_oom(pid: int) -> None:
-    """Have the kernel kill a process, and those that it starts from now on, before the daemon when the machine is out
+    """Let the kernel kill a process, and those that it starts from now on, before the daemon when the machine is out
     of memory. Where the daemon may not (another user namespace's process, a kernel without it) nothing changes.
     """
     with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w", encoding="ascii") as file:

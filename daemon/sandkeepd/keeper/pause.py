@@ -13,7 +13,7 @@ class Pause:
     def __init__(self) -> None:
         self.is_on = False
         self.reason: str | None = None
-        """Why its provider suspended it by itself."""
+        """Reason for which its provider suspended it by itself."""
         self._changed = trio.Event()
         self._waiting: dict[trio.CancelScope, float] = {}
 

@@ -252,7 +252,7 @@ class Lease:
 
     @property
     def lost(self) -> Reason | None:
-        """Why it is lost; None while it is surely held."""
+        """Reason why it is lost; None while it is surely held."""
         if self._lost is None and self.remaining_s <= 0:
             self._lost = "expired"
         return self._lost

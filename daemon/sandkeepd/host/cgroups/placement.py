@@ -1,4 +1,4 @@
-"""Where in the tree of control groups the daemon stands, and where its sandboxes do.
+"""Places of the daemon and of its sandboxes in the tree of control groups.
 
 A service with ``Delegate=yes`` owns the tree below its unit's group. In version 2 of the interface a group that hands
 controllers on to its children may hold no process itself, and systemd puts the main process of a unit that is started

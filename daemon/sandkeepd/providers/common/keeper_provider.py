@@ -71,7 +71,7 @@ class HeldInstance(KeeperInstance):
         return max(0, self.own_disk_bytes - found.f_bavail * found.f_frsize), self.own_disk_bytes
 
     def measure_anew(self) -> None:
-        """Have its disk usage measured in the next round, against a changed limit."""
+        """Request that its disk usage is measured in the next round, against a changed limit."""
         self.look_after = self.most_written = 0.0
 
     def release_process(self) -> None:

@@ -157,7 +157,7 @@ def note(text: str) -> None:
 LIMITS_MET: Final = {
     "disk": "disk limit", "memory": "out of memory", "pids": "process limit", "time": "time limit",
 }  # fmt: skip
-"""Why a process ended, by the limit that it met."""
+"""Reason for the end of a process, by the limit that it met."""
 
 
 def size(count: int | None) -> str:

@@ -32,7 +32,7 @@ What = Literal[
     "kept out",
     "set-uid",
 ]
-"""Why a file is omitted from an archive or stored differently: the first ones are omitted altogether."""
+"""Reasons for which a file is omitted from an archive or stored differently: the first ones are omitted altogether."""
 
 MOST_REMARKS: Final = 100
 _CHUNK: Final = 1 << 18
