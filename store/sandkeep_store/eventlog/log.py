@@ -137,7 +137,7 @@ class EventLog:
 
     @property
     def failure(self) -> str | None:
-        """Reason why the log cannot be written, or could not last time, a sentence for an administrator; None while it can."""
+        """Reason why the log cannot be written, or could not last time, as a sentence; None while it can."""
         return self._database.displaced() or self._writer.failure
 
     def require(self, position: int, witness: str) -> None:
