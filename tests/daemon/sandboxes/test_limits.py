@@ -167,6 +167,28 @@ def test_what_was_reserved_and_never_recorded_is_returned(tmp_path: Path) -> Non
         disks.release("sbx_1")
 
 
+@pytest.mark.parametrize("point", ["update.reserved", "update.recorded", "update.applied"])
+def test_a_death_while_a_measured_limit_is_changed(
+    new_daemon: Callable[[], RunningDaemon], tmp_path: Path, point: str
+) -> None:
+    daemon, command_id = new_daemon(), new_id("cmd")
+    daemon.start(**{failpoints.SETTING: point})
+    with daemon.connect(patience_s=1) as client:
+        box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
+        with suppress(SandkeepError):
+            client.sandbox.update(box, disk_bytes=SIZE, command_id=command_id)
+    assert daemon.process is not None
+    daemon.process.wait(60)
+    daemon.start()
+    with daemon.connect() as client:
+        client.sandbox.exec(box, ["true"])  # it is adopted
+        recorded = None if point == "update.reserved" else SIZE
+        assert client.sandbox.get(box).spec.disk_bytes == recorded
+        client.sandbox.update(box, disk_bytes=SIZE, command_id=command_id)
+        assert client.sandbox.get(box).spec.disk_bytes == stats_of(Box(daemon, client, box)).disk_limit_bytes == SIZE
+        client.sandbox.terminate(box)
+
+
 # -- growing, which takes a capability that not every machine's root has ---------------------------------------------
 
 
@@ -208,7 +230,7 @@ def test_a_death_at_every_step(new_daemon: Callable[[], RunningDaemon], tmp_path
     daemon = new_daemon()
     daemon.start(**{failpoints.SETTING: point})
     command_id = new_id("cmd")
-    with daemon.connect() as client:
+    with daemon.connect(patience_s=1) as client:
         needs_growth(client)
         box = client.sandbox.create(client.image.create(str(tmp_path)).image_id, disk_bytes=SIZE).sandbox_id
         client.sandbox.exec(box, ["sh", "-c", FILL])
