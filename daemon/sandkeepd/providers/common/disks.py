@@ -156,6 +156,8 @@ class Disks:
                 self._move_output(sandbox_id)
             failpoints.reach("disk.emptied")
             mounts.unmount(place)
+        with suppress(FileNotFoundError):
+            os.unlink(self._layout.read_mark(sandbox_id))
         os.unlink(self._layout.disk(sandbox_id))
 
     def _give_room(self, sandbox_id: str) -> None:

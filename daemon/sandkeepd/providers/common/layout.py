@@ -42,7 +42,9 @@ MANY: Final = 1000
 _JOURNAL: Final = re.compile(rf"{PROCESS}_[0-9a-z]{{26}}\.std(out|err)")
 
 READ_MARK: Final = "read"
-"""The file, in the directory of a sandbox, that exists while the sandbox is frozen only to be read."""
+"""The file, in the directory of a sandbox, that exists while the sandbox is frozen only to be read. It is a suffix of
+the name if the sandbox has a disk, which may be full: it is beside that then.
+"""
 
 OWN_TRASH: Final = "trash"
 """The directory, on the disk of a sandbox, of what is being removed from it."""
@@ -115,10 +117,12 @@ class Layout:
 
     def disks(self) -> list[str]:
         """Return the sandboxes that have a file system of their own."""
-        return _list(self._disks)
+        return [name for name in _list(self._disks) if not name.endswith(f".{READ_MARK}")]
 
     def read_mark(self, sandbox_id: str) -> str:
         """Return the path of the file that exists while a sandbox is frozen only to be read."""
+        if self.has_disk(sandbox_id):
+            return f"{self.disk(sandbox_id)}.{READ_MARK}"
         return f"{self.sandbox(sandbox_id)}/{READ_MARK}"
 
     def found(self) -> tuple[list[str], list[str]]:

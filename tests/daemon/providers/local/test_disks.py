@@ -117,6 +117,19 @@ def test_files_can_be_removed_when_the_inodes_are_used_up(box: Box) -> None:
     box.sh("rm -rf many; echo fine >file; rm file")
 
 
+def test_one_without_inodes_is_copied_and_suspended(box: Box) -> None:
+    box.client.sandbox.exec(box.id, ["sh", "-c", "n=0; while : >$n; do n=$((n+1)); done"])
+    snapshots = [box.client.snapshot.create(box.id, incremental=is_incremental) for is_incremental in (False, True)]
+    [fork] = box.client.sandbox.fork(box.id).sandboxes
+    assert Box(box.daemon, box.client, fork.sandbox_id).sh("ls | wc -l") == box.sh("ls | wc -l")
+    box.client.sandbox.terminate(fork.sandbox_id)
+    for made in snapshots:
+        assert made.status == "ready"
+    box.client.sandbox.suspend(box.id)
+    box.client.sandbox.resume(box.id)
+    box.sh("rm -f -- *")
+
+
 def test_more_than_the_host_has_is_refused_and_leaves_nothing(shared_daemon: RunningDaemon, image: str) -> None:
     before = os.listdir(f"{shared_daemon.state_dir}/disks")
     with shared_daemon.connect() as client:
