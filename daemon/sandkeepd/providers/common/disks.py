@@ -285,7 +285,7 @@ def _mount(image: int, place: str, sandbox_id: str = "", *, is_new: bool = False
         with loops.attached(image, f"sandkeep {sandbox_id}", is_new=is_new) as device:
             mounts.mount(device, place, "ext4", _FLAGS, "noinit_itable")
     except OSError as error:
-        message = f"the sandbox's disk cannot be mounted: {error.strerror}"
+        message = f"the sandbox's disk cannot be mounted: {error}"
         raise ProviderError("provider_unavailable", message) from None
 
 
