@@ -245,10 +245,13 @@ class RunningDaemon:
         self.command = [sys.executable, "-m", "sandkeep.cli"]
         self.program = DAEMON
         self.process: subprocess.Popen[bytes] | template.Forked | None = None
+        self._stopped = False
+        """In good order, so that nothing is left to sweep."""
 
     def start(self, **environment: str) -> None:
         """Start it and return when it answers."""
         env = {**self.env, **environment}
+        self._stopped = False
         with open(self.log, "ab") as log:
             if template.can_start(self.program, env):
                 self.process = template.start(self.program, log.fileno(), log.fileno(), env)
@@ -296,7 +299,9 @@ class RunningDaemon:
         assert self.process is not None
         process, self.process = self.process, None
         process.send_signal(number)
-        return process.wait(30)
+        code = process.wait(30)
+        self._stopped = code == 0
+        return code
 
     def cli(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Run `sandkeep WORDS` against it, to its end."""
@@ -309,8 +314,8 @@ class RunningDaemon:
         return subprocess.run(command, env=env, **options)
 
     def clear(self) -> None:
-        """End every sandbox, and the daemon."""
-        if self.process is None and os.path.isdir(self.state_dir):
+        """End every sandbox, and the daemon. One that was stopped is started only for sandboxes that it left."""
+        if self.process is None and os.path.isdir(self.state_dir) and not (self._stopped and self._has_no_sandboxes()):
             self.start()
         if self.process is None:
             return
@@ -319,6 +324,17 @@ class RunningDaemon:
                 for sandbox in client.sandbox.list().sandboxes:
                     client.sandbox.terminate(sandbox.sandbox_id)
         self.stop()
+
+    def _has_no_sandboxes(self) -> bool:
+        """Look in the log, which takes a tenth of a start."""
+        from sandkeep.errors import SandkeepError
+        from sandkeep_store.upkeep import offline
+
+        try:
+            with contextlib.closing(offline.open_log(self.state_dir)) as log:
+                return all(sandbox.hidden for sandbox in offline.fold(log).sandboxes.values())
+        except SandkeepError:
+            return False
 
 
 @pytest.fixture

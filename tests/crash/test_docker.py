@@ -30,17 +30,14 @@ ALIKE = [
 
 STEPS = ("image.create", "sandbox.create", "sandbox.suspend", "sandbox.resume", "sandbox.terminate")
 OUTCOMES = ("image.created", "sandbox.created", "sandbox.suspended", "sandbox.resumed", "sandbox.terminated")
-COMMITS = [
-    *(f"{step}_requested:{failpoints.AFTER}" for step in STEPS),
-    *(f"{outcome}:{failpoints.BEFORE}" for outcome in OUTCOMES),
-]
-"""Between an intent and its outcome: the engine may have done something that is not on record."""
+COMMITS = [f"{outcome}:{failpoints.BEFORE}" for outcome in OUTCOMES]
+"""The engine has done something that is not on record."""
 
 SETTLED = [
-    *(f"{step}_requested:{failpoints.BEFORE}" for step in STEPS),
+    *(f"{step}_requested:{side}" for step in STEPS for side in (failpoints.BEFORE, failpoints.AFTER)),
     *(f"{outcome}:{failpoints.AFTER}" for outcome in OUTCOMES),
 ]
-"""Where the record and the engine agree, as with local sandboxes."""
+"""Where the engine has not been asked yet, or agrees with the record: as with local sandboxes."""
 
 
 def dies_at(point: str, root: str, source: str, engine: Any) -> Story:

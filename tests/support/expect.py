@@ -13,7 +13,12 @@ from sandkeep.errors import SandkeepError
 DEADLINE_S = 60.0
 """Only a test that fails takes so long."""
 
-_PAUSE_S = 0.005
+_SHORTEST_S, _LONGEST_S = 0.005, 0.03
+
+
+def _pause_s(waited_s: float) -> float:
+    """How long to pause before looking again: a third of the time so far. To look takes a processor from the others."""
+    return min(max(waited_s / 3, _SHORTEST_S), _LONGEST_S)
 
 
 def refused(code: str, call: Callable[..., Any], *arguments: Any, **more: Any) -> SandkeepError:
@@ -34,19 +39,22 @@ async def refused_async(code: str, call: Awaitable[Any]) -> SandkeepError:
 
 def until(true: Callable[[], Any], seconds: float = DEADLINE_S, *, seen: Callable[[], Any] | None = None) -> Any:
     """Poll until the answer is true, and return it. The failure shows the last answer, and what was `seen` instead."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (answer := true()):
-        assert time.monotonic() < deadline, _in_vain(true, seconds, seen() if seen else answer)
-        time.sleep(_PAUSE_S)
+        waited_s = time.monotonic() - began
+        assert waited_s < seconds, _in_vain(true, seconds, seen() if seen else answer)
+        time.sleep(_pause_s(waited_s))
     return answer
 
 
 async def until_async(true: Callable[[], Any], seconds: float = DEADLINE_S) -> Any:
     """Poll as `until` does, while other tasks go on."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (answer := true()):
-        assert time.monotonic() < deadline, _in_vain(true, seconds, answer)
-        await trio.to_thread.run_sync(time.sleep, _PAUSE_S)  # not trio's clock: a test may have one that stands still
+        waited_s = time.monotonic() - began
+        assert waited_s < seconds, _in_vain(true, seconds, answer)
+        # Not trio's clock: a test may have one that stands still.
+        await trio.to_thread.run_sync(time.sleep, _pause_s(waited_s))
     return answer
 
 

@@ -102,24 +102,26 @@ def _of_packages(packages: Iterable[str]) -> bytes:
     for name in _LINKS:
         archive.link(name, f"usr/{name}")
     archive.link("usr/bin/python3", "python3.11")
-    files = set(_files_of(packages))
-    for path in sorted(files | _libraries(files)):
+    for path in sorted({"/usr/bin/sh", "/usr/bin/tmux"}.union(*map(_files_of, packages))):
         archive.copy(path)
     archive.copy("/etc/ld.so.cache")  # as a Debian has it: without, every program looks for its libraries in 24 places
     return archive.finish()
 
 
-def _files_of(packages: Iterable[str]) -> Iterable[str]:
-    for package in packages:
-        listed = subprocess.run(["dpkg", "-L", package], capture_output=True, text=True, check=False).stdout
-        yield from (path for path in listed.splitlines() if path.startswith(_WANTED) and not os.path.isdir(path))
-    yield from ("/usr/bin/sh", "/usr/bin/tmux")
+@cache
+def _files_of(package: str) -> set[str]:
+    """The files of a package that are wanted, and the libraries that they need, for which ldd runs each."""
+    listed = subprocess.run(["dpkg", "-L", package], capture_output=True, text=True, check=False).stdout
+    files = {path for path in listed.splitlines() if path.startswith(_WANTED) and not os.path.isdir(path)}
+    return files | _libraries(files)
 
 
 def _libraries(files: Iterable[str]) -> set[str]:
     programs = [
         path for path in files if not os.path.islink(path) and (os.access(path, os.X_OK) or path.endswith(".so"))
     ]
+    if not programs:
+        return set()
     said = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout
     words = {word for line in said.splitlines() for word in line.split() if word.startswith("/") and ":" not in word}
     return {path for path in words if os.path.exists(path)}

@@ -180,6 +180,7 @@ def main() -> None:
     import click
     import msgspec
     import tests.support.fake_provider  # noqa: F401
+    from inotify_simple import INotify
 
     import sandkeep.blocking  # noqa: F401
     import sandkeepd.app.daemon
@@ -189,6 +190,7 @@ def main() -> None:
     from sandkeep.cli.root import sandkeep as command
     from sandkeep.protocol.methods import METHODS
 
+    INotify().close()  # the first asks ldconfig for the C library
     for name in COMMANDS:
         command.get_command(click.Context(command), name)  # imports it
     for method in METHODS.values():

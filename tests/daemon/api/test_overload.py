@@ -21,7 +21,7 @@ from tests.support.soak import times
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
-CLIENTS = 500
+CLIENTS, CLIENTS_SOAK = 250, 500
 ON_RECORD = 2000
 WORKING, WORKING_SOAK = 30, times(200)
 MOST_GROWTH = 64 * 1024 * 1024
@@ -44,11 +44,11 @@ def daemon(places: str) -> Iterator[RunningDaemon]:
     made.kill()
 
 
-def overload(daemon: RunningDaemon, image: Path, working: int, rounds: int) -> None:
+def overload(daemon: RunningDaemon, image: Path, clients: int, working: int, rounds: int) -> None:
     with daemon.connect() as client:
         image_id = client.image.create(str(image)).image_id
         before = client.daemon.status().resident_bytes
-    crowd = Crowd(daemon.socket, image_id, working, CLIENTS - working, rounds)
+    crowd = Crowd(daemon.socket, image_id, working, clients - working, rounds)
 
     async def run() -> None:
         with trio.fail_after(PATIENCE_S):
@@ -66,7 +66,7 @@ def overload(daemon: RunningDaemon, image: Path, working: int, rounds: int) -> N
 
 
 def test_a_crowd_is_served(daemon: RunningDaemon, tmp_path: Path) -> None:
-    overload(daemon, tmp_path, WORKING, 2)
+    overload(daemon, tmp_path, CLIENTS, WORKING, 2)
 
 
 def test_the_daemon_goes_before_what_it_keeps(shared_daemon: RunningDaemon, tmp_path: Path) -> None:
@@ -113,4 +113,4 @@ def _children(pid: int) -> list[int]:
 
 @pytest.mark.soak
 def test_a_crowd_with_two_hundred_sandboxes_is_served(daemon: RunningDaemon, tmp_path: Path) -> None:
-    overload(daemon, tmp_path, WORKING_SOAK, 5)
+    overload(daemon, tmp_path, CLIENTS_SOAK, WORKING_SOAK, 5)

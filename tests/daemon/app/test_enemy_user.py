@@ -52,6 +52,10 @@ KINDS = ["local", pytest.param("docker", marks=pytest.mark.needs("docker")),
          pytest.param("gvisor", marks=pytest.mark.needs("runsc"))]  # fmt: skip
 
 
+FURTHER = [pytest.param(*kind.values, marks=[*kind.marks, pytest.mark.soak]) for kind in KINDS[1:]]
+"""The others, for what no provider has a part in."""
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def scene(request: pytest.FixtureRequest, places: str) -> Iterator[Scene]:
     engine = request.getfixturevalue("dockerd") if request.param == "docker" else None
@@ -175,6 +179,7 @@ def refusal(client: Any, method: Any, params: dict[str, Any]) -> str:
     return "it was let in"
 
 
+@pytest.mark.parametrize("scene", [KINDS[0], *FURTHER], indirect=True)
 def test_a_flood_keeps_nobody_from_being_served(scene: Scene) -> None:
     """Of connections, of lines that do not end, and of nonsense: the enemy is let go, and the victim is served."""
 

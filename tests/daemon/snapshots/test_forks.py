@@ -211,14 +211,18 @@ def test_without_isolation(client: Any, image: str) -> None:
     end(client, source, made)
 
 
+FEW = (
+    "go_on_alone or of_forks or exactly_the_files or stays_gone or image_alone or files_back or promoted"
+    " or (all_that_was_changed and (closed or full))"
+)
+ALL = f"{FEW} or pile_up or all_that_was_changed"
+
+
 @pytest.mark.needs("root")
-def test_the_same_of_a_users_own_daemon() -> None:
+@pytest.mark.parametrize("these", [pytest.param(FEW, id="few"), pytest.param(ALL, marks=pytest.mark.soak, id="all")])
+def test_the_same_of_a_users_own_daemon(these: str) -> None:
     """Again, and snapshots too, as an ordinary user, who can neither map uids nor mount outside a namespace."""
     uid = 54_321
-    these = (
-        "go_on_alone or of_forks or pile_up or exactly_the_files or stays_gone or image_alone or files_back or promoted"
-        " or all_that_was_changed"
-    )
     files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("snapshots", "much_changed"))]
     with tempfile.TemporaryDirectory(prefix="sandkeep-user-") as base:
         os.chown(base, uid, uid)

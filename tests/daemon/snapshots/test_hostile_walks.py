@@ -20,6 +20,7 @@ import pytest
 from tests.support.boxes import at_most
 from tests.support.exchanges import SECRET, Closed, exchanged, plant
 from tests.support.snapshots import sh
+from tests.support.soak import times
 from tests.support.users import as_user
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
@@ -34,10 +35,15 @@ T = TypeVar("T")
 
 pytestmark = pytest.mark.needs("root", "bwrap")
 
-ROUNDS = 6
+ROUNDS, ROUNDS_SOAK = 3, times(12)
 STRANGER = 54_321
 PAIRS = 10
 """More than `exchanged` has unless it is told: where it is not the files in directories that count."""
+
+
+@pytest.fixture(params=[ROUNDS, pytest.param(ROUNDS_SOAK, marks=pytest.mark.soak)])
+def rounds(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
 
 
 @pytest.fixture
@@ -102,8 +108,8 @@ def require_nothing_kept(client: Any, box: str, **options: Any) -> None:
         require_nothing_in(Path(made.places[0].base, made.places[0].path).read_bytes())
 
 
-def test_a_fork_holds_nothing_that_links_lead_to(client: Any, box: Box) -> None:
-    for _ in range(ROUNDS):
+def test_a_fork_holds_nothing_that_links_lead_to(client: Any, box: Box, rounds: int) -> None:
+    for _ in range(rounds):
         with exchanged(box.upper, box.uid):
             made = attempt(client.sandbox.fork, box.id)
         for fork in made.sandboxes if made else ():
@@ -114,37 +120,39 @@ def test_a_fork_holds_nothing_that_links_lead_to(client: Any, box: Box) -> None:
 
 @pytest.mark.parametrize("many", [False, True], ids=["copied", "copied in passes"])
 @pytest.mark.parametrize("options", [{}, {"incremental": True}, {"include": ["d1", "d2/f1", "l3"]}])
-def test_an_archive_holds_nothing_that_links_lead_to(client: Any, box: Box, many: bool, options: Any) -> None:
+def test_an_archive_holds_nothing_that_links_lead_to(
+    client: Any, box: Box, many: bool, options: Any, rounds: int
+) -> None:
     if many:
         for number in range(COPIED_FILES):
             (box.upper / f"more{number}").touch()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         with exchanged(box.upper, box.uid):
             require_nothing_kept(client, box.id, **options)
 
 
-def test_an_increment_holds_nothing_that_links_lead_to(client: Any, box: Box) -> None:
+def test_an_increment_holds_nothing_that_links_lead_to(client: Any, box: Box, rounds: int) -> None:
     """It is read by the names that the sandbox's files had a moment before."""
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         client.snapshot.create(box.id, incremental=True)
         with exchanged(box.upper, box.uid):
             require_nothing_kept(client, box.id, incremental=True)
 
 
-def test_what_is_measured_is_the_sandboxs(box: Box, closed: Closed) -> None:
+def test_what_is_measured_is_the_sandboxs(box: Box, closed: Closed, rounds: int) -> None:
     os.truncate(closed.place / "f1", 0)
     with open(closed.place / "f1", "r+b") as file:
         os.posix_fallocate(file.fileno(), 0, 64 << 20)
     closed.changed()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         with exchanged(box.upper, box.uid):
             assert disk_usage.occupied_bytes([str(box.upper)], 0, {}, [], root=True) < 32 << 20
 
 
 def test_a_sandbox_ends_that_changes_its_files_meanwhile(
-    client: Any, shared_daemon: Any, image: str, closed: Closed
+    client: Any, shared_daemon: Any, image: str, closed: Closed, rounds: int
 ) -> None:
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         box = Box(shared_daemon, client, image, closed)
         with exchanged(box.upper, box.uid):
             attempt(client.sandbox.terminate, box.id)
@@ -161,9 +169,9 @@ def layout(tmp_path: Path) -> Layout:
 
 
 @pytest.mark.parametrize("what", ["discard", "tidy"])
-def test_what_is_removed_is_the_sandboxs(layout: Layout, closed: Closed, what: str) -> None:
+def test_what_is_removed_is_the_sandboxs(layout: Layout, closed: Closed, what: str, rounds: int) -> None:
     """Also when it cannot be removed at once, as it is being changed."""
-    for number in range(2 * ROUNDS):
+    for number in range(2 * rounds):
         place = Path(layout.sandbox(f"box{number}"), "out", "p")
         place.mkdir(parents=True)
         os.chown(place, STRANGER, STRANGER)
@@ -226,7 +234,7 @@ def test_a_copy_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         copy_tree(opened, str(tmp_path / "copy"))
 
 
-def test_a_copy_ends_whatever_files_become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_ends_whatever_files_become(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
     """A FIFO that is opened for a file keeps its reader waiting for ever."""
     monkeypatch.setattr(tree_copies, "STUCK_S", 1)
     source = tmp_path / "source"
@@ -236,7 +244,7 @@ def test_a_copy_ends_whatever_files_become(tmp_path: Path, monkeypatch: pytest.M
         os.mkfifo(source / f"l{number}")
     os.chown(source, STRANGER, STRANGER)
     with exchanged(source, STRANGER, pairs=PAIRS, most_s=0.001), at_most(120):
-        for number in range(ROUNDS):
+        for number in range(rounds):
             with shown(str(source), above=str(tmp_path)) as opened, suppress(ProviderError):
                 copy_tree(opened, str(tmp_path / f"copy{number}"))
 

@@ -330,7 +330,7 @@ def hello() -> bytes:
     return outgoing.read()
 
 
-HANDSHAKES, HANDSHAKES_SOAK = 2_000, times(40_000)
+HANDSHAKES, HANDSHAKES_SOAK = 500, times(40_000)
 RECORDS = (20, 21, 22, 23, 24, 0, 255)
 
 
@@ -391,7 +391,7 @@ async def shake(directory: Path, count: int, seed: int) -> None:
     assert complaints.said == []
 
 
-async def test_two_thousand_beginnings(tmp_path: Path) -> None:
+async def test_hundreds_of_beginnings(tmp_path: Path) -> None:
     await shake(tmp_path, HANDSHAKES, int.from_bytes(os.urandom(4), "big"))
 
 

@@ -98,7 +98,7 @@ COMMANDS = [
 
 
 @pytest.mark.needs("bwrap")
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [60, pytest.param(80, marks=pytest.mark.soak), 120])
 def test_nothing_is_wider_than_the_screen(screen: Callable[..., str], columns: int) -> None:
     for words in COMMANDS:
         for line in bare(screen(*words, columns=columns)):

@@ -7,10 +7,12 @@ import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable
 
+import pytest
 import trio
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.soak import times
 
 from sandkeep.errors import StateError
 from sandkeep.events import Meta, ProcessStarted
@@ -182,7 +184,16 @@ class LogMachine(RuleBasedStateMachine):
         assert self.log.log_id == self.log_id
 
 
-TestLogMachine = LogMachine.TestCase
-TestLogMachine.settings = settings(
-    max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+def _runs(count: int) -> settings:
+    return settings(
+        max_examples=count, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+
+
+class TestLogMachine(LogMachine.TestCase):
+    settings = _runs(20)
+
+
+@pytest.mark.soak
+class TestLogMachineForLong(LogMachine.TestCase):
+    settings = _runs(times(400))

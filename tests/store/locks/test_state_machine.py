@@ -5,11 +5,13 @@ model says who has the lock, and no two ever believe that they do.
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.support.locking import LosesAnswers, TestClock
 from tests.support.memory_locks import MemoryStore
+from tests.support.soak import times
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.locks import rules
@@ -204,5 +206,10 @@ class LockMachine(RuleBasedStateMachine):
         return keys
 
 
-LockMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
-TestLocks = LockMachine.TestCase
+class TestLocks(LockMachine.TestCase):
+    settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.soak
+class TestLocksForLong(LockMachine.TestCase):
+    settings = settings(max_examples=times(2000), stateful_step_count=40, deadline=None)
