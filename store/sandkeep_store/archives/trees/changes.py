@@ -217,6 +217,17 @@ def _leaves_gap(name: bytes, before: Catalogue, now: Catalogue, anew: Collection
     return before[name].kind != WHITEOUT and holder is not None and holder.kind in DIRECTORIES and parent not in anew
 
 
+def with_directories(names: Sequence[bytes]) -> list[bytes]:
+    """Add the directories that have the names, in the order of the tree."""
+    found = {TOP}
+    for name in names:
+        place = name
+        while place not in found:
+            found.add(place)
+            place = parent_of(place)
+    return sorted(found, key=tree_order)
+
+
 def tree_order(name: bytes) -> bytes:
     """Sort key: the contents of a directory come right after it."""
     return b"" if name == TOP else name.replace(b"/", b"\0")
