@@ -20,7 +20,7 @@ count of them when it is restarted beneath a running container, and then never r
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -92,13 +92,15 @@ def require_seen(mountpoint: str, pid: int, target: str) -> None:
 
 
 def unmount(mountpoint: str) -> None:
-    """Unmount a workspace whose container was removed, before its volume is. Safe to repeat."""
+    """Unmount a workspace whose container was removed, before its volume is. Safe to repeat. Raises
+    `provider_unavailable`.
+    """
 
     def leave() -> None:
         for place in mounts.below(mountpoint):
             mounts.unmount(place)
 
-    mounts.in_host_namespace(leave)
+    _run_in_host_namespace(leave, "unmounted")
 
 
 def _mount(mountpoint: str, options: str) -> None:
@@ -106,10 +108,14 @@ def _mount(mountpoint: str, options: str) -> None:
         if not mounts.below(mountpoint):
             mounts.mount("overlay", mountpoint, "overlay", 0, options)
 
+    _run_in_host_namespace(enter, "mounted")
+
+
+def _run_in_host_namespace(work: Callable[[], None], done: str) -> None:
     try:
-        mounts.in_host_namespace(enter)
+        mounts.in_host_namespace(work)
     except OSError as error:
-        message = f"the workspace cannot be mounted: {error.strerror}"
+        message = f"the workspace cannot be {done}: {error.strerror}"
         raise ProviderError("provider_unavailable", message) from None
 
 

@@ -256,7 +256,8 @@ class ChangedTree:
 
     def __iter__(self) -> Iterator[Member]:
         if self._changes.names:
-            self._names.tell(self._changes.names)
+            # Without the directories a restore would make them anew, and hide the attributes of those beneath.
+            self._names.tell(with_directories(self._changes.names))
             self._data = Reader(self._program.chunks())
             yield from filter(self._is_kept, self._data)
             self._data = None
