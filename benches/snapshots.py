@@ -1,4 +1,4 @@
-"""Snapshots and restores of local sandboxes through a real daemon, beside what a person would do by hand.
+"""Snapshots and restores of sandboxes through a real daemon, beside what a person would do by hand.
 
 The floors are programs: GNU tar piped through ISA-L at level 1 into a file that is synced, as ours is; `tar -czf`;
 find, tar and ISA-L for what changed, synced as well; `tar -xzf`, which leaves the files in the page cache, as ours
@@ -10,19 +10,24 @@ And the memory of a file that is written anew is at hand, while a virtual machin
 Before a restore and its floor all is written to the disk: what was restored comes there in the background.
 """
 
+import io
 import os
 import random
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
 from benches import fair
 from benches.daemon import daemon
+from benches.engines import engine
 from benches.pack import BYTES, FILES, grow, in_turns, row
 from benches.table import Row, show
 from isal import igzip
+from tests.support import rootfs
+from tests.support.engine import PrivateEngine
 
 from sandkeep import transfer
 
@@ -146,6 +151,45 @@ def pause_rows() -> Iterator[Row]:
             yield row(f"pause, {what}, 40 MB changed", "1 MB changed", pairs, *at_most(3))
 
 
+# -- in a container ---------------------------------------------------------------------------------------------------
+
+
+def image_with(made: PrivateEngine, source: str, name: str) -> str:
+    """An image of the engine's with a tree in its workspace."""
+
+    def archive() -> bytes:
+        packed = io.BytesIO(rootfs.tools())
+        with tarfile.open(fileobj=packed, mode="a") as tar:
+            tar.add(source, "work")
+        return packed.getvalue()
+
+    return made.image(name, archive, "ENV PATH=/usr/bin:/bin:/usr/sbin:/sbin", "WORKDIR /work")
+
+
+def docker_rows() -> Iterator[Row]:
+    """Increments of a container beside those of a local sandbox with the same files."""
+    with engine() as made, daemon() as (client, root):
+        for scale in (10, 1):
+            files, source = FILES // scale, f"{root}/source-{scale}"
+            grow(source, files, BYTES // scale)
+            reference = image_with(made, source, f"bench/workspace:{scale}")
+            boxes = [
+                client.sandbox.create(client.image.create(source).image_id).sandbox_id,
+                client.sandbox.create(client.image.create(reference, provider="docker").image_id).sandbox_id,
+            ]
+            for box in boxes:
+                client.snapshot.create(box, incremental=True)
+            local, docker = boxes
+            pairs = in_turns(
+                lambda box=docker: client.snapshot.create(box, incremental=True),
+                lambda box=local: client.snapshot.create(box, incremental=True),
+                INCREMENTS,
+                lambda boxes=boxes: [change(client, box) for box in boxes],
+            )
+            what = f"{CHANGED} files changed, {files:,} in the image"
+            yield row(f"Docker: incremental snapshot, {what}", "the same of a local sandbox", pairs, *at_most(3))
+
+
 # -- back -------------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +256,7 @@ def small(top: str, files: int) -> None:
 PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "snapshots": snapshot_rows,
     "many": many_rows,
+    "docker": docker_rows,
     "pause": pause_rows,
     "restore": lambda: restore_rows(None, "on disk"),
     "restore-in-memory": lambda: restore_rows(MEMORY, "in memory"),

@@ -37,6 +37,7 @@ POINTS: Final = (
     "docker.staged",
     "docker.tagged",
     "docker.directories",
+    "docker.volume",
     "docker.created",
     "docker.started",
     "docker.secrets",

@@ -15,13 +15,13 @@ import re
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
 from sandkeep.errors import SetupError
 from sandkeep.system.descriptors import closing_fd
-from sandkeepd.host.processes import reap, spawn
+from sandkeepd.host.processes import in_fresh_thread, reap, spawn
 
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
@@ -45,6 +45,7 @@ MS_SLAVE: Final = 1 << 19
 MS_SHARED: Final = 1 << 20
 
 _CLONE_NEWNS: Final = 0x20000
+_CLONE_FS: Final = 0x200
 _AT_EMPTY_PATH: Final = 0x1000
 _OPEN_TREE_CLONE: Final = 1
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 4
@@ -75,6 +76,9 @@ MAX_CACHED_NAMESPACES: Final = 16
 
 _cached: Final = OrderedDict[Mapped, int]()
 _cache_lock: Final = threading.Lock()
+
+_host_namespace: int | None = None
+"""The mount namespace that this process has left."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -120,11 +124,33 @@ def leave_host_namespace() -> None:
     use. Where the host's mounts are private, they are made shared for that, as systemd does. Nothing happens where that
     is not permitted.
     """
+    global _host_namespace  # noqa: PLW0603 - one of the process
     with suppress(OSError):  # EPERM, or EINVAL in a chroot
+        _host_namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         if not _is_shared("/"):
             mount("none", "/", None, MS_REC | MS_SHARED)
         _check(_libc.unshare(_CLONE_NEWNS), "unshare")
         mount("none", "/", None, MS_REC | MS_SLAVE)
+
+
+def in_host_namespace(work: Callable[[], None]) -> None:
+    """Run `work` in a thread that is in the mount namespace of the first process, or, where that is closed to us, in
+    the one that this process began in: what it mounts there is the host's, and outlives the daemon. Raises OSError.
+    Blocks.
+    """
+
+    def enter_and_work() -> None:
+        with ExitStack() as opened:
+            namespace = _host_namespace
+            with suppress(PermissionError):
+                namespace = os.open("/proc/1/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+                opened.callback(os.close, namespace)
+            if namespace is not None:
+                _check(_libc.unshare(_CLONE_FS), "unshare")  # else its working directory is the other threads', too
+                _check(_libc.setns(namespace, _CLONE_NEWNS), "setns")
+        work()
+
+    in_fresh_thread(enter_and_work)
 
 
 def _is_shared(place: str) -> bool:
@@ -287,6 +313,10 @@ def overlay_read_only(lowers: Sequence[str], target: str) -> None:
 
 
 def overlay(lower: str, upper: str, work: str, target: str) -> None:
-    """Mount `upper` over `lower` at `target`. The options keep a hostile upper from leading elsewhere."""
-    options = f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=nofollow,metacopy=off"
-    mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, options)
+    """Mount `upper` over `lower` at `target`."""
+    mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, overlay_options(lower, upper, work))
+
+
+def overlay_options(lower: str, upper: str, work: str) -> str:
+    """Return the options of an overlay: they keep a hostile upper from leading elsewhere."""
+    return f"lowerdir={lower},upperdir={upper},workdir={work},redirect_dir=nofollow,metacopy=off"

@@ -202,6 +202,17 @@ def test_an_increment_holds_what_changed_and_no_more(client: Any, box: str) -> N
     assert sorted(listed.split()) == ["./", "many/", "many/.wh.9", "many/7", "many/8", "many/nine"]
 
 
+def test_an_increment_keeps_the_modes_of_directories_in_which_only_a_file_changed(client: Any, box: str) -> None:
+    sh(client, box, "mkdir -m 700 closed; echo 1 >closed/file")
+    client.snapshot.create(box)
+    until(lambda: client.snapshot.create(box, incremental=True).member_count == 1)  # what is new may still change
+    sh(client, box, "echo 2 >>closed/file")
+    made = client.snapshot.create(box, incremental=True)
+    restored = client.snapshot.restore(made.snapshot_id).sandbox_id
+    assert sh(client, restored, "stat -c %a closed; cat closed/file") == "700\n1\n2\n"
+    client.sandbox.terminate(restored)
+
+
 WRITER = """
 import mmap, sys, time
 file = open("mapped", "r+b")

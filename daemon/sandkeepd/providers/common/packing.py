@@ -1,10 +1,13 @@
 """The common part of packing archives of sandboxes, for all providers."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from sandkeep.model import ArchiveFormat
 from sandkeep_store.archives.tar.compression import Codec
+from sandkeep_store.archives.trees.changes import Asked
 from sandkeep_store.archives.trees.pack import PackedArchive
+from sandkeep_store.archives.trees.tree import is_in
 from sandkeepd.contract.snapshots import PackedFiles
 from sandkeepd.host.cgroups.pause import Pause
 
@@ -22,3 +25,14 @@ def packed_files(packed: PackedArchive, pause: Pause) -> PackedFiles:
         pause_ms=pause.ms,
         remarks=remarks,
     )
+
+
+def wanted_names(include: Sequence[bytes], exclude: Sequence[bytes]) -> Asked:
+    """Return a predicate that is True for the names that belong in an archive with these paths."""
+
+    def is_wanted(name: bytes) -> bool:
+        if any(is_in(name, place) for place in exclude):
+            return False
+        return not include or any(is_in(name, place) or is_in(place, name) for place in include)
+
+    return is_wanted

@@ -38,7 +38,7 @@ def labels(sandbox_id: str, owner: str, log_id: str) -> dict[str, str]:
 
 class Job(Struct, frozen=True, kw_only=True):
     """The parameters of one start. `directory` holds `in` and `out`; `files` is the same, as a place in which the code
-    inside may own files.
+    inside may own files. `data_root` is the engine's directory, if the daemon can read the files in it.
     """
 
     sandbox_id: str
@@ -48,10 +48,13 @@ class Job(Struct, frozen=True, kw_only=True):
     spec: SandboxSpec
     log_id: str
     secrets: list[str]
+    data_root: str | None = None
 
 
-def configuration(job: Job, argv: list[str], seccomp: str | None) -> dict[str, Any]:
-    """Return the body of a request that makes a container. `argv` is the keeper's; `seccomp` is a profile's text."""
+def configuration(job: Job, argv: list[str], seccomp: str | None, *, overlay: bool = False) -> dict[str, Any]:
+    """Return the body of a request that makes a container. `argv` is the keeper's; `seccomp` is a profile's text; the
+    workspace is an `overlay`, which shows the image's files already.
+    """
     plan = job.plan
     env = {SANDBOX_VARIABLE: job.sandbox_id, **job.spec.env}
     marks = labels(job.sandbox_id, plan.owner, job.log_id)
@@ -70,11 +73,13 @@ def configuration(job: Job, argv: list[str], seccomp: str | None) -> dict[str, A
         # The engine starts itself twice more for a network of its own making: half of the processor time of a start.
         "NetworkDisabled": plan.network == NO_NETWORK,
         "StopSignal": "SIGKILL",  # the keeper heeds no other, and an engine that stops would wait for it
-        "HostConfig": _host(plan, job.directory, seccomp, marks),
+        "HostConfig": _host(plan, job.directory, seccomp, marks, overlay=overlay),
     }
 
 
-def _host(plan: Plan, directory: str, seccomp: str | None, marks: Mapping[str, str]) -> dict[str, Any]:
+def _host(
+    plan: Plan, directory: str, seccomp: str | None, marks: Mapping[str, str], *, overlay: bool
+) -> dict[str, Any]:
     security = ["no-new-privileges:true"]
     if seccomp is not None:
         security.append(f"seccomp={seccomp}")
@@ -100,7 +105,7 @@ def _host(plan: Plan, directory: str, seccomp: str | None, marks: Mapping[str, s
         "Mounts": [
             *_shared(directory),
             *_hosts(plan, directory),
-            *_workspace(plan, marks),
+            *_workspace(plan, marks, overlay=overlay),
             *(_volume(volume, {}) for volume in plan.volumes),
         ],
     }
@@ -131,19 +136,19 @@ def _bind(source: str, target: str, *, read_only: bool) -> dict[str, Any]:
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only, "BindOptions": options}
 
 
-def _workspace(plan: Plan, marks: Mapping[str, str]) -> list[dict[str, Any]]:
+def _workspace(plan: Plan, marks: Mapping[str, str], *, overlay: bool) -> list[dict[str, Any]]:
     volume = plan.workspace_volume
     if volume is not None:
-        return [_volume(volume, marks if volume.own else {})]
+        return [_volume(volume, marks if volume.own else {}, overlay=overlay)]
     options = {"Mode": 0o1777, "SizeBytes": plan.disk_bytes}
     return [{"Type": "tmpfs", "Target": plan.workspace, "TmpfsOptions": options}]
 
 
-def _volume(volume: Volume, marks: Mapping[str, str]) -> dict[str, Any]:
+def _volume(volume: Volume, marks: Mapping[str, str], *, overlay: bool = False) -> dict[str, Any]:
     if volume.host:
         return _bind(volume.source, volume.target, read_only=volume.read_only)
     mount = {"Type": "volume", "Source": volume.source, "Target": volume.target, "ReadOnly": volume.read_only}
-    return {**mount, "VolumeOptions": {"Labels": dict(marks)}}
+    return {**mount, "VolumeOptions": {"NoCopy": overlay, "Labels": dict(marks)}}
 
 
 def keeper(disk_bytes: int, *, counted: bool) -> list[str]:

@@ -4,7 +4,7 @@ tar, in a file without a name. Everything here blocks.
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from sandkeep import failpoints
 from sandkeep_store.archives.tar.inspect import CheckedArchive
 from sandkeep_store.archives.tar.whiteouts import is_reserved
+from sandkeep_store.archives.trees.changes import compare, load, save
 from sandkeep_store.archives.trees.layers import flatten
 from sandkeep_store.archives.trees.pack import NO_LIMITS, PackedArchive, write
 from sandkeep_store.archives.trees.read import Remarks
@@ -22,9 +23,11 @@ from sandkeepd.host.cgroups.pause import Pause, frozen
 from sandkeepd.host.processes import Identity, identify
 from sandkeepd.host.threads import Meter
 from sandkeepd.host.unnamed_file import unnamed_file
-from sandkeepd.providers.common.packing import CODECS, packed_files
+from sandkeepd.providers.common.errors import storage_errors
+from sandkeepd.providers.common.packing import CODECS, packed_files, wanted_names
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.docker import trees
+from sandkeepd.providers.docker.changes import ChangedFiles, Look, look, open_parts
 from sandkeepd.providers.docker.instance import DockerInstance
 from sandkeepd.providers.docker.layers import Layer
 from sandkeepd.providers.docker.trees import ContainerFiles, ContainerTree
@@ -49,10 +52,10 @@ class Packer:
         moved: Meter,
     ) -> PackedFiles:  # fmt: skip
         """Pack the files as they are at one moment. `image` are the directories of the container's image."""
-        if request.include or request.exclude:
+        if request.over != "parent" and (request.include or request.exclude):
             return self._pack_some(files, container, request, moved)
         with unnamed_file(self._state_dir) as output:
-            changes = self.changes(files, container, output, "snapshot.frozen")
+            changes = self.changes(files, container, output, "snapshot.frozen", request)
             failpoints.reach("snapshot.copied")
             packed = self._pack_all(output, image, request, moved)
         return packed_files(msgspec.structs.replace(packed, remarks=changes.remarks), changes.pause)
@@ -69,23 +72,48 @@ class Packer:
     ) -> PackedFiles:
         """Pack some paths, reading them in place."""
         include, exclude = trees.paths(request.include), trees.paths(request.exclude)
-        with self._shown(files) as root, _frozen(container) as pause:
-            failpoints.reach("snapshot.frozen")
-            source = ContainerTree(files, root, include=include, exclude=exclude, never=[self._state_dir])
-            packed = write(source, request.output, CODECS[request.format], source.remarks, moved=moved)
+        with self._shown(files) as root, ExitStack() as opened:
+            parts = open_parts(files, opened)
+            with _frozen(container) as pause:
+                failpoints.reach("snapshot.frozen")
+                seen = look(parts, container)
+                source = ContainerTree(files, root, self._state_dir, include=include, exclude=exclude)
+                packed = write(source, request.output, CODECS[request.format], source.remarks, moved=moved)
+        _save(seen, request)
         return packed_files(packed, pause)
 
-    def changes(self, files: ContainerFiles, container: DockerInstance | None, output: int, failpoint: str) -> Changes:
-        """Write the difference between a container and its image to an empty file, while it is frozen."""
-        with self._shown(files) as root:
-            source = ContainerTree(files, root, never=[self._state_dir], as_layer=True)
+    def changes(
+        self, files: ContainerFiles, container: DockerInstance | None, output: int, failpoint: str,
+        request: PackRequest | None = None,
+    ) -> Changes:  # fmt: skip
+        """Write the difference between a container and its image to an empty file, while it is frozen. For a `request`
+        write the catalogue as well, and, if it is over a parent, only the difference from that.
+        """
+        with self._shown(files) as root, ExitStack() as opened:
+            parts = open_parts(files, opened) if request is not None else []
+            parent = request.parent_catalogue if request is not None else None
+            before = None if parent is None else load(parent)
+            changed = ChangedFiles(parts if before is not None else [], root, opened)
+            source = ContainerTree(files, root, self._state_dir, as_layer=True) if before is None else changed
             with _frozen(container) as pause:
                 failpoints.reach(failpoint)
+                if request is not None:
+                    seen = look(parts, container)
+                    if before is not None:
+                        is_wanted = wanted_names(trees.paths(request.include), trees.paths(request.exclude))
+                        changed.select(compare(before, seen.found, is_wanted), seen.found)
                 packed = write(source, output, "none", source.remarks)
+        if request is not None:
+            _save(seen, request)
         return Changes(_layer(output, packed), packed.remarks, pause)
 
     def _shown(self, files: ContainerFiles) -> AbstractContextManager[int]:
         return shown(files.upper, *files.lowers, above=self._state_dir)
+
+
+def _save(seen: Look, request: PackRequest) -> None:
+    with storage_errors(request.catalogue):
+        save(seen.now, request.catalogue)
 
 
 def as_layer(archive: KeptArchive, output: int, moved: Meter) -> Layer:

@@ -69,7 +69,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self._disk_limit = disk_limit
         self._driver: str | None = None
         self._following = False
-        self.snapshots = snapshots = DockerSnapshots(self)
+        self.snapshots = self._snapshots = snapshots = DockerSnapshots(self)
         self._kept = DockerLayers(self, snapshots)
         self.revival = self._revival = DockerRevival(self)
         self._replacement = DockerReplacement(self, self._revival)
@@ -135,6 +135,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self, job: Job, secrets: Mapping[str, str], start: Callable[[Client, Job], Handle]
     ) -> DockerInstance:
         """Prepare the directories, `start` the container, and hold it once its keeper answers."""
+        job = msgspec.structs.replace(job, data_root=await self._snapshots.data_root())
         await self.in_thread(docker_start.make_directories, job)
         failpoints.reach("docker.directories")
         with docker_start.control_held_open(job):

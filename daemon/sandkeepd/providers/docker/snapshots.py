@@ -33,7 +33,7 @@ class DockerSnapshots(Snapshotting):
     def __init__(self, provider: "DockerProvider") -> None:
         self._provider = provider
         self.packer = Packer(provider.layout.state_dir)
-        self._has_files = False
+        self._engine: dict[str, Any] = {}
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
         return "/"
@@ -45,24 +45,38 @@ class DockerSnapshots(Snapshotting):
         return None
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
-        """See `Snapshotting.pack`. No catalogue is written, so that nothing is asked for over another's."""
         files = await self.files_of(source)
-        beneath = await self.files_of_image(files.image)
+        beneath = await self.files_of_image(files.image) if request.over == "nothing" else []
         container = self._provider.instances.get(source.sandbox_id)
         packing = partial(self.packer.pack, files, beneath, container, request)
         return await run_in_thread(packing, progress, "packing the files")
 
     async def files_of(self, source: Source) -> ContainerFiles:
         """Return the files of a container. Raises `not_supported` where they cannot be read, and `not_ready`."""
-        if not self._has_files:
-            found = await self._provider.docker.call(lambda client: client.info())
-            why = trees.why_unreadable(found, root=os.geteuid() == 0)
-            if why is not None:
-                raise SetupError("not_supported", why)
-            self._has_files = True
+        why = await self._why_unreadable()
+        if why is not None:
+            raise SetupError("not_supported", why)
         plan, container_id = msgspec.convert(source.plan, Plan), source.handle["container_id"]
         find = partial(trees.find, container_id=container_id, sandbox_id=source.sandbox_id, plan=plan)
         return await self._provider.docker.call(find)
+
+    async def data_root(self) -> str | None:
+        """Return the engine's directory, if workspaces can be overlays of the files in it. SELinux would keep a
+        container from an overlay that the engine has mounted without a label.
+        """
+        if os.geteuid() != 0 or await self._why_unreadable() is not None:
+            return None
+        labels = any(option.startswith("name=selinux") for option in self._engine.get("SecurityOptions") or ())
+        return None if labels else str(self._engine["DockerRootDir"])
+
+    async def _why_unreadable(self) -> str | None:
+        if self._engine:
+            return None
+        found = await self._provider.docker.call(lambda client: client.info())
+        why = trees.why_unreadable(found, root=os.geteuid() == 0)
+        if why is None:
+            self._engine = found
+        return why
 
     async def files_of_image(self, image: str) -> list[str]:
         """Return the directories of an image, by the engine's name for it. Raises `not_found`, `not_supported`."""
@@ -75,7 +89,7 @@ def files_features(found: Mapping[str, Any], *, root: bool) -> dict[str, Capabil
     works = why is None
     return {
         "snapshots": Capability(works=works, why=why),
-        "incremental_snapshots": Capability(works=works, why=why or "each holds all that differs from the beginning"),
-        "forks": Capability(works=works, why=why or "each gets a copy of what is in its volumes"),
+        "incremental_snapshots": Capability(works=works, why=why),
+        "forks": Capability(works=works, why=why),
         "restore_over_own_files": Capability(works=works, why=why),
     }

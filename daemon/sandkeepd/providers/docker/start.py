@@ -26,7 +26,7 @@ from sandkeepd.keeper.program import COUNTED
 from sandkeepd.providers.common.errors import stderr_of, storage_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.views import open_for_tool
-from sandkeepd.providers.docker import inotify
+from sandkeepd.providers.docker import inotify, trees, workspace
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker.container import (
     HOSTS,
@@ -37,6 +37,7 @@ from sandkeepd.providers.docker.container import (
     configuration,
     host_name,
     keeper,
+    labels,
 )
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
 from sandkeepd.providers.docker.plan import Plan, name_of, own_volumes
@@ -144,15 +145,21 @@ def start(client: Client, job: Job) -> Handle:
     """Make and start the container; return its handle. Converts the engine's errors into ours."""
     filtered = job.plan.seccomp != "unconfined"
     argv = keeper(job.plan.disk_bytes, counted=filtered and inotify.can_count())
-    container_id = _create(client, job, configuration(job, argv, _profile(job.plan.seccomp)))
+    profile, upper = _profile(job.plan.seccomp), _overlay_workspace(client, job)
+    container_id = _create(client, job, configuration(job, argv, profile, overlay=upper is not None))
     failpoints.reach("docker.created")
-    _give_workspace(client, job.plan)
+    if upper is None:
+        _give_workspace(client, job.plan)
     return _begin(client, container_id, job)
 
 
 def start_again(client: Client, container_id: str, job: Job) -> Handle:
     """Start a container that has ended. Raises `not_ready` when it is missing."""
     with Tolerate(NOT_FOUND):
+        found = client.inspect_container(container_id)
+        for mount in own_volumes(found["Mounts"], job.plan):
+            if workspace.is_overlay(mount["Source"]):
+                workspace.mount(mount["Source"], trees.layers_of(found)[1:], mount["Destination"])
         return _begin(client, container_id, job)
     message = f"the container of sandbox {job.sandbox_id} was removed, and its files with it: create another"
     raise StateError("not_ready", message, sandbox_id=job.sandbox_id)
@@ -166,11 +173,27 @@ def _begin(client: Client, container_id: str, job: Job) -> Handle:
     first = identify(state["Pid"]) if state.get("Pid") else None
     if first is None:
         raise ProviderError("provider_unavailable", why_not_started(job, state))
+    for mount in own_volumes(found["Mounts"], job.plan):
+        if workspace.is_overlay(mount["Source"]):
+            workspace.require_seen(mount["Source"], first.pid, mount["Destination"])
     counted = COUNTED in found["Config"]["Entrypoint"] and inotify.begin(first, job.directory)
     return Handle(
         first=first, container_id=container_id, secrets=job.secrets, written=_written_directories(found, job.plan),
         counted=counted, keeper=True,
     )  # fmt: skip
+
+
+def _overlay_workspace(client: Client, job: Job) -> str | None:
+    """Create the volume of a workspace that is an overlay; return its upper directory, or None if it is not."""
+    if job.data_root is None:
+        return None
+    upper = None
+    with Tolerate(NOT_FOUND):  # to make the container fails with the reason
+        layers = trees.layers_of(client.inspect_image(job.plan.image))  # type: ignore[no-untyped-call]
+        marks = labels(job.sandbox_id, job.plan.owner, job.log_id)
+        upper = workspace.create(client, job.plan, layers, marks, job.data_root)
+    failpoints.reach("docker.volume")
+    return upper
 
 
 def _give_workspace(client: Client, plan: Plan) -> None:
@@ -196,7 +219,7 @@ def _written_directories(found: dict[str, Any], plan: Plan) -> list[str]:
     """Return the directories of the host in which the engine keeps files that only this sandbox writes: not shared
     ones.
     """
-    volumes = [mount["Source"] for mount in own_volumes(found["Mounts"], plan) if mount.get("RW")]
+    volumes = [workspace.written(mount["Source"]) for mount in own_volumes(found["Mounts"], plan) if mount.get("RW")]
     layer = (found.get("GraphDriver") or {}).get("Data") or {}
     return [path for path in (layer.get("UpperDir"), *volumes) if path]
 
@@ -295,6 +318,8 @@ def remove(client: Client, sandbox_id: str, log_id: str, but: str | None = None)
             _remove_container(client, container["Id"])
     unused = {"dangling": True} if but is not None else {}
     for volume in client.volumes(filters={**marks, **unused})["Volumes"] or ():
+        if workspace.is_overlay(volume["Mountpoint"]):
+            workspace.unmount(volume["Mountpoint"])
         with Tolerate(NOT_FOUND):
             client.remove_volume(volume["Name"], force=True)
 

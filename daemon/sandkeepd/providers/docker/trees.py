@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sandkeep.errors import CallerError, SetupError, StateError
 from sandkeep.settings.docker import VOLUME_MODE
 from sandkeep_store.archives.tar import whiteouts
 from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.trees.read import Remarks
-from sandkeep_store.archives.trees.tree import Overlay, Tree, directory_member
+from sandkeep_store.archives.trees.tree import Overlay, Tree, directory_member, is_in
 from sandkeepd.host import mounts
+from sandkeepd.providers.common.views import open_merged
+from sandkeepd.providers.docker import workspace
 from sandkeepd.providers.docker.engine import NOT_FOUND, Client, Tolerate
 from sandkeepd.providers.docker.plan import INSIDE, Plan, own_volumes
 
@@ -31,10 +33,13 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class OwnVolume(Struct, frozen=True, kw_only=True):
-    """A directory of the host that a container sees at `place`, a path without a slash before it."""
+    """A volume that a container sees at `place`, a path without a slash before it. The directory `source` of the host
+    has its files; of an overlay, its changes, which hide parts of `lowers`.
+    """
 
     place: bytes
     source: str
+    lowers: list[str] = field(default_factory=list)
 
 
 class ContainerFiles(Struct, frozen=True, kw_only=True):
@@ -57,7 +62,7 @@ def find(client: Client, container_id: str, sandbox_id: str, plan: Plan) -> Cont
     layers = layers_of(found)
     _require_own_workspace(plan)
     return ContainerFiles(
-        image=found["Image"], upper=layers[0], lowers=layers[1:], volumes=_volumes(found["Mounts"], plan)
+        image=found["Image"], upper=layers[0], lowers=layers[1:], volumes=_volumes(found["Mounts"], plan, layers[1:])
     )
 
 
@@ -102,29 +107,34 @@ def layers_of(found: Mapping[str, Any]) -> list[str]:
     return [data["UpperDir"], *(lower.split(":") if lower else ())]
 
 
-def _volumes(mounts: Sequence[Mapping[str, Any]], plan: Plan) -> list[OwnVolume]:
-    found = [
-        OwnVolume(place=os.fsencode(mount["Destination"].strip("/")), source=mount["Source"])
-        for mount in own_volumes(mounts, plan)
-    ]
+def _volumes(mounts: Sequence[Mapping[str, Any]], plan: Plan, image: Sequence[str]) -> list[OwnVolume]:
+    found = [_volume(mount["Destination"], mount["Source"], image) for mount in own_volumes(mounts, plan)]
     return sorted(found, key=lambda volume: volume.place)
+
+
+def _volume(target: str, mountpoint: str, image: Sequence[str]) -> OwnVolume:
+    place, source = os.fsencode(target.strip("/")), workspace.written(mountpoint)
+    if source == mountpoint:
+        return OwnVolume(place=place, source=source)
+    lowers = workspace.lowers(image, target) or [f"{os.path.dirname(source)}/{workspace.EMPTY}"]
+    return OwnVolume(place=place, source=source, lowers=lowers)
 
 
 class ContainerTree:
     """The files of a container as a source of members: all, or with `as_layer` the difference from its image.
 
-    `shown` is the container's root as an open directory, without its volumes. A layer holds all files of a volume, and
-    a mark that the image's files there are hidden.
+    `shown` is the container's root as an open directory, without its volumes. A layer holds the changes of a volume
+    that is an overlay; of another all files, and a mark that the image's files there are hidden.
     """
 
     def __init__(
         self,
         files: ContainerFiles,
         shown: int,
+        state_dir: str,
         *,
         include: Sequence[bytes] = (),
         exclude: Sequence[bytes] = (),
-        never: Sequence[str] = (),
         as_layer: bool = False,
     ) -> None:
         self.remarks = Remarks()
@@ -132,7 +142,7 @@ class ContainerTree:
         self._shown = shown
         self._include = include
         self._exclude = exclude
-        self._never = never
+        self._state_dir = state_dir
         self._as_layer = as_layer
         self._tree: Tree | None = None
         self._directories: set[bytes] = set()
@@ -159,7 +169,7 @@ class ContainerTree:
         self, top: int, include: Sequence[bytes], exclude: Sequence[bytes], called: Callable[[bytes], bytes]
     ) -> Iterator[Member]:
         overlay: Overlay | None = "trusted" if self._as_layer else None
-        self._tree = Tree(top, include=include, exclude=exclude, never=self._never, overlay=overlay)
+        self._tree = Tree(top, include=include, exclude=exclude, never=[self._state_dir], overlay=overlay)
         for member in self._tree:
             member.name = called(member.name)
             if member.kind == "hard link":
@@ -167,58 +177,61 @@ class ContainerTree:
             if member.kind == "directory":
                 self._directories.add(member.name)
             yield member
-        for what, count in self._tree.remarks.counts.items():
-            self.remarks.counts[what] = self.remarks.counts.get(what, 0) + count
+        self.remarks.include(self._tree.remarks)
         self._tree = None
 
     def _of_volume(self, volume: OwnVolume, opened: ExitStack) -> Iterator[Member]:
         place = volume.place
-        include = _within(self._include, place) if self._include else [TOP]
-        exclude = _within(self._exclude, place)
+        include = within(self._include, place) if self._include else [TOP]
+        exclude = within(self._exclude, place)
         if not include or TOP in exclude:
             return
         others = [other.place for other in self._files.volumes if other.place != place]
-        exclude += [other.removeprefix(place + b"/") for other in others if is_in(other, place)]
-        for name, directory in self._above(place, opened):
+        exclude += [relative(other, place) for other in others if is_in(other, place)]
+        for name, directory in directories_above(self._shown, place, opened):
             if name != place and name not in self._directories:
                 self._directories.add(name)
                 yield directory_member(name, os.fstat(directory))
-        top = mounts.open_detached(volume.source, mounts.TO_READ)
+        roots = [volume.source] if self._as_layer else [volume.source, *volume.lowers]
+        top = open_merged(roots, self._state_dir)
         opened.callback(os.close, top)
         for member in self._of_tree(top, include, exclude, lambda name: place if name == TOP else place + b"/" + name):
             yield member
-            if member.name == place and self._as_layer:
+            if member.name == place and self._as_layer and not volume.lowers:
                 yield Member(name=whiteouts.opaque(place), kind="file", mtime_ns=member.mtime_ns)
 
-    def _above(self, place: bytes, opened: ExitStack) -> Iterator[tuple[bytes, int]]:
-        """Yield the directories down to a volume's place, from the top. Raises `not_supported` for links among them."""
-        name, directory = TOP, self._shown
+
+def directories_above(shown: int, place: bytes, opened: ExitStack) -> Iterator[tuple[bytes, int]]:
+    """Yield the directories of a container's root down to a volume's place, from the top; `opened` closes them. Raises
+    `not_supported` for links among them.
+    """
+    name, directory = TOP, shown
+    yield name, directory
+    for part in place.split(b"/") if place != TOP else ():
+        try:
+            directory = os.open(part, _OPEN, dir_fd=directory)
+        except OSError:
+            message = f"the volume at /{os.fsdecode(place)} is behind a symbolic link: its files cannot be kept"
+            raise SetupError("not_supported", message) from None
+        opened.callback(os.close, directory)
+        name = part if name == TOP else name + b"/" + part
         yield name, directory
-        for part in place.split(b"/"):
-            try:
-                directory = os.open(part, _OPEN, dir_fd=directory)
-            except OSError:
-                message = f"the volume at /{os.fsdecode(place)} is behind a symbolic link: its files cannot be kept"
-                raise SetupError("not_supported", message) from None
-            opened.callback(os.close, directory)
-            name = part if name == TOP else name + b"/" + part
-            yield name, directory
 
 
-def _within(names: Sequence[bytes], place: bytes) -> list[bytes]:
+def relative(name: bytes, place: bytes) -> bytes:
+    """Return a name at or below a place relative to it."""
+    return TOP if name == place else name if place == TOP else name.removeprefix(place + b"/")
+
+
+def within(names: Sequence[bytes], place: bytes) -> list[bytes]:
     """Return those of these names that are a place or below it, relative to it."""
     found = []
     for name in names:
         if is_in(place, name):
             found.append(TOP)
         elif is_in(name, place):
-            found.append(name.removeprefix(place + b"/"))
+            found.append(relative(name, place))
     return found
-
-
-def is_in(name: bytes, directory: bytes) -> bool:
-    """Return True if a name is a directory's, or of a file below it."""
-    return directory in (TOP, name) or name.startswith(directory + b"/")
 
 
 def paths(given: Sequence[str]) -> list[bytes]:

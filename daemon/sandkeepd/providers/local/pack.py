@@ -5,7 +5,7 @@ or there is little. Else they are copied while the sandbox runs, see `precopy`. 
 archive is written during the freeze. Everything here blocks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from sandkeep import failpoints
@@ -22,7 +22,7 @@ from sandkeepd.host.threads import Meter
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.layers import Layers
-from sandkeepd.providers.common.packing import CODECS, packed_files
+from sandkeepd.providers.common.packing import CODECS, packed_files, wanted_names
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.local.files import SandboxFiles
 from sandkeepd.providers.local.precopy import (
@@ -37,8 +37,7 @@ from sandkeepd.providers.local.precopy import (
     look,
     sum_of,
     whole,
-    with_directories,
-)  # fmt: skip
+)
 
 
 class Packer:
@@ -115,7 +114,7 @@ class Packer:
         before, wanted = changes.load(request.parent_catalogue), _wanted(request)
 
         def select(now: Catalogue) -> list[bytes]:
-            return with_directories(changes.compare(before, now, wanted).names)
+            return changes.with_directories(changes.compare(before, now, wanted).names)
 
         packed, pause = self._pack_frozen_changes(held, request, before, moved, only_little=True)
         if packed is not None:
@@ -172,6 +171,10 @@ def _save(seen: Look, request: PackRequest) -> None:
         changes.save(seen.now, request.catalogue)
 
 
+def _wanted(request: PackRequest) -> changes.Asked:
+    return wanted_names(paths(request.include), paths(request.exclude))
+
+
 def paths(given: Sequence[str]) -> list[bytes]:
     """Convert paths in the sandbox into paths in its workspace. Raises `invalid` for others."""
     found = []
@@ -184,19 +187,3 @@ def paths(given: Sequence[str]) -> list[bytes]:
             inner = path.removeprefix(WORKSPACE)
         found.append(inner.strip("/").encode("utf-8", "surrogateescape") or TOP)
     return found
-
-
-def _wanted(request: PackRequest) -> Callable[[bytes], bool]:
-    """Return a predicate that is True for the names that belong in the archive."""
-    include, exclude = paths(request.include), paths(request.exclude)
-
-    def is_wanted(name: bytes) -> bool:
-        if any(_is_in(name, place) for place in exclude):
-            return False
-        return not include or any(_is_in(name, place) or _is_in(place, name) for place in include)
-
-    return is_wanted
-
-
-def _is_in(name: bytes, place: bytes) -> bool:
-    return place in (TOP, name) or name.startswith(place + b"/")

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 from sandkeep import failpoints
 from sandkeep.system.descriptors import closing_fd
-from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees import changes
 from sandkeep_store.archives.trees.changes import Catalogue
 from sandkeep_store.archives.trees.passes import PassCopy
@@ -113,17 +112,6 @@ def copy_running(
 def whole(now: Catalogue) -> list[bytes]:
     """Choose everything."""
     return sorted(now, key=changes.tree_order)
-
-
-def with_directories(names: Sequence[bytes]) -> list[bytes]:
-    """Add the directories that have the names, in the order of the tree."""
-    found = {TOP}
-    for name in names:
-        place = name
-        while place not in found:
-            found.add(place)
-            place = changes.parent_of(place)
-    return sorted(found, key=changes.tree_order)
 
 
 def sum_of(first: Pause, second: Pause) -> Pause:

@@ -217,6 +217,17 @@ def _leaves_gap(name: bytes, before: Catalogue, now: Catalogue, anew: Collection
     return before[name].kind != WHITEOUT and holder is not None and holder.kind in DIRECTORIES and parent not in anew
 
 
+def with_directories(names: Sequence[bytes]) -> list[bytes]:
+    """Add the directories that have the names, in the order of the tree."""
+    found = {TOP}
+    for name in names:
+        place = name
+        while place not in found:
+            found.add(place)
+            place = parent_of(place)
+    return sorted(found, key=tree_order)
+
+
 def tree_order(name: bytes) -> bytes:
     """Sort key: the contents of a directory come right after it."""
     return b"" if name == TOP else name.replace(b"/", b"\0")
@@ -245,7 +256,8 @@ class ChangedTree:
 
     def __iter__(self) -> Iterator[Member]:
         if self._changes.names:
-            self._names.tell(self._changes.names)
+            # Without the directories a restore would make them anew, and hide the attributes of those beneath.
+            self._names.tell(with_directories(self._changes.names))
             self._data = Reader(self._program.chunks())
             yield from filter(self._is_kept, self._data)
             self._data = None

@@ -80,6 +80,11 @@ class Remarks(Struct, kw_only=True):
         if len(self.first) < MOST_REMARKS:
             self.first.append(Remark(name=shown(name)[1:-1], what=what))
 
+    def include(self, others: "Remarks") -> None:
+        """Add the counts of others."""
+        for what, count in others.counts.items():
+            self.counts[what] = self.counts.get(what, 0) + count
+
 
 class Program:
     """The reading program at work."""

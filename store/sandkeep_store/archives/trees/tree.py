@@ -62,7 +62,7 @@ class Tree:
 
     def __iter__(self) -> Iterator[Member]:
         for place in self._include:
-            if not any(_is_in(place, name) for name in self._exclude):
+            if not any(is_in(place, name) for name in self._exclude):
                 yield from self._members(place)
 
     def data(self) -> Iterator[memoryview]:
@@ -79,7 +79,7 @@ class Tree:
                     self._parents.add(above)
                     yield directory_member(above, os.fstat(parent))
             _require(place, last, parent)
-            without = [name.removeprefix(prefix) for name in self._exclude if _is_in(name, place)]
+            without = [name.removeprefix(prefix) for name in self._exclude if is_in(name, place)]
             with reading(parent, last, without, self._reader) as program:
                 self._data = Reader(program.chunks())
                 try:
@@ -116,9 +116,12 @@ class Tree:
         else:
             if self._overlay and whiteouts.is_reserved(member.name):
                 raise reserved(member.name)
+            # Looked at before the member is passed on, as its receiver may give it another name.
+            hides = self._overlay and member.kind == "directory" and is_opaque(self._top, member.name, self._overlay)
+            mark = whiteouts.opaque(member.name)
             yield member
-            if self._overlay and member.kind == "directory" and is_opaque(self._top, member.name, self._overlay):
-                yield Member(name=whiteouts.opaque(member.name), kind="file", mtime_ns=member.mtime_ns)
+            if hides:
+                yield Member(name=mark, kind="file", mtime_ns=member.mtime_ns)
 
     def _is_kept_out(self, member: Member) -> bool:
         if self._inside is not None and member.name.startswith(self._inside):
@@ -166,7 +169,8 @@ def _path(name: bytes, field: str) -> bytes:
     return b"/".join(parts) or TOP
 
 
-def _is_in(name: bytes, directory: bytes) -> bool:
+def is_in(name: bytes, directory: bytes) -> bool:
+    """Return True if a name is a directory's, or of a file below it."""
     return directory in (TOP, name) or name.startswith(directory + b"/")
 
 
@@ -174,7 +178,7 @@ def _outermost(names: Iterable[bytes]) -> list[bytes]:
     """The names in order, without those that lie in another of them."""
     found: list[bytes] = []
     for name in sorted(set(names), key=lambda name: b"" if name == TOP else name.replace(b"/", b"\0")):
-        if not any(_is_in(name, other) for other in found[-1:]):
+        if not any(is_in(name, other) for other in found[-1:]):
             found.append(name)
     return found
 

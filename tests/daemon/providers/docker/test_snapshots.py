@@ -1,8 +1,10 @@
 """Snapshots and forks of Docker sandboxes, with a real daemon on a real engine."""
 
 import io
+import mmap
 import os
 import signal
+import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from tests.support.expect import refused, until
 from tests.support.snapshots import archive, exported, imported, names, sh
 
 import sandkeep
+from sandkeep import transfer
 from sandkeep.errors import ProviderError
 
 pytestmark = pytest.mark.needs("docker")
@@ -36,12 +39,12 @@ USER 1234:1234
 CHANGE = """
 rm file; echo new >new; rm -r gone; mkdir gone; echo y >gone/young; ln -s /etc/passwd link; mkdir -m 700 closed
 echo s >closed/secret; chmod 000 closed/secret; rm -r /opt/tool; mkdir /opt/tool; echo other >/opt/tool/two
-mv /opt/moved /opt/away; chmod 711 /opt/mode; echo more >>/opt/deep/er/file
+ln new sub/link2; mv /opt/moved /opt/away; chmod 711 /opt/mode; echo more >>/opt/deep/er/file
 """
 
 LIST = r"""
 cd / && find opt workspace etc/passwd etc/group -type d -exec stat -c '%n %F %a %u:%g' {} + \
-  -o -exec stat -c '%N %F %a %u:%g %h' {} +
+  -o -name hard -exec stat -c '%N %F %a %u:%g' {} + -o -exec stat -c '%N %F %a %u:%g %h' {} +
 find opt workspace -type f -exec sha256sum {} + 2>/dev/null; echo "$GREETING $(pwd) $(id -u)"
 """
 
@@ -120,7 +123,7 @@ def test_a_restored_sandbox_has_exactly_the_files_of_the_snapshot(world: World, 
     full = client.snapshot.create(box)
     changed = client.snapshot.create(box, incremental=True)
     sh(client, box, "echo later >later; rm new")
-    assert (full.kind, changed.kind, changed.parent_id) == ("full", "incremental", None)
+    assert (full.kind, changed.kind, changed.parent_id) == ("full", "incremental", full.snapshot_id)
     assert full.pause_ms > 0
     assert changed.size_bytes < full.size_bytes / 20
     assert world.restored(full.snapshot_id) == before
@@ -181,6 +184,161 @@ def test_forks_begin_with_the_files_of_one_moment_and_go_their_own_ways(world: W
     for one in (*boxes[1:], again.sandbox_id):
         client.sandbox.terminate(one)
     until(lambda: world.kept() == set())
+
+
+LARGE = """
+FROM {}
+WORKDIR /srv/work
+RUN mkdir -m 700 closed && echo old >closed/file && head -c 20000000 /dev/urandom >large && mkdir -m 751 /srv/work/in \
+    && echo 1 >in/one && echo 2 >in/two && rm in/one
+RUN rm in/two && echo 3 >in/three
+"""
+"""An image with much in its workspace, which is in a directory of a directory, and in several layers."""
+
+WRITER = """
+import mmap, sys
+file = open("mapped", "r+b")
+memory = mmap.mmap(file.fileno(), 0)
+for line in sys.stdin:
+    memory[0] = ord(line[0])
+    print(line, flush=True)
+"""
+
+
+def bytes_of(world: World, box: str) -> int:
+    """How many bytes are on the disk for a sandbox's own files."""
+    [name] = world.volumes(box)
+    volume = f"{world.engine.root}/data/volumes/{name}"
+    layer = world.engine.container_of(box)["GraphDriver"]["Data"]["UpperDir"]
+    done = subprocess.run(["du", "-sxcB1", volume, layer], capture_output=True, check=True)
+    return int(done.stdout.splitlines()[-1].split()[0])
+
+
+@pytest.fixture
+def large(world: World, client: Any) -> Iterator[str]:
+    reference = world.engine.derived("test/kept-large:1", LARGE.format(world.engine.busybox()))
+    made = str(client.sandbox.create(client.image.create(reference, provider="docker").image_id).sandbox_id)
+    yield made
+    client.sandbox.terminate(made)
+
+
+LOOK = "cd /srv && (find work -exec stat -c '%N %F %a %u:%g' {} +; find work -type f -exec sha256sum {} +) | sort"
+
+
+def test_what_changed_is_all_that_an_increment_and_a_fork_take(world: World, client: Any, large: str) -> None:
+    assert sh(client, large, "ls in") == "three\n"
+    sh(client, large, "echo more >>closed/file; rm in/three; echo 4 >in/four")
+    before = sh(client, large, LOOK)
+    first = client.snapshot.create(large, incremental=True)
+    [fork] = (one.sandbox_id for one in client.sandbox.fork(large).sandboxes)
+    assert (first.parent_id, first.size_bytes < 10_000) == (None, True)
+    assert sh(client, fork, LOOK) == before
+    assert max(bytes_of(world, large), bytes_of(world, fork)) < 1_000_000
+    sh(client, large, "head -c 20000000 /dev/urandom >own; sleep 0.1")
+    second = client.snapshot.create(large, incremental=True)
+    sh(client, large, "echo yet more >>closed/file; rm in/four; rm -r in; mkdir -m 711 in; echo 5 >in/five")
+    before = sh(client, large, LOOK)
+    third = client.snapshot.create(large, incremental=True, parent_id=second.snapshot_id)
+    assert (second.parent_id, third.parent_id) == (first.snapshot_id, second.snapshot_id)
+    assert second.size_bytes > 20_000_000
+    assert third.size_bytes < 10_000
+    assert {name for name in names_in_archive(third) if name.startswith("srv")} == {
+        "srv", "srv/work", "srv/work/closed", "srv/work/closed/file", "srv/work/in", "srv/work/in/five",
+        "srv/work/in/.wh..wh..opq",
+    }  # fmt: skip
+    back = client.snapshot.restore(third.snapshot_id).sandbox_id
+    assert sh(client, back, LOOK) == before
+    assert bytes_of(world, back) < 1_000_000
+    for one in (fork, back):
+        client.sandbox.terminate(one)
+
+
+def names_in_archive(snapshot: Any) -> list[str]:
+    """The members of a snapshot's own archive, without those beneath it."""
+    with tarfile.open(snapshot.places[0].uri) as tar:
+        return [member.name.removeprefix("./") for member in tar]
+
+
+def test_what_is_written_in_memory_is_in_the_next_increment(world: World, client: Any) -> None:
+    reference = world.engine.derived("test/kept-python:1", f"FROM {world.engine.python()}\nWORKDIR /workspace\n")
+    box = str(client.sandbox.create(client.image.create(reference, provider="docker").image_id).sandbox_id)
+    transfer.copy_in(client, mmap.__file__, box, "/workspace")  # the image's Python comes without it
+    sh(client, box, "head -c 100000 /dev/zero >mapped; sleep 0.1")
+    client.process.launch(box, ["python3", "-c", WRITER], name="writer", stdin=True)
+    for letter in (b"1", b"2"):
+        client.process.write_stdin(box, "writer", letter + b"\n")
+        until(lambda letter=letter: client.process.read(box, "writer").stdout.endswith(letter + b"\n\n"))
+        made = client.snapshot.create(box, incremental=True)
+    sh(client, box, "sleep 0.1")
+    for _ in range(2):  # the file has no other time, but may change without one
+        made = client.snapshot.create(box, incremental=True)
+    assert "workspace/mapped" in names_in_archive(made)
+    restored = client.snapshot.restore(made.snapshot_id).sandbox_id
+    assert sh(client, restored, "head -c 1 mapped") == "2"
+    for one in (box, restored):
+        client.sandbox.terminate(one)
+
+
+def test_a_workspace_that_had_to_be_copied_is_kept_whole_once(world: World, client: Any) -> None:
+    """As volumes of earlier versions are: its user could not write to the image's files."""
+    dockerfile = f"FROM {world.engine.busybox()}\nWORKDIR /plain\nRUN echo 1 >one\nUSER 1234:1234\n"
+    reference = world.engine.derived("test/kept-plain:1", dockerfile)
+    box = str(client.sandbox.create(client.image.create(reference, provider="docker").image_id).sandbox_id)
+    first = client.snapshot.create(box, incremental=True)
+    sh(client, box, "rm one; echo 2 >two")
+    second = client.snapshot.create(box, incremental=True)
+    assert {"plain/one", "plain/.wh..wh..opq"} <= set(names_in_archive(first))
+    assert [name for name in names_in_archive(second) if name.startswith("plain")] == [
+        "plain", "plain/two", "plain/.wh.one",
+    ]  # fmt: skip
+    for made in (second.snapshot_id, client.sandbox.fork(box).sandboxes[0].sandbox_id):
+        one = made if made.startswith("sbx") else client.snapshot.restore(made).sandbox_id
+        assert sh(client, one, "cat *") == "2\n"
+        client.sandbox.terminate(one)
+    client.sandbox.terminate(box)
+
+
+def test_a_workspace_outlives_restarts_of_the_engine_and_goes_with_its_sandbox(
+    world: World, client: Any, box: str
+) -> None:
+    sh(client, box, "rm file; echo new >new")
+    second = world.box()
+    for number in range(2):
+        world.engine.stop()
+        world.engine.start()
+        assert sh(client, box, f"echo {number} >>new; cat sub/roots") == "root\n"
+        world.engine.ask("POST", f"/containers/sandbox-{box}/kill")
+        until(lambda: client.sandbox.get(box).status in ("failed", "lost"))
+        assert client.sandbox.resume(box).status == "running"
+    assert sh(client, box, "cat new; ls file 2>&1 | wc -l") == "new\n0\n1\n1\n"
+    client.sandbox.terminate(second)
+    assert world.volumes(second) == []
+    third = str(client.sandbox.fork(box).sandboxes[0].sandbox_id)
+    client.sandbox.terminate(third)
+    assert world.volumes(third) == []
+
+
+def test_attributes_of_overlays_that_code_inside_sets_mean_nothing(world: World, client: Any) -> None:
+    """Not even where it is root."""
+    reference = world.engine.derived(
+        "test/kept-root:1", f"FROM {world.engine.busybox()}\nRUN mkdir -p /workspace/d && echo 1 >/workspace/d/one\n"
+    )
+    box = str(client.sandbox.create(client.image.create(reference, provider="docker").image_id).sandbox_id)
+    sh(client, box, "echo 2 >d/two; mkdir e; id -u | grep -x 0; ! mknod d/one2 c 0 0")
+    pid = world.engine.container_of(box)["State"]["Pid"]
+    for name, value in (("opaque", b"y"), ("redirect", b"/etc"), ("metacopy", b"")):
+        for place in ("d", "e"):
+            os.setxattr(f"/proc/{pid}/root/workspace/{place}", f"user.overlay.{name}", value)
+    made = client.snapshot.create(box, incremental=True)
+    look = "find . | sort; cat d/*"
+    expected = ".\n./d\n./d/one\n./d/two\n./e\n1\n2\n"
+    for one in (
+        client.snapshot.restore(made.snapshot_id),
+        client.sandbox.fork(box).sandboxes[0],
+        client.sandbox.get(box),
+    ):
+        assert sh(client, one.sandbox_id, look) == expected
+        client.sandbox.terminate(one.sandbox_id)
 
 
 @pytest.mark.soak

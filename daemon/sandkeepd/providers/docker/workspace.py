@@ -1,0 +1,167 @@
+"""The volume of a sandbox's own workspace: an overlay above the image's files.
+
+The engine fills a volume with a copy of the image's files, in which nothing shows what the sandbox changed. So, where
+the daemon can read the engine's files, it mounts an overlay over the volume's directory. The lower directories are the
+workspace in the image's layers, as the engine keeps them; the upper one lies beside, in the volume's own directory::
+
+    volumes/sandbox-sbx_1/_data    the volume's directory, over which the overlay is mounted
+                          upper    the changes of the sandbox
+                          work     the kernel's
+                          empty    the lower directory, if the image has no files there
+
+The mount is the host's, not the daemon's, and outlives it; the container has a mount of its own of the same files, and
+does not notice when the engine is restarted, which unmounts the one at the volume's directory. The daemon mounts it
+again when the container is started again, and unmounts it before the engine removes the volume with all that is in it.
+What cannot be such an overlay is a plain volume, as in earlier versions. Everything here blocks.
+
+The engine's own mounts of volumes (options of its ``local`` driver) would need no such care, but Docker 20.10 loses
+count of them when it is restarted beneath a running container, and then never removes such a volume.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from sandkeep.errors import ProviderError
+from sandkeepd.host import mounts
+from sandkeepd.providers.common.errors import storage_errors
+from sandkeepd.providers.docker.engine import Client
+from sandkeepd.providers.docker.plan import Plan
+
+UPPER: Final = "upper"
+WORK: Final = "work"
+EMPTY: Final = "empty"
+
+_DATA: Final = "_data"
+_MOST_OPTIONS: Final = 4000
+"""Characters: the kernel takes one page of mount options."""
+
+_AMBIGUOUS: Final = frozenset(",:\\")
+"""Characters that mean something in mount options."""
+
+
+def create(client: Client, plan: Plan, layers: Sequence[str], marks: Mapping[str, str], data_root: str) -> str | None:
+    """Create the volume of a workspace above an image's `layers`, with labels, and mount it. Safe to repeat. Return its
+    upper directory; None, and no effect, if it can only be a plain volume. `data_root` is the engine's directory.
+    """
+    volume = plan.workspace_volume
+    if volume is None or not volume.own:
+        return None
+    beneath = lowers(layers, plan.workspace)
+    if beneath is None or (beneath and not plan.writable and not volume.read_only):
+        return None  # a change of the owner of its files would copy all of them
+    mountpoint = f"{data_root}/volumes/{volume.source}/{_DATA}"
+    options = _options(mountpoint, beneath)
+    if len(options) > _MOST_OPTIONS or _AMBIGUOUS.intersection(data_root):
+        return None
+    made = client.create_volume(volume.source, "local", labels=dict(marks))
+    if made["Mountpoint"] != mountpoint or made.get("Options"):
+        return None
+    with storage_errors():
+        for name in (UPPER, WORK, EMPTY):
+            os.makedirs(_beside(mountpoint, name), 0o755, exist_ok=True)
+        upper = _beside(mountpoint, UPPER)
+        if beneath:
+            os.chmod(upper, stat.S_IMODE(os.stat(beneath[0]).st_mode))
+        os.chown(upper, plan.uid, plan.gid)
+    _mount(mountpoint, options)
+    return upper
+
+
+def is_overlay(mountpoint: str) -> bool:
+    """Return True if a volume is an overlay, mounted or not."""
+    return os.path.isdir(_beside(mountpoint, UPPER))
+
+
+def mount(mountpoint: str, layers: Sequence[str], workspace: str) -> None:
+    """Mount a workspace whose container does not run, unless it is mounted: a restart of the machine, or of the engine,
+    unmounts it. Raises `provider_unavailable`.
+    """
+    _mount(mountpoint, _options(mountpoint, lowers(layers, workspace)))
+
+
+def require_seen(mountpoint: str, pid: int, target: str) -> None:
+    """Raise `provider_unavailable` if the first process of a container sees something else than the overlay."""
+    place = target.replace(" ", "\\040")
+    with suppress(OSError), open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:  # it has ended
+        if not any(line.split()[4] == place and " - overlay " in line for line in file):
+            message = f"the engine does not see what the daemon mounts at {mountpoint}: run both in one mount namespace"
+            raise ProviderError("provider_unavailable", message)
+
+
+def unmount(mountpoint: str) -> None:
+    """Unmount a workspace whose container was removed, before its volume is. Safe to repeat. Raises
+    `provider_unavailable`.
+    """
+
+    def leave() -> None:
+        for place in mounts.below(mountpoint):
+            mounts.unmount(place)
+
+    _run_in_host_namespace(leave, "unmounted")
+
+
+def _mount(mountpoint: str, options: str) -> None:
+    def enter() -> None:
+        if not mounts.below(mountpoint):
+            mounts.mount("overlay", mountpoint, "overlay", 0, options)
+
+    _run_in_host_namespace(enter, "mounted")
+
+
+def _run_in_host_namespace(work: Callable[[], None], done: str) -> None:
+    try:
+        mounts.in_host_namespace(work)
+    except OSError as error:
+        message = f"the workspace cannot be {done}: {error.strerror}"
+        raise ProviderError("provider_unavailable", message) from None
+
+
+def _options(mountpoint: str, beneath: Sequence[str] | None) -> str:
+    upper, work, empty = (_beside(mountpoint, name) for name in (UPPER, WORK, EMPTY))
+    return mounts.overlay_options(":".join(beneath or [empty]), upper, work)
+
+
+def _beside(mountpoint: str, name: str) -> str:
+    return f"{os.path.dirname(mountpoint)}/{name}"
+
+
+def written(mountpoint: str) -> str:
+    """Return the directory with the files that are written to a volume: of an overlay its upper one."""
+    return _beside(mountpoint, UPPER) if is_overlay(mountpoint) else mountpoint
+
+
+def lowers(layers: Sequence[str], workspace: str) -> list[str] | None:
+    """Return the directories at that path in an image's layers that an overlay of them would show, the uppermost first.
+
+    None if the path leads through a link or a file.
+    """
+    found = list[str]()
+    parts = workspace.strip("/").split("/")
+    known = 0  # so many of the parts are directories in a layer above
+    for layer in layers:
+        directory, hides = layer, False
+        for depth, part in enumerate(parts):
+            directory = f"{directory}/{part}"
+            try:
+                status = os.lstat(directory)
+            except FileNotFoundError:
+                break
+            if not stat.S_ISDIR(status.st_mode):
+                is_gone = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+                return found if is_gone or depth < known else None
+            known = max(known, depth + 1)
+            hides = hides or _is_opaque(directory)
+        else:
+            found.append(directory)
+        if hides:
+            break
+    return found
+
+
+def _is_opaque(directory: str) -> bool:
+    with suppress(OSError):
+        return os.getxattr(directory, "trusted.overlay.opaque", follow_symlinks=False) == b"y"
+    return False
