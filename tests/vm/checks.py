@@ -149,6 +149,7 @@ def start_with(settings: str = "") -> None:
     ENVIRONMENT.parent.mkdir(exist_ok=True)
     ENVIRONMENT.write_text(settings)
     run("systemctl restart sandkeepd")
+    run("systemctl reset-failed sandkeepd.service")  # its count of starts, which the unit limits
 
 
 def is_active(unit: str) -> bool:
