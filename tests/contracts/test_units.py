@@ -188,8 +188,9 @@ def test_a_daemon_under_the_units_hardening_does_its_work(hardened: Service, tmp
     (tmp_path / "hello").write_text("hello\n")
     with hardened.connect() as client:
         image = client.image.create(str(tmp_path)).image_id
-        sandbox = client.sandbox.create(image, memory_bytes=1 << 28, pids=100).sandbox_id
-        assert client.sandbox.get(sandbox).isolation.files == "overlay"
+        sandbox = client.sandbox.create(image, memory_bytes=1 << 28, pids=100, disk_bytes=1 << 24).sandbox_id
+        isolation = client.sandbox.get(sandbox).isolation
+        assert (isolation.files, isolation.limits["disk"]) == ("overlay", "file system")
         script = "cat hello; rm hello; echo new >hello; chmod 700 hello; umask; exec true"
         done = client.sandbox.exec(sandbox, ["sh", "-c", script])
         assert (done.exit_code, done.stdout) == (0, b"hello\n0022\n")

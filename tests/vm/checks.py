@@ -50,10 +50,23 @@ import time
 end = time.monotonic() + 5
 while time.monotonic() < end: pass
 """
+FILL = """
+import errno
+with open("filler", "ab", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(1 << 16))
+    except OSError as error:
+        assert error.errno == errno.ENOSPC, error
+"""
 COUNT = "n=0; while [ ! -e enough ]; do n=$((n + 1)); echo $n; sleep 0.1; done"
 
+MIB = 1 << 20
+SYSTEMS_SOCKET = ("--socket", "/run/sandkeep/sandkeep.sock")
+"""For a user who has a daemon, too."""
+
 kept: dict[str, str] = {}
-"""What later checks need to know: ids of images and sandboxes. It is kept across the reboot."""
+"""Ids of images and sandboxes, for later checks. They are kept across the reboot."""
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
@@ -76,7 +89,7 @@ def run(command: str | list[str], *, user: str = "", code: int | None = 0, cwd: 
 
 
 def sandkeep(*words: str, user: str = "", code: int | None = 0) -> str:
-    """Be the command in a fork of this process: most of what it takes, when all is emulated, is its import."""
+    """Run the command in a fork of this process: most of its time, when all is emulated, is its import."""
     if INSTALLED not in sys.path:
         sys.path.append(INSTALLED)
     from sandkeep.cli import root  # noqa: F401 - what `main` takes
@@ -129,6 +142,14 @@ def until(holds: Callable[[], object], what: str) -> None:
 
 def property_of(unit: str, name: str) -> str:
     return run(["systemctl", "show", "--property", name, "--value", unit])
+
+
+def start_with(settings: str = "") -> None:
+    """Start the daemon again with these settings, or with the defaults."""
+    ENVIRONMENT.parent.mkdir(exist_ok=True)
+    ENVIRONMENT.write_text(settings)
+    run("systemctl restart sandkeepd")
+    run("systemctl reset-failed sandkeepd.service")  # its count of starts, which the unit limits
 
 
 def is_active(unit: str) -> bool:
@@ -370,6 +391,72 @@ def no_docker() -> None:
     assert "docker" not in said.lower(), [line for line in said.splitlines() if "docker" in line.lower()][:3]
 
 
+# -- disks ------------------------------------------------------------------------------------------------------------
+
+
+def disk_limit() -> None:
+    """a disk of 64 MiB takes no more than its size; commands go on, and write again when there is room"""
+    found = json.loads(sandkeep("capabilities", "--json"))["providers"]
+    (local,) = (provider for provider in found if provider["provider"] == "local")
+    for name in ("limit_disk", "grow_disk"):
+        assert local["features"][name] == {"works": True, "why": None}, local["features"][name]
+    kept["disk"] = box = sandkeep("create", kept["image"], "--disk", "64M")
+    is_full_at(box, 64 * MIB)
+    inside(box, "truncate", "--size=-8M", "filler")
+    inside(box, "sh", "-c", "echo after >after")
+    assert inside(box, "cat", "after") == "after"
+
+
+def is_full_at(sandbox: str, size: int) -> None:
+    """Fill a sandbox's disk: its file system is of exactly that size, and nine tenths of it were for files."""
+    inside(sandbox, "python3", "-c", FILL)
+    image = Path("/var/lib/sandkeep/disks", sandbox)
+    assert image.stat().st_size == size
+    assert image.stat().st_blocks * 512 >= size
+    found = os.statvfs(f"/proc/{main_pid()}/root/var/lib/sandkeep/sandboxes/{sandbox}")
+    assert found.f_bavail == 0, found
+    assert size * 9 // 10 < found.f_blocks * found.f_frsize < size, found
+    said = run(["dumpe2fs", "-h", str(image)])
+    (blocks,) = re.findall(r"^Block count: +(\d+)$", said, flags=re.MULTILINE)
+    assert int(blocks) * 4096 == size, said
+
+
+def disk_grows() -> None:
+    """a full disk grows while a process waits for room on it, and is full exactly at its new size"""
+    box = kept["disk"]
+    is_full_at(box, 64 * MIB)
+    waits = "until head -c 20000000 /dev/zero >waited 2>/dev/null; do sleep 0.1; done"
+    sandkeep("run", box, "waits", "--detach", "--", "sh", "-c", waits)
+    sandkeep("update", box, "--disk", "160M")  # more than one block group holds
+    sandkeep("wait", box, "waits")
+    is_full_at(box, 160 * MIB)
+    start_with()
+    inside(box, "truncate", "--size=-8M", "filler")
+    inside(box, "sh", "-c", "echo work >work; sync")
+
+
+# -- quotas -----------------------------------------------------------------------------------------------------------
+
+
+def quotas() -> None:
+    """`sandkeep quota` shows a user the quotas of `SANDKEEP_QUOTA`, and what exceeds one of them is refused"""
+    start_with("SANDKEEP_QUOTA=sandboxes=2,disk=100M\n")
+    make_project(f"/home/{ALICE}/small")
+
+    def hers(*words: str, code: int = 0) -> str:
+        return sandkeep(*words, *SYSTEMS_SOCKET, user=ALICE, code=code)
+
+    image = hers("image", "create", f"/home/{ALICE}/small")
+    first = hers("create", image, "--disk", "64M")
+    assert "quota of disk" in hers("create", image, "--disk", "64M", code=1)
+    second = hers("create", image)
+    assert "quota of sandboxes" in hers("create", image, code=1)
+    shown = {found["quota"]: found for found in json.loads(hers("quota", "--json"))["quotas"]}
+    assert (shown["sandboxes"]["used"], shown["sandboxes"]["limit"]) == (2, 2)
+    hers("rm", first, second)
+    start_with()
+
+
 # -- Docker -----------------------------------------------------------------------------------------------------------
 
 
@@ -443,6 +530,19 @@ def docker_restarts() -> None:
     sandkeep("rm", box)
 
 
+def docker_builds() -> None:
+    """a build has no more processes than its limit, which is named, and leaves no control group"""
+    start_with("SANDKEEP_BUILD_PIDS=40\n")
+    directory = Path("/root/forks")
+    directory.mkdir()
+    forks = "i=0; while [ $((i += 1)) -lt 200 ]; do sleep 1000 & done"
+    Path(directory, "Dockerfile").write_text(f"FROM {DOCKER_IMAGE}\nRUN {forks}\n")
+    said = sandkeep("image", "create", str(directory), code=1)
+    assert "at its limit of 40 processes (SANDKEEP_BUILD_PIDS)" in said, said
+    until(lambda: not list(GROUPS.glob("sandkeep_builds.slice/*.slice")), "an end of the build's slice")
+    start_with()
+
+
 # -- one user's -------------------------------------------------------------------------------------------------------
 
 
@@ -463,7 +563,7 @@ def user_limits() -> None:
     """memory and processes of a user's sandbox end at its limits, and it is frozen while it is suspended"""
     run("mkdir project; echo first >project/main.txt", user=ALICE)
     image = sandkeep("image", "create", f"/home/{ALICE}/project", user=ALICE)
-    kept["hers"] = box = sandkeep("create", image, "--memory", "64M", "--pids", "20", user=ALICE)
+    kept["hers"] = box = sandkeep("create", image, "--memory", "64M", "--pids", "20", "--cpus", "0.5", user=ALICE)
     group = group_of(box)
     limits_hold(
         box, group,
@@ -471,6 +571,12 @@ def user_limits() -> None:
         lambda: inside(box, "python3", "-c", FORK, user=ALICE),
     )  # fmt: skip
     stands_still(box, group, ("cgroup.events", "frozen", "1"), user=ALICE)
+
+
+def user_cpu() -> None:
+    """a user's sandbox gets no more than its share of the processors"""
+    box = kept["hers"]
+    cpu_is_throttled(group_of(box), lambda: inside(box, "python3", "-c", SPIN, user=ALICE))
 
 
 def user_restart() -> None:
@@ -500,6 +606,18 @@ def after_the_reboot() -> None:
     assert inside(kept["box"], "cat", "work") == "work"
 
 
+def disk_after_the_reboot() -> None:
+    """a sandbox with a disk starts anew on its files, and the disk has its grown size"""
+    box = kept["disk"]
+    assert of(box)["status"] == "lost"
+    sandkeep("resume", box)
+    assert inside(box, "cat", "work") == "work"
+    is_full_at(box, 160 * MIB)
+    sandkeep("rm", box)
+    assert not Path("/var/lib/sandkeep/disks", box).exists()
+    until(lambda: not run(["losetup", "--noheadings", "--list"]), "an end of the loop devices")
+
+
 def user_after_the_reboot() -> None:
     """the user's service runs without anybody having logged in"""
     unit = f"user@{pwd.getpwnam(ALICE).pw_uid}.service"
@@ -515,10 +633,11 @@ def verified() -> None:
 
 FIRST = [
     platform, install, manual, own_place, local_limits, local_cpu, local_freezer, restart, sigkill, watchdog, complete,
-    socket_starts_place, place_stopped, bad_setting, no_docker, docker_engine, docker_limits, docker_cpu,
-    docker_freezer, docker_snapshot, docker_restarts, user_install, user_limits, user_restart, before_the_reboot,
+    socket_starts_place, place_stopped, bad_setting, no_docker, disk_limit, disk_grows, quotas, docker_engine,
+    docker_limits, docker_cpu, docker_freezer, docker_snapshot, docker_restarts, docker_builds, user_install,
+    user_limits, user_cpu, user_restart, before_the_reboot,
 ]  # fmt: skip
-SECOND = [after_the_reboot, user_after_the_reboot, verified]
+SECOND = [after_the_reboot, disk_after_the_reboot, user_after_the_reboot, verified]
 
 
 def attempt(check: Callable[[], None]) -> bool:

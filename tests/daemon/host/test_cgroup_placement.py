@@ -22,6 +22,9 @@ from sandkeepd.host.cgroups.placement import SANDBOXES_UNIT, settle
 
 LIMITS = Limits(pids=10, memory_bytes=1 << 20, cpus=0.5)
 UNIT = "/system.slice/sandkeepd.service"
+ALICE = 31337
+USERS_UNIT = f"/user.slice/user-{ALICE}.slice/user@{ALICE}.service/app.slice/sandkeepd.service"
+USERS_PLACE = f"{USERS_UNIT[1:].rpartition('/')[0]}/{SANDBOXES_UNIT}"
 OURS = {"SYSTEMD_EXEC_PID": str(os.getpid())}
 
 
@@ -64,6 +67,27 @@ def test_with_a_unit_that_holds_the_place(tmp_path: Path) -> None:
     assert (unit / "cgroup.subtree_control").read_text() == ""  # so that systemd can start the unit in it again
     assert (place / "cgroup.subtree_control").read_text() == "+cpu"  # the last word written; the kernel keeps all
     assert base(tmp_path, f"{UNIT}/daemon") == dict.fromkeys(("pids", "memory", "cpu"), f"{place}/sandboxes/sbx_1")
+
+
+@pytest.mark.needs("root")
+@pytest.mark.parametrize(
+    ("uid", "controllers", "is_ours"),
+    [(ALICE, "memory pids", True), (ALICE, "", False), (ALICE + 1, "memory pids", False), (0, "memory pids", False)],
+)
+def test_a_users_manager_marks_no_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, controllers: str, is_ours: bool
+) -> None:
+    """The owner and the controllers of the groups are the sign instead."""
+    unit, place = (group(tmp_path / name, controllers=controllers) for name in (USERS_UNIT[1:], USERS_PLACE))
+    for directory in (unit, place):
+        (directory / "cgroup.procs").touch()
+        os.chown(directory / "cgroup.procs", ALICE if uid else 0, -1)
+    group(place / "sandboxes", controllers=controllers)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    settle(str(tmp_path), f"0::{USERS_UNIT}\n", OURS)
+    assert (unit / "daemon" / "cgroup.procs").exists() is is_ours
+    expected = {"pids": f"{place}/sandboxes/sbx_1", "memory": f"{place}/sandboxes/sbx_1"} if is_ours else {}
+    assert base(tmp_path, f"{USERS_UNIT}/daemon" if is_ours else USERS_UNIT) == expected
 
 
 def test_a_place_that_is_gone_is_not_made_again(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ SANDBOXES_UNIT: Final = "sandkeep-sandboxes.service"
 """The unit whose group is the sandboxes' when it is there beside the daemon's unit."""
 
 _MARKS: Final = ("trusted.delegate", "user.delegate")
-"""Attributes by which systemd marks a delegated group. Only root may read the first."""
+"""Attributes by which the system's systemd marks a delegated group. Only root may read the first."""
 
 logger: Final = logging.getLogger("sandkeepd")
 
@@ -116,6 +116,10 @@ def _is_delegated(group: str) -> bool:
         with suppress(OSError):
             if os.getxattr(group, mark) == b"1":
                 return True
+    # A user's systemd marks none. Its units' groups belong to the user, as the whole tree was delegated to it.
+    uid = os.geteuid()
+    with suppress(OSError):
+        return uid != 0 and os.stat(f"{group}/cgroup.procs").st_uid == uid and bool(controllers(group))
     return False
 
 

@@ -129,6 +129,9 @@ class Disks:
         try:
             with _opened(self._layout.disk(sandbox_id)) as image, _opened(self._layout.sandbox(sandbox_id)) as root:
                 _fit(image, root, size)
+                found = os.fstat(image)
+                if found.st_blocks * 512 < size:  # the kernel clears new inode tables by punching holes into the image
+                    blocks.reserve(image, size)
         except OSError as error:
             message = f"the sandbox's disk cannot grow: {error.strerror}"
             raise ProviderError("provider_unavailable", message) from None
