@@ -25,7 +25,7 @@ def tell(story: Story, source: str, **image_of: Any) -> None:
     full = story.ask("snapshot.create", box)
     run(story, box, "echo 2 >two; rm one")
     second = story.ask("snapshot.create", box, incremental=True)
-    assert second.parent_id == (None if image_of else full.snapshot_id)
+    assert second.parent_id == full.snapshot_id
     restored = made(story, story.ask("snapshot.restore", second.snapshot_id))
     assert run(story, restored, "ls") == b"two\n"
     forks = [made(story, fork) for fork in story.ask("sandbox.fork", restored, count=2).sandboxes]

@@ -173,7 +173,7 @@ class Disks:
     def _move_output(self, sandbox_id: str) -> None:
         """Copy the journals to the directory beneath the mount, where they appear when that is gone."""
         place = self._layout.sandbox(sandbox_id)
-        copy, earlier = f"{self._layout.trash}/out-{sandbox_id}", f"{self._layout.trash}/earlier-{sandbox_id}"
+        copy, earlier = self._layout.output_copy(sandbox_id), f"{self._layout.trash}/earlier-{sandbox_id}"
         if not os.path.isdir(f"{place}/out"):
             return
         self._layout.discard([copy, earlier])
@@ -186,8 +186,8 @@ class Disks:
             if not _is_damaged(error):
                 raise
             logger.warning("output of sandbox %s is lost in part, as its disk is damaged: %s", sandbox_id, error)
-        if not os.path.isdir(copy):
-            return
+            if not os.path.isdir(copy):
+                return
         _sync(copy)
         copied, aside, target = (
             os.path.relpath(path, self._layout.state_dir) for path in (copy, earlier, f"{place}/out")

@@ -46,6 +46,9 @@ READ_MARK: Final = "read"
 the name if the sandbox has a disk, which may be full: it is beside that then.
 """
 
+_OUTPUT: Final = ".out"
+"""The suffix of a copy of journals beside the disk from which they come. The trash would be emptied meanwhile."""
+
 OWN_TRASH: Final = "trash"
 """The directory, on the disk of a sandbox, of what is being removed from it."""
 
@@ -117,7 +120,11 @@ class Layout:
 
     def disks(self) -> list[str]:
         """Return the sandboxes that have a file system of their own."""
-        return [name for name in _list(self._disks) if not name.endswith(f".{READ_MARK}")]
+        return [name for name in _list(self._disks) if not name.endswith((f".{READ_MARK}", _OUTPUT))]
+
+    def output_copy(self, sandbox_id: str) -> str:
+        """Return the path of the journals that are being copied from a sandbox's own file system."""
+        return f"{self.disk(sandbox_id)}{_OUTPUT}"
 
     def read_mark(self, sandbox_id: str) -> str:
         """Return the path of the file that exists while a sandbox is frozen only to be read."""

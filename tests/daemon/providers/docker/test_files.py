@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.daemon.sandboxes.test_files import (  # noqa: F401  # these tests are ones of this file, too
+    SETTINGS,
     bound,
     box,
     test_a_conflict_changes_nothing,
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.needs("docker")
 def shared_daemon(places: str, dockerd: Any) -> Iterator[RunningDaemon]:
     daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
     os.chmod(daemon.root, 0o711)
-    daemon.env |= {"DOCKER_HOST": dockerd.host, "SANDKEEP_DOCKER_BASE": dockerd.guest()}
+    daemon.env |= SETTINGS | {"DOCKER_HOST": dockerd.host, "SANDKEEP_DOCKER_BASE": dockerd.guest()}
     daemon.start()
     yield daemon
     daemon.clear()

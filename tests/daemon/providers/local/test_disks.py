@@ -20,6 +20,7 @@ from sandkeepd.host import mounts
 from sandkeepd.host.processes import in_fresh_thread
 from sandkeepd.providers.common.disks import Disks, leave_others
 from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.tree_copies import copy_tree
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("bwrap")]
 
@@ -306,6 +307,23 @@ def test_the_output_waits_for_a_loop_device(tmp_path: Path) -> None:
     Disks(made).release("sbx_1")
     assert Path(made.sandbox("sbx_1"), "out", "exits").read_text() == "fine"
     freed(Path(made.disk("sbx_1")))
+
+
+def test_the_output_is_no_trash_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that starts empties the trash while it ends sandboxes."""
+    made = Layout(str(tmp_path))
+    made.prepare()
+    Disks(made).make("sbx_1", SIZE)
+    Path(made.sandbox("sbx_1"), "out", "exits").write_text("fine")
+
+    def copy(source: str, target: str) -> None:
+        copy_tree(source, target)
+        made.empty_trash()
+
+    monkeypatch.setattr("sandkeepd.providers.common.disks.copy_tree", copy)
+    Disks(made).release("sbx_1")
+    assert Path(made.sandbox("sbx_1"), "out", "exits").read_text() == "fine"
+    assert os.listdir(tmp_path / "disks") == []
 
 
 def test_a_sandbox_keeps_no_disk_that_is_being_removed(tmp_path: Path) -> None:
