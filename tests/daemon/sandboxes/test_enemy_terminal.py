@@ -84,6 +84,9 @@ def test_a_terminal_that_would_stay_is_no_process(shared_daemon: Any, box: str, 
         name = client.process.launch(box, f"echo up; {trick}; exit 9", name=new_id("t"), tty=True).name
         assert client.process.wait(box, name, timeout_s=20).exit_code == code
         assert client.process.read(box, name).stdout.startswith(b"up\r\n")
-        left = client.sandbox.exec(box, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
-        assert b"/run/sandkeep/in" in left  # the keeper is seen
-        assert b"sleep 1000" not in left
+
+        def left() -> bytes:
+            return bytes(client.sandbox.exec(box, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout)
+
+        assert b"/run/sandkeep/in" in left()  # the keeper is seen
+        until(lambda: b"sleep 1000" not in left())
