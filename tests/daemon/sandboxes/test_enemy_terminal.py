@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.support.boxes import Box
+from tests.support.expect import until
 from tests.support.users import NOBODY, as_user
 
 from sandkeep.ids import new_id
