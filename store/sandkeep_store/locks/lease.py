@@ -1,7 +1,10 @@
-"""Leases: acquisition, renewal and release of locks.
+"""Leases: acquisition, renewal, release and hand-over of locks.
 
 `Locks` acquires, each time with a new owner id. A `Lease` is an acquired lock. It is either surely held, or lost for
 good: past its deadline it is never renewed, even if it is still free, because its users were told that it is lost.
+
+An owner hands a lock over by its release: a waiter has registered in the document, the owner sees that by `Lease.look`,
+and only the waiter can take what is released. An owner that never looks keeps the lock.
 
 Everything blocks, and several threads may use one object. A caller that must not block uses an `Attempt`, and waits
 between its steps.
@@ -13,7 +16,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Final, Literal, TypeAlias
 
-from sandkeep.errors import DataError, ProviderError, SetupError, StateError
+from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep_store.locks import rules
 from sandkeep_store.locks.clock import SYSTEM, Clock, Instant
 from sandkeep_store.locks.document import LockDocument, decode, encode
@@ -65,13 +68,18 @@ class Locks:
         self._mutex = threading.Lock()
 
     def acquire(self, name: str, *, timeout_s: float = 0.0, above: int = 0) -> "Lease":
-        """Take a lock, waiting for it up to `timeout_s`. Raises as `Attempt` does."""
+        """Take a lock, waiting for it up to `timeout_s`. Raises as `Attempt.step` does, and waits no more then."""
         attempt = Attempt(self, name, timeout_s=timeout_s, above=above)
-        while True:
-            step = attempt.step()
-            if isinstance(step, Lease):
-                return step
-            self.clock.sleep(step)
+        try:
+            while True:
+                step = attempt.step()
+                if isinstance(step, Lease):
+                    return step
+                self.clock.sleep(step)
+        except BaseException:
+            with suppress(SandkeepError):
+                attempt.cancel()
+            raise
 
     def adopt(self, name: str, owner_id: str, fence: int) -> "Lease":
         """Go on with a lease that an earlier process had, and renew it.
@@ -90,13 +98,19 @@ class Locks:
         return lease
 
     def give_up(self, name: str, owner_id: str) -> bool:
-        """Free a lock that an earlier process may have taken as `owner_id`; answer whether it was that owner's."""
-        found, version = self.read(name)
-        while found is not None and found.owner_id == owner_id and found.expires_at:
-            if self.write(name, rules.freed(found), version) is not None:
-                return True
+        """Undo what `owner_id`, maybe in an earlier process, did: free the lock, and remove its own entry as a waiter.
+
+        Answers whether the lock was that owner's. Raises `lock_damaged`, `provider_unavailable`: then call it again, or
+        let both expire.
+        """
+        for _ in range(WRITES_AT_ONCE):
             found, version = self.read(name)
-        return found is not None and found.owner_id == owner_id
+            if found is None:
+                return False
+            wanted = rules.given_up(found, owner_id)
+            if wanted is found or self.write(name, wanted, version) is not None:
+                return found.owner_id == owner_id
+        raise _unsettled(self.place(name))
 
     def replace(self, name: str) -> None:
         """Free a lock held by any owner, and repair its document. For administrators: its owner loses it."""
@@ -131,6 +145,15 @@ class Locks:
             self._remember(name, document, written.version)
         return written
 
+    def clock_off_s(self, written: Written, since: Instant) -> float:
+        """Return the seconds by which the wall clock is ahead of the store's (negative: behind); 0 if tolerable.
+
+        `since` is a moment before that write was sent.
+        """
+        until = self.clock.now().wall
+        off_s = max(since.wall - written.time, 0) or min(until - written.time, 0)
+        return off_s if abs(off_s) > self.clock_tolerance_s else 0.0
+
     def _remember(self, name: str, document: LockDocument, version: str) -> None:
         with self._mutex:
             if self._freed.get(name, ()) is None:
@@ -154,7 +177,8 @@ class Locks:
 class Attempt:
     """One acquisition, in steps, by an owner of its own: `owner_id`, a new one if none is given.
 
-    `above` is the largest fencing number that the caller knows of.
+    With time to wait it registers as the lock's waiter, until it gets the lock or its time is over. Whoever ends it
+    earlier calls `cancel`. `above` is the largest fencing number that the caller knows of.
     """
 
     def __init__(
@@ -168,34 +192,54 @@ class Attempt:
         self._above = above
         self._deadline = locks.clock.now().steady + timeout_s
         self._known = locks.remembered(name)
+        self._mutex = threading.Lock()  # `cancel` waits for a step, which would register again
+        self._wrote = False
+        self._lease: Lease | None = None
+        self._entry_due = 0.0
+        """Moment of the steady clock from which on the entry as a waiter is to be renewed."""
 
     def step(self) -> "Lease | float":
-        """Take the lock, or return the seconds until the next call.
+        """Take the lock, or wait for it: return the lease, or the seconds until the next call, at most `POLL_S`.
 
         Raises `lock_contended`: at once when another owner waits for the lock already, and when it is held and there is
         no time to wait; `lock_timeout` when that time is over; `lock_damaged`; `provider_unavailable`; and
-        `not_supported` when this machine's clock is unreliable.
+        `not_supported` when this machine's clock is unreliable. `cancel` it then, except after the first two.
         """
-        try:
-            return self._take()
-        except StateError as error:
-            if error.code != "lock_contended" or error.data.get("waiting") or self._timeout_s <= 0:
-                raise
-            left = self._deadline - self._locks.clock.now().steady
-            if left > 0:
-                return min(rules.POLL_S, left)
-            message = f"{error.message.rpartition(': ')[0]}, and was not released within {self._timeout_s:g} s"
-            raise StateError("lock_timeout", message, **error.data) from None
+        with self._mutex:
+            try:
+                self._lease = self._take()
+            except StateError as error:
+                if error.code != "lock_contended" or error.data.get("waiting") or self._timeout_s <= 0:
+                    raise
+                if self._left_s() <= 0:
+                    self._undo_if_possible()
+                    message = f"{error.message.rpartition(': ')[0]}, and was not released within {self._timeout_s:g} s"
+                    raise StateError("lock_timeout", message, **error.data) from None
+            return self._lease or min(rules.POLL_S, max(self._left_s(), 0))
 
-    def _take(self) -> "Lease":
+    def cancel(self) -> None:
+        """Give up: wait no more, and release the lock if a step took it. Does nothing the second time.
+
+        Raises `lock_damaged`, `provider_unavailable`: then call it again, or let lock and entry expire.
+        """
+        with self._mutex:
+            self._undo()
+
+    def _left_s(self) -> float:
+        return self._deadline - self._locks.clock.now().steady
+
+    def _take(self) -> "Lease | None":
+        """Take the lock; or see that we are its waiter, and return None."""
         locks = self._locks
         guessed, self._known = self._known, None
         found, version = guessed or locks.read(self._name)
         failed = False
         for _ in range(WRITES_AT_ONCE):
             now = locks.clock.now()
-            wanted = self._wanted(found, now.wall)
-            written = None
+            wanted = self._wanted(found, now)
+            if wanted is found:
+                return None
+            written, self._wrote = None, True
             try:
                 written = locks.write(self._name, wanted, version)
             except ProviderError:
@@ -203,21 +247,51 @@ class Attempt:
                     raise
                 failed = True
             if written is not None:
-                lease = Lease(locks, self._name, wanted, written.version, now)
-                lease.require_clock(written, now)
-                return lease
+                return self._written(wanted, written, now)
             if guessed is not None:
                 locks.forget(self._name)
             found, version = locks.read(self._name)
         raise _busy(self._place)
 
-    def _wanted(self, found: LockDocument | None, now: float) -> LockDocument:
-        """Return the document to write over the one found. If ours is there already, by a write whose answer was lost,
-        write it again: only an answer has the store's time.
+    def _wanted(self, found: LockDocument | None, now: Instant) -> LockDocument:
+        """Return the document to write over the one found; the one found itself if our entry in it lasts.
+
+        If ours is there already, by a write whose answer was lost, write it again: only an answer has the store's time.
         """
-        if found is not None and found.owner_id == self._owner_id and found.expires_at:
-            return rules.renewed(found, now)
-        return rules.claimed(found, self._owner_id, now, self._above, self._place)
+        if found is not None and found.owner_id == self._owner_id and found.is_held(now.wall):
+            return rules.renewed(found, now.wall)
+        if found is None or not found.is_held(now.wall) or now.steady >= self._deadline:
+            return rules.claimed(found, self._owner_id, now.wall, self._above, self._place)
+        if found.live_waiter(now.wall) == self._owner_id and now.steady < self._entry_due:
+            return found
+        return rules.awaited(found, self._owner_id, now.wall, self._place)
+
+    def _written(self, document: LockDocument, written: Written, since: Instant) -> "Lease | None":
+        lease = None
+        if document.owner_id == self._owner_id:
+            lease = self._lease = Lease(self._locks, self._name, document, written.version, since)
+        self._entry_due = since.steady + rules.RENEW_AFTER_S
+        off_s = self._locks.clock_off_s(written, since)
+        if off_s:
+            self._undo_if_possible()
+            raise SetupError(
+                "not_supported",
+                f"this machine's clock is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} that of "
+                f"{self._locks.store.where}, and no lock can be kept by it: have it set, by NTP for instance",
+                clock_off_s=off_s,
+            )
+        return lease
+
+    def _undo_if_possible(self) -> None:
+        with suppress(SandkeepError):
+            self._undo()
+
+    def _undo(self) -> None:
+        if self._lease is not None:
+            self._lease.release()
+        elif self._wrote:
+            self._locks.give_up(self._name, self._owner_id)
+            self._wrote = False
 
 
 def _since(found: LockDocument, now: Instant) -> Instant:
@@ -251,6 +325,11 @@ class Lease:
         return min(self._until.steady - now.steady, self._until.wall - now.wall)
 
     @property
+    def waiter(self) -> str | None:
+        """The owner that waits for it, as of the last `look` or renewal; None if there was none."""
+        return self._document.live_waiter(self._locks.clock.now().wall)
+
+    @property
     def lost(self) -> Reason | None:
         """Reason why it is lost; None while it is surely held."""
         if self._lost is None and self.remaining_s <= 0:
@@ -279,18 +358,34 @@ class Lease:
                 if written is not None:
                     self._document, self._version, self._until = wanted, written.version, _until(now)
                     self._tried = {wanted.expires_at}
-                    if self._clock_is_off(written, now):
+                    if self._locks.clock_off_s(written, now):
                         raise self._lose("clock")
                     return
-                self._look()
+                self._follow(*self._read())
         raise _unsettled(self._place)
 
-    def _look(self) -> None:
-        """Handle another version of the document: a new waiter, our own unanswered write, or loss."""
+    def look(self) -> str | None:
+        """Return the owner that waits for it, if any, by one read of the document.
+
+        Raises `lock_lost`, and it is lost for good; `provider_unavailable`.
+        """
+        self.require()
+        before = self._version
+        found, version = self._read()  # outside of the mutex, as a store that hangs must not delay a renewal
+        with self._mutex:
+            self.require()
+            if self._version == before:  # else a renewal came in between, and this may be the document before it
+                self._follow(found, version)
+            return self.waiter
+
+    def _read(self) -> Look:
         try:
-            found, version = self._locks.read(self.name)
+            return self._locks.read(self.name)
         except DataError:
             raise self._lose("damaged") from None
+
+    def _follow(self, found: LockDocument | None, version: Version) -> None:
+        """Handle another version of the document: a new waiter, our own unanswered write, or loss."""
         if found is None or not found.is_of(self.owner_id, self.fence.number):
             raise self._lose("taken")
         if not found.is_held(self._locks.clock.now().wall):
@@ -331,24 +426,6 @@ class Lease:
 
     def _free(self) -> bool:
         return self._locks.write(self.name, rules.freed(self._document), self._version) is not None
-
-    def require_clock(self, written: Written, since: Instant) -> None:
-        """Give it back, and raise `not_supported`, unless this machine's clock agrees with its store's."""
-        off_s = self._clock_is_off(written, since)
-        if off_s:
-            self._lose("clock")
-            raise SetupError(
-                "not_supported",
-                f"this machine's clock is {abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'} that of "
-                f"{self._locks.store.where}, and no lock can be kept by it: have it set, by NTP for instance",
-                clock_off_s=off_s,
-            )
-
-    def _clock_is_off(self, written: Written, since: Instant) -> float:
-        """Return the seconds by which the wall clock is ahead of the store's (negative: behind); 0 if tolerable."""
-        until = self._locks.clock.now().wall
-        off_s = max(since.wall - written.time, 0) or min(until - written.time, 0)
-        return off_s if abs(off_s) > self._locks.clock_tolerance_s else 0.0
 
 
 def _until(since: Instant) -> Instant:

@@ -16,6 +16,11 @@ from sandkeep_store.locks.document import LONGEST_LEASE_S, MAX_FENCE, LockDocume
 
 LEASE_S: Final = 60.0
 RENEW_AFTER_S: Final = LEASE_S / 2
+"""Age in seconds at which an owner renews its lease, and a waiter its entry."""
+
+WAITER_S: Final = 60.0
+"""Seconds until the entry of a waiter that is gone does not count any more."""
+
 MARGIN_S: Final = 10.0
 CLOCK_TOLERANCE_S: Final = MARGIN_S / 2
 """Maximum distance of a clock from the store's, in seconds: then two are never further apart than `MARGIN_S`."""
@@ -24,6 +29,7 @@ POLL_S: Final = 1.0
 """Seconds between two looks of a waiter at a lock."""
 
 assert LEASE_S < LONGEST_LEASE_S
+assert min(LEASE_S, WAITER_S) > RENEW_AFTER_S + MARGIN_S
 
 
 def claimed(found: LockDocument | None, owner_id: str, now: float, above: int, place: str) -> LockDocument:
@@ -32,7 +38,7 @@ def claimed(found: LockDocument | None, owner_id: str, now: float, above: int, p
     Raises `lock_contended` when it is held, or when another owner waits for it, who has the right to be next.
     """
     if found is not None and (found.is_held(now) or found.live_waiter(now) not in (None, owner_id)):
-        raise contended(found, now, place)
+        raise contended(withdrawn(found, owner_id), now, place)
     fence = next_fence(found, now, above, place)
     if found is None:
         return LockDocument(owner_id=owner_id, expires_at=now + LEASE_S, fence=fence)
@@ -44,6 +50,13 @@ def claimed(found: LockDocument | None, owner_id: str, now: float, above: int, p
         waiter_expires_at=None,
         fence=fence,
     )
+
+
+def awaited(held: LockDocument, owner_id: str, now: float, place: str) -> LockDocument:
+    """Return the document in which `owner_id` waits for a lock. Raises `lock_contended` when another owner does."""
+    if held.live_waiter(now) not in (None, owner_id):
+        raise contended(held, now, place)
+    return replace(held, waiting_owner_id=owner_id, waiter_expires_at=now + WAITER_S)
 
 
 def next_fence(found: LockDocument | None, now: float, above: int, place: str) -> int:
@@ -70,6 +83,19 @@ def renewed(held: LockDocument, now: float) -> LockDocument:
 def freed(held: LockDocument) -> LockDocument:
     """Return the document that releases a lock. The waiter stays in it, and gets the lock next."""
     return replace(held, expires_at=0.0)
+
+
+def withdrawn(found: LockDocument, owner_id: str) -> LockDocument:
+    """Return the document in which `owner_id` waits no more; the same one if it does not wait."""
+    if found.waiting_owner_id != owner_id:
+        return found
+    return replace(found, waiting_owner_id=None, waiter_expires_at=None)
+
+
+def given_up(found: LockDocument, owner_id: str) -> LockDocument:
+    """Return the document that `owner_id` neither holds nor waits for; the same one if it does neither."""
+    is_held = found.owner_id == owner_id and found.expires_at
+    return withdrawn(freed(found) if is_held else found, owner_id)
 
 
 def replaced(found: LockDocument | None, now: float, place: str) -> LockDocument:

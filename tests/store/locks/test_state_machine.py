@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.support.locking import LosesAnswers, TestClock
+from tests.support.locking import LosesAnswers, SkewedClock, TestClock
 from tests.support.memory_locks import MemoryStore
 from tests.support.soak import times
 
@@ -27,26 +27,11 @@ def expect(error: SandkeepError, code: str) -> None:
         raise error
 
 
-class _ClockOf:
-    """One machine's clock: off by some seconds, and it may be set."""
-
-    def __init__(self, true: TestClock) -> None:
-        self.true = true
-        self.off_s = 0.0
-
-    def now(self) -> Any:
-        now = self.true.now()
-        return now._replace(wall=now.wall + self.off_s)
-
-    def sleep(self, seconds: float) -> None:
-        self.true.sleep(seconds)
-
-
 class Daemon:
     """Somebody who may have the lock: `lease` is the last one it took; `lost` says that it was told of its loss."""
 
     def __init__(self, store: LosesAnswers, true: TestClock) -> None:
-        self.clock = _ClockOf(true)
+        self.clock = SkewedClock(true)
         self.locks = Locks(store, self.clock)
         self.lease: Lease | None = None
 
