@@ -68,7 +68,7 @@ def run() -> list[Row]:
         source = f"{root}/project"
         total = project(source)
         os.mkdir(f"{root}/empty")
-        box = client.sandbox.create(client.image.create(f"{root}/empty").image_id, disk_bytes=64 << 30).sandbox_id
+        box = client.sandbox.create(client.image.create(f"{root}/empty").image_id).sandbox_id
 
         def cp(source: str, target: str) -> None:
             subprocess.run([script, "cp", source, target], env=environment, check=True)

@@ -82,6 +82,7 @@ def daemon(directory: str | None = None, python: str = sys.executable, **environ
         "SANDKEEP_SOCKET": f"{root}/sock",
         "SANDKEEP_LOG_LEVEL": "warning",
         "SANDKEEP_RETAIN_OUTPUT": "unlimited",  # a gigabyte of journal is just beyond the default
+        "SANDKEEP_DISK_LIMIT": "64G",  # measured: by `disk_bytes` a sandbox would get a disk of that size
         **environment,
     }
     process = subprocess.Popen([python, "-m", "sandkeepd.main"], env=env)
@@ -187,7 +188,7 @@ def create_row(client: Any, root: str, label: str, files: int, size: int) -> Row
 
 def journal_row(client: Any, root: str, image_id: str) -> Row:
     """A gigabyte by `head`: through the journal, and into a file on the same disk."""
-    box = client.sandbox.create(image_id, disk_bytes=64 * GIB).sandbox_id
+    box = client.sandbox.create(image_id).sandbox_id
     ours, plain = [], []
     for number in range(WRITES):
         plain.append(seconds(lambda: subprocess.run(f"head -c {GIB} /dev/zero >>{root}/plain", shell=True, check=True)))

@@ -1,4 +1,4 @@
-"""What a disk of its own costs a sandbox: creation, fork and incremental snapshot with `--disk` and without, in turns.
+"""Cost of a disk of its own for a sandbox: creation, fork, incremental snapshot with `--disk` and without, in turns.
 
 The target is a difference, so the ratio is to ten milliseconds. Both have the same few changed files.
 """

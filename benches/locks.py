@@ -23,7 +23,7 @@ from sandkeep_store.locks.lease import Locks
 
 PAIRS = 300
 WARMTH = 10
-MOST = 1.5
+MOST = 1.25
 BUCKET = "locks"
 NUMBERS = itertools.count()
 Work = Callable[[], None]

@@ -44,7 +44,7 @@ def run() -> list[Row]:
     rows = []
     with daemon() as (client, root):
         os.mkdir(f"{root}/empty")
-        box = client.sandbox.create(client.image.create(f"{root}/empty").image_id, disk_bytes=64 << 30).sandbox_id
+        box = client.sandbox.create(client.image.create(f"{root}/empty").image_id).sandbox_id
         process = client.process.launch(box, ["head", "-c", f"{MEGABYTES}M", "/dev/urandom"], name="writer")
         client.process.wait(box, "writer")
         journal = f"{root}/state/sandboxes/{box}/out/p/{process.process_id}.stdout"

@@ -127,7 +127,7 @@ def tls_row() -> Row:
     os.environ["SANDKEEP_STREAM_PLAINTEXT"] = "1"  # for the daemon, and for the client here
     with daemon(SANDKEEP_STREAM="tls://127.0.0.1:0,tcp://127.0.0.1:0") as (client, root):
         image = client.image.create(tree(root, "small", 10, 1000))
-        box = client.sandbox.create(image.image_id, disk_bytes=64 << 30).sandbox_id
+        box = client.sandbox.create(image.image_id).sandbox_id
         client.process.launch(box, ["head", "-c", f"{MEBIBYTES}M", "/dev/zero"], name="log")
         client.process.wait(box, "log")
         access = client.stream.access()
@@ -205,11 +205,13 @@ def first_output_row(client: Any, root: str, box: str) -> Row:
 async def events_at_a_subscriber(directory: str) -> tuple[list[float], list[float]]:
     """How long an append takes, and until a subscriber of a stream server beside it has the event, in milliseconds."""
     from sandkeep.events import Meta
+    from sandkeep.protocol.clock import now_us
     from sandkeep_store.eventlog.log import EventLog, NewEvent
     from sandkeep_store.metadata_files import MetadataFiles
     from sandkeep_store.views.state import State
     from sandkeepd.api.listener import listening
     from sandkeepd.core.core import Core
+    from sandkeepd.sessions.activity import Activity
     from sandkeepd.stream.events import events
     from sandkeepd.stream.server import StreamServer
     from sandkeepd.stream.tokens import Tokens
@@ -223,7 +225,7 @@ async def events_at_a_subscriber(directory: str) -> tuple[list[float], list[floa
             state = State()
             core = Core(log, state, MetadataFiles(f"{directory}/sandboxes", state, log.log_id), {}, nursery)
             log.on_commit.clear()
-            server = StreamServer({"events": partial(events, core)}, Tokens(directory))
+            server = StreamServer({"events": partial(events, core, Activity(now_us))}, Tokens(directory))
             await nursery.start(server.serve, listener)
             subscriber = await trio.lowlevel.open_process(
                 [sys.executable, "-m", "benches.stream", "--subscribe", f"{directory}/stream.sock"],
@@ -270,9 +272,7 @@ def events_row() -> Row:
 @fair.conditions()
 def run() -> list[Row]:
     with daemon() as (client, root):
-        box = client.sandbox.create(
-            client.image.create(tree(root, "small", 10, 1000)).image_id, disk_bytes=64 << 30
-        ).sandbox_id
+        box = client.sandbox.create(client.image.create(tree(root, "small", 10, 1000)).image_id).sandbox_id
         rows = [reading_row(client, root, box), first_output_row(client, root, box)]
     return [*rows, tls_row(), events_row()]
 
