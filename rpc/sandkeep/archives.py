@@ -1,4 +1,4 @@
-"""Archives of snapshots on this machine: a snapshot as a file, and a file as a snapshot.
+"""Archives of snapshots: a snapshot as a file, and a file or an object of a bucket as a snapshot.
 
     with sandkeep.blocking.connect() as client:
         archiving.export_to(client, snapshot_id, "work.tar.gz")
@@ -11,16 +11,19 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any, Final
 
 from sandkeep.blocking import Client
+from sandkeep.clients import buckets
 from sandkeep.errors import CallerError, DataError, SandkeepError
 from sandkeep.model import ArchiveFormat, Snapshot, SnapshotExport
 from sandkeep.system.durable import Replacement
 
 Progress = Callable[[int], None]
+Read = Callable[[int], bytes]
 
 CHUNK_BYTES: Final = 1 << 20
 _MAGIC: Final[dict[bytes, ArchiveFormat]] = {b"\x1f\x8b": "tar.gz", b"\x28\xb5": "tar.zst"}
@@ -32,13 +35,21 @@ def export_to(client: Client, snapshot_id: str, path: str, *, progress: Progress
 
     Raises `permission_denied`, `not_found` and `invalid` for the path, and the daemon's errors.
     """
+    with new_file(path) as descriptor:
+        return export_into(client, snapshot_id, descriptor, progress=progress)
+
+
+@contextmanager
+def new_file(path: str) -> Iterator[int]:
+    """Yield a descriptor for a file that takes the place of `path` when the block has ended well; see `export_to`."""
     path = os.path.realpath(path)
     try:
         if _is_special(path):
             with open(path, "wb", buffering=0) as file:
-                return export_into(client, snapshot_id, file.fileno(), progress=progress)
-        with Replacement(path, temporary=f"{path}.{secrets.token_hex(4)}.part", mode=0o666) as new:
-            return export_into(client, snapshot_id, new.file.fileno(), progress=progress)
+                yield file.fileno()
+        else:
+            with Replacement(path, temporary=f"{path}.{secrets.token_hex(4)}.part", mode=0o666) as new:
+                yield new.file.fileno()
     except OSError as error:
         raise _path_error(error, path) from None
 
@@ -61,7 +72,7 @@ def export_into(
     with client.with_descriptors("snapshot.export", snapshot_id) as handed:
         [source] = handed.receive()
         try:
-            digest = _copy(source, descriptor, progress)
+            digest = _copy(iter(lambda: os.read(source, CHUNK_BYTES), b""), descriptor, progress)
         finally:
             os.close(source)
         exported: SnapshotExport = handed.answer()
@@ -73,37 +84,45 @@ def export_into(
 def import_from(
     client: Client, path: str, *, digest: str | None = None, progress: Progress | None = None, **options: Any
 ) -> Snapshot:
-    """Import a tar archive, plain or compressed by gzip or zstd, as a snapshot. `options` are further parameters of
-    ``snapshot.import``.
+    """Import a tar archive, plain or compressed by gzip or zstd, as a snapshot: a file, or an object
+    ``gs://BUCKET/OBJECT`` or ``s3://BUCKET/KEY``, which is read with your own credentials. `options` are further
+    parameters of ``snapshot.import``.
 
     Raises `snapshot_corrupt` for an archive that is damaged or unsafe to extract, and the daemon's errors.
     """
+    if digest is not None:
+        options["digest"] = digest
+    if buckets.is_address(path):
+        found = buckets.open_object(path)
+        return _import(client, found.read, found.size_bytes, progress, options)
     try:
         with open(path, "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 message = f"{path} is not a regular file: write it to a file and import that"
                 raise CallerError("invalid", message, path=path)
-            size = status.st_size
-            form = _MAGIC.get(file.read(2), "tar")
-            file.seek(0)
-            given = {**options, "format": form, **({"digest": digest} if digest is not None else {})}
-            with client.with_descriptors("snapshot.import", size, **given) as handed:
-                [target] = handed.receive()
-                try:
-                    with suppress(BrokenPipeError):  # the call tells why
-                        _copy(file.fileno(), target, progress)
-                finally:
-                    os.close(target)
-                snapshot: Snapshot = handed.answer()
+            return _import(client, file.read, status.st_size, progress, options)
     except OSError as error:
         raise _path_error(error, path) from None
+
+
+def _import(client: Client, read: Read, size: int, progress: Progress | None, options: dict[str, Any]) -> Snapshot:
+    first = read(CHUNK_BYTES)
+    form = _MAGIC.get(first[:2], "tar")
+    with client.with_descriptors("snapshot.import", size, **options, format=form) as handed:
+        [target] = handed.receive()
+        try:
+            with suppress(BrokenPipeError):  # the call tells why
+                _copy(chain([first], iter(lambda: read(CHUNK_BYTES), b"")), target, progress)
+        finally:
+            os.close(target)
+        snapshot: Snapshot = handed.answer()
     return snapshot
 
 
-def _copy(source: int, target: int, progress: Progress | None) -> str:
+def _copy(chunks: Iterable[bytes], target: int, progress: Progress | None) -> str:
     digest, size = hashlib.sha256(), 0
-    while chunk := os.read(source, CHUNK_BYTES):
+    for chunk in chunks:
         digest.update(chunk)
         rest = memoryview(chunk)
         while rest:

@@ -247,6 +247,7 @@ class Client(BlockingMethods):
 
     def _receive(self, sock: socket, request_id: int, progress: Progress | None) -> jsonrpc.Answer:
         """Read until the answer; skip those to calls that were interrupted."""
+        progress = progress or self._daemon.on_progress
         while True:
             answer = jsonrpc.parse_answer(self._read_line(sock))
             if answer.id == request_id and answer.method is None:

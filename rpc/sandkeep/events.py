@@ -24,6 +24,7 @@ from sandkeep.model import (
     LimitName,
     Place,
     SandboxSpec,
+    SessionSpec,
     SkippedFile,
     SnapshotKind,
 )
@@ -117,6 +118,8 @@ class LogCompactRequested(Event, frozen=True, kw_only=True):
     sandboxes: list[str] = field(default_factory=list)
     images: list[str] = field(default_factory=list)
     snapshots: list[str] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
+    artifacts: list[str] = field(default_factory=list)
 
 
 class LogCompacted(Event, frozen=True, kw_only=True):
@@ -427,6 +430,120 @@ class SandboxFileWritten(Event, frozen=True, kw_only=True):
     sha256: str | None = None
 
 
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+class SessionStartRequested(Event, frozen=True, kw_only=True):
+    """A session is about to be made ready by a new sandbox, for the first time or again. It gets the files of the
+    snapshot `restored_from`, without one the image's. `reason` is the method that asked for it.
+
+    Its stream is called by the session's key. `session_id` is unique among the owner's sessions.
+    """
+
+    type = "session.start_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("session.started", "session.start_failed")
+    owner: str
+    session_id: str
+    spec: SessionSpec
+    restored_from: str | None = None
+    reason: str = ""
+
+
+class SessionStarted(Event, frozen=True, kw_only=True):
+    """The session is ready: the sandbox runs. `ref` is how its provider knows that. The files of the session's last
+    sandbox that were in no snapshot could not be saved, for the reason `lost`.
+    """
+
+    type = "session.started"
+    sandbox_id: str
+    ref: str
+    restored_from: str | None = None
+    lost: str | None = None
+
+
+class SessionStartFailed(Failure, frozen=True, kw_only=True):
+    """The session has no sandbox. `interrupted`: as in `image.create_failed`."""
+
+    type = "session.start_failed"
+
+
+class SessionStopRequested(Event, frozen=True, kw_only=True):
+    """The session's sandbox will end, for `reason`: ``stop``, ``idle_timeout``, ``max_lifetime``; after a snapshot of
+    its files, unless `snapshot` is false.
+    """
+
+    type = "session.stop_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("session.stopped", "session.stop_failed")
+    reason: str
+    snapshot: bool = True
+
+
+class SessionStopped(Event, frozen=True, kw_only=True):
+    """The session's sandbox has ended; a use of the session makes another. `expired`: for a limit of time. Its files
+    are in the snapshot `snapshot_id`; `unsaved` says why they are in none although they were to be.
+    """
+
+    type = "session.stopped"
+    reason: str
+    expired: bool = False
+    snapshot_id: str | None = None
+    unsaved: str | None = None
+
+
+class SessionStopFailed(Failure, frozen=True, kw_only=True):
+    """The snapshot before the end of the sandbox failed, and the sandbox goes on."""
+
+    type = "session.stop_failed"
+
+
+# -- artifacts ---------------------------------------------------------------------------------------------------------
+
+
+class ArtifactExportRequested(Event, frozen=True, kw_only=True):
+    """A file or directory of a sandbox is about to be copied into the state directory. `session_id` is the key of the
+    sandbox's session. `name` and `media_type` are those that the caller gave.
+
+    Its stream is called by the artifact's id.
+    """
+
+    type = "artifact.export_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("artifact.exported", "artifact.export_failed")
+    owner: str
+    sandbox_id: str
+    session_id: str | None = None
+    path: str
+    name: str | None = None
+    media_type: str | None = None
+
+
+class ArtifactExported(Event, frozen=True, kw_only=True):
+    """The copy is whole and on the disk. Its digest is in no event, by which short contents could be guessed."""
+
+    type = "artifact.exported"
+    name: str
+    media_type: str
+    size_bytes: int
+
+
+class ArtifactExportFailed(Failure, frozen=True, kw_only=True):
+    """Nothing was exported. `interrupted`: as in `image.create_failed`."""
+
+    type = "artifact.export_failed"
+
+
+class ArtifactRemoveRequested(Event, frozen=True, kw_only=True):
+    """The copy is about to be removed."""
+
+    type = "artifact.remove_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("artifact.removed",)
+
+
+class ArtifactRemoved(Event, frozen=True, kw_only=True):
+    """The copy is gone."""
+
+    type = "artifact.removed"
+
+
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
@@ -541,7 +658,9 @@ class SnapshotCreateRequested(Event, frozen=True, kw_only=True):
 class SnapshotStored(Event, frozen=True, kw_only=True):
     """The archive is complete, verified and durable in its places; or, `unsent` with the reason, on this machine alone,
     `here`, until its store answers. `digest` is ``sha256:…`` of its bytes. `remarks` counts files that were omitted or
-    changed, by reason. `places` was recorded by the oldest daemons, which had not recorded it before.
+    changed, by reason. `places` was recorded by the oldest daemons, which had not recorded it before. `kind` is that of
+    an imported archive if it is another than was requested: one of a workspace is a layer over an image that is a whole
+    root file system.
     """
 
     type = "snapshot.stored"
@@ -555,6 +674,7 @@ class SnapshotStored(Event, frozen=True, kw_only=True):
     here: Place | None = None
     unsent: str | None = None
     places: list[Place] | None = None
+    kind: SnapshotKind | None = None
 
 
 class SnapshotSent(Event, frozen=True, kw_only=True):

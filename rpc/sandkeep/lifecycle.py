@@ -8,7 +8,16 @@ from enum import Enum
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from sandkeep.events import Event
-from sandkeep.model import CheckpointStatus, ImageStatus, LockStatus, ProcessStatus, SandboxStatus, SnapshotStatus
+from sandkeep.model import (
+    ArtifactStatus,
+    CheckpointStatus,
+    ImageStatus,
+    LockStatus,
+    ProcessStatus,
+    SandboxStatus,
+    SessionStatus,
+    SnapshotStatus,
+)
 
 S = TypeVar("S", bound=str)
 
@@ -125,6 +134,28 @@ PROCESS: Final = Lifecycle[ProcessStatus](
     Row("process.restored", (None, *get_args(ProcessStatus)), "running"),  # in any later state
 )
 
+SESSION: Final = Lifecycle[SessionStatus](
+    "session",
+    get_args(SessionStatus),
+    Row("session.start_requested", (None, "ready", "failed", "expired", "terminated"), "starting"),
+    Row("session.started", ("starting",), "ready"),
+    Row("session.start_failed", ("starting",), "failed"),
+    Row("session.stop_requested", ("ready", "failed"), "stopping"),
+    Row("session.stopped", ("stopping",), "expired", "expired"),
+    Row("session.stopped", ("stopping",), "terminated"),
+    Row("session.stop_failed", ("stopping",), Before("session.stop_requested")),
+)
+
+ARTIFACT: Final = Lifecycle[ArtifactStatus](
+    "artifact",
+    get_args(ArtifactStatus),
+    Row("artifact.export_requested", (None,), "creating"),
+    Row("artifact.exported", ("creating",), "ready"),
+    Row("artifact.export_failed", ("creating",), "failed"),
+    Row("artifact.remove_requested", ("ready",), "deleting"),
+    Row("artifact.removed", ("deleting",), "deleted"),
+)
+
 SNAPSHOT: Final = Lifecycle[SnapshotStatus](
     "snapshot",
     get_args(SnapshotStatus),
@@ -184,4 +215,6 @@ LOCK: Final = Lifecycle[LockStatus](
     Row("lock.steal_failed", ("stealing",), "failed"),
 )
 
-LIFECYCLES: Final[tuple[Lifecycle[Any], ...]] = (SANDBOX, PROCESS, SNAPSHOT, CHECKPOINT, FORK, IMAGE, LOCK)
+LIFECYCLES: Final[tuple[Lifecycle[Any], ...]] = (
+    SANDBOX, PROCESS, SESSION, ARTIFACT, SNAPSHOT, CHECKPOINT, FORK, IMAGE, LOCK
+)  # fmt: skip

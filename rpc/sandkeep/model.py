@@ -67,6 +67,9 @@ LimitName: TypeAlias = Literal["disk", "memory", "pids", "time"]
 LockStatus: TypeAlias = Literal[
     "acquiring", "held", "releasing", "released", "contended", "failed", "expired", "lost", "stealing", "stolen"
 ]
+SessionStatus: TypeAlias = Literal["starting", "ready", "stopping", "failed", "expired", "terminated"]
+ArtifactStatus: TypeAlias = Literal["creating", "ready", "failed", "deleting", "deleted"]
+SessionMode: TypeAlias = Literal["docker", "k8s"]
 Network: TypeAlias = Literal["none", "host", "bridge"]
 IsolationMode: TypeAlias = Literal["default", "none"]
 
@@ -119,7 +122,8 @@ class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SandboxSpec(Struct, frozen=True, kw_only=True):
     """The requested properties of a sandbox. Limits mean the same with every provider; None is the provider's default.
 
-    `user` is a uid inside the sandbox, or ``uid:gid``. `working_dir` is where processes start.
+    `user` is a uid inside the sandbox, or ``uid:gid``. `working_dir` is where processes start. `session_id` is the
+    session that it belongs to.
     """
 
     cpus: float | None = None
@@ -136,6 +140,7 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = field(default_factory=dict)
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
+    session_id: Name | None = None
 
 
 class Isolation(Struct, frozen=True, kw_only=True):
@@ -190,6 +195,106 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     name: str | None = None
     suspended_reason: str | None = None
     limits_met: dict[LimitName, int] = field(default_factory=dict)
+
+
+class SessionSpec(Struct, frozen=True, kw_only=True):
+    """The requested properties of a session. `image` is the id of an image or the reference of a container image, of
+    which its sandboxes are made; `sandbox` their specification, without limits of time: these are the session's.
+    `metadata` is the owner's own, kept and not read.
+    """
+
+    image: str
+    mode: SessionMode = "docker"
+    sandbox: SandboxSpec = SandboxSpec()
+    idle_timeout_s: float | None = None
+    max_lifetime_s: float | None = None
+    artifact_base_url: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class Session(Struct, frozen=True, kw_only=True):
+    """A user's claim on a sandbox that is ready when it is used.
+
+    `session_id` is unique among its owner's sessions, `key` among all. `sandbox_id` is its present sandbox, or the last
+    one: each revival makes a new one, with the session's id for its name. `ref` is that sandbox as its provider knows
+    it, such as ``docker://sandbox-SESSION_ID``. `restored_from` is the snapshot that the present sandbox began with;
+    `latest_snapshot_id` is the one that a revival begins with. Its limits of time count from `started_at`, when it was
+    last made ready. It is over at `expires_at`. `note` says what keeps a sandbox that is due to end.
+    """
+
+    session_id: str
+    key: str
+    owner: str
+    status: SessionStatus
+    spec: SessionSpec
+    provider: str | None = None
+    image_id: str | None = None
+    sandbox_id: str | None = None
+    ref: str | None = None
+    workspace_path: str | None = None
+    created_at: Timestamp
+    started_at: Timestamp | None = None
+    expires_at: Timestamp | None = None
+    last_activity_at: Timestamp | None = None
+    last_heartbeat_at: Timestamp | None = None
+    ended_at: Timestamp | None = None
+    terminated_reason: str | None = None
+    error: str | None = None
+    error_code: str | None = None
+    restored_from: str | None = None
+    latest_snapshot_id: str | None = None
+    snapshot_ids: list[str] = field(default_factory=list)
+    starts: int = 0
+    note: str | None = None
+    position: int
+
+
+class SessionEnsured(Struct, frozen=True, kw_only=True):
+    """A session that is ready. `created` is false if it was ready already, and nothing was made; else the sandbox was
+    made for this call or a concurrent one's, of the snapshot `restored_from` if there is one.
+    """
+
+    session: Session
+    created: bool
+    restored_from: str | None = None
+
+
+class SessionList(Struct, frozen=True, kw_only=True):
+    """One page of sessions, in the order of their keys. `next` is given as `after` for the next page."""
+
+    sessions: list[Session]
+    next: str | None = None
+
+
+class Artifact(Struct, frozen=True, kw_only=True):
+    """A file that was exported from a sandbox, and outlives it. A directory is exported as a ``tar.gz``.
+
+    `path` is where it was in the sandbox. `name` and `media_type` are guesses by that unless they were given. `digest`
+    (``sha256:…``) is in answers about one artifact alone. `download_url` is where its users get it, if its session or
+    ``SANDBOX_ARTIFACT_BASE_URL`` names a place. `data` are its bytes, if it is small and they were asked for.
+    """
+
+    artifact_id: str
+    status: ArtifactStatus
+    owner: str
+    sandbox_id: str
+    session_id: str | None = None
+    path: str
+    name: str
+    media_type: str
+    size_bytes: int = 0
+    digest: str | None = None
+    download_url: str | None = None
+    data: bytes | None = None
+    created_at: Timestamp
+    error: str | None = None
+
+
+class ArtifactList(Struct, frozen=True, kw_only=True):
+    """One page of artifacts, oldest first. `next` is given as `after` for the next page."""
+
+    artifacts: list[Artifact]
+    next: str | None = None
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -584,7 +689,7 @@ class SandboxStats(Struct, frozen=True, kw_only=True):
     written. `oom_kills` counts OOM kills; `pids` all processes, `running_processes` those that callers started,
     `pids_refused` those that were not started because of `pids_limit`, `timeouts` those that ended at their time limit.
     `disk_bytes` of `disk_limit_bytes` are taken: all, of a full disk. Where the sandbox has no disk of its own, that is
-    the last measurement.
+    the last measurement. `session_id` is the session that it belongs to. At `expires_at` its longest life is over.
     """
 
     sandbox_id: str
@@ -592,6 +697,8 @@ class SandboxStats(Struct, frozen=True, kw_only=True):
     owner: str
     sampled_at: Timestamp
     name: str | None = None
+    session_id: str | None = None
+    expires_at: Timestamp | None = None
     cpu_s: float | None = None
     cpu_user_s: float | None = None
     cpu_system_s: float | None = None
@@ -704,11 +811,33 @@ class QuotaList(Struct, frozen=True, kw_only=True):
     quotas: list[QuotaUsage]
 
 
+class ApiKey(Struct, frozen=True, kw_only=True):
+    """A key of the HTTP gateway. What it makes is owned by `owner`."""
+
+    name: str
+    owner: str
+    created_at: Timestamp
+
+
+class NewKey(Struct, frozen=True, kw_only=True):
+    """A new key. `key` is a password; the daemon keeps only its digest and never shows it again."""
+
+    name: str
+    owner: str
+    key: str
+
+
+class KeyList(Struct, frozen=True, kw_only=True):
+    """The keys of the HTTP gateway, by their names."""
+
+    keys: list[ApiKey]
+
+
 class DaemonStatus(Struct, frozen=True, kw_only=True):
     """The status of the daemon. `healthy` is False when mutations are refused; `problems` are the reasons and remedies.
-    `stream` has the addresses of the stream server. `not_adopted` counts running sandboxes that have not answered since
-    the start. `foreign` are objects on the machine that carry the id of another log and were left alone; only
-    administrators see them.
+    `stream` and `http` have the addresses of the stream server and of the HTTP gateway. `not_adopted` counts running
+    sandboxes that have not answered since the start. `foreign` are objects on the machine that carry the id of another
+    log and were left alone; only administrators see them.
     """
 
     version: str
@@ -729,6 +858,7 @@ class DaemonStatus(Struct, frozen=True, kw_only=True):
     connections: int
     resident_bytes: int
     stream: list[str] = field(default_factory=list)
+    http: list[str] = field(default_factory=list)
     not_adopted: int = 0
     foreign: list[str] = field(default_factory=list)
 

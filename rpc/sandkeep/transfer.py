@@ -146,11 +146,44 @@ def copy_across(
 
 def send_archive(client: Client, sandbox_id: str, path: Path, descriptor: int) -> Copied:
     """Write a file or tree of a sandbox to an open descriptor, as a tar archive with one entry at its top."""
+    return _send(client, sandbox_id, path, descriptor, "cat", contents=_is_contents(os.fsencode(path)))
+
+
+def send_compressed(
+    client: Client, sandbox_id: str, path: Path, descriptor: int, *, progress: Progress | None = None
+) -> Copied:
+    """Write the same, compressed by gzip. `progress` is called now and then with the bytes before that."""
     contents = _is_contents(os.fsencode(path))
-    with _sending(client, sandbox_id, path, contents=contents) as (call, source):
-        with _reader(["cat"], os.dup(descriptor), source) as cat:
-            _watch([call], cat, None, "wchar")
-        if cat.returncode:
+    return _send(client, sandbox_id, path, descriptor, "gzip", progress, contents=contents)
+
+
+def send_file(
+    client: Client, sandbox_id: str, path: Path, descriptor: int, *, progress: Progress | None = None
+) -> Copied:
+    """Write the content of a file of a sandbox to an open descriptor."""
+    return _send(client, sandbox_id, path, descriptor, "cat", progress, as_bytes=True)
+
+
+def is_directory(client: Client, sandbox_id: str, path: str) -> bool:
+    """Return True if a path in a sandbox is a directory, or a link to one; False for all else, or nothing."""
+    try:
+        client.sandbox.list_dir(sandbox_id, path=path, limit=1)
+    except CallerError as error:
+        if error.code != "not_found":
+            raise
+        return False
+    return True
+
+
+def _send(
+    client: Client, sandbox_id: str, path: Path, descriptor: int, program: str, progress: Progress | None = None,
+    **form: bool,
+) -> Copied:  # fmt: skip
+    """Write a file or tree of a sandbox to an open descriptor, through a program."""
+    with _sending(client, sandbox_id, path, **form) as (call, source):
+        with _reader([program], os.dup(descriptor), source) as sender:
+            _watch([call], sender, progress, "rchar")
+        if sender.returncode:
             raise BrokenPipeError
         answer: Copied = call.answer()
         return answer
@@ -195,9 +228,9 @@ def _receiving(
 
 
 @contextmanager
-def _sending(client: Client, sandbox_id: str, path: Path, *, contents: bool) -> Iterator[tuple[Handed, int]]:
+def _sending(client: Client, sandbox_id: str, path: Path, **form: bool) -> Iterator[tuple[Handed, int]]:
     """A copy out of a sandbox: the call, and the descriptor to read from, to be closed."""
-    with client.with_descriptors("sandbox.copy_out", sandbox_id, **_named(path), contents=contents) as call:
+    with client.with_descriptors("sandbox.copy_out", sandbox_id, **_named(path), **form) as call:
         [descriptor] = call.receive()
         yield call, descriptor
 

@@ -25,6 +25,7 @@ class _ImageCreate(_Change, total=False):
     dockerfile: str | None
     clean: bool
     labels: dict[str, str]
+    owner: str | None
 
 class _ImageQuery(_Call, total=False):
     all: bool
@@ -33,6 +34,56 @@ class _ImageQuery(_Call, total=False):
 
 class _ProviderChoose(_Change, total=False):
     enabled: bool
+
+class _SessionEnsure(_Change, total=False):
+    id: str | None
+    image: str | None
+    mode: Literal["docker", "k8s"] | None
+    restore_snapshot_id: str | None
+    fresh: bool
+    cpus: float | None
+    memory_bytes: int | None
+    pids: int | None
+    disk_bytes: int | None
+    network: Literal["none", "host", "bridge"] | None
+    user: str | None
+    read_only: bool | None
+    working_dir: str | None
+    volumes: Sequence[model.Volume] | None
+    env: dict[str, str] | None
+    secrets: dict[str, str]
+    labels: dict[str, str] | None
+    idle_timeout_s: float | None
+    max_lifetime_s: float | None
+    artifact_base_url: str | None
+    metadata: dict[str, Any] | None
+
+class _SessionQuery(_Call, total=False):
+    all: bool
+    after: str | None
+    limit: int
+
+class _SessionClose(_Change, total=False):
+    snapshot: bool
+
+class _SessionHistory(_Call, total=False):
+    after: str | None
+    limit: int
+
+class _ArtifactExport(_Change, total=False):
+    name: str | None
+    media_type: str | None
+    inline_bytes: int
+
+class _ArtifactRef(_Call, total=False):
+    inline_bytes: int
+
+class _ArtifactQuery(_Call, total=False):
+    sandbox_id: str | None
+    session_id: str | None
+    all: bool
+    after: str | None
+    limit: int
 
 class _SandboxCreate(_Change, total=False):
     name: str | None
@@ -261,6 +312,30 @@ class TrioProvider:
     async def choose(self, **options: Unpack[_ProviderChoose]) -> model.ProviderChoice:
         """Choose a provider: docker if it works here and is wanted, else local."""
 
+class TrioSession:
+    async def ensure(self, **options: Unpack[_SessionEnsure]) -> model.SessionEnsured:
+        """Make a session ready: find it, create it, or bring it back from its latest snapshot."""
+    async def get(self, session_id: str, **options: Unpack[_Call]) -> model.Session:
+        """Show a session."""
+    async def list(self, **options: Unpack[_SessionQuery]) -> model.SessionList:
+        """List sessions."""
+    async def heartbeat(self, session_id: str, **options: Unpack[_Call]) -> model.Session:
+        """Keep a session from being idle."""
+    async def close(self, session_id: str, **options: Unpack[_SessionClose]) -> model.Session:
+        """End the sandbox of a session, after a snapshot."""
+    async def history(self, session_id: str, **options: Unpack[_SessionHistory]) -> model.EventPage:
+        """List the events of a session itself."""
+
+class TrioArtifact:
+    async def export(self, sandbox_id: str, path: str, **options: Unpack[_ArtifactExport]) -> model.Artifact:
+        """Copy a file or directory out of a sandbox, where it outlives that."""
+    async def get(self, artifact_id: str, **options: Unpack[_ArtifactRef]) -> model.Artifact:
+        """Show an artifact, with its digest."""
+    async def list(self, **options: Unpack[_ArtifactQuery]) -> model.ArtifactList:
+        """List artifacts."""
+    async def remove(self, artifact_id: str, **options: Unpack[_Change]) -> model.Artifact:
+        """Remove an artifact."""
+
 class TrioSandbox:
     async def create(self, image_id: str, **options: Unpack[_SandboxCreate]) -> model.Sandbox:
         """Create and start a sandbox from an image."""
@@ -363,6 +438,14 @@ class TrioLock:
     async def list(self, **options: Unpack[_LockQuery]) -> model.LockList:
         """List the locks that this daemon holds."""
 
+class TrioKey:
+    async def create(self, name: str, **options: Unpack[_Call]) -> model.NewKey:
+        """Create an API key for the HTTP gateway. It is shown once."""
+    async def list(self, **options: Unpack[_Call]) -> model.KeyList:
+        """List the API keys of the HTTP gateway."""
+    async def remove(self, name: str, **options: Unpack[_Call]) -> model.ApiKey:
+        """Remove an API key: it is refused from now on."""
+
 class TrioEvent:
     async def list(self, **options: Unpack[_EventQuery]) -> model.EventPage:
         """List events in commit order."""
@@ -385,12 +468,15 @@ class TrioMethods:
     quota: TrioQuota
     image: TrioImage
     provider: TrioProvider
+    session: TrioSession
+    artifact: TrioArtifact
     sandbox: TrioSandbox
     process: TrioProcess
     snapshot: TrioSnapshot
     checkpoint: TrioCheckpoint
     stream: TrioStream
     lock: TrioLock
+    key: TrioKey
     event: TrioEvent
     store: TrioStore
 
@@ -427,6 +513,30 @@ class BlockingImage:
 class BlockingProvider:
     def choose(self, **options: Unpack[_ProviderChoose]) -> model.ProviderChoice:
         """Choose a provider: docker if it works here and is wanted, else local."""
+
+class BlockingSession:
+    def ensure(self, **options: Unpack[_SessionEnsure]) -> model.SessionEnsured:
+        """Make a session ready: find it, create it, or bring it back from its latest snapshot."""
+    def get(self, session_id: str, **options: Unpack[_Call]) -> model.Session:
+        """Show a session."""
+    def list(self, **options: Unpack[_SessionQuery]) -> model.SessionList:
+        """List sessions."""
+    def heartbeat(self, session_id: str, **options: Unpack[_Call]) -> model.Session:
+        """Keep a session from being idle."""
+    def close(self, session_id: str, **options: Unpack[_SessionClose]) -> model.Session:
+        """End the sandbox of a session, after a snapshot."""
+    def history(self, session_id: str, **options: Unpack[_SessionHistory]) -> model.EventPage:
+        """List the events of a session itself."""
+
+class BlockingArtifact:
+    def export(self, sandbox_id: str, path: str, **options: Unpack[_ArtifactExport]) -> model.Artifact:
+        """Copy a file or directory out of a sandbox, where it outlives that."""
+    def get(self, artifact_id: str, **options: Unpack[_ArtifactRef]) -> model.Artifact:
+        """Show an artifact, with its digest."""
+    def list(self, **options: Unpack[_ArtifactQuery]) -> model.ArtifactList:
+        """List artifacts."""
+    def remove(self, artifact_id: str, **options: Unpack[_Change]) -> model.Artifact:
+        """Remove an artifact."""
 
 class BlockingSandbox:
     def create(self, image_id: str, **options: Unpack[_SandboxCreate]) -> model.Sandbox:
@@ -524,6 +634,14 @@ class BlockingLock:
     def list(self, **options: Unpack[_LockQuery]) -> model.LockList:
         """List the locks that this daemon holds."""
 
+class BlockingKey:
+    def create(self, name: str, **options: Unpack[_Call]) -> model.NewKey:
+        """Create an API key for the HTTP gateway. It is shown once."""
+    def list(self, **options: Unpack[_Call]) -> model.KeyList:
+        """List the API keys of the HTTP gateway."""
+    def remove(self, name: str, **options: Unpack[_Call]) -> model.ApiKey:
+        """Remove an API key: it is refused from now on."""
+
 class BlockingEvent:
     def list(self, **options: Unpack[_EventQuery]) -> model.EventPage:
         """List events in commit order."""
@@ -546,11 +664,14 @@ class BlockingMethods:
     quota: BlockingQuota
     image: BlockingImage
     provider: BlockingProvider
+    session: BlockingSession
+    artifact: BlockingArtifact
     sandbox: BlockingSandbox
     process: BlockingProcess
     snapshot: BlockingSnapshot
     checkpoint: BlockingCheckpoint
     stream: BlockingStream
     lock: BlockingLock
+    key: BlockingKey
     event: BlockingEvent
     store: BlockingStore

@@ -7,6 +7,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from itertools import groupby
 from typing import Any, Final
 
@@ -26,6 +27,9 @@ from sandkeep_reference import stubs
 from sandkeep_reference.command import cli_page
 from sandkeep_reference.layout import anchor, item, paragraphs, table, wrap
 from sandkeep_reference.lifecycles import lifecycles_page
+from sandkeepd.http import problems
+from sandkeepd.http.routes import ROWS
+from sandkeepd.http.row import JSON, PREFIX, Row
 
 _TYPED: Final = os.path.join(os.path.dirname(os.path.abspath(sandkeep.__file__)), "typed.pyi")
 _MADE: Final = "<!-- Written by `make docs`: do not edit. -->"
@@ -259,6 +263,57 @@ def _metas(annotation: Any) -> Iterator[msgspec.Meta]:
                 yield from _metas(part)
 
 
+# -- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+def http_page() -> Iterator[str]:
+    """Every route of the HTTP gateway, and then the types of its bodies."""
+    yield from ("# HTTP", "")
+    yield from wrap(
+        "The routes of the gateway that `SANDKEEP_HTTP` switches on. A request needs an API key of `sandkeep key "
+        f"create`, in `X-Api-Key` or as a bearer token. `GET {PREFIX}/openapi.json` returns the same as an OpenAPI "
+        "document, without a key. Each route calls a [method](methods.md); where that changes something, the header "
+        "`Idempotency-Key` is its `command_id`. JSON bodies have at most 1 MiB. A path is the same without its last "
+        "slash."
+    )
+    yield ""
+    yield from wrap(
+        "Errors are problem documents (RFC 9457, `application/problem+json`) whose `code` is one of the "
+        "[codes](errors.md). Their statuses, of any route:"
+    )
+    statuses = {**problems.STATUS, "any other code": HTTPStatus.CONFLICT}
+    yield from ("", *table(("code", "status"), [(code, f"{s.value} {s.phrase}") for code, s in statuses.items()]), "")
+    yield from wrap(
+        "Besides these: 401 without a valid key, 405 for another method of HTTP, 408 for a body that does not go on, "
+        "413 for one that is too long, and 429 for a key with 256 requests under way. A failed `POST /sessions/` is "
+        "404 if it was to restore a snapshot, else 400; its `code` says why."
+    )
+    for row in ROWS:
+        yield from _route(row)
+    yield from ("", "## Types")
+    bodies = (body for row in ROWS for body in (row.body, row.query, row.answer) if body is not None)
+    for kind in dict.fromkeys(next(_structs_in(body)) for body in bodies):
+        if kind.__struct_fields__:
+            yield from ("", f"### {kind.__name__}", "", *_prose(kind), "", *_fields(kind))
+
+
+def _route(row: Row) -> Iterator[str]:
+    yield from ("", f"## {row.verb} {PREFIX}{row.path}", "", *wrap(row.summary), "")
+    yield f"- Calls: [`{row.operation}`](methods.md#{anchor(row.operation)})"
+    if row.query.__struct_fields__:
+        yield f"- Query: {_body_link(row.query)}"
+    if row.body is not None or row.takes != JSON:
+        yield f"- Body: {_body_link(row.body) if row.body is not None else f'`{row.takes}`'}"
+    if row.statuses:
+        answer = _body_link(row.answer) if row.answer is not None else "none" if row.sends == JSON else f"`{row.sends}`"
+        yield f"- Answers: {' or '.join(map(str, row.statuses))}, {answer}"
+
+
+def _body_link(annotation: Any) -> str:
+    kind = next(_structs_in(annotation))
+    return f"[{kind.__name__}](#{kind.__name__.lower()})" + ("" if kind is annotation else ", in a list")
+
+
 PAGES: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "methods.md": methods_page,
     "events.md": events_page,
@@ -266,4 +321,5 @@ PAGES: Final[dict[str, Callable[[], Iterator[str]]]] = {
     "errors.md": errors_page,
     "settings.md": settings_page,
     "cli.md": cli_page,
+    "http.md": http_page,
 }

@@ -16,7 +16,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep_store.buckets import s3_client
 from sandkeep_store.locks import gcs as locks_gcs
 from sandkeep_store.locks import s3 as locks_s3
-from sandkeep_store.locks.lease import Lease, Locks
+from sandkeep_store.locks.lease import Attempt, Lease, Locks
 from sandkeep_store.locks.open import open_store
 from sandkeep_store.locks.store import DocumentStore, path_of
 
@@ -123,3 +123,27 @@ def test_what_is_given_back_is_free(world: World, fault: list[Fault]) -> None:
     assert later.fence.number > lease.fence.number
     assert lease.release() is True
     later.renew()
+
+
+def test_who_waits_gets_it_from_an_owner_who_keeps_what_is_his(world: World, fault: list[Fault]) -> None:
+    lease = world.locks().acquire("box")
+    waits = Attempt(world.locks(), "box", timeout_s=30)
+    attempt(world, fault, waits.step)
+    assert not isinstance(waits.step(), Lease)
+    lease.renew()
+    assert lease.waiter == world.document()["waitingOwnerId"]
+    assert lease.waiter is not None
+    assert lease.release() is True
+    later = attempt(world, fault, waits.step) or waits.step()
+    assert isinstance(later, Lease)
+    later.renew()
+
+
+def test_who_gives_up_waits_no_more(world: World, fault: list[Fault]) -> None:
+    lease = world.locks().acquire("box")
+    waits = Attempt(world.locks(), "box", timeout_s=30)
+    waits.step()
+    attempt(world, fault, waits.cancel)
+    waits.cancel()
+    assert lease.look() is None
+    lease.renew()

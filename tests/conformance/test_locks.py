@@ -380,6 +380,330 @@ def test_a_live_waiter_comes_first(world: World, expires_in: float) -> None:
         assert world.document()["waiterExpiresAt"] is None
 
 
+def waiting(world: World, timeout_s: float = 30) -> tuple[Lease, Attempt]:
+    """An owner, and who waits for its lock."""
+    lease = world.locks().acquire("box")
+    attempt = Attempt(world.locks(), "box", owner_id="next", timeout_s=timeout_s)
+    assert attempt.step() == rules.POLL_S
+    return lease, attempt
+
+
+def entry(world: World) -> tuple[Any, Any]:
+    """The waiter's entry in the document."""
+    document = world.document()
+    return document["waitingOwnerId"], document.get("waiterExpiresAt")
+
+
+def pass_on(world: World, seconds: int, *work: Callable[[], Any]) -> None:
+    """Let time pass, and do that every second."""
+    for _ in range(seconds):
+        world.clock.sleep(1)
+        for each in work:
+            each()
+
+
+def test_a_waiter_is_in_the_document_for_a_minute(world: World) -> None:
+    world.put_document(expiresAt=0, theirs=[1])
+    first = world.locks().acquire("box")
+    before = world.document()
+    Attempt(world.locks(), "box", owner_id="next", timeout_s=5).step()
+    assert world.document() == {
+        **before,
+        "waitingOwnerId": "next",
+        "waiterExpiresAt": world.clock.wall + 60,
+    }
+    assert list(world.document()) == ["ownerId", "expiresAt", "waitingOwnerId", "waiterExpiresAt", "fence", "theirs"]
+    first.renew()
+
+
+def test_who_has_no_time_to_wait_is_no_waiter(world: World) -> None:
+    lease = world.locks().acquire("box")
+    before = world.content()
+    refused("lock_contended", lambda: world.locks().acquire("box"))
+    assert world.content() == before
+    assert lease.look() is None
+
+
+def test_an_owner_hands_the_lock_over_to_its_waiter_and_to_nobody_else(world: World) -> None:
+    lease, attempt = waiting(world)
+    assert lease.waiter is None
+    assert lease.look() == lease.waiter == "next"
+    lease.renew()
+    assert entry(world) == ("next", world.clock.wall + 60)
+    assert refused("lock_contended", lambda: world.locks().acquire("box", timeout_s=30)).data["waiting"] == "next"
+    assert lease.release() is True
+    assert entry(world) == ("next", world.clock.wall + 60)
+    assert refused("lock_contended", lambda: world.locks().acquire("box", timeout_s=30)).data["waiting"] == "next"
+    later = attempt.step()
+    assert isinstance(later, Lease)
+    assert later.fence.number > lease.fence.number
+    assert entry(world) == (None, None)
+    assert later.look() is None
+    refused("lock_lost", lease.look)
+
+
+def test_an_owner_that_renews_learns_of_its_waiter(world: World) -> None:
+    lease, _ = waiting(world)
+    lease.renew()
+    assert lease.waiter == "next"
+    world.clock.sleep(30)
+    lease.renew()
+    world.clock.sleep(30.001)
+    assert lease.waiter is None  # it has not renewed its entry
+
+
+def test_an_owner_that_ignores_its_waiter_keeps_the_lock(world: World) -> None:
+    lease = world.locks().acquire("box")
+    attempt = Attempt(world.locks(), "box", owner_id="next", timeout_s=40)
+    pass_on(world, 39, attempt.step, lease.renew)
+    world.clock.sleep(1)
+    error = refused("lock_timeout", attempt.step)
+    assert (error.data["held_by"], error.data["waiting"]) == (lease.owner_id, None)
+    assert entry(world) == (None, None)
+    assert lease.look() is None
+    lease.renew()
+
+
+def test_who_waits_for_longer_than_an_entry_lasts_renews_it(world: World) -> None:
+    lease, attempt = waiting(world, 1000)
+    ahead = TestClock()  # another machine's, as far ahead as it may be
+    third = Locks(world.store, ahead, clock_tolerance_s=float("inf"))
+
+    def nobody_else() -> None:
+        ahead.wall = world.clock.wall + rules.MARGIN_S
+        assert refused("lock_contended", lambda: third.acquire("box", timeout_s=5)).data["waiting"] == "next"
+
+    entries = {entry(world)}
+    pass_on(
+        world,
+        100,
+        attempt.step,
+        nobody_else,
+        lambda: entries.add(entry(world)),
+        lambda: lease.renew() if lease.remaining_s < 20 else None,
+    )
+    assert len(entries) == 1 + 3
+    lease.release()
+    assert isinstance(attempt.step(), Lease)
+
+
+def test_a_waiter_that_was_killed_does_not_count_after_a_minute(world: World) -> None:
+    lease, _ = waiting(world)
+    pass_on(world, 60, lease.renew)
+    refused("lock_contended", lambda: world.locks().acquire("box", timeout_s=30))
+    world.clock.sleep(0.001)
+    assert Attempt(world.locks(), "box", owner_id="third", timeout_s=30).step() == rules.POLL_S
+    assert lease.look() == "third"
+
+
+def test_a_waiter_that_was_stopped_for_too_long_yields_to_the_next(world: World) -> None:
+    lease, attempt = waiting(world, 300)
+    pass_on(world, 61, lease.renew)
+    Attempt(world.locks(), "box", owner_id="third", timeout_s=30).step()
+    assert refused("lock_contended", attempt.step).data["waiting"] == "third"
+    before = world.content()
+    attempt.cancel()
+    assert world.content() == before
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+def test_who_gives_up_waits_no_more(world: World, is_released: bool) -> None:
+    lease, attempt = waiting(world)
+    if is_released:
+        lease.release()
+    attempt.cancel()
+    assert entry(world) == (None, None)
+    third = Attempt(world.locks(), "box", owner_id="third", timeout_s=30)
+    assert isinstance(third.step(), Lease) == is_released
+    before = world.content()
+    attempt.cancel()
+    assert world.content() == before
+
+
+def test_who_was_interrupted_while_he_waited_waits_no_more(world: World) -> None:
+    class Interrupted(TestClock):
+        def sleep(self, seconds: float) -> None:
+            raise KeyboardInterrupt
+
+    lease = world.locks().acquire("box")
+    locks = Locks(world.store, Interrupted(), clock_tolerance_s=float("inf"))
+    with pytest.raises(KeyboardInterrupt):
+        locks.acquire("box", timeout_s=30)
+    assert entry(world) == (None, None)
+    lease.renew()
+
+
+def test_who_gives_up_what_he_has_taken_releases_it(world: World) -> None:
+    attempt = Attempt(world.locks(), "box", timeout_s=30)
+    lease = attempt.step()
+    assert isinstance(lease, Lease)
+    attempt.cancel()
+    assert lease.lost == "released"
+    assert world.document()["expiresAt"] == 0
+    later = world.locks().acquire("box")
+    attempt.cancel()
+    later.renew()
+
+
+def test_who_gives_up_before_he_wrote_asks_for_nothing(world: World) -> None:
+    world.locks().acquire("box")
+    attempt = Attempt(world.locks(), "box")
+    refused("lock_contended", attempt.step)
+    world.store.read = None  # type: ignore[assignment, method-assign]
+    attempt.cancel()
+
+
+def test_a_daemon_that_died_while_it_waited_waits_no_more_after_its_restart(world: World) -> None:
+    lease, _ = waiting(world)
+    assert world.locks().give_up("box", "another") is False
+    assert lease.look() == "next"
+    assert world.locks().give_up("box", "next") is False
+    assert lease.look() is None
+    lease.renew()
+
+
+def in_between(world: World, work: Callable[[], Any]) -> None:
+    """Do that before the next write, after its document was read."""
+    write = world.store.write
+
+    def slow(path: str, content: bytes, over: str | None) -> Any:
+        world.store.write = write  # type: ignore[method-assign]
+        work()
+        return write(path, content, over)
+
+    world.store.write = slow  # type: ignore[method-assign]
+
+
+def test_of_two_who_would_wait_one_does(world: World) -> None:
+    world.locks().acquire("box")
+    in_between(world, Attempt(world.locks(), "box", owner_id="first", timeout_s=30).step)
+    second = Attempt(world.locks(), "box", owner_id="second", timeout_s=30)
+    assert refused("lock_contended", second.step).data["waiting"] == "first"
+    assert entry(world)[0] == "first"
+
+
+def test_a_waiter_and_an_owner_at_the_same_moment_both_come_to_write(world: World) -> None:
+    lease = world.locks().acquire("box")
+    world.clock.sleep(20)
+    attempt = Attempt(world.locks(), "box", owner_id="next", timeout_s=30)
+    in_between(world, lease.renew)
+    attempt.step()
+    assert (world.document()["expiresAt"], entry(world)[0]) == (world.clock.wall + 60, "next")
+    in_between(world, attempt.cancel)
+    world.clock.sleep(20)
+    lease.renew()
+    assert (world.document()["expiresAt"], entry(world)[0]) == (world.clock.wall + 60, None)
+    attempt.step()
+    in_between(world, lease.renew)
+    world.clock.sleep(1)
+    attempt.cancel()
+    assert (world.document()["expiresAt"], entry(world)[0]) == (world.clock.wall + 60, None)
+    attempt.step()
+    in_between(world, lease.release)
+    attempt.cancel()
+    assert (world.document()["expiresAt"], entry(world)[0]) == (0, None)
+
+
+def test_an_entry_that_is_gone_is_made_anew(world: World) -> None:
+    """Somebody wrote the whole document, or it was removed and the lock taken anew."""
+    _, attempt = waiting(world)
+    world.put_document()
+    attempt.step()
+    assert entry(world)[0] == "next"
+    world.put(None)
+    assert isinstance(attempt.step(), Lease)
+
+
+def test_a_waiter_whose_answer_was_lost_waits(world: World) -> None:
+    lease = world.locks().acquire("box")
+    attempt = Attempt(world.locks(), "box", owner_id="next", timeout_s=30)
+    world.store.lose = 1
+    assert attempt.step() == rules.POLL_S
+    assert lease.look() == "next"
+    world.store.lose = 1
+    refused("provider_unavailable", attempt.cancel)
+    attempt.cancel()
+    assert lease.look() is None
+
+
+def test_a_waiter_whose_store_fails_has_waited_when_it_is_told(world: World) -> None:
+    lease = world.locks().acquire("box")
+    attempt = Attempt(world.locks(), "box", owner_id="next", timeout_s=30)
+    world.store.refuse, world.store.lose = 0, 2
+    refused("provider_unavailable", attempt.step)
+    attempt.cancel()
+    assert lease.look() is None
+
+
+def test_a_waiter_whose_clock_is_off_is_none(world: World) -> None:
+    if isinstance(world.store.store, MemoryStore):
+        world.store.store = MemoryStore(TestClock())
+    lease = world.locks().acquire("box")
+    world.clock.wall += 8
+    attempt = Attempt(world.locks(rules.CLOCK_TOLERANCE_S), "box", timeout_s=30)
+    assert "ahead of" in refused("not_supported", attempt.step).message
+    assert entry(world) == (None, None)
+    lease.renew()
+
+
+def test_a_look_is_one_read_and_tells_of_a_loss(world: World) -> None:
+    lease, _ = waiting(world)
+    reads, read = [], world.store.read
+    world.store.read = lambda *what: reads.append(what) or read(*what)  # type: ignore[method-assign, func-returns-value]
+    world.store.refuse = 1000
+    lease.look()
+    assert len(reads) == 1
+    world.put_document()
+    assert refused("lock_lost", lease.look).data["reason"] == "taken"
+    assert lease.lost == "taken"
+
+
+@pytest.mark.parametrize("what", ["freed", "damaged"])
+def test_a_look_tells_of_what_became_of_the_document(world: World, what: str) -> None:
+    lease = world.locks().acquire("box")
+    world.put(b"garbage") if what == "damaged" else world.locks().replace("box")
+    assert refused("lock_lost", lease.look).data["reason"] == what
+
+
+@pytest.mark.parametrize("what", ["renew", "release"])
+def test_a_look_that_was_overtaken_takes_nothing_for_a_loss(world: World, what: str) -> None:
+    """The document that it read is that before a renewal, or after a release, of the lease itself."""
+    lease, read = world.locks().acquire("box"), world.store.read
+    world.clock.sleep(1)
+
+    def slow(path: str, most: int = 0) -> Any:
+        world.store.read = read  # type: ignore[method-assign]
+        found = read(path)
+        getattr(lease, what)()
+        return found if what == "renew" else read(path)
+
+    world.store.read = slow  # type: ignore[method-assign]
+    if what == "renew":
+        assert lease.look() is None
+        lease.require()
+    else:
+        assert refused("lock_lost", lease.look).data["reason"] == "released"
+
+
+def test_another_programs_owner_and_waiter_are_understood(world: World) -> None:
+    """As the projects write it that Sandkeep serves: without a fence, and at first without `waiterExpiresAt`."""
+    world.put_document()
+    attempt = Attempt(world.locks(), "box", owner_id="next", timeout_s=30)
+    attempt.step()
+    assert entry(world) == ("next", world.clock.wall + 60)
+    signal_of_release = {**world.document(), "expiresAt": 0}
+    del signal_of_release["fence"]
+    world.put(msgspec.json.encode(signal_of_release))
+    lease = attempt.step()
+    assert isinstance(lease, Lease)
+    theirs = {**world.document(), "waitingOwnerId": "theirs", "waiterExpiresAt": world.clock.wall + 60}
+    world.put(msgspec.json.encode(theirs))
+    assert lease.look() == "theirs"
+    lease.release()
+    assert (world.document()["expiresAt"], entry(world)[0]) == (0, "theirs")
+    refused("lock_contended", lambda: world.locks().acquire("box"))
+
+
 @pytest.mark.parametrize("until", [-1, None])
 def test_a_waiter_whose_time_is_over_does_not_count(world: World, until: float | None) -> None:
     world.put_document(
@@ -491,6 +815,17 @@ def test_a_lock_whose_answer_was_lost_was_taken(world: World) -> None:
     assert world.document()["ownerId"] == lease.owner_id
     assert 49 < lease.remaining_s <= 50
     lease.renew()
+
+
+def test_a_lock_whose_answer_was_lost_long_ago_is_its_waiters(world: World) -> None:
+    first, second = (Attempt(world.locks(), "box", owner_id=name, timeout_s=300) for name in ("first", "second"))
+    world.store.lose = 2
+    refused("provider_unavailable", first.step)
+    world.clock.sleep(30)
+    assert second.step() == rules.POLL_S
+    world.clock.sleep(31)
+    assert refused("lock_contended", first.step).data["waiting"] == "second"
+    assert isinstance(second.step(), Lease)
 
 
 def test_a_lock_that_could_not_be_written_was_not_taken(world: World) -> None:

@@ -602,7 +602,7 @@ ALIKE = (
     "cannot_be_run or words_and or variable or every_byte or besides_its or nul_and or same_id or hundreds or unreaped"
     " or whole_group or interrupt or at_once_is_not or input or by_offset or forged"
 )
-"""What the keeper does by itself. A user's local sandboxes have all of that, and their keeper is the same program."""
+"""Tests of the keeper alone. A user's local sandboxes have all of that, and their keeper is the same program."""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="this is the run as an ordinary user")

@@ -25,10 +25,13 @@ GUIDES = {
     "copy-files": (),
     "give-secrets": (),
     "go-back-in-time": (),
+    "sessions": (),  # before http, as an administrator sees the sessions of all
+    "http": ("curl",),
     "measure-sandboxes": ("root",),
     "mend-a-damaged-log": (),
     "react-to-events": (),
     "tail-logs": ("node",),
+    "use-with-astraforge": (),
     "use-with-crafty": (),
     "write-a-client": ("node", "socat"),
 }
@@ -39,9 +42,10 @@ PATH = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
 
 @pytest.fixture(scope="module")
 def daemon(places: str) -> Iterator[RunningDaemon]:
-    """One whose stream server is on TCP too."""
+    """One whose stream server is on TCP too, for all guides: lists show what another guide left on record."""
     daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    daemon.start(SANDKEEP_STREAM=f"unix:{daemon.root}/stream.sock,tls://127.0.0.1:0")
+    http = {"SANDKEEP_HTTP": "tcp://127.0.0.1:0"}
+    daemon.start(SANDKEEP_STREAM=f"unix:{daemon.root}/stream.sock,tls://127.0.0.1:0", **http)
     yield daemon
     daemon.clear()
 

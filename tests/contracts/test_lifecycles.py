@@ -16,6 +16,7 @@ from sandkeep import model
 from sandkeep.errors import StateError
 from sandkeep.events import EVENTS, CheckpointCreateRequested, Event
 from sandkeep.lifecycle import (
+    ARTIFACT,
     CHECKPOINT,
     FORK,
     IMAGE,
@@ -23,6 +24,7 @@ from sandkeep.lifecycle import (
     LOCK,
     PROCESS,
     SANDBOX,
+    SESSION,
     SNAPSHOT,
     Before,
     Keep,
@@ -46,7 +48,8 @@ def objects(state: State, kind: Lifecycle[Any]) -> dict[str, Any]:
     """Return the objects of a kind in the views, by stream."""
     held: dict[Lifecycle[Any], dict[str, Any]] = {
         SANDBOX: state.sandboxes, PROCESS: state.processes, SNAPSHOT: state.snapshots, CHECKPOINT: state.checkpoints,
-        FORK: state.forks, IMAGE: state.images, LOCK: state.locks,
+        FORK: state.forks, IMAGE: state.images, LOCK: state.locks, SESSION: state.sessions,
+        ARTIFACT: state.artifacts,
     }  # fmt: skip
     return held[kind]
 

@@ -38,7 +38,7 @@ def tell(story: Story, source: str, **image_of: Any) -> None:
         late = story.ask("snapshot.create", box)
     until_sent(story, late.snapshot_id)
     promoted = story.ask("snapshot.promote", second.snapshot_id)
-    theirs = brought_in(story, second.snapshot_id)
+    theirs = brought_in(story, second.snapshot_id, image if image_of else None)
     for snapshot_id in (late.snapshot_id, full.snapshot_id, second.snapshot_id, theirs):
         story.ask("snapshot.delete", snapshot_id)
     for sandbox_id in story.sandboxes:
@@ -86,11 +86,11 @@ def overwritten(story: Story, box: str, snapshot_id: str) -> None:
     story.acknowledged[command_id] = "sandbox.restore"
 
 
-def brought_in(story: Story, snapshot_id: str) -> str:
-    """A snapshot exported and brought in again, as another."""
+def brought_in(story: Story, snapshot_id: str, image_id: str | None) -> str:
+    """A snapshot exported and brought in again, as another, of an image if it is not of a local sandbox."""
     path = os.path.join(story.daemon.root, "moved.tar.gz")
     story.look(lambda client: archives.export_to(client, snapshot_id, path))
     command_id = new_id("cmd")
-    theirs = story.look(lambda client: archives.import_from(client, path, command_id=command_id))
+    theirs = story.look(lambda client: archives.import_from(client, path, command_id=command_id, image_id=image_id))
     story.acknowledged[command_id] = "snapshot.import"
     return str(theirs.snapshot_id)

@@ -37,7 +37,7 @@ SETTLED = [
     *(f"{step}_requested:{side}" for step in STEPS for side in (failpoints.BEFORE, failpoints.AFTER)),
     *(f"{outcome}:{failpoints.AFTER}" for outcome in OUTCOMES),
 ]
-"""Where the engine has not been asked yet, or agrees with the record: as with local sandboxes."""
+"""Points at which the engine has not been asked yet, or agrees with the record, as with local sandboxes."""
 
 
 def dies_at(point: str, root: str, source: str, engine: Any) -> Story:

@@ -27,9 +27,11 @@ _PLANTED = "tests/conformance/test_provider.py::test_what_is_planted_instead_of_
 _ENEMY = "tests/conformance/test_enemy_sandbox.py::"
 _LOCAL = "tests/conformance/test_local.py::"
 _HARMFUL = "tests/store/archives/trees/test_unpack.py::test_nothing_of_what_would_do_harm_is_extracted"
+_LOCKS = "tests/conformance/test_locks.py::"
 _FILES = "tests/daemon/host/test_hostile_files.py::"
 _GVISOR = "tests/daemon/providers/gvisor/test_hostile_files.py::"
 _TLS = "tests/daemon/stream/test_tls.py::"
+_HTTP = "tests/daemon/http/test_server.py::"
 _CALLS = "tests/conformance/test_seccomp.py::"
 _BUILDING = "tests/daemon/providers/docker/test_images.py::"
 _BUILD_LIMITS = "tests/daemon/providers/docker/test_build_limits.py::"
@@ -408,6 +410,35 @@ GUARDS = [
         "if False:",
         f"{_HARMFUL}[none-upwards]",
     ),
+    # daemons that share a lock
+    Guard(
+        "A released lock is its waiter's",
+        "store/sandkeep_store/locks/rules.py",
+        "(found.is_held(now) or found.live_waiter(now) not in (None, owner_id))",
+        "found.is_held(now)",
+        f"{_LOCKS}test_an_owner_hands_the_lock_over_to_its_waiter_and_to_nobody_else[memory]",
+    ),
+    Guard(
+        "Nobody removes another waiter's entry",
+        "store/sandkeep_store/locks/rules.py",
+        "if found.waiting_owner_id != owner_id:",
+        "if found.waiting_owner_id is None:",
+        f"{_LOCKS}test_a_waiter_that_was_stopped_for_too_long_yields_to_the_next[memory]",
+    ),
+    Guard(
+        "An owner stops before its lease can expire for others",
+        "store/sandkeep_store/locks/lease.py",
+        "lasts = rules.LEASE_S - rules.MARGIN_S",
+        "lasts = rules.LEASE_S",
+        "tests/store/locks/test_simulation.py::test_with_clocks_within_the_bound_no_two_hold_it",
+    ),
+    Guard(
+        "A previous owner of a lock overwrites nothing",
+        "store/sandkeep_store/locks/fence.py",
+        "if seen is not None and seen > self.number:",
+        "if False:",
+        "tests/conformance/test_fences.py::test_a_later_owner_writes_over_and_an_earlier_one_does_not[memory]",
+    ),
     # many users
     Guard(
         "Another owner's sandbox is not found",
@@ -471,6 +502,55 @@ GUARDS = [
         "socketcall = 97",
         "swapcontext = 97",
         f"{_CALLS}test_the_32_bit_ways_are_no_way_around[docker]",
+    ),
+    Guard(
+        "An API key has no paths of the host",
+        "daemon/sandkeepd/core/access.py",
+        "_refuse_host_paths(call.params)",
+        "pass",
+        "tests/daemon/http/test_keys.py::test_a_key_has_no_paths_of_the_host[/etc]",
+    ),
+    Guard(
+        "An HTTP client that does not read is dropped",
+        "daemon/sandkeepd/http/server.py",
+        "with trio.fail_after(self._limits.stalled_s):",
+        "with trio.CancelScope():",
+        f"{_HTTP}test_a_client_that_does_not_read_is_dropped",
+    ),
+    Guard(
+        "A long request is read to its end, though it was answered before",
+        "daemon/sandkeepd/http/server.py",
+        "if self._ended or message",
+        "if True or message",
+        f"{_HTTP}test_an_answer_before_the_end_of_a_long_request_arrives[chunks-/nothing/-True-404]",
+    ),
+    Guard(
+        "Of HTTP clients that come at once each takes the place of another",
+        "daemon/sandkeepd/http/server.py",
+        "            del self._connections[idle]",
+        "            pass",
+        f"{_HTTP}test_ten_thousand_connections_leave_room",
+    ),
+    Guard(
+        "An HTTP request whose length is doubtful is refused",
+        "daemon/sandkeepd/http/server.py",
+        "if _has_doubtful_length(scope):",
+        "if False:",
+        f"{_HTTP}test_no_request_is_smuggled_behind_another[two lengths]",
+    ),
+    Guard(
+        "An API key does not take all HTTP connections",
+        "daemon/sandkeepd/http/gateway.py",
+        "if requests[key] >= MAX_REQUESTS:",
+        "if False:",
+        f"{_HTTP}test_one_key_does_not_take_all_connections",
+    ),
+    Guard(
+        "A copy that was cut off by its sandbox's end is not begun again",
+        "daemon/sandkeepd/api/dispatch.py",
+        "if has_given or ",
+        "if ",
+        "tests/daemon/stream/test_sessions.py::test_a_copy_ends_with_its_sandbox[get]",
     ),
 ]  # fmt: skip
 

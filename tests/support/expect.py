@@ -17,7 +17,7 @@ _SHORTEST_S, _LONGEST_S = 0.005, 0.03
 
 
 def _pause_s(waited_s: float) -> float:
-    """How long to pause before looking again: a third of the time so far. To look takes a processor from the others."""
+    """Return the pause before the next look: a third of the time so far. To look takes a processor from the others."""
     return min(max(waited_s / 3, _SHORTEST_S), _LONGEST_S)
 
 

@@ -11,6 +11,7 @@ import pytest
 import trio
 from tests.support.fake_provider import FakeProvider, open_fake
 
+from sandkeep.protocol.clock import now_us
 from sandkeep.protocol.methods import METHODS
 from sandkeep_store.eventlog.log import EventLog
 from sandkeep_store.metadata_files import MetadataFiles
@@ -23,16 +24,28 @@ from sandkeepd.core.call import Call
 from sandkeepd.core.core import Core
 from sandkeepd.core.peer import Peer
 from sandkeepd.eventlog.retention import Retention
+from sandkeepd.http.keys import Keys
 from sandkeepd.locks.leases import Leases
 from sandkeepd.locks.publish import Publisher
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sessions.sessions import Sessions
 from sandkeepd.stream.access import Access
 from sandkeepd.stream.tokens import Tokens
 
 Opened = Callable[[str, str], AbstractAsyncContextManager[Any]]
 """What opens a provider on a state directory, for the log of an id."""
+
+
+class ShiftedClock:
+    """The time that sessions go by: that of the machine, and `later_s` seconds."""
+
+    def __init__(self) -> None:
+        self.later_s = 0.0
+
+    def __call__(self) -> int:
+        return now_us() + int(self.later_s * 1e6)
 
 
 class Inside:
@@ -49,21 +62,25 @@ class Inside:
         parts: tuple[Images, Sandboxes, Processes],
         kept: SnapshotServices,
         dispatch: Any,
+        sessions: Sessions,
     ) -> None:
         self.core = core
         self.provider = provider
         self.fake: FakeProvider = provider  # unless it is another
         self.images, self.sandboxes, self.processes = parts
-        self.reconciler = Reconciler(core, self.sandboxes.runtimes, self.processes, kept)
+        self.reconciler = Reconciler(core, self.sandboxes.runtimes, self.processes, kept, sessions.operations)
         self.kept = kept
-        self._dispatch = dispatch
+        self.sessions = sessions
+        self.clock: ShiftedClock
+        self.dispatch = dispatch
 
     async def call(self, method: str, uid: int = 0, **params: Any) -> Any:
         """Call a method as a user."""
         row = METHODS[method]
         call = Call(method=row, params=row.params(**params), peer=Peer(uid=uid, gid=uid))
-        at_once = self._dispatch.immediate.get(method)
-        return at_once(call) if at_once else await self._dispatch(call)
+        at_once = self.dispatch.immediate.get(method)
+        answer = at_once(call) if at_once else NotImplemented
+        return await self.dispatch(call) if answer is NotImplemented else answer
 
     def box(self, name: str = "box", uid: int = 0) -> SandboxState:
         """A user's sandbox by its name, as the views have it."""
@@ -113,8 +130,12 @@ async def inside(
             software.adopting = sandboxes.runtimes.adopting
             retention = Retention(core, sandboxes.runtimes)
             kept, leases = SnapshotServices(core, *parts, state_dir), leases_of(core)
-            dispatch = handlers.dispatch(core, *parts, software, Access([], Tokens(state_dir)), retention, kept, leases)
-            made = Inside(core, provider, parts, kept, dispatch)
+            clock = ShiftedClock()
+            sessions = Sessions(core, images, sandboxes, kept.snapshots, kept.restores, clock)
+            access, keys = Access([], Tokens(state_dir)), Keys(state_dir)
+            dispatch = handlers.dispatch(core, *parts, software, access, retention, kept, leases, sessions, keys)
+            made = Inside(core, provider, parts, kept, dispatch, sessions)
+            made.clock = clock
             made.retention, made.leases = retention, leases
             kept.archives.fence = leases.fence
             made.publishing = Publisher(core, leases)

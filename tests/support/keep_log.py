@@ -89,6 +89,7 @@ class Story:
         self._with(lambda client: self._docker(client, docker.busybox()))
         self._with(self._checkpoints)
         self._with(self._keeping)
+        self._with(self._sessions)
         self._with(self._locks)
         box, lost = self._with(self._processes)
         self._end_outside(lost)
@@ -210,6 +211,20 @@ class Story:
         for name in (box, *(sandbox.sandbox_id for sandbox in made)):
             client.sandbox.terminate(name)
 
+    def _sessions(self, client: Any) -> None:
+        """One that was closed, brought back and runs; one whose image has gone; artifacts."""
+        box = client.session.ensure("kept", image=self.image).session.sandbox_id
+        client.sandbox.write_file(box, path="result", data=b"42")
+        kept, removed = (client.artifact.export(box, "result", name=name).artifact_id for name in ("kept", "removed"))
+        client.artifact.remove(removed)
+        refused("not_found", client.artifact.export, box, "absent")
+        client.session.close("kept")
+        assert client.sandbox.exec("kept", "cat result").stdout == b"42"
+        refused("not_found", client.session.ensure, "failed", image="img_absent")
+        client.session.ensure("closed", image=self.image)
+        client.session.close("closed", snapshot=False)
+        assert client.artifact.get(kept).status == "ready"
+
     def _locks(self, client: Any) -> None:
         client.lock.acquire("shared", timeout_s=0)
         refused("lock_contended", client.lock.acquire, "shared", timeout_s=0)
@@ -260,9 +275,19 @@ async def _append(log: EventLog, missing: list[type[Event]]) -> None:
         nursery.cancel_scope.cancel()
 
 
-_PREFIXES: Final = {"image": "img", "process": "prc", "snapshot": "snp", "checkpoint": "ckp", "lock": "lck"}
+_PREFIXES: Final = {
+    "image": "img",
+    "session": "ses",
+    "artifact": "art",
+    "process": "prc",
+    "snapshot": "snp",
+    "checkpoint": "ckp",
+    "lock": "lck",
+}
 _BEGINNINGS: Final = {
     "image": "image.create_requested",
+    "session": "session.start_requested",
+    "artifact": "artifact.export_requested",
     "process": "process.launch_requested",
     "snapshot": "snapshot.create_requested",
     "checkpoint": "checkpoint.create_requested",

@@ -4,11 +4,12 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 
 from sandkeep.errors import ProviderError, SandkeepError, StateError
-from sandkeep_store.locks.clock import Instant
+from sandkeep_store.locks.clock import Clock, Instant
 from sandkeep_store.locks.fence import fence_in
 from sandkeep_store.locks.lease import Lease, Locks
 from sandkeep_store.locks.open import open_store
@@ -17,7 +18,7 @@ from sandkeep_store.locks.store import DocumentStore, Stored, Written
 RESULT = "sandboxes/box/result.json"
 
 
-class TestClock:
+class TestClock(Clock):
     """Stands still until it is moved; who sleeps moves it."""
 
     __test__ = False
@@ -34,7 +35,22 @@ class TestClock:
         self.steady += seconds
 
 
-class FastClock:
+class SkewedClock(Clock):
+    """One machine's clock: off by some seconds, and it may be set."""
+
+    def __init__(self, true: TestClock, off_s: float = 0.0) -> None:
+        self.true = true
+        self.off_s = off_s
+
+    def now(self) -> Instant:
+        now = self.true.now()
+        return now._replace(wall=now.wall + self.off_s)
+
+    def sleep(self, seconds: float) -> None:
+        self.true.sleep(seconds)
+
+
+class FastClock(Clock):
     """The machine's, so many times as fast since a moment: that of all who are to agree on the time."""
 
     def __init__(self, speed: float, since: float) -> None:
@@ -96,7 +112,13 @@ def history(store: DocumentStore) -> list[int]:
     return fences
 
 
-def contend(store: DocumentStore, clock: FastClock, times: int, seed: int) -> list[int]:
+def contend(
+    store: DocumentStore,
+    clock: Clock,
+    times: int,
+    seed: int,
+    on_acquired: Callable[[Lease], object] = lambda lease: None,
+) -> list[int]:
     """Take a lock so many times, dawdle, sometimes for longer than a lease lasts, and write what it guards; answer the
     fences.
     """
@@ -108,8 +130,10 @@ def contend(store: DocumentStore, clock: FastClock, times: int, seed: int) -> li
         except StateError as error:
             if error.code not in ("lock_timeout", "lock_contended"):
                 raise
+            clock.sleep(chance.uniform(0.5, 10))
             continue
         fences.append(lease.fence.number)
+        on_acquired(lease)
         _dawdle(lease, clock, chance)
         record(store, lease.fence.number)
         if chance.random() < 0.95:  # else it goes without a word
@@ -122,11 +146,11 @@ def _give_back(lease: Lease) -> None:
     try:
         lease.release()
     except ProviderError as error:
-        if "written by others" not in error.message:
+        if error.code != "provider_unavailable":
             raise
 
 
-def _dawdle(lease: Lease, clock: FastClock, chance: random.Random) -> None:
+def _dawdle(lease: Lease, clock: Clock, chance: random.Random) -> None:
     kind = chance.random()
     if kind < 0.05:
         clock.sleep(chance.uniform(45, 90))  # past its deadline, or past its end

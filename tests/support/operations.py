@@ -21,6 +21,7 @@ from sandkeepd.host.cgroups import freezer
 BESIDES: dict[str, dict[str, str]] = {
     "OwnRestore": {"snapshot_id": "snapshot_id"},
     "CheckpointReturn": {"checkpoint_id": "checkpoint_id"},
+    "SessionStart": {"id": "name", "image": "image_id"},
 }
 """Parameters that an operation needs though its method does without."""
 
@@ -65,6 +66,7 @@ class World:
         """Somebody else, who locks beside the daemon."""
         self.command = ["true"]
         self.name = "named"
+        self.path = "file"
         self.orphan = ""
         """An archive that no event references."""
 
@@ -84,6 +86,16 @@ class World:
     @property
     def snapshot_id(self) -> str:
         return self._of("snapshot_id", lambda: self._story.ask("snapshot.create", self.sandbox_id))
+
+    @property
+    def artifact_id(self) -> str:
+        return self._of("artifact_id", lambda: self._story.ask("artifact.export", self.sandbox_id, "file"))
+
+    @property
+    def session_id(self) -> str:
+        return self._of(
+            "session_id", lambda: self._story.ask("session.ensure", id=self.name, image=self.image_id).session
+        )
 
     @property
     def checkpoint_id(self) -> str:
@@ -163,6 +175,8 @@ class World:
             story.ask("lock.release", lock.lock_id)
         for snapshot in story.look(lambda client: client.snapshot.list().snapshots):
             story.ask("snapshot.delete", snapshot.snapshot_id)
+        for artifact in story.look(lambda client: client.artifact.list().artifacts):
+            story.ask("artifact.remove", artifact.artifact_id)
         for checkpoint in story.look(lambda client: client.checkpoint.list().checkpoints):
             story.ask("checkpoint.delete", checkpoint.checkpoint_id)
         for sandbox in story.look(lambda client: client.sandbox.list().sandboxes):

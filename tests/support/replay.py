@@ -16,7 +16,7 @@ from sandkeep_store.views.state import State
 LOGS: Final = Path(__file__).parents[1] / "contracts" / "logs"
 STATE: Final = "state.tar.gz"
 VIEWS: Final = "views.json"
-KINDS: Final = ("images", "sandboxes", "processes", "snapshots", "checkpoints", "locks")
+KINDS: Final = ("images", "sandboxes", "processes", "snapshots", "checkpoints", "locks", "artifacts")
 
 
 def pack(state_dir: Path, target: Path) -> None:
@@ -51,6 +51,10 @@ def views(log: EventLog) -> dict[str, Any]:
     """
     state = offline.fold(log)
     found = {kind: {name: _json(view.view()) for name, view in getattr(state, kind).items()} for kind in KINDS}
+    found["sessions"] = {
+        name: _json(session.view(state.sandboxes.get(session.sandbox_id or "")))
+        for name, session in state.sessions.items()
+    }
     found["forks"] = {
         name: _json({**msgspec.structs.asdict(fork), "done": fork.done}) for name, fork in state.forks.items()
     }

@@ -3,9 +3,11 @@
 import io
 import os
 import tarfile
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.expect import until
 
 _DOCKER = pytest.mark.needs("docker")
 
@@ -31,6 +33,36 @@ find . -type f -exec sha256sum {} + 2>/dev/null | while read -r sum path; do pri
 def tree(client: Any, box: str) -> dict[str, str]:
     """All that can be seen in a sandbox's workspace: what everything is, and of files the digest."""
     return dict(line.split("\t", 1) for line in sh(client, box, _LIST).splitlines())
+
+
+_WRITER = """
+import mmap, sys
+file = open("mapped", "r+b")
+memory = mmap.mmap(file.fileno(), 0)
+for line in sys.stdin:
+    memory[0] = ord(line[0])
+    print(line, flush=True)
+"""
+
+
+def write_mapped(client: Any, box: str) -> Callable[[bytes], None]:
+    """Make the file ``mapped``; return a function that writes a letter to its beginning, in memory. The process
+    ``writer`` does that.
+    """
+    sh(client, box, "head -c 100000 /dev/zero >mapped")
+    client.process.launch(box, ["python3", "-c", _WRITER], name="writer", stdin=True)
+
+    def write(letter: bytes) -> None:
+        client.process.write_stdin(box, "writer", letter + b"\n")
+        until(lambda: client.process.read(box, "writer").stdout.endswith(letter + b"\n\n"))
+
+    return write
+
+
+def keep_settled(client: Any, box: str) -> None:
+    """Make a full snapshot, and increments until these are empty: what is new may still change."""
+    client.snapshot.create(box)
+    until(lambda: client.snapshot.create(box, incremental=True).member_count == 1)
 
 
 def paths(client: Any, box: str) -> set[str]:

@@ -51,8 +51,8 @@ def play() -> None:
         toys.append(Toy(core, images.holds))
         self.operations = (*self.operations, toys[0])
 
-    def knows_toy(core: Any, handle: Any, at_once: Any, commands: Any) -> Any:
-        return dispatch(core, {**handle, ROW.name: toys[0].make}, at_once, commands)
+    def knows_toy(core: Any, handle: Any, *rest: Any) -> Any:
+        return dispatch(core, {**handle, ROW.name: toys[0].make}, *rest)
 
     METHODS[ROW.name] = ROW
     setattr(file_services.SnapshotServices, "__init__", with_toy)  # noqa: B010

@@ -22,6 +22,7 @@ from sandkeepd.api.writer import Writer
 from sandkeepd.core.call import Call, Handler, cannot_give, no_progress
 from sandkeepd.core.peer import Peer
 from sandkeepd.host.fairness import yield_to_loop
+from sandkeepd.serving.deadline import within_deadline
 from sandkeepd.serving.defects import only_error, report
 from sandkeepd.serving.holdings import CALL_BYTES, Holdings
 from sandkeepd.serving.limits import MAX_DESCRIPTORS, MAX_DESCRIPTORS_OF_USER, CallLimits
@@ -306,25 +307,16 @@ class Connection:
                     scope.cancel()
             try:
                 await yield_to_loop()
-                value = await (self._hand_over(call) if route.method.descriptors else self._within_deadline(call))
+                if route.method.descriptors:
+                    value = await self._hand_over(call)
+                else:
+                    value = await within_deadline(self._handler, call)
                 answer = self._result(request, value)
             except Exception as error:  # noqa: BLE001  # a defect, which is reported
                 answer = self._failure(request, error, call)
             finally:
                 self._waiting.discard(scope)
         return answer
-
-    async def _within_deadline(self, call: Call) -> Any:
-        deadline_s = call.method.deadline_s
-        if deadline_s is None:
-            return await self._handler(call)
-        value = None
-        with trio.move_on_after(deadline_s) as scope:
-            value = await self._handler(call)
-        if scope.cancelled_caught:
-            message = f"{call.method.name} took longer than {deadline_s:g} s: see what came of it before you try again"
-            raise StateError("timeout", message, deadline_s=deadline_s)
-        return value
 
     async def _hand_over(self, call: Call) -> Any:
         """Carry out a call that gives descriptors, unless too many are on the way to the client, or to its user."""
@@ -334,7 +326,7 @@ class Connection:
             raise StateError("not_ready", message)
         self._descriptors_asked_for += count
         try:
-            return await self._within_deadline(call)
+            return await within_deadline(self._handler, call)
         finally:
             self._descriptors_asked_for -= count
 

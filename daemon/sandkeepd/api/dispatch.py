@@ -1,9 +1,15 @@
 """Dispatch of calls to handlers: access first, then, for changes, the guarantee of at most one execution."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
+from sandkeep.errors import StateError
 from sandkeep.protocol.methods import METHODS, Mutation
+from sandkeep_store.views.sessions import SessionState
 from sandkeepd.api.repeated_commands import RepeatedCommands
 from sandkeepd.core.access import Request, admit
 from sandkeepd.core.call import Call
@@ -11,6 +17,11 @@ from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Again, Command, Handle
 
 HandleNow = Callable[[Request[Any]], Any]
+BringBack = Callable[[Request[Any], SessionState], Awaitable[str]]
+"""Makes a session ready, and returns the id of its sandbox."""
+
+Attached = Callable[[str], AbstractContextManager[None]]
+"""Counts a client as attached to a sandbox for the length of a block."""
 
 
 class Dispatch:
@@ -24,11 +35,15 @@ class Dispatch:
         handlers: Mapping[str, Handle],
         at_once: Mapping[str, HandleNow],
         commands: Sequence[Command],
+        bring_back: BringBack,
+        attached: Attached,
     ) -> None:
         again = {command.method: command.again for command in commands}
         _check_complete(handlers, at_once, again)
         self._core = core
         self._handlers = handlers
+        self._bring_back = bring_back
+        self._attached = attached
         self._commands = RepeatedCommands(core, again)
         self.immediate: Mapping[str, Callable[[Call], Any]] = {
             name: self._immediately(handle) for name, handle in at_once.items()
@@ -40,11 +55,49 @@ class Dispatch:
     async def __call__(self, call: Call) -> Any:
         """Answer a call. Raises SandkeepError."""
         request = admit(self._core.state, call)
-        handle = self._handlers[call.method.name]
+        handle = self._handler_of(call)
         with self._core.quotas.calling(request):
             if not isinstance(request.params, Mutation) or request.params.command_id is None:
                 return await handle(request)
             return await self._commands.once(call, request, handle)
+
+    def _handler_of(self, call: Call) -> Handle:
+        """Return the handler of a call, which makes the session ready first that is named for a sandbox."""
+        handle = self._handlers[call.method.name]
+        if not call.method.revives:
+            return handle
+        handle = partial(self._handle_attached, handle)
+        state, owner, named = self._core.state, call.peer.owner, call.params.sandbox_id  # type: ignore[attr-defined]
+        sandbox, session = state.sandbox_named(owner, named), state.session_called(owner, named)
+        if sandbox is not None and not sandbox.hidden and sandbox.spec.session_id is None:
+            return handle  # it got the name while the session had none
+        return partial(self._handle_ready, handle, session) if session is not None else handle
+
+    async def _handle_attached(self, handle: Handle, request: Request[Any]) -> Any:
+        with self._attached(request.params.sandbox_id):
+            return await handle(request)
+
+    async def _handle_ready(self, handle: Handle, session: SessionState, request: Request[Any]) -> Any:
+        has_given = False
+
+        async def give(descriptors: Sequence[int]) -> None:
+            nonlocal has_given
+            has_given = True
+            await request.give(descriptors)
+
+        async def handle_once() -> Any:
+            sandbox_id = await self._bring_back(request, session)
+            return await handle(replace(request, params=replace(request.params, sandbox_id=sandbox_id), give=give))
+
+        try:
+            return await handle_once()
+        except StateError as ended:
+            sandbox = self._core.state.sandboxes.get(session.sandbox_id or "")
+            if has_given or ended.code != "not_ready" or session.is_ready(sandbox):
+                raise
+            if "process_id" in ended.data and sandbox is not None and sandbox.status != "lost":
+                raise  # it may have run, and what it did is in the files
+            return await handle_once()  # the sandbox ended at that moment, before the call had an effect
 
 
 def _check_complete(

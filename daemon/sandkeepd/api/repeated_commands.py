@@ -4,16 +4,14 @@ A command is known by its first event in the log; one that makes no event, by a 
 running command waits for it.
 """
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import msgspec
-import trio
 from msgspec.structs import replace
 
 from sandkeep.errors import DaemonError, StateError
-from sandkeep.events import Meta, SandboxCreateRequested
+from sandkeep.events import Meta, SandboxCreateRequested, SessionStartRequested
 from sandkeep.protocol.clock import now_us
 from sandkeep.protocol.methods import Mutation
 from sandkeep_store.eventlog.eventless_commands import REMEMBERED_US, CommandProgress
@@ -24,6 +22,7 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.call import Call
 from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Again, Handle
+from sandkeepd.core.turns import Turns
 
 _EVEN_UNREMEMBERED: Final = frozenset({"daemon.shutdown", "sandbox.terminate"})
 """Methods that a disk that fails must not prevent: to do them again does no harm."""
@@ -40,13 +39,13 @@ class RepeatedCommands:
     def __init__(self, core: Core, again: Mapping[str, Again]) -> None:
         self._core = core
         self._again = again
-        self._running: dict[tuple[str, str], trio.Event] = {}
+        self._turns = Turns()
 
     async def once(self, call: Call, request: Request[Any], handle: Handle) -> Any:
         """Answer a command that has an id: by `handle`, or as it was answered before."""
         assert request.command_id is not None
         key = (request.owner, request.command_id)
-        async with self._turn(key):
+        async with self._turns.of(key):  # repetitions wait
             # As it was sent, since a name may mean another sandbox by the time of a repetition. A method without an
             # event records no sandbox, so there the resolved ids count.
             params: Mutation = request.params if request.method.intent is None else cast("Mutation", call.params)
@@ -54,24 +53,13 @@ class RepeatedCommands:
             command = self._core.log.command_key.keyed(digest)
             return await self._once(replace(request, command=command), handle, *key)
 
-    @asynccontextmanager
-    async def _turn(self, key: tuple[str, str]) -> AsyncIterator[None]:
-        """Execute one command exclusively for the length of a block: repetitions wait."""
-        while key in self._running:
-            await self._running[key].wait()
-        self._running[key] = trio.Event()
-        try:
-            yield
-        finally:
-            self._running.pop(key).set()
-
     async def _once(self, request: Request[Any], handle: Handle, owner: str, command_id: str) -> Any:
         """Answer a known command from its record, and carry out an unknown one."""
         first = await self._first_of(request, owner, command_id)
         if first is not None and now_us() - first.time_us < REMEMBERED_US:
             recorded = msgspec.json.decode(first.meta, type=Meta).command or ""
             self._check_same(request, recorded, f"{first.type} {first.sandbox_id}")
-            request = _of_the_same(request, first)
+            request = self._of_the_same(request, first)
             answer = await self._again[request.method.name](request, first)
             return await handle(request) if answer is RUN_AGAIN else answer
         past = self._remembered(request, owner, command_id)
@@ -107,6 +95,17 @@ class RepeatedCommands:
             return None
         return past
 
+    def _of_the_same(self, request: Request[Any], first: Recorded) -> Request[Any]:
+        """The request, of the sandbox that it was of when it was given first, or of the session that it made then."""
+        if first.type == SessionStartRequested.type and request.method.intent == first.type:
+            session_id = self._core.state.sessions[first.stream].session_id
+            return replace(request, params=replace(request.params, id=session_id))
+        filed = request.method.intent == first.type != SandboxCreateRequested.type  # that is filed under the new one
+        named = getattr(request.params, "sandbox_id", None)
+        if not filed or first.sandbox_id is None or named in (None, first.sandbox_id):
+            return request
+        return replace(request, params=replace(request.params, sandbox_id=first.sandbox_id))
+
     def _check_same(self, request: Request[Any], recorded: str, told: str = "") -> None:
         """Raise `conflict` unless the fingerprint on record is that of this command.
 
@@ -122,11 +121,3 @@ class RepeatedCommands:
             lost = same_method and is_keyed(recorded) and not key.made(recorded)
             why = _KEY_LOST if lost else "was given with another command: use a new one"
             raise StateError("conflict", f"command_id {request.command_id!r} {why}", command_id=request.command_id)
-
-
-def _of_the_same(request: Request[Any], first: Recorded) -> Request[Any]:
-    """The request, of the sandbox that it was of when it was given first."""
-    filed = request.method.intent == first.type != SandboxCreateRequested.type  # that is filed under the new sandbox
-    if not filed or getattr(request.params, "sandbox_id", None) in (None, first.sandbox_id):
-        return request
-    return replace(request, params=replace(request.params, sandbox_id=first.sandbox_id))

@@ -13,7 +13,8 @@ The nursery tree, with what ends each task::
         ├── OutputLimit.run                keeps the output of each sandbox within its bounds
         ├── caching.run, check_later  writes the cached fold now and then; looks at what it spared the start
         ├── reconciler.run            once, at start
-        ├── reaper.run                idle and lifetime limits
+        ├── reaper.run                idle and lifetime limits of sandboxes
+        ├── sessions.reaper.run       the same of sessions
         ├── leases.run                one task a lock that is held, which renews it
         ├── one task a running sandbox (Runtimes._keep)
         │   └── one task a running process (ProcessSupervisor.carry, follow, adopt)
@@ -21,6 +22,7 @@ The nursery tree, with what ends each task::
         └── api
             ├── serve                 accepts; one task a connection, one a call that waits
             ├── StreamServer.serve    one a listener; accepts; two tasks a websocket, one that reads and one that talks
+            ├── HttpServer.serve      one a listener, if SANDKEEP_HTTP is set; one task a connection, one a request
             ├── watchdog, keep_status tell the service manager, if there is one, how it goes
             └── signals               SIGTERM and SIGINT end the api, and so the daemon; SIGHUP reloads
 
@@ -36,6 +38,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 from msgspec import Struct
@@ -58,6 +61,7 @@ from sandkeepd.app import handlers
 from sandkeepd.app.file_services import SnapshotServices
 from sandkeepd.app.listeners import Listeners, opened
 from sandkeepd.app.reconcile import Reconciler
+from sandkeepd.app.socket_activation import address_of
 from sandkeepd.app.status import Software
 from sandkeepd.app.systemd import Manager
 from sandkeepd.contract.provider import Provider
@@ -68,6 +72,7 @@ from sandkeepd.eventlog import verify
 from sandkeepd.eventlog.retention import Retention
 from sandkeepd.host.instance_lock import lock_file
 from sandkeepd.host.processes import boot_id
+from sandkeepd.http.keys import Keys
 from sandkeepd.locks.leases import Leases
 from sandkeepd.locks.publish import Publisher
 from sandkeepd.providers.registry import open_providers
@@ -77,11 +82,16 @@ from sandkeepd.sandboxes.output_limit import OutputLimit
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.serving.holdings import Holdings
+from sandkeepd.sessions.activity import Activity
+from sandkeepd.sessions.sessions import Sessions
 from sandkeepd.stream.access import Access
 from sandkeepd.stream.endpoints import endpoints
 from sandkeepd.stream.identity import Identity
 from sandkeepd.stream.server import StreamServer
 from sandkeepd.stream.tokens import Tokens
+
+if TYPE_CHECKING:
+    from sandkeepd.http.server import HttpServer
 
 logger = logging.getLogger("sandkeepd")
 
@@ -96,11 +106,12 @@ class Config(Struct, frozen=True, kw_only=True):
     state_dir: str
     socket: str
     stream: tuple[str, ...] = ()
+    http: tuple[str, ...] = ()
 
 
 def config_from_settings() -> Config:
     """Return the configuration from the environment, with defaults."""
-    return Config(state_dir=daemon.STATE_DIR(), socket=daemon.SOCKET(), stream=daemon.STREAM())
+    return Config(state_dir=daemon.STATE_DIR(), socket=daemon.SOCKET(), stream=daemon.STREAM(), http=daemon.HTTP())
 
 
 async def run(
@@ -116,7 +127,7 @@ async def run(
     manager = manager or Manager()
     with ExitStack() as stack:
         # First: it fails and leaves nothing behind.
-        listeners = stack.enter_context(opened(config.socket, config.stream, manager.passed))
+        listeners = stack.enter_context(opened(config.socket, config.stream, manager.passed, config.http))
         prepare_state_dir(config.state_dir)
         stack.enter_context(lock_file(f"{config.state_dir}/daemon.lock", _in_use(config.state_dir)))
         log = EventLog.open(f"{config.state_dir}/{offline.LOG_NAME}")
@@ -148,12 +159,14 @@ async def _run_parts(
         sandboxes = Sandboxes(core, images)
         processes = Processes(core, sandboxes.runtimes)
         services = SnapshotServices(core, images, sandboxes, processes, config.state_dir)
-        reconciler = Reconciler(core, sandboxes.runtimes, processes, services)
+        sessions = Sessions(core, images, sandboxes, services.snapshots, services.restores)
+        reconciler = Reconciler(core, sandboxes.runtimes, processes, services, sessions.operations)
         stopping = trio.Event()
         software = Software(core, config.state_dir, os.fsdecode(listeners.api.getsockname()), stopping)
-        tokens = Tokens(config.state_dir)
+        tokens, keys = Tokens(config.state_dir), Keys(config.state_dir)
         software.adopting = sandboxes.runtimes.adopting
         software.stream = [listener.address for listener in listeners.stream]
+        software.http = [address_of(listener, "tcp") for listener in listeners.http]
         secure = any(listener.is_secure for listener in listeners.stream)
         identity = Identity.of(config.state_dir) if secure else None
         stream_access = Access(software.stream, tokens, identity.pin if identity else None)
@@ -162,11 +175,12 @@ async def _run_parts(
         services.archives.fence = leases.fence
         publishing = Publisher(core, leases)
         dispatch = handlers.dispatch(
-            core, images, sandboxes, processes, software, stream_access, retention, services, leases
+            core, images, sandboxes, processes, software, stream_access, retention, services, leases, sessions, keys
         )
         holdings = Holdings(daemon.CLIENT_MEMORY())
-        served = endpoints(core, sandboxes.runtimes, processes)
+        served = endpoints(core, dispatch, processes, sessions.activity)
         stream = StreamServer(served, tokens, daemon.STREAM_ORIGINS(), holdings=holdings)
+        http = _gateway(core, dispatch, keys, sessions.activity, holdings) if listeners.http else None
         if not problems:
             reconciler.announce()
             await _record_start(core)
@@ -176,6 +190,7 @@ async def _run_parts(
             await tasks.start(leases.run)
             tasks.start_soon(publishing.run)
             tasks.start_soon(reaper.run, core, sandboxes.termination)
+            tasks.start_soon(sessions.reaper.run)
             tasks.start_soon(files.run)
             tasks.start_soon(retention.run)
             tasks.start_soon(services.gc.run)
@@ -184,7 +199,7 @@ async def _run_parts(
             tasks.start_soon(caching.check_later, core)
             tasks.start_soon(verify.recover, core)
         reason = await _serve_until_stopped(
-            listeners, dispatch, stream, identity, software, stopping, manager, holdings, task_status
+            listeners, dispatch, stream, http, identity, software, stopping, manager, holdings, task_status
         )
         tasks.cancel_scope.cancel()
     failpoints.reach("stop.carriers_ended")
@@ -197,6 +212,7 @@ async def _serve_until_stopped(
     listeners: Listeners,
     dispatch: handlers.Dispatch,
     stream: StreamServer,
+    http: "HttpServer | None",
     identity: Identity | None,
     software: Software,
     stopping: trio.Event,
@@ -225,6 +241,9 @@ async def _serve_until_stopped(
         for listener in listeners.stream:
             tls = identity.context if identity and listener.is_secure else None
             await api.start(stream.serve, listener.socket, tls)
+        if http is not None:
+            for http_listener in listeners.http:
+                await api.start(http.serve, http_listener)
         logger.info(
             "ready",
             extra={"socket": software.socket, "state_dir": software.state_dir, "position": core.log.head},
@@ -242,6 +261,28 @@ async def _serve_until_stopped(
         manager.stopping(reason)
         api.cancel_scope.cancel()
     return reason
+
+
+def _gateway(
+    core: Core, dispatch: handlers.Dispatch, keys: Keys, activity: Activity, holdings: Holdings
+) -> "HttpServer":
+    """Make the HTTP gateway. Its libraries are imported here, so that they cost nothing while it is off.
+
+    Raises `not_configured` when they are missing.
+    """
+    try:
+        from sandkeepd.http.gateway import Gateway
+        from sandkeepd.http.routes import ROWS
+        from sandkeepd.http.server import HttpServer
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("sandkeep"):
+            raise
+        message = (
+            f"{daemon.HTTP.name} needs the Python package {error.name.partition('.')[0]}: "
+            "pip install 'sandkeep[http]', or unset it"
+        )
+        raise SetupError("not_configured", message, setting=daemon.HTTP.name) from None
+    return HttpServer(Gateway(core, dispatch, keys, activity, ROWS).app, holdings=holdings)
 
 
 def _reload(software: Software, manager: Manager) -> None:

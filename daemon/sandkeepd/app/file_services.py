@@ -1,4 +1,4 @@
-"""Services on the files of sandboxes, built together: snapshots, forks, checkpoints, restore, transfer."""
+"""Services on the files of sandboxes, built together: snapshots, forks, checkpoints, restore, transfer, artifacts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +8,8 @@ from sandkeepd.checkpoints.files import CheckpointFiles
 from sandkeepd.checkpoints.time_travel import TimeTravel
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Operation
+from sandkeepd.sandboxes.artifacts import Artifacts
+from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
@@ -37,8 +39,9 @@ class SnapshotServices:
         self.checkpoints = Checkpoints(core, sandboxes, processes, self.layers, files)
         self.time_travel = TimeTravel(core, sandboxes.creation, self.restores, self.checkpoints)
         self.gc = GarbageCollector(core, self.snapshots.removal, self.archives)
+        self.artifacts = Artifacts(core, runtimes, Files(core, runtimes), state_dir)
         self.operations: Sequence[Operation[Any]] = (
             *images.operations, *sandboxes.operations, self.forks, self.file_restores, *self.snapshots.operations,
-            *self.transfers.operations, *self.checkpoints.operations,
+            *self.transfers.operations, *self.checkpoints.operations, *self.artifacts.operations,
         )  # fmt: skip
         sandboxes.termination.on_ended = self.layers.release

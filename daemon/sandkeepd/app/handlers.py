@@ -16,6 +16,7 @@ from sandkeepd.core.operation import Command, Handle, eventless_command
 from sandkeepd.eventlog.history import History
 from sandkeepd.eventlog.retention import Retention
 from sandkeepd.eventlog.verify import Verification
+from sandkeepd.http.keys import Keys
 from sandkeepd.locks.leases import Leases
 from sandkeepd.locks.locks import LockService
 from sandkeepd.sandboxes.default_provider import ProviderChooser
@@ -24,6 +25,7 @@ from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.sandboxes.stats import Stats
+from sandkeepd.sessions.sessions import Sessions
 from sandkeepd.stream.access import Access
 
 __all__ = ["Dispatch", "dispatch"]
@@ -39,6 +41,8 @@ def dispatch(
     retention: Retention,
     services: SnapshotServices,
     leases: Leases,
+    sessions: Sessions,
+    keys: Keys,
 ) -> Dispatch:
     """The daemon's handler of calls."""
     history, upkeep, files = (
@@ -53,6 +57,13 @@ def dispatch(
         "image.create": images.create,
         "image.remove": images.remove,
         "provider.choose": choosing.choose,
+        "session.ensure": sessions.ensure,
+        "session.close": sessions.close,
+        "artifact.export": services.artifacts.export,
+        "artifact.get": services.artifacts.get,
+        "artifact.open": services.artifacts.open,
+        "artifact.remove": services.artifacts.remove,
+        "session.history": history.session_history,
         "sandbox.create": sandboxes.creation.create,
         "sandbox.stats": Stats(core, sandboxes.runtimes).stats,
         "sandbox.exec": processes.execution.exec,
@@ -92,6 +103,8 @@ def dispatch(
         "snapshot.gc": services.gc.collect,
         "lock.acquire": locking.acquire,
         "lock.release": locking.release,
+        "key.create": keys.create,
+        "key.remove": keys.remove,
         "event.list": history.list,
         "event.state_at": history.state_at,
         "stream.access": access.access,
@@ -107,22 +120,28 @@ def dispatch(
         "quota.get": core.quotas.get_now,
         "image.get": images.get_now,
         "image.list": images.list_now,
+        "session.ensure": sessions.ensure_now,
+        "session.get": sessions.get_now,
+        "session.list": sessions.list_now,
+        "session.heartbeat": sessions.heartbeat_now,
         "sandbox.get": sandboxes.get_now,
         "sandbox.list": sandboxes.list_now,
         "checkpoint.get": services.checkpoints.get_now,
         "checkpoint.list": services.checkpoints.list_now,
         "snapshot.get": services.snapshots.get_now,
         "snapshot.list": services.snapshots.list_now,
+        "artifact.list": services.artifacts.list_now,
         "lock.get": locking.get_now,
         "lock.list": locking.list_now,
+        "key.list": keys.list_now,
     }
     commands: Sequence[Command] = (
-        *services.operations, *processes.commands, *files.commands, *locking.commands, sandboxes.updates.command,
-        choosing, services.restores,
+        *services.operations, *sessions.operations, *processes.commands, *files.commands, *locking.commands,
+        sandboxes.updates.command, choosing, services.restores,
         services.time_travel, eventless_command("snapshot.gc", services.gc.answer_again),
         eventless_command("stream.access", access.answer_again), eventless_command("daemon.shutdown", _nothing),
     )  # fmt: skip
-    return Dispatch(core, handlers, at_once, commands)
+    return Dispatch(core, handlers, at_once, commands, sessions.bring_back, sessions.activity.attached)
 
 
 async def _restore_own(services: SnapshotServices, request: Request[SandboxRestore]) -> Sandbox:

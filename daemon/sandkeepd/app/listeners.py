@@ -29,14 +29,17 @@ class StreamListener(Struct, frozen=True):
 
 
 class Listeners(Struct, frozen=True, kw_only=True):
-    """Sockets that listen, non-blocking: the API's, and the stream server's."""
+    """Sockets that listen, non-blocking: the API's, the stream server's, and the HTTP gateway's."""
 
     api: socket.socket
     stream: tuple[StreamListener, ...] = ()
+    http: tuple[socket.socket, ...] = ()
 
 
 @contextlib.contextmanager
-def opened(api_path: str, stream_addresses: Sequence[str], passed: PassedSockets) -> Iterator[Listeners]:
+def opened(
+    api_path: str, stream_addresses: Sequence[str], passed: PassedSockets, http_addresses: Sequence[str] = ()
+) -> Iterator[Listeners]:
     """Listen on all addresses but those of passed sockets; close all afterwards.
 
     Raises `not_configured` and `conflict`, naming the setting.
@@ -52,7 +55,8 @@ def opened(api_path: str, stream_addresses: Sequence[str], passed: PassedSockets
             api = stack.enter_context(listening(api_path, *access))
         missing = [address for address in stream_addresses if address not in {one.address for one in given}]
         made = [stack.enter_context(_stream_listener(address, *access)) for address in missing]
-        yield Listeners(api=api, stream=(*given, *made))
+        http = [stack.enter_context(_http_listener(address, *access)) for address in http_addresses]
+        yield Listeners(api=api, stream=(*given, *made), http=tuple(http))
 
 
 def _named(listener: socket.socket, stream_addresses: Sequence[str]) -> StreamListener:
@@ -80,11 +84,19 @@ def _stream_listener(address: str, mode: int, group: str | None) -> Iterator[Str
         with listening(path, mode, group, daemon.STREAM.name) as listener:
             yield StreamListener(listener, address_of(listener))
     else:
-        with _tcp_listener(address) as listener:
+        with _tcp_listener(address, daemon.STREAM.name) as listener:
             yield StreamListener(listener, address_of(listener, kind))
 
 
-def _tcp_listener(address: str) -> socket.socket:
+@contextlib.contextmanager
+def _http_listener(address: str, mode: int, group: str | None) -> Iterator[socket.socket]:
+    kind, _, path = address.partition(":")
+    setting = daemon.HTTP.name
+    with listening(path, mode, group, setting) if kind == "unix" else _tcp_listener(address, setting) as listener:
+        yield listener
+
+
+def _tcp_listener(address: str, setting: str) -> socket.socket:
     host, port = daemon.tcp_address(address)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -95,6 +107,6 @@ def _tcp_listener(address: str) -> socket.socket:
     except OSError as error:
         listener.close()
         why = error.strerror or error
-        message = f"{address} cannot be listened on: {why}; set {daemon.STREAM.name} to another port"
-        raise SetupError("not_configured", message, setting=daemon.STREAM.name) from None
+        message = f"{address} cannot be listened on: {why}; set {setting} to another port"
+        raise SetupError("not_configured", message, setting=setting) from None
     return listener

@@ -86,10 +86,13 @@ class Owned:
 class Reconciler:
     """Does all that once, when a daemon starts."""
 
-    def __init__(self, core: Core, runtimes: Runtimes, processes: Processes, services: SnapshotServices) -> None:
+    def __init__(
+        self, core: Core, runtimes: Runtimes, processes: Processes, services: SnapshotServices,
+        operations: Sequence[Operation[Any]] = (),
+    ) -> None:  # fmt: skip
         self._core = core
         self._services = services
-        self._operations: Sequence[Operation[Any]] = (*services.operations, services.gc.removal)
+        self._operations: Sequence[Operation[Any]] = (*services.operations, services.gc.removal, *operations)
         self._abandoned: list[str] = []
         self._runtimes = runtimes
         self._processes = processes
@@ -132,6 +135,7 @@ class Reconciler:
             sweep = partial(services.checkpoints.sweep, self._abandoned)
             nursery.start_soon(run_logged, sweep, "removing copies of checkpoints")
             nursery.start_soon(run_logged, services.snapshots.removal.drop_kept, "removing archives that were kept")
+            nursery.start_soon(run_logged, services.artifacts.sweep, "removing unfinished artifacts")
             nursery.start_soon(run_logged, services.archives.sweep, "removing what was being written")
 
     async def _settle_provider(self, name: str, *, is_used: bool) -> None:

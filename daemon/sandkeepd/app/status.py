@@ -30,6 +30,7 @@ class Software:
         self.socket = socket
         self.server: server.Server | None = None
         self.stream: list[str] = []
+        self.http: list[str] = []
         self.serving = trio.Event()
         """Set when requests are answered: then the rest of the start begins."""
         self.adopting: Container[str] = ()
@@ -70,6 +71,7 @@ class Software:
             connections=self.server.statistics().connections if self.server is not None else 0,
             resident_bytes=resident_bytes(),
             stream=self.stream,
+            http=self.http,
             not_adopted=sum(s.sandbox_id in self.adopting for s in sandboxes),
             foreign=list(dict.fromkeys(chain.from_iterable(core.foreign.values()))) if request.admin else [],
         )

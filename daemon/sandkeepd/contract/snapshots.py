@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct, field
 
 from sandkeep.model import ArchiveFormat, SandboxSpec
+from sandkeep_store.archives.trees.rebase import Workspace
 from sandkeepd.contract.caller import Progress
 
 
@@ -64,8 +65,17 @@ class PackedFiles(Struct, frozen=True, kw_only=True):
 class Snapshotting(Protocol):
     """`provider.snapshots`: present when the files of a sandbox can be kept as an archive."""
 
+    takes_root: bool
+    """True if sandboxes can begin with an archive of a whole root file system."""
+
     def files_root(self, plan: Mapping[str, Any]) -> str:
         """Return the directory in the sandbox at which the names in its archives begin."""
+        ...
+
+    def workspace_in_archives(self, details: Mapping[str, Any]) -> Workspace | None:
+        """Return the workspace in archives of an image's sandboxes, by the image's `details`; None where names in an
+        archive of a workspace begin at the workspace.
+        """
         ...
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ import grp
 import os
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from sandkeep.events import Meta
 from sandkeep.protocol.methods import Access, Kind, Method, Mutation, Params
 from sandkeep.settings.daemon import ADMIN_GROUP
 from sandkeep_store.eventlog.eventless_commands import CommandProgress
+from sandkeep_store.views.artifacts import ArtifactState
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.snapshots import SnapshotState
@@ -26,6 +27,9 @@ from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core import rules
 from sandkeepd.core.call import Call, Give
 from sandkeepd.core.peer import Peer
+
+_HOST_PATHS: Final = ("source", "image")
+"""The parameters that may be a directory of the host."""
 
 P_co = TypeVar("P_co", bound=Params, covariant=True)
 
@@ -74,7 +78,9 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
 
 
 def is_admin(peer: Peer) -> bool:
-    """Root, the user that the daemon runs as, and the members of ``SANDKEEP_ADMIN_GROUP``."""
+    """Root, the user that the daemon runs as, and the members of ``SANDKEEP_ADMIN_GROUP``; no API key."""
+    if peer.key is not None:
+        return False
     if peer.uid == 0 or peer.uid == os.geteuid():
         return True
     group = _group_id(ADMIN_GROUP())
@@ -99,13 +105,15 @@ def forget_groups() -> None:
 def admit(state: State, call: Call) -> Request[Params]:
     """Let a call through, or raise `permission_denied` or `not_found`."""
     peer, method = call.peer, call.method
-    admin = is_admin(peer)
+    admin, owner = is_admin(peer), peer.owner
     if not admin:
         _check(method, call.params)
+    if peer.key is not None:
+        _refuse_host_paths(call.params)
     return Request(
         method=method,
-        params=_resolved(state, method, call.params, peer.owner, admin=admin),
-        owner=peer.owner,
+        params=_resolved(state, method, call.params, owner, admin=admin),
+        owner=owner,
         admin=admin,
         peer=peer,
         client=call.client,
@@ -122,6 +130,17 @@ def _check(method: Method, params: Params) -> None:
             raise CallerError(
                 "permission_denied", f"{field}={value!r} is for administrators: leave it out", field=field
             )
+
+
+def _refuse_host_paths(params: Params) -> None:
+    """Refuse directories of the host to an API key: nobody on this machine vouches for its holder."""
+    for field in _HOST_PATHS:
+        if str(getattr(params, field, None) or "").startswith("/"):
+            message = f"{field}: paths of the host are not for API keys: give a reference, or an image's id"
+            raise CallerError("permission_denied", message, field=field)
+    if any(volume.source.startswith("/") for volume in getattr(params, "volumes", None) or ()):
+        message = "volumes: directories of the host are not for API keys: give volumes by name"
+        raise CallerError("permission_denied", message, field="volumes")
 
 
 def _resolved(state: State, method: Method, params: Params, owner: str, *, admin: bool) -> Params:
@@ -143,8 +162,12 @@ def _named(state: State, kind: Kind, text: str, owner: str, *, admin: bool) -> s
     """The id of the object of that kind that a caller names; None when the caller is shown none."""
     if kind == "sandbox":
         return _sandbox_called(state, text, owner, admin=admin)
-    objects: Mapping[str, Mapping[str, ImageState | SnapshotState | CheckpointState]] = {
-        "image": state.images, "snapshot": state.snapshots, "checkpoint": state.checkpoints
+    if kind == "session":
+        session = state.session_called(owner, text) or state.sessions.get(text)
+        return session.key if session is not None and (admin or session.owner == owner) else None
+    objects: Mapping[str, Mapping[str, ImageState | SnapshotState | CheckpointState | ArtifactState]] = {
+        "image": state.images, "snapshot": state.snapshots, "checkpoint": state.checkpoints,
+        "artifact": state.artifacts,
     }  # fmt: skip
     found = objects[kind].get(text)
     return text if found is not None and (admin or found.owner == owner) else None
@@ -163,4 +186,6 @@ def _sandbox_called(state: State, text: str, owner: str, *, admin: bool) -> str 
     found = state.sandboxes.get(text)
     if found is not None and (admin or found.owner == owner):
         return text
+    if named is None and state.session_called(owner, text) is not None:
+        return text  # it has no sandbox yet: `Dispatch` sees to that where one is needed
     return named.sandbox_id if named is not None else None

@@ -20,6 +20,7 @@ from sandkeep_store.metadata_files import MetadataFiles
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.contract.provider import Provider
+from sandkeepd.core import rules
 from sandkeepd.core.interruption import UnderWay
 from sandkeepd.core.quotas import Quotas
 from sandkeepd.host.fairness import yield_to_loop
@@ -107,6 +108,10 @@ class Core:
         `not_supported`.
         """
         return self.provider(snapshot.requested.provider or "local")
+
+    def provider_of_image(self, image_id: str) -> Provider:
+        """The provider that an image was made for. Raises `not_found` and `not_supported`."""
+        return self.provider(rules.image(self.state, image_id).requested.provider)
 
     def require_sound(self) -> None:
         """Raise `storage_unavailable` for a log that could not be folded to its end: the state would not follow."""

@@ -22,17 +22,21 @@ _MOST_GROUPS: Final = 65536  # NGROUPS_MAX of linux/limits.h
 
 
 class Peer(Struct, frozen=True, kw_only=True):
-    """A connected process: its ids when it connected. `pid` is for the record only, as it can be another's by now."""
+    """A connected process: its ids when it connected. `pid` is for the record only, as it can be another's by now.
+
+    `key` names the API key of an HTTP client; its uid is nobody's, and it owns what that key owns.
+    """
 
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
     pid: int = 0
+    key: str | None = None
 
     @property
     def owner(self) -> str:
         """The owner of objects that this peer makes."""
-        return f"uid:{self.uid}"
+        return f"uid:{self.uid}" if self.key is None else f"key:{self.key}"
 
 
 def peer_of(connection: socket.socket) -> Peer:

@@ -30,6 +30,7 @@ FREES: Final = {
     "images": "remove images (`sandkeep image rm`)",
     "snapshots": "delete snapshots (`sandkeep snapshot rm`)",
     "checkpoints": "delete checkpoints (`sandkeep checkpoint rm`)",
+    "artifacts": "remove artifacts (`sandkeep artifact rm`)",
     "journals": "terminate sandboxes: the output of ended ones is dropped within a minute, oldest first",
     "calls": "wait until some of your calls are answered",
 }
@@ -62,7 +63,7 @@ class Quotas:
         self._reserved: dict[str, Share] = {}
         self._journals: dict[str, int] = {}
         self._measured_us: dict[str, int] = {}
-        for stream in chain(state.sandboxes, state.images, state.snapshots, state.checkpoints):
+        for stream in chain(state.sandboxes, state.images, state.snapshots, state.checkpoints, state.artifacts):
             self._record(stream)
 
     def limit(self, owner: str, quota: str) -> int | None:
@@ -72,6 +73,11 @@ class Quotas:
     def used(self, owner: str, quota: str) -> int:
         """Return what is used of an owner's quota, reservations included."""
         return self._used.get(owner, {}).get(quota, 0)
+
+    def left(self, request: Request[Any] | None, owner: str, quota: str) -> int | None:
+        """Return how much of a quota a caller may still use; None if that is not limited."""
+        limit = self.limit(owner, quota)
+        return None if limit is None or self._is_exempt(request) else max(0, limit - self.used(owner, quota))
 
     # -- checks -------------------------------------------------------------------------------------------------------
 
@@ -164,6 +170,9 @@ class Quotas:
             if snapshot.stored is None or not snapshot.has_archive:
                 return None
             return Share(snapshot.owner, {"snapshots": snapshot.stored.size_bytes})
+        if (artifact := state.artifacts.get(stream)) is not None:
+            made_size = artifact.exported.size_bytes if artifact.exported is not None and artifact.alive else 0
+            return Share(artifact.owner, {"artifacts": made_size}) if made_size else None
         if (checkpoint := state.checkpoints.get(stream)) is not None:
             files = checkpoint.stored.files if checkpoint.stored is not None and checkpoint.alive else ()
             return Share(checkpoint.owner, {"checkpoints": sum(file.size_bytes for file in files)}) if files else None

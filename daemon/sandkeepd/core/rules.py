@@ -78,6 +78,15 @@ def image(state: State, image_id: str) -> ImageState:
     return found
 
 
+def ready_image(state: State, image_id: str) -> ImageState:
+    """The same, of which sandboxes can be made. Raises `not_found` and `not_ready`."""
+    found = image(state, image_id)
+    if found.status != "ready":
+        message = f"image {found.image_id} is {found.status}, not ready"
+        raise StateError("not_ready", message, image_id=found.image_id, status=found.status)
+    return found
+
+
 def sandbox(state: State, sandbox_id: str) -> SandboxState:
     """The sandbox of that id. Raises `not_found`."""
     if sandbox_id not in state.sandboxes:
@@ -349,14 +358,7 @@ def create_sandbox(
     """Check a request for a new sandbox and return its image and full spec. `network` and `memory_bytes` are the
     defaults.
     """
-    source = image(state, command.image_id)
-    if source.status != "ready":
-        raise StateError(
-            "not_ready",
-            f"image {source.image_id} is {source.status}, not ready",
-            image_id=source.image_id,
-            status=source.status,
-        )
+    source = ready_image(state, command.image_id)
     made_for = source.requested.provider
     if command.provider not in (None, made_for):
         raise SetupError(
@@ -364,6 +366,11 @@ def create_sandbox(
             f"image {source.image_id} was made for the provider {made_for!r}: make one for {command.provider!r} first",
             provider=command.provider,
         )
+    return source, sandbox_spec(command, network=network, memory_bytes=memory_bytes)
+
+
+def sandbox_spec(command: SandboxCreate, *, network: Network, memory_bytes: int | None) -> SandboxSpec:
+    """Return the full spec of a requested sandbox, as `create_sandbox` does, whatever its image."""
     spec = SandboxSpec(
         cpus=command.cpus,
         memory_bytes=command.memory_bytes or memory_bytes,
@@ -383,7 +390,7 @@ def create_sandbox(
     if _size(spec.env) + _size(spec.labels) > MAX_SPEC_BYTES:
         field = max("env", "labels", key=lambda name: _size(getattr(spec, name)))
         raise _too_large(field, "variables and labels together are")
-    return source, spec
+    return spec
 
 
 def asked_spec(asked: events.SandboxCreateRequested | events.CheckpointCreateRequested) -> SandboxSpec:
@@ -396,8 +403,8 @@ def asked_spec(asked: events.SandboxCreateRequested | events.CheckpointCreateReq
 
 
 def like(spec: SandboxSpec, labels: Mapping[str, str], env: Mapping[str, str] | None = None) -> SandboxSpec:
-    """The same as another sandbox was asked to be, with labels and variables besides."""
-    made = replace(spec, labels={**spec.labels, **labels}, env={**spec.env, **(env or {})})
+    """The same as another sandbox was asked to be, with labels and variables besides. It belongs to no session."""
+    made = replace(spec, labels={**spec.labels, **labels}, env={**spec.env, **(env or {})}, session_id=None)
     if _size(made.env) + _size(made.labels) > MAX_SPEC_BYTES:
         raise _too_large("labels" if labels else "env", "variables and labels together are")
     return made

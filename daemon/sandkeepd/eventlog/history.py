@@ -1,6 +1,6 @@
 """History for callers: committed events from a token on, of all or one sandbox; and the state after any."""
 
-from typing import Final
+from typing import Any, Final
 
 import trio
 from msgspec import Raw, Struct
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sandkeep.errors import CallerError
 from sandkeep.model import Moment, SandboxAt
 from sandkeep.protocol.clock import rfc3339
-from sandkeep.protocol.methods import EventQuery, HistoryQuery, StateQuery
+from sandkeep.protocol.methods import EventQuery, HistoryQuery, SessionHistory, StateQuery
 from sandkeep_store.eventlog.log import Recorded
 from sandkeep_store.views.moments import moments
 from sandkeepd.core import rules
@@ -72,6 +72,12 @@ class History:
         page = await self._page(request, after, query.limit, query.sandbox_id, None)
         return self._marked(request, page)
 
+    async def session_history(self, request: Request[SessionHistory]) -> RawEventPage:
+        """List events of a session itself; each of its sandboxes has a history of its own."""
+        query = request.params
+        after = 0 if query.after is None else self._core.log.parse_token(query.after, gaps=True)
+        return await self._page(request, after, query.limit, query.session_id, None)
+
     def _marked(self, request: Request[HistoryQuery], page: RawEventPage) -> RawEventPage:
         """The page with the moments that were kept at its events."""
         state = self._core.state
@@ -129,7 +135,7 @@ class History:
 
     async def _page(
         self,
-        request: Request[EventQuery] | Request[HistoryQuery],
+        request: Request[Any],
         after: int,
         limit: int,
         sandbox_id: str | None,

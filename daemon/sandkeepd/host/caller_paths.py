@@ -52,11 +52,14 @@ _FIRST_BYTES: Final = 64 * 1024
 _PATIENCE_MS: Final = 500
 """Maximum delay of noticing a cancellation."""
 
-# $1 the directory, $2 what must not be copied into itself, if the caller can see it at all. What the kernel shows as
+# The arguments must not be copied into themselves, if the caller can see them at all. What the kernel shows as
 # files is left out: it may have no end (kcore), or never answer (kmsg).
 _SURVEY: Final = f"""
 cd -- "$SOURCE" || {{ ls -d -- "$SOURCE/"; exit 3; }}
-[ -e "$1" ] && set -- -samefile "$1" -prune -o || set --
+for place; do
+	shift
+	[ ! -e "$place" ] || set -- "$@" -samefile "$place" -prune -o
+done
 for type in proc sysfs cgroup cgroup2 debugfs tracefs securityfs configfs bpf pstore efivarfs; do
 	set -- "$@" -fstype $type -prune -printf 'K %s %p\\0' -o
 done
@@ -81,13 +84,13 @@ class Survey(Struct, frozen=True, kw_only=True):
 
 
 async def import_tree(
-    source: str, caller: Caller, target: str, *, owner: int | None, hide: str, progress: Progress
+    source: str, caller: Caller, target: str, *, owner: int | None, hide: Sequence[str], progress: Progress
 ) -> ImportedImage:
     """Copy the directory `source`, as `caller` may read it, to `target`, which must not exist.
 
     Everything in it then belongs to `owner` (None: to this process's user). Kept are modes, times, symbolic and hard
     links, empty directories, FIFOs and every byte of a name; dropped are setuid and setgid bits; sockets and devices
-    are skipped. The tree `hide` is left out.
+    are skipped. The directories `hide` are left out.
 
     Raises `invalid` (no such directory), `permission_denied` (the first path that cannot be read),
     `storage_unavailable`. The caller removes a partial copy.
@@ -162,10 +165,10 @@ def _look(source: str, caller: Caller, dockerfile: str) -> Seen:
     return cast("Seen", word)
 
 
-def _survey(source: str, caller: Caller, hide: str) -> Survey:
+def _survey(source: str, caller: Caller, hide: Sequence[str]) -> Survey:
     with tempfile.TemporaryFile() as names:
         listing = _Listing(source, names)
-        code, _, errors = _run_as(caller, [_SURVEY, "sh", hide], listing.take, SOURCE=source)
+        code, _, errors = _run_as(caller, [_SURVEY, "sh", *hide], listing.take, SOURCE=source)
         if code == 3:
             raise _not_a_directory(source, errors)
         if code:

@@ -78,7 +78,7 @@ class SharedDirectory:
 
     def is_full(self) -> bool:
         """Return True if the sandbox's own disk is full."""
-        found = self.statvfs()
+        found = self.statvfs() if self.own_disk else None
         return found is not None and (found.f_bavail * found.f_frsize < _FULL_BYTES or found.f_ffree == 0)
 
     def statvfs(self) -> os.statvfs_result | None:

@@ -132,7 +132,9 @@ class Leases:
     # -- taking and giving back ---------------------------------------------------------------------------------------
 
     async def acquire(self, lock: LockState, given_up: trio.Event) -> Lease | None:
-        """Wait for a lock; return its lease, not yet renewed, or None if given up. Raises as `Attempt.step` does."""
+        """Wait for a lock; return its lease, not yet renewed, or None if given up, and then nobody waits for it any
+        more. Raises as `Attempt.step` does.
+        """
         mine = (other.fence or 0 for other in self._core.state.locks.values() if other.competes_with(lock))
         attempt = Attempt(
             self.locks(lock.where),
@@ -147,12 +149,18 @@ class Leases:
                 return step
             with trio.move_on_after(step):
                 await given_up.wait()
+        await self._try_once(attempt.cancel, lock)
         return None
 
     async def release_unwanted(self, lock: LockState, lease: Lease | None = None) -> None:
-        """Release a lock that nobody wants; without a lease, one that may be taken. If that fails, it expires."""
+        """Release a lock that nobody wants; without a lease, one that may be taken or waited for. If that fails, it
+        expires.
+        """
+        await self._try_once(partial(self._free, lock, lease), lock)
+
+    async def _try_once(self, give_back: Callable[[], object], lock: LockState) -> None:
         try:
-            await self.in_thread(partial(self._free, lock, lease))
+            await self.in_thread(give_back)
         except SandkeepError as error:
             logger.info("not given back", extra={"lock": lock.name, "why": error.message})
 
@@ -279,7 +287,7 @@ class Leases:
         self.on_adopted(self._core.state.filing_id(lock))
 
     async def _undo(self, lock: LockState) -> None:
-        """Free a lock that was being taken, if it was taken."""
+        """Free a lock that was being taken, if it was taken, and wait for it no more."""
         try:
             await self._retry(partial(self._free, lock, None), f"undoing {lock.lock_id}")
         except SandkeepError as error:

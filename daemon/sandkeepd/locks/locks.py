@@ -80,8 +80,6 @@ class LockAcquisition(LockOperation):
             return [self.about(lock, events.LockAcquired(fence=lease.fence.number))]
         if lease is not None:
             await self.leases.release_unwanted(lock, lease)
-        else:
-            order.resources.push_async_callback(self.leases.release_unwanted, lock)
         return [self.about(lock, events.LockAcquireFailed(code="timeout", message=GIVEN_UP, interrupted=True))]
 
     async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from sandkeep import events
 from sandkeep.errors import CallerError, StateError
-from sandkeep.model import Sandbox
+from sandkeep.model import Sandbox, SandboxSpec, Volume
 from sandkeep.protocol.methods import SandboxCreate
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
@@ -70,14 +70,19 @@ class SandboxCreation(Creation[SandboxState]):
     async def create(self, request: Request[SandboxCreate]) -> Sandbox:
         """Make a sandbox and start it."""
         core, command = self.core, request.params
-        provider = core.provider(rules.image(core.state, command.image_id).requested.provider)
+        provider = core.provider_of_image(command.image_id)
         image, spec = rules.create_sandbox(
             core.state, command, network=provider.default_network(), memory_bytes=provider.default_memory()
         )
-        _check_volumes(request)
+        check_volumes(request, command.volumes)
+        return await self.create_as(request, image.image_id, spec)
+
+    async def create_as(self, request: Request[SandboxCreate], image_id: str, spec: SandboxSpec) -> Sandbox:
+        """Make a sandbox of this spec, which was checked; of the request only the name and the secrets count."""
+        command, provider = request.params, self.core.provider_of_image(image_id)
         with self._reservations.one(request, command.name, spec) as sandbox_id:
-            new = self._reservations.intent(sandbox_id, provider, image.image_id, spec, request.caller, command.secrets)
-            with self._images.holds.held(image.image_id):
+            new = self._reservations.intent(sandbox_id, provider, image_id, spec, request.caller, command.secrets)
+            with self._images.holds.held(image_id):
                 await self.begin(new, request.meta, request, Maker(command.secrets))
         return await self.made(sandbox_id)
 
@@ -164,9 +169,9 @@ class SandboxCreation(Creation[SandboxState]):
         self.start(intent, payload=maker)
 
 
-def _check_volumes(request: Request[SandboxCreate]) -> None:
+def check_volumes(request: Request[Any], volumes: Sequence[Volume]) -> None:
     """Allow host directories as volumes to administrators only."""
-    for volume in request.params.volumes:
+    for volume in volumes:
         if volume.source.startswith("/") and not request.admin:
             message = f"volumes: {volume.source!r} is a directory of the host, for administrators: give a name instead"
             raise CallerError("permission_denied", message, field="volumes")

@@ -182,8 +182,7 @@ class Files:
     async def copy_out(self, request: Request[CopyOut]) -> Copied:
         """Give the caller the end of a pipe from which an archive is read, and wait until that has ended."""
         query = request.params
-        form: Form = "contents" if query.contents else "whole"
-        async with self.send(query.sandbox_id, path_of(query), form=form) as outgoing:
+        async with self.send(query.sandbox_id, path_of(query), form=_form_of(query)) as outgoing:
             await _give(request, outgoing.take_data())
             return await outgoing.result()
 
@@ -191,8 +190,7 @@ class Files:
         """Give the caller the end of a pipe to which an archive is written, and wait for `copy_commit`."""
         query = request.params
         key = (query.sandbox_id, query.transfer_id)
-        form: Form = "contents" if query.contents else "whole"
-        async with self.receive(query.sandbox_id, path_of(query), form=form) as incoming:
+        async with self.receive(query.sandbox_id, path_of(query), form=_form_of(query)) as incoming:
             if key in self._transfers:
                 message = f"transfer_id {query.transfer_id!r} is in use: give each copy a new one"
                 raise StateError("conflict", message, transfer_id=query.transfer_id)
@@ -227,14 +225,15 @@ class Files:
         surrogates. Raises `not_found`, `permission_denied`, `invalid`, `not_ready`.
         """
         runtime = await self._reach(sandbox_id)
-        async with copies.copying(runtime.instance, path, incoming=False, form=form) as copy:
-            outgoing = Outgoing(copy)
-            try:
-                yield outgoing
-            finally:
-                left = outgoing.take_data()
-                if left >= 0:
-                    os.close(left)
+        with self._runtimes.copying(sandbox_id):
+            async with copies.copying(runtime.instance, path, incoming=False, form=form) as copy:
+                outgoing = Outgoing(copy)
+                try:
+                    yield outgoing
+                finally:
+                    left = outgoing.take_data()
+                    if left >= 0:
+                        os.close(left)
 
     @asynccontextmanager
     async def receive(self, sandbox_id: str, path: str, *, form: Form) -> AsyncIterator[Incoming]:
@@ -253,8 +252,9 @@ class Files:
 
     async def _receive(self, runtime: Runtime, path: str, form: Form, incoming: Incoming) -> None:
         record = partial(self._record_copy, runtime.instance.sandbox_id)
-        async with copies.copying(runtime.instance, path, incoming=True, form=form) as copy:
-            await incoming.receive(copy, record)
+        with self._runtimes.copying(runtime.instance.sandbox_id):
+            async with copies.copying(runtime.instance, path, incoming=True, form=form) as copy:
+                await incoming.receive(copy, record)
 
     async def _record_copy(self, sandbox_id: str, extent: Extent, meta: Meta) -> Copied:
         event = events.SandboxFileWritten(
@@ -278,6 +278,13 @@ async def _give(request: Request[CopyIn] | Request[CopyOut], descriptor: int) ->
         await request.give([descriptor])
     finally:
         os.close(descriptor)
+
+
+def _form_of(params: CopyIn | CopyOut) -> Form:
+    """Return the form of the stream. Raises `invalid`."""
+    if params.contents and params.as_bytes:
+        raise CallerError("invalid", "as_bytes: it is for a file, and contents for a directory", field="as_bytes")
+    return "bytes" if params.as_bytes else "contents" if params.contents else "whole"
 
 
 def path_of(params: FileRead | FileWrite | DirectoryQuery | CopyIn | CopyOut) -> str:

@@ -138,11 +138,14 @@ class Images:
 
     async def create(self, request: Request[ImageCreate]) -> Image:
         """Make an image; one of the same content is used again unless `clean`."""
-        self._core.quotas.require(request, request.owner, "images")
+        owner = request.params.owner or request.owner
+        if not request.sees(owner):
+            raise CallerError("permission_denied", "owner: others' images are for administrators", field="owner")
+        self._core.quotas.require(request, owner, "images")
         source = await self._source(request.params, request.caller)
         provider = self._core.provider(request.params.provider or source.provider)
         default_base = provider.builder.default_base() if provider.builder is not None else None
-        event = rules.create_image(request.params, request.owner, provider.name, source, default_base)
+        event = rules.create_image(request.params, owner, provider.name, source, default_base)
         image: Image = await self.creation.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
         return image
 

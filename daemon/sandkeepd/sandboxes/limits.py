@@ -19,13 +19,14 @@ FILE_TOO_LARGE: Final = 128 + 25
 
 class LimitWatcher:
     """The limits of one sandbox. Where the kernel does not count refused processes, no failure is attributed to them.
-    For a process that an earlier daemon started, only those since its adoption count.
+    For a process that an earlier daemon started, only those since its adoption count. To be closed.
     """
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
         self._oom = OomWatcher(instance)
         self._refused: dict[str, int] = {}
+        self._processes = usage.ProcessCount(instance.cgroups)
 
     def begin(self, process_id: str) -> None:
         """Mark the kernel's counts, as a process is about to be started, or was found running."""
@@ -53,13 +54,15 @@ class LimitWatcher:
         }
         return [limit for limit, is_met in met.items() if is_met]
 
+    def note(self) -> str | None:
+        """Return a note on the limits that the running sandbox is at; None if there are none."""
+        notes = []
+        if self._instance.disk_is_full():
+            notes.append("its disk is full: remove files, or `sandkeep update --disk`")
+        if (count := self._processes.at_limit()) is not None:
+            notes.append(f"it has {count} processes, which is its limit: end some")
+        return "; ".join(notes) or None
 
-def note_of(instance: Instance) -> str | None:
-    """Return a note on the limits that a running sandbox is at; None if there are none."""
-    count, most = usage.pids(instance.cgroups)
-    notes = []
-    if instance.disk_is_full():
-        notes.append("its disk is full: remove files, or `sandkeep update --disk`")
-    if count is not None and most is not None and count >= most:
-        notes.append(f"it has {count} processes, which is its limit: end some")
-    return "; ".join(notes) or None
+    def close(self) -> None:
+        """Release the descriptors."""
+        self._processes.close()

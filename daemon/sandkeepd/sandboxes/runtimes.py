@@ -19,6 +19,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.contract.instance import Ending, Instance
 from sandkeepd.core import rules
 from sandkeepd.core.core import Core, Tries
+from sandkeepd.core.holds import Holds
 from sandkeepd.core.interruption import Interruptible
 from sandkeepd.sandboxes.limits import LimitWatcher
 
@@ -64,6 +65,9 @@ class Runtimes:
         self._core = core
         self.by_id: dict[str, Runtime] = {}
         self.adopting: dict[str, Interruptible] = {}
+        self._copies = Holds()
+        self.copying = self._copies.held
+        """Counts a sandbox, during a block, as one whose files are copied."""
         self.on_end: Callable[[Runtime, Ending], Awaitable[None]]
         """Called when a sandbox ended by itself; `Termination` sets it."""
 
@@ -89,6 +93,7 @@ class Runtimes:
             why = await self._until_end(runtime)
         finally:
             runtime.nursery = None
+            runtime.limits.close()
             runtime.finished.set()
         if why is not None:
             await self.on_end(runtime, why)
@@ -185,6 +190,10 @@ class Runtimes:
             with trio.move_on_after(ADOPTION_PATIENCE_S):
                 await self.adopting[sandbox_id].finished.wait()
 
+    def is_copied(self, sandbox_id: str) -> bool:
+        """Tell if files are being copied into or out of a sandbox."""
+        return self._copies.count(sandbox_id) > 0
+
     @contextmanager
     def reading(self, sandbox_id: str) -> Iterator[None]:
         """Read the sandbox's files during a block, which its end interrupts.
@@ -192,7 +201,7 @@ class Runtimes:
         Raises `not_ready` then.
         """
         reading = Interruptible()
-        with self._core.under_way.running(sandbox_id, reading):
+        with self.copying(sandbox_id), self._core.under_way.running(sandbox_id, reading):
             yield
         if reading.scope.cancelled_caught:
             raise rules.not_ready(self._core.state.sandboxes[sandbox_id], "ended while its files were read")

@@ -13,7 +13,6 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Operation
 from sandkeepd.core.paging import page
-from sandkeepd.sandboxes import limits
 from sandkeepd.sandboxes.creation import SandboxCreation
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.reservations import Reservations
@@ -43,8 +42,8 @@ class Sandboxes:
         """Show a sandbox, with a note if it is at a limit."""
         sandbox = rules.sandbox(self._core.state, request.params.sandbox_id)
         found, runtime = self._view(sandbox), self.runtimes.by_id.get(sandbox.sandbox_id)
-        if found.note is None and runtime is not None and sandbox.status == "running":
-            note = limits.note_of(runtime.instance)
+        if found.note is None and sandbox.status == "running" and runtime is not None:
+            note = runtime.limits.note()
             found = msgspec.structs.replace(found, note=note) if note else found
         return found
 

@@ -34,5 +34,5 @@ def report(error: Exception, method: str, params: Params | None) -> DaemonError:
 
 def _secrets(params: Params | None) -> list[str]:
     """Return the values to hide, longest first so that no part of one is left."""
-    values = [*getattr(params, "secrets", {}).values(), *getattr(params, "env", {}).values()]
+    values = [*getattr(params, "secrets", {}).values(), *(getattr(params, "env", None) or {}).values()]
     return sorted((value for value in values if value), key=len, reverse=True)

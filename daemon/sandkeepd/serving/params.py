@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import Meta, Raw, Struct
 
 from sandkeep.errors import CallerError
 from sandkeep.protocol.methods import Params
@@ -34,7 +34,7 @@ def decoder(params: type[Params]) -> Callable[[Raw], Params]:
     return decode_or_refuse
 
 
-def refusal(params: type[Params], message: str) -> CallerError:
+def refusal(params: type[Struct], message: str) -> CallerError:
     """The error for parameters that msgspec refused with the problem `message`."""
     if unknown := _UNKNOWN.match(message):
         return _invalid(unknown[1][:64], "there is no such parameter")

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.contract.layers import KeptArchive
@@ -12,22 +12,15 @@ IMPLIED: Final = 10_000
 
 
 def limits_of(snapshot: SnapshotState) -> Limits:
-    """Return the limits of an archive: for a sandbox's own, its recorded contents; for an imported one, the limits of
-    the import.
+    """Return the limits of an archive: for a sandbox's own, its recorded contents; for an imported one, those of
+    every import.
     """
     stored = snapshot.stored
     assert stored is not None
     if snapshot.sandbox_id is None:
-        return limits_of_import(snapshot.requested.root)
+        return DEFAULT_LIMITS
     members = stored.member_count + IMPLIED
-    return Limits(members=members, content_bytes=stored.content_bytes, ratio=1 << 40, outward_symlinks=True)
-
-
-def limits_of_import(root: str) -> Limits:
-    """Return the limits of an imported archive whose names begin at `root`: links in a whole root filesystem cannot
-    lead out of it.
-    """
-    return Limits(outward_symlinks=root == "/")
+    return Limits(members=members, content_bytes=stored.content_bytes, ratio=1 << 40)
 
 
 def archive_of(state: State, snapshot: SnapshotState, descriptor: int) -> KeptArchive:

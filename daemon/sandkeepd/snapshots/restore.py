@@ -101,7 +101,12 @@ class Restores:
         snapshot = rules.ready_snapshot(core.state, command.snapshot_id)
         if source is not None:
             rules.require_secrets(source, command.secrets)
-        spec = self._spec(source, snapshot, command)
+        return await self.restore_as(request, self._spec(source, snapshot, command))
+
+    async def restore_as(self, request: Request[SnapshotRestore], spec: SandboxSpec) -> Sandbox:
+        """The same, for a sandbox of this spec; labels and variables of the request do not count."""
+        command, core = request.params, self._core
+        snapshot = rules.ready_snapshot(core.state, command.snapshot_id)
         with self._reservations.one(request, command.name, spec) as sandbox_id:
             new = await self._planned(request, snapshot, sandbox_id, spec)
             maker = _FromSnapshot(command.secrets, self._unpacking, snapshot, request.progress)

@@ -27,6 +27,7 @@ from sandkeepd.core.holds import Holds
 from sandkeepd.core.operation import Creation, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.sandboxes.runtimes import Runtimes
+from sandkeepd.snapshots.archive_paths import group_of
 from sandkeepd.snapshots.archives import Making, SnapshotArchives
 from sandkeepd.snapshots.deferred_upload import DeferredUploads, not_sent
 from sandkeepd.snapshots.forks import source_of
@@ -203,7 +204,7 @@ class Snapshots:
         core.quotas.require(request, sandbox.owner, "snapshots")
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
-        places = self._archives.places(snapshot_id, sandbox.sandbox_id, command.format, bucket=bucket)
+        places = self._archives.places(snapshot_id, group_of(sandbox), command.format, bucket=bucket)
         parent = self._parent(sandbox, command, provider)
         event = rules.create_snapshot(
             sandbox, command, places, parent_id=parent, root=able.files_root(sandbox.requested.plan)

@@ -12,14 +12,18 @@ from typing import Any, Final
 
 import trio
 
-from sandkeep import events, failpoints, ids
-from sandkeep.errors import DataError, StateError
+from sandkeep import events, failpoints, ids, model
+from sandkeep.errors import DaemonError, DataError, SetupError, StateError
 from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
 from sandkeep.protocol.methods import SnapshotImport, SnapshotPromote, SnapshotRef
 from sandkeep_store.archives.tar.compression import Codec
-from sandkeep_store.archives.tar.inspect import Inspection, inspect
+from sandkeep_store.archives.tar.inspect import CheckedArchive, Inspection
+from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS
+from sandkeep_store.archives.tar.top_level import TopLevel
 from sandkeep_store.archives.trees.layers import flatten
-from sandkeep_store.archives.trees.pack import NO_LIMITS, PackedArchive
+from sandkeep_store.archives.trees.pack import NO_LIMITS, PackedArchive, write
+from sandkeep_store.archives.trees.read import Remarks
+from sandkeep_store.archives.trees.rebase import Rebased, Workspace
 from sandkeep_store.buckets.config import STORAGE
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain
@@ -31,11 +35,10 @@ from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Operation, Order
 from sandkeepd.host.hostile_files import read_only
 from sandkeepd.host.threads import Meter, run_in_thread
-from sandkeepd.host.unnamed_file import open_unnamed
+from sandkeepd.host.unnamed_file import open_unnamed, unnamed_file
 from sandkeepd.sandboxes.images import ImageCreation, ImageHolds, Images
 from sandkeepd.sandboxes.runtimes import Runtimes
-from sandkeepd.snapshots.archive_limits import limits_of_import
-from sandkeepd.snapshots.archives import SnapshotArchives, check
+from sandkeepd.snapshots.archives import SnapshotArchives, check, write_all
 from sandkeepd.snapshots.forks import layering
 from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.pipe_intake import Intake, enlarge
@@ -44,6 +47,11 @@ from sandkeepd.snapshots.snapshots import SnapshotCreation, Snapshots, snapshott
 
 IMPORTED: Final = "imported"
 """The directory of imported archives."""
+
+LOCAL: Final = "local"
+"""The provider of imported archives without an image."""
+
+CHUNK_BYTES: Final = 1 << 20
 
 _FORMATS: Final[dict[Codec, ArchiveFormat]] = {"none": "tar", "gzip": "tar.gz", "zstd": "tar.zst"}
 
@@ -69,12 +77,8 @@ class SnapshotIntake(SnapshotCreation):
                 raise StateError("not_ready", "who sent the archive went away before all of it had come: send it again")
             if request.params.digest not in (None, f"sha256:{sha256}"):
                 raise DataError("snapshot_corrupt", "the archive that came has another digest than was said")
-            limits = limits_of_import(asked.root)
 
-            def looking(moved: Meter) -> Inspection:
-                return inspect(making.descriptor, limits, moved=moved)
-
-            found = await run_in_thread(looking, order.progress, "looking through the archive")
+            found, kind = await self._fit(order, making.descriptor)
             failpoints.reach("snapshot.received")
             self.charge(order, asked.owner, "snapshots", found.size_bytes)
             await making.keep(found.sha256, found.size_bytes, order.progress)
@@ -86,8 +90,45 @@ class SnapshotIntake(SnapshotCreation):
             format=_FORMATS[found.codec],
             here=making.here if making.unsent else None,
             unsent=making.unsent,
+            kind=kind,
         )
         return [NewEvent(order.stream, stored)]
+
+    async def _fit(
+        self, order: Order[SnapshotState], archive: int
+    ) -> tuple[Inspection | PackedArchive, model.SnapshotKind | None]:
+        """Inspect an archive, and rewrite it if its names begin elsewhere than those in its provider's archives do.
+
+        Return its kind if that is not ``full``. Raises `not_supported` for a whole root that the provider cannot take.
+        """
+        core, asked = self.core, order.subject.requested
+        assert order.request is not None
+        image = core.state.images.get(asked.image_id or "")
+        provider = core.provider(asked.provider or LOCAL)
+        able = snapshotting(provider)
+        into = able.workspace_in_archives(image.details if image is not None else {})
+        top = TopLevel(None if into is None else into.path)
+        found = await run_in_thread(partial(_look_through, archive, top), order.progress, "looking through the archive")
+        files = order.request.params.files or top.files
+        if files == "root" and not able.takes_root:
+            message = f"the archive holds a whole root file system, which {provider.name} sandboxes do not start from"
+            advice = "import it with an image of Docker or gVisor, or with files=workspace if it is a workspace"
+            raise SetupError("not_supported", f"{message}: {advice}", field="files")
+        strip = top.is_in_workspace and order.request.params.files is None
+        layer = into if files == "workspace" else None
+        if not strip and layer is None:
+            return found, None
+        if layer is not None and found.duplicates:
+            message = "the archive has names that come twice, which no layer over an image can have: pack it anew"
+            raise DataError("snapshot_corrupt", message)
+        async with AsyncExitStack() as opened:
+            base = None
+            if layer is not None:
+                base = await layering(provider).open_image(asked.image_id or "")
+                opened.callback(os.close, base)
+            work = partial(_rewrite, archive, found.codec, strip=strip, into=layer, image=base)
+            packed = await run_in_thread(work, order.progress, "rewriting it", limiter=self._archives.limiter)
+        return packed, "incremental" if layer is not None else None
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`. The caller gets a pipe without a reader."""
@@ -195,7 +236,8 @@ class Transfers:
                 opened.callback(os.close, base)
             output = await trio.to_thread.run_sync(partial(open_unnamed, STORAGE.local_root().base, create=True))
             opened.callback(os.close, output)
-            owner = snapshotting(provider).owner_in_archives(core.state.sandboxes[snapshot.sandbox_id or ""].spec)
+            source = core.state.sandboxes.get(snapshot.sandbox_id or "")
+            owner = snapshotting(provider).owner_in_archives(source.spec) if source is not None else None
             work = partial(_flattened, archives, base, output, snapshot.format, owner)
             packed = await run_in_thread(work, progress, "putting it together", limiter=self._archives.limiter)
             given = read_only(output)
@@ -216,7 +258,7 @@ class Transfers:
         bucket = command.archive == "bucket"
         places = self._archives.places(snapshot_id, IMPORTED, command.format, bucket=bucket)
         image = rules.image(self._core.state, command.image_id) if command.image_id is not None else None
-        provider = snapshotting(self._core.provider(image.requested.provider if image is not None else "local"))
+        provider = snapshotting(self._core.provider(image.requested.provider if image is not None else LOCAL))
         event = rules.import_snapshot(command, request.owner, places, image, provider.files_root({}))
         kept: Snapshot = await self._intake.run(NewEvent(snapshot_id, event, None, 0), request)
         return kept
@@ -247,6 +289,31 @@ async def _received(request: Request[SnapshotImport], target: int) -> str:
         return await Intake(reading, target, request.params.size_bytes).run(request.progress)
     finally:
         os.close(reading)
+
+
+def _look_through(archive: int, top: TopLevel, moved: Meter) -> Inspection:
+    checked = CheckedArchive(archive, DEFAULT_LIMITS, moved=moved)
+    for member in checked:
+        top.add(member)
+    return checked.result
+
+
+def _rewrite(
+    archive: int, codec: Codec, moved: Meter, *, strip: bool, into: Workspace | None, image: int | None
+) -> PackedArchive:
+    """Replace the content of a file by the same archive under other names."""
+    with unnamed_file(STORAGE.local_root().base) as output:
+        source = Rebased(CheckedArchive(archive, DEFAULT_LIMITS), strip=strip, into=into, image=image)
+        packed = write(source, output, codec, Remarks(), moved=moved)
+        try:
+            os.ftruncate(archive, 0)
+            for descriptor in (archive, output):
+                os.lseek(descriptor, 0, os.SEEK_SET)
+            while chunk := os.read(output, CHUNK_BYTES):
+                write_all(archive, chunk)
+        except OSError as error:
+            raise DaemonError("storage_unavailable", f"the archive cannot be rewritten: {error.strerror}") from None
+    return packed
 
 
 def _flattened(

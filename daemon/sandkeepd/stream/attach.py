@@ -15,6 +15,7 @@ from sandkeep.protocol.methods import ProcessAttach, ProcessSignal, ProcessWrite
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sessions.activity import Activity
 from sandkeepd.stream.logs import JournalReader, exit_of
 from sandkeepd.stream.session import Client, Handler, Session, validated
 
@@ -23,14 +24,20 @@ ENDING_S: Final = 1.0
 """Seconds from the hangup of a terminal or an input until the process's end must be on record."""
 
 
-async def attach(core: Core, processes: Processes, client: Client) -> Handler:
+async def attach(core: Core, processes: Processes, activity: Activity, client: Client) -> Handler:
     """The endpoint: find the process, and see which kind it is."""
     _, _, sandbox_id, name = client.target.parts
     query = client.query(AttachQuery)
     request = client.request(core, "process.attach", validated(ProcessAttach, sandbox_id=sandbox_id, name=name))
     process = await processes.lookup.find(request.params.sandbox_id, name)
     attached = Attached(core, processes, process, client, query)
-    return attached.terminal if process.requested.tty else attached.journal
+    show = attached.terminal if process.requested.tty else attached.journal
+
+    async def show_attached(session: Session) -> None:
+        with activity.attached(process.sandbox_id):
+            await show(session)
+
+    return show_attached
 
 
 class Attached(NamedTuple):

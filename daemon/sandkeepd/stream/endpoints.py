@@ -2,10 +2,10 @@
 
 from functools import partial
 
+from sandkeepd.core.call import Handler
 from sandkeepd.core.core import Core
-from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.processes import Processes
-from sandkeepd.sandboxes.runtimes import Runtimes
+from sandkeepd.sessions.activity import Activity
 from sandkeepd.stream.attach import attach
 from sandkeepd.stream.events import events
 from sandkeepd.stream.files import files
@@ -13,11 +13,11 @@ from sandkeepd.stream.logs import logs
 from sandkeepd.stream.session import Endpoint
 
 
-def endpoints(core: Core, runtimes: Runtimes, processes: Processes) -> dict[str, Endpoint]:
-    """The endpoints by the first part of their path."""
+def endpoints(core: Core, handle: Handler, processes: Processes, activity: Activity) -> dict[str, Endpoint]:
+    """The endpoints by the first part of their path. `handle` answers calls."""
     return {
-        "logs": partial(logs, core, processes),
-        "events": partial(events, core),
-        "attach": partial(attach, core, processes),
-        "files": partial(files, core, Files(core, runtimes)),
+        "logs": partial(logs, core, processes, activity),
+        "events": partial(events, core, activity),
+        "attach": partial(attach, core, processes, activity),
+        "files": partial(files, core, handle),
     }

@@ -11,6 +11,7 @@ from sandkeep_store.eventlog.log import EventLog
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.eventlog.history import History, RawEvent
+from sandkeepd.sessions.activity import Activity
 from sandkeepd.stream.session import Client, Handler, Session, validated
 
 PAGE_EVENTS: Final = 256
@@ -29,13 +30,18 @@ class Batch(Struct, frozen=True, tag_field="kind", tag="events"):
 _encode: Final = msgspec.json.Encoder().encode
 
 
-async def events(core: Core, client: Client) -> Handler:
+async def events(core: Core, activity: Activity, client: Client) -> Handler:
     """The endpoint: check access to the events, and the token to start from."""
     query, history = client.query(EventsQuery), History(core)
     wanted = validated(EventQuery, after=query.after, sandbox_id=query.sandbox, type=query.type, limit=PAGE_EVENTS)
     request = client.request(core, "event.list", wanted)
     after = history.start(query.after)
-    return lambda session: session.run_send_only(lambda: _send(session, core.log, history, request, after))
+
+    async def send(session: Session) -> None:
+        with activity.attached(request.params.sandbox_id):
+            await session.run_send_only(lambda: _send(session, core.log, history, request, after))
+
+    return send
 
 
 async def _send(session: Session, log: EventLog, history: History, request: Request[EventQuery], after: int) -> None:

@@ -6,68 +6,80 @@ then put in place as a whole; a client that goes away before that leaves nothing
 """
 
 import hashlib
-import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
 
 from sandkeep.errors import CallerError
+from sandkeep.ids import new_id
+from sandkeep.model import Copied
 from sandkeep.protocol.frames import Done, End, FilesQuery
-from sandkeep.protocol.methods import CopyIn, CopyOut
-from sandkeepd.core.access import Request
+from sandkeep.protocol.methods import CopyCommit, CopyIn, CopyOut
+from sandkeepd.core.call import Handler as CallHandler
 from sandkeepd.core.core import Core
-from sandkeepd.keeper.copies import Form
-from sandkeepd.sandboxes.files import Files, Incoming, path_of
+from sandkeepd.serving.copy_pipe import CopyPipe
 from sandkeepd.stream.session import Client, Handler, Session, validated
 
 PIECE_BYTES: Final = 128 * 1024
-_TRANSFER: Final = "stream"  # names a copy for `sandbox.copy_commit`, which has no part in this
+_TRANSFER: Final = "str"
 
 
-async def files(core: Core, copies: Files, client: Client) -> Handler:
-    """The endpoint: check access; the path is resolved when the copy begins."""
+async def files(core: Core, handle: CallHandler, client: Client) -> Handler:
+    """The endpoint: check access; a session is made ready, and the path resolved, when the copy begins."""
     query = client.query(FilesQuery)
-    called = client.target.parts[2]
-    form: Form = "bytes" if query.kind == "file" else "contents" if query.contents else "whole"
+    form = {"as_bytes": query.kind == "file", "contents": query.kind == "tree" and query.contents}
+    given = {"sandbox_id": client.target.parts[2], "path_bytes": query.path, **form}
     if query.op == "get":
-        asked = validated(CopyOut, sandbox_id=called, path_bytes=query.path)
-        sandbox_id, path = client.request(core, "sandbox.copy_out", asked).params.sandbox_id, path_of(asked)
-        return lambda session: session.run_send_only(lambda: _get(session, copies, sandbox_id, path, form))
-    given = validated(CopyIn, sandbox_id=called, transfer_id=_TRANSFER, path_bytes=query.path)
-    request = client.request(core, "sandbox.copy_in", given)
-    return lambda session: _put(session, copies, request, path_of(given), form)
+        wanted = validated(CopyOut, **given)
+        client.request(core, "sandbox.copy_out", wanted)
+        return lambda session: session.run_send_only(lambda: _get(session, handle, client, wanted))
+    offered = validated(CopyIn, transfer_id=new_id(_TRANSFER), **given)
+    client.request(core, "sandbox.copy_in", offered)
+    return lambda session: _put(session, handle, client, offered)
 
 
-async def _get(session: Session, copies: Files, sandbox_id: str, path: str, form: Form) -> None:
+async def _get(session: Session, handle: CallHandler, client: Client, wanted: CopyOut) -> None:
     digest, size = hashlib.sha256(), 0
-    async with copies.send(sandbox_id, path, form=form) as outgoing:
-        async with _pipe(outgoing.take_data()) as pipe:
-            while sent := await _send_piece(pipe, session, digest):
-                size += sent
-        await outgoing.result()
+    pipe, is_complete = CopyPipe(), trio.Event()
+
+    async def copy_out() -> None:
+        await handle(client.call("sandbox.copy_out", wanted, pipe.give))
+        is_complete.set()
+
+    async with pipe, trio.open_nursery() as nursery:
+        nursery.start_soon(copy_out)
+        stream = await pipe.stream()
+        while sent := await _send_piece(stream, session, digest):
+            size += sent
+        await is_complete.wait()  # only then nothing is missing
     await session.send(End(sha256=digest.hexdigest(), size_bytes=size))
 
 
-async def _put(session: Session, copies: Files, request: Request[CopyIn], path: str, form: Form) -> None:
-    async with copies.receive(request.params.sandbox_id, path, form=form) as incoming:
-        await _receive(session, incoming)
-        copied = await incoming.commit(request.meta)
+async def _put(session: Session, handle: CallHandler, client: Client, offered: CopyIn) -> None:
+    pipe = CopyPipe()
+
+    async def copy_in() -> None:
+        await handle(client.call("sandbox.copy_in", offered, pipe.give))
+
+    async with pipe, trio.open_nursery() as nursery:
+        nursery.start_soon(copy_in)
+        await _receive(session, await pipe.stream())
+        await pipe.aclose()
+        commit = CopyCommit(sandbox_id=offered.sandbox_id, transfer_id=offered.transfer_id)
+        copied: Copied = await handle(client.call("sandbox.copy_commit", commit))
+        nursery.cancel_scope.cancel()
     await session.send(Done(path=copied.path, files=copied.files, size_bytes=copied.size_bytes))
 
 
-async def _receive(session: Session, incoming: Incoming) -> None:
+async def _receive(session: Session, pipe: trio.lowlevel.FdStream) -> None:
     """Receive a client's data, and verify it against the client's digest."""
     digest = hashlib.sha256()
-    async with _pipe(incoming.take_data()) as pipe:
-        while isinstance(message := await session.receive(), bytes):
-            digest.update(message)
-            try:
-                await pipe.send_all(message)
-            except trio.BrokenResourceError:
-                await incoming.result()  # says why nothing more is taken
-                raise
+    while isinstance(message := await session.receive(), bytes):
+        digest.update(message)
+        try:
+            await pipe.send_all(message)
+        except trio.BrokenResourceError:
+            await trio.sleep_forever()  # the copy has failed, and is about to say why
     if not isinstance(message, End):
         raise CallerError("invalid", "unexpected message: send bytes, and then an end with their digest")
     if message.sha256 != digest.hexdigest():
@@ -82,15 +94,3 @@ async def _send_piece(pipe: trio.lowlevel.FdStream, session: Session, digest: "h
         digest.update(data)
         await session.send_bytes(bytes(data))
     return len(data)
-
-
-@asynccontextmanager
-async def _pipe(fd: int) -> AsyncIterator[trio.lowlevel.FdStream]:
-    """Use one end of a pipe, and close it afterwards. Closing is shielded: the other end waits for it."""
-    os.set_blocking(fd, False)
-    pipe = trio.lowlevel.FdStream(fd)
-    try:
-        yield pipe
-    finally:
-        with trio.CancelScope(shield=True):
-            await pipe.aclose()

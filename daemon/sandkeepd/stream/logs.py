@@ -13,6 +13,7 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.output_reader import is_gone
 from sandkeepd.sandboxes.processes import Processes
+from sandkeepd.sessions.activity import Activity
 from sandkeepd.stream.session import Client, Handler, Session, validated
 
 PIECE_BYTES: Final = 128 * 1024
@@ -21,14 +22,19 @@ PIECE_BYTES: Final = 128 * 1024
 _STREAMS: Final = (("stdout", frames.STDOUT), ("stderr", frames.STDERR))
 
 
-async def logs(core: Core, processes: Processes, client: Client) -> Handler:
+async def logs(core: Core, processes: Processes, activity: Activity, client: Client) -> Handler:
     """The endpoint: find the process."""
     _, _, sandbox_id, name = client.target.parts
     query = client.query(LogsQuery)
     request = client.request(core, "process.read", validated(ProcessRead, sandbox_id=sandbox_id, name=name))
     process = await processes.lookup.find(request.params.sandbox_id, request.params.name)
     reader = JournalReader(processes, process, query.stdout, query.stderr)
-    return lambda session: session.run_send_only(lambda: reader.send(session, follow=query.follow))
+
+    async def send(session: Session) -> None:
+        with activity.attached(process.sandbox_id):
+            await session.run_send_only(lambda: reader.send(session, follow=query.follow))
+
+    return send
 
 
 class JournalReader:

@@ -13,7 +13,7 @@ from sandkeep.protocol.frames import FromClient, Message
 from sandkeep.protocol.methods import METHODS, Params
 from sandkeep.protocol.wire import Connection
 from sandkeepd.core.access import Request, admit
-from sandkeepd.core.call import Call
+from sandkeepd.core.call import Call, Give, cannot_give
 from sandkeepd.core.core import Core
 from sandkeepd.core.peer import Peer
 from sandkeepd.serving import params
@@ -77,7 +77,11 @@ class Client(Struct, frozen=True):
 
     def request(self, core: Core, method: str, wanted: P) -> Request[P]:
         """The same as if the client had called that method: let through, or refused as there."""
-        return admit(core.state, Call(METHODS[method], wanted, self.peer, client="stream"))  # type: ignore[return-value]
+        return admit(core.state, self.call(method, wanted))  # type: ignore[return-value]
+
+    def call(self, method: str, wanted: Params, give: Give = cannot_give) -> Call:
+        """The call of that method, for `Dispatch`."""
+        return Call(METHODS[method], wanted, self.peer, client="stream", give=give)
 
 
 Handler = Callable[[Session], Awaitable[None]]

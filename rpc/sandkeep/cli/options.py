@@ -11,7 +11,7 @@ import click
 from sandkeep.blocking import Client
 from sandkeep.cli.display import output
 from sandkeep.cli.display.output import json_line, note, plain
-from sandkeep.cli.display.progress import progress
+from sandkeep.cli.display.progress import note_revival, progress
 from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
 from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
@@ -96,6 +96,7 @@ class Frontend:
             return Client(self._daemon)
         daemon = Daemon(self.socket, CLIENT_NAME)
         daemon.on_wait = _print_notice
+        daemon.on_progress = note_revival
         first = Client(daemon, dial(daemon.path))
         self._daemon = daemon
         return first
@@ -278,6 +279,50 @@ class _NameOption(click.Option):
 sandbox_name_option = click.option(
     "--name", cls=_NameOption, metavar="NAME", help="Name of the new sandbox, unique among yours."
 )
+
+
+_SANDBOX_OPTIONS: Final = (
+    click.option("--cpus", type=float, metavar="N", help="CPU limit, in cores."),
+    click.option(
+        "--memory",
+        "memory_bytes",
+        type=Size(),
+        metavar="SIZE",
+        help="Memory limit, such as 512M, also of files in /tmp.",
+    ),
+    click.option("--pids", type=int, metavar="N", help="Maximum number of processes."),
+    click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="Disk limit, such as 2G."),
+    click.option("--network", type=click.Choice(["none", "host", "bridge"]), help="Network mode (default: none)."),
+    click.option(
+        "--volume",
+        "volumes",
+        type=Mount(),
+        multiple=True,
+        metavar="SOURCE:PLACE[:ro]",
+        help="Mount a named volume, or (administrators only) a host directory, at PLACE.",
+    ),
+    click.option("--user", metavar="UID[:GID]", help="User of its processes."),
+    click.option("--read-only", is_flag=True, help="Mount its files read-only."),
+    click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Working directory of its processes."),
+    click.option(
+        "--idle-timeout",
+        "idle_timeout_s",
+        type=float,
+        metavar="SECONDS",
+        help="Terminate it after this time without processes.",
+    ),
+    click.option("--max-lifetime", "max_lifetime_s", type=float, metavar="SECONDS", help="Terminate it at this age."),
+    env_option,
+    secret_option,
+    label_option,
+)
+
+
+def sandbox_options(function: Function) -> Function:
+    """Give a command the options for the properties of a new sandbox."""
+    for option in reversed(_SANDBOX_OPTIONS):
+        function = option(function)
+    return function
 
 
 def non_empty(**values: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "rm": ("sandboxes:rm", "Terminate sandboxes, with all their processes."),
     "fork": ("snapshots:fork", "Create sandboxes with the files of another."),
     "restore": ("time_travel:restore", "Create a sandbox as another was at an earlier moment."),
+    "session": ("sandkeep.cli.root:session", "Make sessions ready, list, keep and close them."),
     "stats": ("stats:stats", "Show live resource usage."),
     "sandbox": ("sandkeep.cli.root:sandbox", "The same commands under their noun: `sandbox ls` is `ls`."),
     "exec": ("exec:exec_", "Run a command in a sandbox and wait for it."),
@@ -40,7 +41,9 @@ COMMANDS: Final = {
     "cp": ("cp:cp", "Copy files between this machine and sandboxes."),
     "snapshot": ("sandkeep.cli.root:snapshot", "Create, restore, export and import file snapshots."),
     "checkpoint": ("sandkeep.cli.root:checkpoint", "Checkpoint sandboxes with their processes, and restore them."),
+    "artifact": ("sandkeep.cli.root:artifact", "Export files from sandboxes, to outlive them."),
     "lock": ("sandkeep.cli.root:lock", "Acquire and release the locks of shared sandboxes."),
+    "key": ("sandkeep.cli.root:key", "Create, list and remove API keys of the HTTP gateway."),
     "events": ("events:events", "Show events, in commit order."),
     "history": ("events:history", "Show the events of one sandbox."),
     "store": ("sandkeep.cli.root:store", "Check, compact, redact and repair the event log."),
@@ -53,11 +56,12 @@ COMMANDS: Final = {
 SUBJECTS: Final = {
     "Images": ("image",),
     "Sandboxes": ("create", "ls", "get", "update", "suspend", "resume", "rm", "fork", "restore", "stats", "sandbox"),
+    "Sessions": ("session",),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
-    "Files": ("cp", "snapshot", "checkpoint"),
+    "Files": ("cp", "snapshot", "checkpoint", "artifact"),
     "Locks": ("lock",),
     "Events": ("events", "history"),
-    "Daemon": ("daemon", "status", "capabilities", "quota", "store", "rpc"),
+    "Daemon": ("daemon", "status", "capabilities", "quota", "key", "store", "rpc"),
 }
 """Groups of commands in the help; commands in no group come last."""
 
@@ -87,6 +91,16 @@ SANDBOX_COMMANDS: Final = {
     )
 }
 
+SESSION_COMMANDS: Final = {
+    "ensure": ("sessions:ensure", "Make a session ready: find it, create it, or bring it back."),
+    "ls": ("sessions:ls", "List sessions."),
+    "get": ("sessions:get", "Show a session."),
+    "heartbeat": ("sessions:heartbeat", "Keep sessions from being idle."),
+    "close": ("sessions:close", "End the sandboxes of sessions, after a snapshot."),
+    "history": ("sessions:history", "Show the events of a session itself."),
+    "export": ("sessions:export", "Write a file or directory of a session to a file."),
+}
+
 SNAPSHOT_COMMANDS: Final = {
     "create": ("snapshots:create", "Snapshot the files of a sandbox."),
     "ls": ("snapshots:ls", "List snapshots."),
@@ -107,11 +121,25 @@ CHECKPOINT_COMMANDS: Final = {
     "restore": ("checkpoints:restore", "Create sandboxes from a checkpoint, with its processes running."),
 }
 
+ARTIFACT_COMMANDS: Final = {
+    "create": ("artifacts:create", "Export a file or directory of a sandbox."),
+    "ls": ("artifacts:ls", "List artifacts."),
+    "get": ("artifacts:get", "Show an artifact."),
+    "cat": ("artifacts:cat", "Write an artifact's bytes to stdout."),
+    "rm": ("artifacts:rm", "Remove artifacts."),
+}
+
 LOCK_COMMANDS: Final = {
     "acquire": ("locks:acquire", "Acquire a lock."),
     "release": ("locks:release", "Release a lock."),
     "get": ("locks:get", "Show a lock."),
     "ls": ("locks:ls", "List the locks that this daemon holds."),
+}
+
+KEY_COMMANDS: Final = {
+    "create": ("keys:create", "Create an API key."),
+    "ls": ("keys:ls", "List API keys."),
+    "rm": ("keys:rm", "Remove API keys."),
 }
 
 STORE_COMMANDS: Final = {
@@ -244,7 +272,12 @@ def _group(name: str, table: dict[str, tuple[str, str]], text: str) -> LazyGroup
 
 image = _group("image", IMAGE_COMMANDS, "Images: templates from which sandboxes start.")
 sandbox = _group("sandbox", SANDBOX_COMMANDS, "The commands on sandboxes, under their noun.")
+session = _group(
+    "session", SESSION_COMMANDS, "Sessions: sandboxes that are ready, with their files, when they are used."
+)
 snapshot = _group("snapshot", SNAPSHOT_COMMANDS, "Snapshots: the files of sandboxes, stored as archives.")
 checkpoint = _group("checkpoint", CHECKPOINT_COMMANDS, "Checkpoints: the memory, processes and files of sandboxes.")
+artifact = _group("artifact", ARTIFACT_COMMANDS, "Artifacts: files exported from sandboxes, which outlive them.")
 lock = _group("lock", LOCK_COMMANDS, "Locks of sandboxes that several daemons share.")
+key = _group("key", KEY_COMMANDS, "API keys of the HTTP gateway.")
 store = _group("store", STORE_COMMANDS, "The event log, and data computed from it.")

@@ -42,7 +42,7 @@ class Handover:
         self.row = _row_of(method)
         self.answer: Answer | None = None
         self._daemon = daemon
-        self._progress: Callable[[str], None] | None = kwargs.pop("progress", None)
+        self._progress: Callable[[str], None] | None = kwargs.pop("progress", None) or daemon.on_progress
         self.retry = Retry(daemon, self.row.name, bind(self.row, args, kwargs))
         self._lines = LineBuffer()
         self._arrived: list[int] = []

@@ -40,13 +40,15 @@ class Daemon:
     """The daemon that a client talks to, over any number of connections.
 
     `patience_s` is the time that a call waits when the daemon went away, by default SANDKEEP_PATIENCE; with 0 it fails
-    at once. `on_wait` is called with a message when that takes a while. `is_away` is True while a call waits.
+    at once. `on_wait` is called with a message when that takes a while, `on_progress` with the progress messages of a
+    blocking client's calls that were given no function for them. `is_away` is True while a call waits.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, client: str, patience_s: float | None = None) -> None:
         self.path = socket_path(path)
         self.patience_s = PATIENCE() if patience_s is None else patience_s
         self.on_wait: Callable[[str], None] | None = None
+        self.on_progress: Callable[[str], None] | None = None
         self.is_away = False
         self._client = client
         self._log_id: str | None = None

@@ -1,5 +1,6 @@
 """Times as the wire has them: RFC 3339 text, in UTC, with microseconds and a final ``Z``; read with any offset."""
 
+import functools
 import re
 import time
 from datetime import UTC, datetime, timedelta
@@ -13,9 +14,11 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
+@functools.lru_cache(maxsize=4096)  # views are made often, of the same few moments
 def rfc3339(time_us: int) -> str:
     """Text such as ``2026-11-21T07:40:31.000001Z`` for microseconds since 1970."""
-    return (_EPOCH + timedelta(microseconds=time_us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    moment = _EPOCH + timedelta(microseconds=time_us)
+    return f"{moment.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"  # half the time of strftime
 
 
 def optional_rfc3339(time_us: int | None) -> str | None:

@@ -10,8 +10,10 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import NODEFAULT, Meta, Struct, field
 
 from sandkeep import model
+from sandkeep.errors import CallerError
 from sandkeep.model import Command, Environment, Labels, Name, Offset, Path, Seconds, Secrets
 
+OWNER_PATTERN: Final = r"^(uid:[0-9]{1,10}|key:[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)"
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Wait = Annotated[float, Meta(ge=0, le=60)]
 MAX_AGE_S: Final = 100 * 366 * 86_400
@@ -22,12 +24,22 @@ MAX_WRITE_BYTES: Final = 8 * 1024 * 1024
 """Maximum bytes of one `sandbox.write_file`. Larger files go by `sandbox.copy_in`, or the stream server."""
 
 MAX_LOCK_WAIT_S: Final = 3600.0
+METADATA_DEPTH: Final = 64
+"""Maximum depth of a session's metadata, which whoever reads events has to decode, too."""
 
 TerminalSide = Annotated[int, Meta(ge=1, le=1000)]
 TerminalName = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$(?!\n)")]
 PathBytes = Annotated[bytes, Meta(min_length=1, max_length=4096)]
+Cpus = Annotated[float, Meta(ge=0.01, le=1024)]
+MemoryBytes = Annotated[int, Meta(ge=4 * 1024 * 1024, le=2**50)]
+ProcessLimit = Annotated[int, Meta(ge=8, le=4_000_000)]
+User = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(:[0-9]{1,9})?$(?!\n)")]
+Volumes = Annotated[list[model.Volume], Meta(max_length=32)]
 DiskBytes = Annotated[int, Meta(ge=1024 * 1024, le=2**60)]
 Token = Annotated[str, Meta(max_length=128)]
+MediaType = Annotated[
+    str, Meta(max_length=255, pattern=r"^[a-zA-Z0-9!#$&^_.+-]+/[a-zA-Z0-9!#$&^_.+-]+(; ?[a-zA-Z0-9=._+-]+)*$(?!\n)")
+]
 Position = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Where = Position | Token
 """A place in the log: a position, as `sandkeep history` shows it, or a token of that log, which names it by its end."""
@@ -80,7 +92,8 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Without a `provider` a plain directory is for ``local``; one that holds a Dockerfile, the path of a Dockerfile and a
     reference are for ``docker``. `dockerfile` is the Dockerfile's path below the directory, if it is not the usual one.
     With `base`, a reference, the directory is put onto that image, as its ``/workspace``, even if it holds a
-    Dockerfile. `clean` makes a new image even if one of the same content exists, and builds without the cache.
+    Dockerfile. `clean` makes a new image even if one of the same content exists, and builds without the cache. An
+    administrator can make it for another `owner`, such as ``key:ci``.
     """
 
     source: Path
@@ -89,6 +102,7 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     dockerfile: Path | None = None
     clean: bool = False
     labels: Labels = field(default_factory=dict)
+    owner: Annotated[str, Meta(pattern=OWNER_PATTERN)] | None = None
 
 
 class ImageRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,21 +137,130 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     image_id: Name
     name: Name | None = None
     provider: Name | None = None
-    cpus: Annotated[float, Meta(ge=0.01, le=1024)] | None = None
-    memory_bytes: Annotated[int, Meta(ge=4 * 1024 * 1024, le=2**50)] | None = None
-    pids: Annotated[int, Meta(ge=8, le=4_000_000)] | None = None
+    cpus: Cpus | None = None
+    memory_bytes: MemoryBytes | None = None
+    pids: ProcessLimit | None = None
     disk_bytes: DiskBytes | None = None
     network: model.Network | None = None
-    user: Annotated[str, Meta(pattern=r"^[0-9]{1,9}(:[0-9]{1,9})?$(?!\n)")] | None = None
+    user: User | None = None
     read_only: bool = False
     working_dir: Path | None = None
     isolation: model.IsolationMode = "default"
-    volumes: Annotated[list[model.Volume], Meta(max_length=32)] = field(default_factory=list)
+    volumes: Volumes = field(default_factory=list)
     env: Environment = field(default_factory=dict)
     secrets: Secrets = field(default_factory=dict)
     labels: Labels = field(default_factory=dict)
     idle_timeout_s: Seconds | None = None
     max_lifetime_s: Seconds | None = None
+
+
+class SessionEnsure(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The session `id` of the caller's, or a new one, is made ready. One that is ready stays as it is.
+
+    A new sandbox has the files of the snapshot `restore_snapshot_id`; without one of the session's latest, if there is
+    any; with `fresh` those of the image alone. The other properties are as for `sandbox.create`, but for the `image`,
+    which can be an image's id or the reference of a container image, and the limits of time, which are the session's.
+    Those that are left out are as they were when the session was made ready before. `mode` ``docker`` means the image's
+    provider on this machine.
+    """
+
+    id: Name | None = None
+    image: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    mode: model.SessionMode | None = None
+    restore_snapshot_id: Name | None = None
+    fresh: bool = False
+    cpus: Cpus | None = None
+    memory_bytes: MemoryBytes | None = None
+    pids: ProcessLimit | None = None
+    disk_bytes: DiskBytes | None = None
+    network: model.Network | None = None
+    user: User | None = None
+    read_only: bool | None = None
+    working_dir: Path | None = None
+    volumes: Volumes | None = None
+    env: Environment | None = None
+    secrets: Secrets = field(default_factory=dict)
+    labels: Labels | None = None
+    idle_timeout_s: Annotated[float, Meta(ge=0, le=31_536_000, description="0 means never.")] | None = None
+    max_lifetime_s: Annotated[float, Meta(ge=0, le=31_536_000, description="0 means never.")] | None = None
+    artifact_base_url: Annotated[str, Meta(max_length=2048, pattern=r"^[!-~]*$(?!\n)")] | None = None
+    metadata: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_within(self.metadata, METADATA_DEPTH):
+            message = f"metadata: must not be nested deeper than {METADATA_DEPTH} levels"
+            raise CallerError("invalid", message, field="metadata")
+
+
+def _is_within(value: Any, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return depth > 0 and all(_is_within(each, depth - 1) for each in inner)
+
+
+class SessionRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A session, by the id that its owner calls it, or by its key."""
+
+    session_id: Name
+
+
+class SessionQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`all` adds those that failed or ended."""
+
+    all: bool = False
+    after: Name | None = None
+    limit: Limit = 1000
+
+
+class SessionClose(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The session whose sandbox is ended, after a snapshot called ``auto-stop``, unless `snapshot` is false. If that
+    fails, the sandbox goes on. The session can be used again: that makes another sandbox.
+    """
+
+    session_id: Name
+    snapshot: bool = True
+
+
+class SessionHistory(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`after` is a token from an earlier page."""
+
+    session_id: Name
+    after: Token | None = None
+    limit: Limit = 1000
+
+
+class ArtifactExport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file or directory to export; a directory becomes a ``tar.gz``. `name` and `media_type` are guessed by `path`,
+    which begins at the sandbox's working directory unless it is absolute. Up to `inline_bytes` are in the answer.
+    """
+
+    sandbox_id: Name
+    path: Path
+    name: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f\x7f]+$(?!\n)")] | None = None
+    media_type: MediaType | None = None
+    inline_bytes: Annotated[int, Meta(ge=0, le=model.MAX_INLINE_BYTES)] = 0
+
+
+class ArtifactRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An artifact. Its bytes are in the answer if they are no more than `inline_bytes`."""
+
+    artifact_id: Name
+    inline_bytes: Annotated[int, Meta(ge=0, le=model.MAX_INLINE_BYTES)] = 0
+
+
+class ArtifactQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Filters: a sandbox, a session. `all` adds those that failed or were removed."""
+
+    sandbox_id: Name | None = None
+    session_id: Name | None = None
+    all: bool = False
+    after: Name | None = None
+    limit: Limit = 1000
+
+
+class ArtifactRemove(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The artifact to remove."""
+
+    artifact_id: Name
 
 
 class ProviderChoose(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -316,11 +439,16 @@ class SnapshotRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An archive to import: a tar of the files of a workspace, plain or compressed by gzip or zstd.
+    """An archive to import: a tar of the files of a workspace, or of a whole root file system, plain or compressed by
+    gzip or zstd.
 
     The descriptor is the writing end of a pipe. The archive is `size_bytes` long, so that a truncated one is
     detected, and has the digest, ``sha256:…``, if one is given. With `image_id`, sandboxes that are restored from it
     run as those of that image, by its provider; Docker's need one. The files are not compared with the image.
+
+    The names in it tell which files it holds. If all are below ``workspace/``, that is stripped. With ``etc`` and
+    ``usr`` it is a root, for which an image of Docker or gVisor is needed; else a workspace, which with an image of
+    Docker takes the place of the image's own. `files` says it instead, and nothing is stripped then.
     """
 
     size_bytes: Annotated[int, Meta(ge=0, le=2**62)]
@@ -330,6 +458,7 @@ class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
     name: Name | None = None
     labels: Labels = field(default_factory=dict)
     archive: Literal["bucket"] | None = None
+    files: Literal["workspace", "root"] | None = None
 
 
 class SnapshotPromote(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -478,7 +607,8 @@ class DirectoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class CopyOut(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file or tree, returned as a tar archive with one entry at its top, under its name; with `contents` a
-    directory's entries are at the top instead. A link is copied as a link.
+    directory's entries are at the top instead. A link is copied as a link. With `as_bytes` the path is that of a
+    regular file, and its content is returned without an archive around it.
 
     The descriptor is the reading end of a pipe. Only the answer confirms that the archive was complete.
     """
@@ -487,12 +617,14 @@ class CopyOut(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Path | None = None
     path_bytes: PathBytes | None = None
     contents: bool = False
+    as_bytes: bool = False
 
 
 class CopyIn(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The destination of a file or tree, which is sent as a tar archive with one entry at its top. In an existing
     directory it gets the name that it has in the archive; a tree is merged with one of that name. With `contents` the
-    archive's entries are merged into the directory `path`, which is made if it is missing.
+    archive's entries are merged into the directory `path`, which is made if it is missing. With `as_bytes` the path is
+    that of a regular file, and its new content is sent without an archive around it.
 
     The descriptor is the writing end of a pipe. The call lasts as long as the copy, and the copy is invisible until
     `sandbox.copy_commit` is called with its `transfer_id`, a new one for each copy, on another connection. A caller who
@@ -504,6 +636,7 @@ class CopyIn(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Path | None = None
     path_bytes: PathBytes | None = None
     contents: bool = False
+    as_bytes: bool = False
 
 
 class CopyCommit(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -606,6 +739,12 @@ class LockRelease(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     force: bool = False
 
 
+class KeyRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An API key, by its name. What it owns, ``key:NAME`` owns, also after the key was removed and made anew."""
+
+    name: Name
+
+
 class LockQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`all` adds the acquisitions that ended or failed."""
 
@@ -650,7 +789,7 @@ class StoreRedact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
     position: Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
-Kind = Literal["sandbox", "image", "snapshot", "checkpoint"]
+Kind = Literal["sandbox", "image", "snapshot", "checkpoint", "session", "artifact"]
 """Kinds of objects that a parameter may name."""
 
 
@@ -662,7 +801,8 @@ class Method(Struct, frozen=True, kw_only=True):
     an administrator may give; `intent` is the event that is durable before a mutation acts (or when it is complete, for
     writes of files: to write one twice does no harm), and by which a repeated command is known. Mutations without one,
     such as a write to a process's input, are remembered beside the log. A method with `needs_caller` is cancelled when
-    its caller disconnects; every other mutation continues.
+    its caller disconnects; every other mutation continues. One that `revives` makes the session first whose id is given
+    for a `sandbox_id`, if it is not ready.
     """
 
     name: str
@@ -676,6 +816,7 @@ class Method(Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     admin_if: dict[str, Any] = field(default_factory=dict)
     needs_caller: bool = False
+    revives: bool = False
     references: dict[str, Kind] = field(default_factory=dict)
 
 
@@ -685,6 +826,9 @@ REFERENCES: Final[dict[str, Kind]] = {
     "snapshot_id": "snapshot",
     "parent_id": "snapshot",
     "checkpoint_id": "checkpoint",
+    "restore_snapshot_id": "snapshot",
+    "session_id": "session",
+    "artifact_id": "artifact",
 }
 """The parameters that name an object, in any method, and its kind. A sandbox may go by the name its owner gave."""
 
@@ -752,6 +896,54 @@ METHODS: Final[dict[str, Method]] = {
             deadline_s=60.0,
         ),
         _M(
+            "session.ensure",
+            "Make a session ready: find it, create it, or bring it back from its latest snapshot.",
+            model.SessionEnsured,
+            SessionEnsure,
+            intent="session.start_requested",
+            deadline_s=6 * 3600.0,
+            admin_if={"network": "host"},
+        ),
+        _M("session.get", "Show a session.", model.Session, SessionRef),
+        _M("session.list", "List sessions.", model.SessionList, SessionQuery),
+        _M("session.heartbeat", "Keep a session from being idle.", model.Session, SessionRef),
+        _M(
+            "session.close",
+            "End the sandbox of a session, after a snapshot.",
+            model.Session,
+            SessionClose,
+            intent="session.stop_requested",
+            deadline_s=6 * 3600.0,
+        ),
+        _M("session.history", "List the events of a session itself.", model.EventPage, SessionHistory),
+        _M(
+            "artifact.export",
+            "Copy a file or directory out of a sandbox, where it outlives that.",
+            model.Artifact,
+            ArtifactExport,
+            intent="artifact.export_requested",
+            deadline_s=3600.0,
+            revives=True,
+        ),
+        _M("artifact.get", "Show an artifact, with its digest.", model.Artifact, ArtifactRef, deadline_s=600.0),
+        _M("artifact.list", "List artifacts.", model.ArtifactList, ArtifactQuery),
+        _M(
+            "artifact.open",
+            "Hand over an artifact as an open file.",
+            model.Artifact,
+            ArtifactRef,
+            descriptors=1,
+            deadline_s=60.0,
+        ),
+        _M(
+            "artifact.remove",
+            "Remove an artifact.",
+            model.Artifact,
+            ArtifactRemove,
+            intent="artifact.remove_requested",
+            deadline_s=600.0,
+        ),
+        _M(
             "sandbox.create",
             "Create and start a sandbox from an image.",
             model.Sandbox,
@@ -775,6 +967,7 @@ METHODS: Final[dict[str, Method]] = {
             model.ExecResult,
             SandboxExec,
             intent="process.launch_requested",
+            revives=True,
         ),
         _M(
             "sandbox.terminate",
@@ -815,6 +1008,7 @@ METHODS: Final[dict[str, Method]] = {
             SandboxFork,
             intent="sandbox.fork_requested",
             deadline_s=3600.0,
+            revives=True,
         ),
         _M(
             "sandbox.restore",
@@ -832,7 +1026,7 @@ METHODS: Final[dict[str, Method]] = {
             intent="sandbox.create_requested",
             deadline_s=6 * 3600.0,
         ),
-        _M("sandbox.read_file", "Read a piece of a file.", model.FileContent, FileRead, deadline_s=60.0),
+        _M("sandbox.read_file", "Read a piece of a file.", model.FileContent, FileRead, deadline_s=60.0, revives=True),
         _M(
             "sandbox.write_file",
             "Write a file atomically.",
@@ -840,14 +1034,23 @@ METHODS: Final[dict[str, Method]] = {
             FileWrite,
             intent="sandbox.file_written",
             deadline_s=120.0,
+            revives=True,
         ),
-        _M("sandbox.list_dir", "List the files of a directory.", model.DirectoryList, DirectoryQuery, deadline_s=60.0),
+        _M(
+            "sandbox.list_dir",
+            "List the files of a directory.",
+            model.DirectoryList,
+            DirectoryQuery,
+            deadline_s=60.0,
+            revives=True,
+        ),
         _M(
             "sandbox.copy_out",
             "Hand over a pipe from which a file or tree is read as a tar archive.",
             model.Copied,
             CopyOut,
             descriptors=1,
+            revives=True,
         ),
         _M(
             "sandbox.copy_in",
@@ -855,6 +1058,7 @@ METHODS: Final[dict[str, Method]] = {
             model.Copied,
             CopyIn,
             descriptors=1,
+            revives=True,
         ),
         _M(
             "sandbox.copy_commit",
@@ -871,6 +1075,7 @@ METHODS: Final[dict[str, Method]] = {
             ProcessLaunch,
             intent="process.launch_requested",
             deadline_s=60.0,
+            revives=True,
         ),
         _M("process.get", "Show a process.", model.Process, ProcessRef),
         _M("process.list", "List processes.", model.ProcessList, ProcessQuery),
@@ -921,6 +1126,7 @@ METHODS: Final[dict[str, Method]] = {
             SnapshotCreate,
             intent="snapshot.create_requested",
             deadline_s=6 * 3600.0,
+            revives=True,
         ),
         _M("snapshot.list", "List snapshots.", model.SnapshotList, SnapshotQuery),
         _M("snapshot.get", "Show a snapshot.", model.Snapshot, SnapshotRef),
@@ -980,6 +1186,7 @@ METHODS: Final[dict[str, Method]] = {
             CheckpointCreate,
             intent="checkpoint.create_requested",
             deadline_s=3600.0,
+            revives=True,
         ),
         _M("checkpoint.list", "List checkpoints.", model.CheckpointList, CheckpointQuery),
         _M("checkpoint.get", "Show a checkpoint.", model.Checkpoint, CheckpointRef),
@@ -1027,6 +1234,23 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M("lock.get", "Show a lock.", model.Lock, LockRef, access=Access.OWNER),
         _M("lock.list", "List the locks that this daemon holds.", model.LockList, LockQuery),
+        _M(
+            "key.create",
+            "Create an API key for the HTTP gateway. It is shown once.",
+            model.NewKey,
+            KeyRef,
+            **_ADMIN,
+            deadline_s=30.0,
+        ),
+        _M("key.list", "List the API keys of the HTTP gateway.", model.KeyList, **_ADMIN),
+        _M(
+            "key.remove",
+            "Remove an API key: it is refused from now on.",
+            model.ApiKey,
+            KeyRef,
+            **_ADMIN,
+            deadline_s=30.0,
+        ),
         _M("event.list", "List events in commit order.", model.EventPage, EventQuery),
         _M(
             "event.state_at",

@@ -162,6 +162,7 @@ QUOTAS: Final[dict[str, int]] = {
     "images": 50 * 1024**3,
     "snapshots": 100 * 1024**3,
     "checkpoints": 100 * 1024**3,
+    "artifacts": 20 * 1024**3,
     "journals": 20 * 1024**3,
     "calls": 4096,
 }
@@ -174,13 +175,16 @@ Quotas = dict[str, dict[str, int | None]]
 """
 
 
+_OWNER: Final = r"uid:[0-9]{1,10}|key:[A-Za-z0-9_.-]{1,64}"
+
+
 def parse_quotas(text: str) -> Quotas:
     """Quotas such as ``sandboxes=20,memory=64G; uid:1000: sandboxes=50``. Raises ValueError."""
     quotas: Quotas = {"": dict(QUOTAS)}
     for rule in filter(None, map(str.strip, text.split(";"))):
         owner, _, amounts = rule.rpartition(":")
-        if owner and not re.fullmatch("uid:[0-9]{1,10}", owner.strip()):
-            raise ValueError(f"{owner.strip()!r} is no owner: give one such as uid:1000")
+        if owner and not re.fullmatch(_OWNER, owner.strip()):
+            raise ValueError(f"{owner.strip()!r} is no owner: give one such as uid:1000 or key:ci")
         quotas.setdefault(owner.strip(), {}).update(_amount(amount) for amount in amounts.split(","))
     return quotas
 
@@ -222,7 +226,8 @@ def _client_memory(text: str) -> int:
 LEAST_CLIENT_MEMORY: Final = 32 * 1024**2
 
 
-def _seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
+    """Seconds from 0 to a day. Raises ValueError."""
     number = float(text)
     if not 0 <= number <= 86_400:
         raise ValueError("give seconds, from 0 to 86400")
@@ -271,6 +276,26 @@ def tcp_address(address: str) -> tuple[str, int]:
             "give unix:/PATH, tls://127.0.0.1:PORT or tls://[::1]:PORT, several with commas between, or none"
         )
     return host.strip("[]"), int(port)
+
+
+def _http(text: str) -> tuple[str, ...]:
+    """Addresses of the HTTP gateway: ``unix:/PATH``, ``tcp://HOST:PORT``. Raises ValueError."""
+    return () if text == "none" else tuple(_http_address(address) for address in re.split(r"[,\s]+", text) if address)
+
+
+def _http_address(text: str) -> str:
+    if text.startswith("unix:"):
+        return f"unix:{absolute_path(text.removeprefix('unix:'))}"
+    address = text if text.startswith("tcp://") else text.replace("tcp:", "tcp://", 1)
+    try:
+        if not address.startswith("tcp://"):
+            raise ValueError
+        tcp_address(address)
+    except ValueError:
+        raise ValueError(
+            "give unix:/PATH, tcp://127.0.0.1:PORT or tcp://[::1]:PORT, several with commas between, or none"
+        ) from None
+    return address
 
 
 def refuse_plaintext(address: str) -> None:
@@ -323,7 +348,7 @@ SOCKET = Setting(
 )
 PATIENCE = Setting(
     "SANDKEEP_PATIENCE",
-    _seconds,
+    parse_seconds,
     "60",
     "Seconds that clients wait for a daemon that went away, before they repeat unanswered calls; 0 to fail at once. "
     "The first connection does not wait.",
@@ -348,6 +373,14 @@ STREAM_ORIGINS = Setting(
     _list,
     "none",
     "Web origins, such as `https://panel.example`, whose pages may connect to the stream server, separated by commas.",
+    default=lambda: (),
+)
+HTTP = Setting(
+    "SANDKEEP_HTTP",
+    _http,
+    "none",
+    "Addresses of the HTTP gateway, separated by commas: `unix:/PATH`, `tcp://127.0.0.1:PORT` or `tcp://[::1]:PORT`. "
+    "With port 0 the kernel chooses one: `daemon.status` returns it. Needs the extra `sandkeep[http]`.",
     default=lambda: (),
 )
 SOCKET_GROUP = Setting(
@@ -448,6 +481,19 @@ SNAPSHOT_RETAIN = Setting(
     "Retention of the snapshots of a sandbox: a number, an age, or both, such as `10,30d`. A rule may begin with a "
     "label and a colon; rules are separated by semicolons, and the first that matches applies: "
     "`kind=nightly:7; auto:3,2d; 20`. The last snapshot of a sandbox is always kept.",
+)
+SESSION_START = Setting(
+    "SANDKEEP_SESSION_START",
+    parse_age,
+    "10m",
+    "Maximum time in which a session is made ready, and its sandbox is snapshotted before it ends. An age such as 90s.",
+)
+SESSION_KEEP = Setting(
+    "SANDKEEP_SESSION_KEEP",
+    parse_age,
+    "24h",
+    "How long the sandbox of a session that is due to end is kept while the snapshot before its end fails. An age such "
+    "as 12h.",
 )
 DOCKER_BASE = Setting(
     "SANDKEEP_DOCKER_BASE",

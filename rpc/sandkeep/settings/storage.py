@@ -1,7 +1,7 @@
 """Mounts and buckets of archives, metadata and locks that outlive this machine. See `settings` for the manner.
 
 The names and meanings are those of the projects that Sandkeep serves. `sandkeep_store.buckets.config` decides by them;
-nothing else reads them.
+besides it only `sandkeep.clients.buckets` reads how to reach a service, in the client's environment.
 """
 
 import re
@@ -30,7 +30,7 @@ def _address(text: str) -> str:
     """A URL, or a host and port to which `S3_USE_SSL` adds the scheme."""
     parts = urlsplit(text if "://" in text else f"//{text}")
     if parts.scheme not in ("", "http", "https") or not parts.hostname or parts.username or parts.query:
-        raise ValueError("give http://HOST:PORT, https://HOST or HOST:PORT")
+        raise ValueError("give http://HOST:PORT, https://HOST or HOST:PORT, without a user or a query")
     _ = parts.port  # raises ValueError for one that is no number
     return text.rstrip("/")
 
@@ -68,6 +68,12 @@ CHECKPOINT_MOUNT_PATH = optional(
     _directory,
     "The mount point of that bucket. When set, checkpoints are read and written there.",
 )
+ARTIFACT_BASE_URL = optional(
+    "SANDBOX_ARTIFACT_BASE_URL",
+    _url,
+    "The address below which somebody publishes artifacts: `download_url` is that and their path. A session's own "
+    "`artifact_base_url` goes first.",
+)
 SNAPSHOT_BUCKET = optional("FILESYSTEM_SNAPSHOT_BUCKET", _bucket, "The GCS bucket of snapshots.")
 SNAPSHOT_MOUNT_PATH = optional(
     "FILESYSTEM_SNAPSHOT_MOUNT_PATH",
@@ -78,7 +84,7 @@ SNAPSHOT_DIR = optional(
     "SANDBOX_SNAPSHOT_DIR",
     _directory,
     "The directory of this machine for archives, when they are in no bucket and on no mount, and for their copies on "
-    "disk when they are.",
+    "disk when they are. One that others can write to is refused.",
     shown="`archives` in SANDKEEP_STATE_DIR",
 )
 S3_BUCKET = optional(

@@ -11,6 +11,7 @@ never fall through to this machine's own disk.
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -121,6 +122,18 @@ class Storage:
     def roots(self, artifact: Artifact) -> tuple[Root, ...]:
         """Every place that such an artifact may lie in by these settings, the preferred one first."""
         return (*self._shared_roots(artifact), self.local_root())
+
+    def archive_directories(self) -> list[str]:
+        """Return the directories besides the state directory that archives lie in on this machine. No image and no
+        archive may hold them, even if they lie in its source.
+
+        A malformed setting gives none: it is reported where archives are to be stored by it.
+        """
+        found = []
+        for setting in (rows.SNAPSHOT_DIR, *_MOUNTS.values()):
+            with suppress(SetupError):
+                found.append(setting(self._environ))
+        return [directory for directory in found if directory is not None]
 
     def _shared_roots(self, artifact: Artifact) -> Iterator[Root]:
         mount = _MOUNTS[artifact](self._environ)

@@ -96,7 +96,7 @@ class Codec:
 
     def decode(self, position: int, type: str, version: int, data: bytes) -> Event:
         """The event of a row. Raises `UnknownEvent` for a type, version or document that is not known here."""
-        shape = self.shape(type)
+        shape = self.shapes.get(type) or self.shape(type)
         if shape is None:
             raise UnknownEvent(position, type, version, "no such type is known")
         if not 1 <= version <= shape.version:

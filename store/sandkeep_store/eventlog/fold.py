@@ -49,6 +49,12 @@ class Names(dict[int | None, Any]):
         super().__init__({None: None})
         self._connection = connection
 
+    def load(self) -> None:
+        """Look up all names at once, which is faster than one by one."""
+        for key, name, crc in self._connection.execute("SELECT id, name, crc FROM streams"):
+            if name_checksum(key, name) == crc:
+                self[key] = name
+
     def __missing__(self, key: int) -> str:
         found = self._connection.execute("SELECT name, crc FROM streams WHERE id = ?", (key,)).fetchone()
         if found is None or name_checksum(key, found[0]) != found[1]:

@@ -84,6 +84,7 @@ class LiveObjects(NamedTuple):
     sandboxes: AbstractSet[str]
     processes: AbstractSet[str]
     images: AbstractSet[str]
+    """And artifacts."""
     snapshots: AbstractSet[str] = frozenset()
     """And checkpoints and forks."""
     locks: AbstractSet[str] = frozenset()
@@ -107,8 +108,8 @@ def _is_gone(type: str, stream: str, kept: LiveObjects) -> bool:
     if noun == "sandbox" and verb.startswith("fork"):
         return stream not in kept.snapshots
     held = {
-        "image": kept.images, "process": kept.processes, "snapshot": kept.snapshots, "checkpoint": kept.snapshots,
-        "lock": kept.locks,
+        "image": kept.images, "artifact": kept.images, "process": kept.processes, "snapshot": kept.snapshots,
+        "checkpoint": kept.snapshots, "lock": kept.locks,
     }.get(noun)  # fmt: skip
     return held is not None and stream not in held
 
@@ -149,6 +150,8 @@ class LogReader:
         position = after
         with self._database.reader() as connection:
             names = Names(connection)
+            if not after:
+                names.load()
             for row in _sound(connection, connection.execute(_ALL, (after, head)), after):
                 position, stream, revision, sandbox, type, version, time_us, data, meta, _, more, _ = row
                 event = self._codec.decode(position, type, version, data)
@@ -371,9 +374,9 @@ def _sound(connection: sqlite3.Connection, rows: Iterable[Any], after: int) -> I
     """Yield the rows after a position. Raises `storage_unavailable` where one is damaged or missing."""
     position, first = after, first_position(connection)
     for row in rows:
-        position = due(position, row[0], first)
-        if row[0] != position:
-            raise damaged(position, "this event is missing")
+        if row[0] != position + 1 and row[0] != (expected := due(position, row[0], first)):
+            raise damaged(expected, "this event is missing")
+        position = row[0]
         yield verified(row)
 
 

@@ -119,10 +119,12 @@ class Compaction:
         sandboxes = list(islice(_ended_sandboxes(state, before_us), ROUND_NAMES - len(interrupted)))
         images = list(islice(_ended_images(state, before_us), ROUND_NAMES))
         snapshots = list(islice(_ended_snapshots(state, before_us), ROUND_NAMES))
+        artifacts = list(islice(_ended_artifacts(state, before_us), ROUND_NAMES))
+        sessions = list(islice(_ended_sessions(state, before_us), ROUND_NAMES))
         kept = LiveObjects(
-            frozenset(state.sandboxes).difference(sandboxes),
+            frozenset((*state.sandboxes, *state.sessions)).difference(sandboxes, sessions),
             frozenset(state.processes),
-            frozenset(state.images).difference(images),
+            frozenset((*state.images, *state.artifacts)).difference(images, artifacts),
             frozenset((*state.snapshots, *state.checkpoints, *state.forks)).difference(snapshots),
             frozenset(lock.lock_id for lock in state.locks.values() if not can_be_archived(state, lock, before_us)),
             frozenset(sandbox.position for sandbox in state.sandboxes.values()),
@@ -132,8 +134,9 @@ class Compaction:
             return None
         await trio.to_thread.run_sync(segments.tidy, log.directory)
         intent = LogCompactRequested(
-            before_us=before_us, sandboxes=[*interrupted, *sandboxes], images=images, snapshots=snapshots
-        )
+            before_us=before_us, sandboxes=[*interrupted, *sandboxes], images=images, snapshots=snapshots,
+            sessions=sessions, artifacts=artifacts,
+        )  # fmt: skip
         return Plan(intent, kept, positions)
 
     async def archive(self, plan: Plan) -> tuple[LogCompacted, CompactReport]:
@@ -203,6 +206,21 @@ def _ended_sandboxes(state: State, before_us: int) -> Iterator[str]:
 
 def _has_ended(sandbox: SandboxState, before_us: int) -> bool:
     return sandbox.hidden and sandbox.ended_before(before_us)
+
+
+def _ended_artifacts(state: State, before_us: int) -> Iterator[str]:
+    return (name for name, of in state.artifacts.items() if not of.alive and of.ended_before(before_us))
+
+
+def _ended_sessions(state: State, before_us: int) -> Iterator[str]:
+    """Yield those that ended, whose sandboxes and snapshots have gone: of any other something could be brought back."""
+    for session in state.sessions.values():
+        sandbox = state.sandboxes.get(session.sandbox_id or "")
+        ended = sandbox.ended_us if sandbox is not None and session.status == "ready" else session.ended_us
+        over = session.status_with(sandbox) in ("failed", "expired", "terminated")
+        gone = sandbox is None or sandbox.hidden
+        if over and gone and not session.snapshot_ids and ended is not None and ended < before_us:
+            yield session.key
 
 
 def _ended_images(state: State, before_us: int) -> Iterator[str]:

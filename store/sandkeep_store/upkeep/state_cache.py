@@ -29,12 +29,14 @@ from sandkeep_store import views
 from sandkeep_store.eventlog import codec, fold
 from sandkeep_store.eventlog.log import EventLog
 from sandkeep_store.views import blanks
+from sandkeep_store.views.artifacts import ArtifactState
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.log import LogState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.sessions import SessionState
 from sandkeep_store.views.snapshots import ForkState, SnapshotState
 from sandkeep_store.views.state import State
 
@@ -61,6 +63,8 @@ class Header(Struct, array_like=True):
     checkpoints: list[CheckpointState]
     forks: list[ForkState]
     locks: list[LockState]
+    sessions: list[SessionState]
+    artifacts: list[ArtifactState]
     ended_locks: list[str]
 
 
@@ -116,6 +120,8 @@ def records(state: State, log: EventLog) -> Iterator[bytes]:
         checkpoints=list(state.checkpoints.values()),
         forks=list(state.forks.values()),
         locks=list(state.locks.values()),
+        sessions=list(state.sessions.values()),
+        artifacts=list(state.artifacts.values()),
         ended_locks=list(state.ended_locks),
     )
     yield _encode(header)
@@ -213,6 +219,10 @@ def _restored(content: bytes, log: EventLog) -> State:
     state.checkpoints = {checkpoint.checkpoint_id: checkpoint for checkpoint in header.checkpoints}
     state.forks = {fork.fork_id: fork for fork in header.forks}
     state.locks = {lock.lock_id: lock for lock in header.locks}
+    state.artifacts = {artifact.artifact_id: artifact for artifact in header.artifacts}
+    state.sessions = {session.key: session for session in header.sessions}
+    for session in header.sessions:
+        state.index_session(session)
     state.ended_locks = deque(header.ended_locks)
     placed: list[tuple[int, ProcessState]] = []
     for part in parts:

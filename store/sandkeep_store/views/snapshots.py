@@ -10,8 +10,8 @@ from sandkeep_store.views.view import ObjectState
 
 class SnapshotState(ObjectState, kw_only=True, array_like=True):
     """The state of a snapshot. `kept`: it was deleted, but its archive stays for the snapshots that build on it.
-    `sent`: an archive that was on this machine alone has reached its target. It was complete at `stored_position`, at
-    the time `stored_us`.
+    `sent`: an archive that was on this machine alone has reached its target. It was ordered at `requested_position`,
+    and complete at `stored_position`, at the time `stored_us`.
     """
 
     lifecycle: ClassVar[Lifecycle[model.SnapshotStatus]] = SNAPSHOT
@@ -24,6 +24,7 @@ class SnapshotState(ObjectState, kw_only=True, array_like=True):
     sent: bool = False
     stored_position: int = 0
     stored_us: int = 0
+    requested_position: int = 0
 
     @property
     def owner(self) -> str:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from sandkeep.events import DAEMON_STREAM, Event
 from sandkeep.ids import LOCK
 from sandkeep_store.locks.places import belongs_to_another
+from sandkeep_store.views.artifacts import ArtifactState
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.log import LogState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.sessions import SessionState
 from sandkeep_store.views.snapshots import ForkState, SnapshotState
 from sandkeep_store.views.view import HANDLERS, Fact
 
@@ -30,9 +32,12 @@ class State:
         self.snapshots: dict[str, SnapshotState] = {}
         self.checkpoints: dict[str, CheckpointState] = {}
         self.forks: dict[str, ForkState] = {}
+        self.artifacts: dict[str, ArtifactState] = {}
+        self.sessions: dict[str, SessionState] = {}
         self.locks: dict[str, LockState] = {}
         self.ended_locks: deque[str] = deque()
         self._names: dict[tuple[str, str], str] = {}
+        self._session_ids: dict[tuple[str, str], SessionState] = {}
 
     def apply(self, event: Event, fact: Fact) -> None:
         """Move on by one event."""
@@ -44,6 +49,8 @@ class State:
         if stream.startswith(f"{LOCK}_"):
             lock = self.locks.get(stream)
             return lock.owner if lock else None
+        if (session := self.sessions.get(stream)) is not None:
+            return session.owner
         checkpoint = self.checkpoints.get(stream)  # it may be there longer than its sandbox
         if checkpoint is not None:
             return checkpoint.owner
@@ -52,7 +59,7 @@ class State:
             return sandbox.owner if sandbox else None
         if stream == DAEMON_STREAM:
             return None
-        found = self.images.get(stream) or self.snapshots.get(stream)
+        found = self.images.get(stream) or self.snapshots.get(stream) or self.artifacts.get(stream)
         return found.owner if found else None
 
     def sandbox_named(self, owner: str, name: str) -> SandboxState | None:
@@ -80,6 +87,25 @@ class State:
         if sandbox is not None:
             return sandbox.sandbox_id
         return lock_id if name in self.sandboxes else name
+
+    def session_called(self, owner: str, session_id: str) -> SessionState | None:
+        """The owner's session of that id."""
+        return self._session_ids.get((owner, session_id))
+
+    def session_of(self, sandbox: SandboxState) -> SessionState | None:
+        """The session that a sandbox belongs to."""
+        name = sandbox.spec.session_id
+        return self._session_ids.get((sandbox.owner, name)) if name is not None else None
+
+    def index_session(self, session: SessionState) -> None:
+        """A session was added."""
+        self._session_ids[session.owner, session.session_id] = session
+
+    def forget_session(self, key: str) -> None:
+        """Remove a session."""
+        session = self.sessions.pop(key, None)
+        if session is not None:
+            self._session_ids.pop((session.owner, session.session_id), None)
 
     def index_name(self, sandbox: SandboxState) -> None:
         """A sandbox was added; its name means it from now on."""

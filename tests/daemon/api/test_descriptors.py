@@ -539,4 +539,4 @@ def test_every_row_that_hands_over_is_for_the_owner_alone() -> None:
     for row in methods.METHODS.values():
         if row.descriptors and row.name != "snapshot.import":  # what it hands over is the caller's own
             assert row.access is methods.Access.OWNER, row.name
-            assert set(row.references) & {"sandbox_id", "snapshot_id"}, row.name
+            assert set(row.references) & {"sandbox_id", "snapshot_id", "artifact_id"}, row.name

@@ -83,7 +83,7 @@ class Target:
     """The server, and connections to it as any user."""
 
     def __init__(self, daemon: Inside, nursery: trio.Nursery) -> None:
-        self.server = Server(daemon._dispatch)
+        self.server = Server(daemon.dispatch)
         self._nursery = nursery
 
     def talk(self, uid: int) -> Talk:
@@ -186,7 +186,7 @@ LINES = st.one_of(
 def test_each_request_is_answered_once(lines: list[bytes], seed: int) -> None:
     async def run() -> None:
         async with trio.open_nursery() as nursery:
-            target = Target(SimpleNamespace(_dispatch=Handler()), nursery)  # type: ignore[arg-type]
+            target = Target(SimpleNamespace(dispatch=Handler()), nursery)  # type: ignore[arg-type]
             await exchange(target, lines, 1000, Random(seed))
             await target.emptied()
 

@@ -262,6 +262,8 @@ class Objects(msgspec.Struct):
     snapshot: str
     checkpoint: str
     process: str
+    session: str
+    artifact: str
 
     def of(self, kind: str) -> str:
         """Its id."""
@@ -289,7 +291,13 @@ async def things(daemon: Inside, source: str, uid: int) -> Objects:
     saved = events.CheckpointStored(files=[], processes=0)
     told = [(snapshot, asked), (snapshot, stored), (checkpoint, saving), (checkpoint, saved)]
     await daemon.core.log.append([NewEvent(stream, event, box) for stream, event in told], Meta(owner=owner))
-    return Objects(box, state.requested.image_id, snapshot, checkpoint, started.process_id)
+    exporting = events.ArtifactExportRequested(owner=owner, sandbox_id=box, path="x")
+    exported = events.ArtifactExported(name="x", media_type="text/plain", size_bytes=0)
+    artifact = ids.new_id(ids.ARTIFACT)
+    made = [NewEvent(artifact, exporting), NewEvent(artifact, exported)]
+    await daemon.core.log.append(made, Meta(owner=owner))
+    session = (await daemon.call("session.ensure", uid=uid, id="pinned", image=state.requested.image_id)).session.key
+    return Objects(box, state.requested.image_id, snapshot, checkpoint, started.process_id, session, artifact)
 
 
 def made_up(like: str) -> str:

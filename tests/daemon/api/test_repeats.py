@@ -31,7 +31,9 @@ class World:
         self.source = source
         with daemon.connect() as client:
             self.image, self.unused = (client.image.create(source, clean=True).image_id for _ in range(2))
+            client.session.ensure(id="closing", image=self.image)
             self.box, self.doomed = (client.sandbox.create(self.image).sandbox_id for _ in range(2))
+            self.artifact = client.artifact.export(self.box, "/etc/passwd").artifact_id
             self._launch(client, "reader", HELD, stdin=True)
             self._launch(client, "trapper", COUNTS)
             self._launch(client, "screen", "echo ready; while read -r line; do stty size; done", tty=True)
@@ -110,8 +112,29 @@ CASES = {
     "sandbox.create": Case(
         lambda w: {"image_id": w.image, "secrets": {"A": "b"}, "labels": {"case": "1"}},
         {"labels": {}},
-        lambda w: w.events("sandbox.create_requested") == 3,
+        lambda w: w.events("sandbox.create_requested") == 5,
         like=lambda answer: answer["sandbox_id"],
+    ),
+    "session.ensure": Case(
+        lambda w: {"id": "pinned", "image": w.image},
+        {"id": "other"},
+        lambda w: w.events("session.start_requested") == 2,
+        like=lambda answer: answer["session"]["sandbox_id"],
+    ),
+    "artifact.export": Case(
+        lambda w: {"sandbox_id": w.box, "path": "/etc/passwd"},
+        {"path": "/etc/group"},
+        lambda w: w.events("artifact.exported") == 2,
+        like=lambda answer: answer["artifact_id"],
+    ),
+    "artifact.remove": Case(
+        lambda w: {"artifact_id": w.artifact}, {"artifact_id": "other"}, lambda w: w.events("artifact.removed") == 1
+    ),
+    "session.close": Case(
+        lambda w: {"session_id": "closing"},
+        {"session_id": "other"},
+        lambda w: w.events("session.stopped") == 1,
+        like=lambda answer: (answer["status"], answer["snapshot_ids"]),
     ),
     "sandbox.exec": Case(
         lambda w: {"sandbox_id": w.box, "command": "echo x >>execs; echo out; echo err >&2; exit 3"},
@@ -119,7 +142,7 @@ CASES = {
         lambda w: w.lines("execs") == 1,
     ),
     "sandbox.terminate": Case(
-        lambda w: {"sandbox_id": w.doomed}, {"sandbox_id": "other"}, lambda w: w.events("sandbox.terminated") == 1
+        lambda w: {"sandbox_id": w.doomed}, {"sandbox_id": "other"}, lambda w: w.events("sandbox.terminated") == 2
     ),
     "sandbox.write_file": Case(
         lambda w: {"sandbox_id": w.box, "path": "file", "data": "Zmlyc3QK"},

@@ -96,16 +96,18 @@ def calls(daemon: RunningDaemon, uid: int, work: Callable[[Any], Any]) -> Any:
 
 
 def furnish(client: Any, source: str, **image: Any) -> dict[str, str]:
-    """A sandbox with a secret in memory and in a file, a process, a terminal, and a snapshot."""
+    """A sandbox with a secret in memory and in files, a process, a terminal, a snapshot, an artifact, and a session."""
     image_id = client.image.create(source, **image).image_id
     box = client.sandbox.create(image_id, secrets={"TOKEN": SECRET}).sandbox_id
     client.process.launch(box, 'printf %s "$TOKEN" >secret; echo $TOKEN; exec sleep 1000', name="steady", stdin=True)
     client.process.launch(box, "echo $TOKEN; exec cat", name="terminal", tty=True)
     for name in ("steady", "terminal"):
         client.process.read(box, name, wait_s=20)
-    snapshot = client.snapshot.create(box).snapshot_id
+    ids = {"image_id": image_id, "sandbox_id": box, "snapshot_id": client.snapshot.create(box).snapshot_id}
+    ids["session_id"] = client.session.ensure("theirs", image=image_id).session.session_id
+    ids["artifact_id"] = client.artifact.export(box, "secret").artifact_id
     client.lock.acquire("theirs")
-    return {"image_id": image_id, "sandbox_id": box, "snapshot_id": snapshot}
+    return ids
 
 
 def is_well(scene: Scene) -> None:
@@ -134,7 +136,7 @@ def tried(scene: Scene, attack: Callable[[], list[str]]) -> None:
 
 VALUES: dict[str, Any] = {
     "name": "steady", "command": ["true"], "data": b"x", "rows": 24, "cols": 80, "position": 1, "transfer_id": "cpy_x",
-    "checkpoint_id": "chk_x", "disk_bytes": 1 << 30,
+    "checkpoint_id": "chk_x", "disk_bytes": 1 << 30, "path": "secret",
 }  # fmt: skip
 
 

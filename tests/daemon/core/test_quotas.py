@@ -23,7 +23,7 @@ from sandkeepd.sandboxes.output_limit import OutputLimit
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("bwrap")]
 
 MIB = 1024**2
-LIMITS = "sandboxes=3,memory=256M,disk=40M,images=150K,snapshots=150K,checkpoints=1K,journals=1M,calls=3"
+LIMITS = "sandboxes=3,memory=256M,disk=40M,images=150K,snapshots=150K,checkpoints=1K,artifacts=1K,journals=1M,calls=3"
 FIRST_UID = 41_000
 USERS = count(FIRST_UID)
 
@@ -124,6 +124,24 @@ def test_promised_memory(daemon: RunningDaemon, uid: int, folder: str) -> None:
         return code, data["quota"], full, used(client, "memory")
 
     assert as_client(daemon, uid, work) == ("quota_exceeded", "memory", 256 * MIB, 200 * MIB)
+
+
+def test_artifacts(daemon: RunningDaemon, uid: int, folder: str) -> None:
+    def work(client: Any) -> tuple[str, str, int]:
+        box = client.sandbox.create(client.image.create(folder).image_id).sandbox_id
+        client.sandbox.write_file(box, path="f", data=b"x" * 600)
+        codes = []
+        for _ in range(2):
+            try:
+                codes.append(client.artifact.export(box, "f").status)
+            except SandkeepError as error:
+                codes.append(error.code)
+        client.sandbox.terminate(box)
+        return codes[0], codes[1], used(client, "artifacts")
+
+    assert as_client(daemon, uid, work) == ("ready", "disk_limit", 600)
+    with daemon.connect() as client:  # of root, who is exempt
+        assert work(client) == ("ready", "ready", 1200)
 
 
 def test_promised_disks(daemon: RunningDaemon, uid: int, folder: str) -> None:

@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,9 @@ def source(tmp_path: Path) -> Path:
     return directory
 
 
-async def take(source: Path, target: Path, caller: Caller = ME, hide: str = "/nonexistent") -> ImportedImage:
+async def take(
+    source: Path, target: Path, caller: Caller = ME, hide: Sequence[str] = ("/nonexistent",)
+) -> ImportedImage:
     return await import_tree(str(source), caller, str(target), owner=OWNER, hide=hide, progress=quiet)
 
 
@@ -178,13 +180,15 @@ async def test_a_user_can_only_act_for_himself(source: Path, tmp_path: Path, mon
         await take(source, tmp_path / "target", STRANGER)
 
 
-async def test_the_state_directory_is_not_copied_into_itself(source: Path) -> None:
-    state = source / "a" / "state"
-    state.mkdir(parents=True)
-    (state / "big").write_text("x")
+async def test_the_daemons_own_directories_are_not_copied_into_themselves(source: Path) -> None:
+    state, archives = source / "a" / "state", source / "-ar chives*"
+    for place in (state, archives):
+        place.mkdir(parents=True)
+        (place / "big").write_text("x")
     (source / "a" / "kept").write_text("y")
-    result = await take(source, state / "target", hide=str(state))
+    result = await take(source, state / "target", hide=[str(state), "/nonexistent", str(archives)])
     assert result.file_count == 3
+    assert sorted(os.listdir(state / "target")) == ["a"]
     assert sorted(os.listdir(state / "target" / "a")) == ["kept"]
 
 

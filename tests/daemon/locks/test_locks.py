@@ -28,7 +28,7 @@ from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.events import Meta
 from sandkeep_store.eventlog.log import EventLog, NewEvent
 from sandkeep_store.eventlog.writer import Writer
-from sandkeep_store.locks.lease import Lease, Locks
+from sandkeep_store.locks.lease import Attempt, Lease, Locks
 from sandkeep_store.locks.store import path_of
 from sandkeepd.locks.leases import Leases
 
@@ -225,6 +225,7 @@ async def test_who_waits_in_vain_is_told_so(world: World, tmp_path: Path) -> Non
         await until_async(lambda: bool(errors))
         assert "box" in errors[0].message
         assert errors[0].message.endswith("and was not released within 10 s")
+        assert world.document()["waitingOwnerId"] is None
         other.renew()
 
 
@@ -233,9 +234,10 @@ async def test_who_goes_while_he_waits_has_taken_nothing(world: World, tmp_path:
         other = world.other().acquire("box")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(acquire, daemon, timeout_s=30, command_id="mine"))
-            await until_async(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["acquiring"])
+            await until_async(lambda: world.document()["waitingOwnerId"] is not None)
             nursery.cancel_scope.cancel()
         await until_async(lambda: [lock.status for lock in daemon.core.state.locks.values()] == ["failed"])
+        assert world.document()["waitingOwnerId"] is None
         other.release()
         await world.pass_time(5)
         assert world.document()["ownerId"] == other.owner_id
@@ -684,6 +686,20 @@ async def test_a_lock_that_was_being_taken_is_freed_and_the_command_takes_it_ane
         assert world.document()["expiresAt"] == 0
         assert daemon.core.state.locks[lock_id].interrupted
         assert (await acquire(daemon)).fence > lease.fence.number
+
+
+async def test_who_waited_when_his_daemon_died_waits_no_more(world: World, tmp_path: Path) -> None:
+    held = world.other().acquire("box")
+    attempt = Attempt(world.other(), "box", timeout_s=60)
+    attempt.step()
+    waiter = held.look()
+    async with world.daemon(tmp_path) as daemon:
+        wanted = events.LockAcquireRequested(owner="uid:0", name="box", where="/locks", owner_id=waiter, timeout_s=60)
+        await daemon.core.log.append([NewEvent("lck_left", wanted)], Meta(command_id="take", owner="uid:0"))
+    async with world.daemon(tmp_path) as daemon:
+        await until_async(lambda: status(daemon, "lck_left") == "failed")
+        assert held.look() is None
+        held.renew()
 
 
 async def test_a_release_that_was_ordered_is_finished(world: World, tmp_path: Path) -> None:

@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.support.expect import refused, until
-from tests.support.snapshots import sh
+from tests.support.inside import inside
+from tests.support.snapshots import exported, names, sh
+
+from sandkeep.model import Volume
+from sandkeep.settings.daemon import UID_BASE
+from sandkeepd.providers.local.provider import open_local
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -26,7 +32,7 @@ class House:
         sh(self.client, self.box, "echo kept >kept")
 
     def restored(self, snapshot_id: str) -> str:
-        """What a sandbox has that is restored from it."""
+        """The files of a sandbox that is restored from it."""
         made = self.client.snapshot.restore(snapshot_id).sandbox_id
         content = sh(self.client, made, "cat *")
         self.client.sandbox.terminate(made)
@@ -180,6 +186,68 @@ def test_a_directory_that_is_none_or_not_ours_is_told_before_anything_happens(
     error = refused("not_configured", lambda: house.client.snapshot.create(house.box))
     assert "SANDBOX_SNAPSHOT_DIR" in error.message
     assert house.client.snapshot.list(all=True).snapshots == []
+
+
+@pytest.mark.parametrize("provider", ["local", pytest.param("docker", marks=pytest.mark.needs("docker"))])
+@pytest.mark.parametrize("setting", ["SANDBOX_SNAPSHOT_DIR", "FILESYSTEM_SNAPSHOT_MOUNT_PATH"])
+def test_the_directory_of_archives_is_in_none_of_them_though_it_lies_in_their_source(
+    new_daemon: Callable[[], Any], provider: str, setting: str, request: pytest.FixtureRequest
+) -> None:
+    daemon = new_daemon()
+    source = Path(daemon.root, "source")
+    source.mkdir(mode=0o755)
+    kept = source / "kept"
+    kept.mkdir(mode=0o700)
+    (source / "file").write_text("file")
+    daemon.env[setting] = str(kept)
+    options: dict[str, Any] = {}
+    volumes: dict[str, Any] = {}
+    if provider == "docker":
+        dockerd = request.getfixturevalue("dockerd")
+        daemon.env["DOCKER_HOST"] = dockerd.host
+        options = {"provider": "docker", "base": dockerd.guest()}
+        volumes = {"volumes": [Volume(source=str(source), target="/data")]}
+    daemon.start()
+    with daemon.connect() as client:
+        for _ in range(2):  # the second has archives of the first beside it
+            image = client.image.create(str(source), **options).image_id
+            box = client.sandbox.create(image, **volumes).sandbox_id
+            assert "kept" not in sh(client, box, "ls -a; echo more >more")
+            snapshot = client.snapshot.create(box)
+            assert snapshot.places[0].uri.startswith(f"{kept}/")
+            found = names(exported(client, snapshot.snapshot_id))
+            assert [name for name in found if "kept" in name or "snp_" in name or ".partial" in name] == []
+            assert any(name.endswith("more") for name in found)
+            client.sandbox.terminate(box)
+
+
+async def test_archives_of_a_session_lie_below_its_id_and_owners_do_not_meet_there(
+    tmp_path: Path, state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``{session_id}/{snapshot_id}.tar.gz``, as AstraForge has them."""
+    kept = tmp_path / "kept"
+    monkeypatch.setenv("SANDBOX_SNAPSHOT_DIR", str(kept))
+    async with inside(
+        state_dir,
+        opened=lambda place, log_id: open_local(place, uid_base=UID_BASE(), disk_limit=1 << 30, log_id=log_id),
+    ) as daemon:
+        image = await daemon.image(source)
+        found = []
+        for session_id in ("theirs", "theirs", "sbx_1", "imported", "a..b", "A.-_"):
+            box = (await daemon.call("sandbox.create", image_id=image)).sandbox_id
+            sandbox = daemon.core.state.sandboxes[box]
+            sandbox.requested = replace(sandbox.requested, spec=replace(sandbox.spec, session_id=session_id))
+            snapshot = await daemon.call("snapshot.create", sandbox_id=box)
+            assert [place.path for place in snapshot.places] == [f"{session_id}/{snapshot.snapshot_id}.tar.gz"]
+            assert (kept / session_id).stat().st_mode & 0o077 == 0
+            await daemon.call("sandbox.terminate", sandbox_id=box)
+            found.append(snapshot)
+        assert (await daemon.call("snapshot.gc")).left == []
+        for snapshot in found:
+            restored = await daemon.call("snapshot.restore", snapshot_id=snapshot.snapshot_id)
+            await daemon.call("sandbox.terminate", sandbox_id=restored.sandbox_id)
+            await daemon.call("snapshot.delete", snapshot_id=snapshot.snapshot_id)
+    assert [path for path in kept.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("setting", ["SANDBOX_S3_USE_SSL", "SANDBOX_S3_ENDPOINT_URL", "SANDBOX_S3_REGION"])

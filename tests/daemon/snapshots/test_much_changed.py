@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.support.expect import until
+from tests.support.expect import refused, until
 from tests.support.snapshots import sh, tree
 
 from sandkeepd.providers.local.precopy import COPIED_BYTES
@@ -148,3 +148,22 @@ def test_a_copy_has_all_that_was_changed(client: Any, image: str, way: str, scri
     assert sh(client, made, f"{listing}; test $(stat -c %b holes) -lt 1000") == before[1]
     for each in (box, made):
         client.sandbox.terminate(each)
+
+
+def test_a_copy_has_of_the_files_beneath_what_is_wanted(client: Any, image: str) -> None:
+    box = client.sandbox.create(image).sandbox_id
+    sh(client, box, f"{LARGE}; rm gone; mkdir new; echo 1 >new/one; echo 2 >new/two; echo 3 >image/three")
+    for include, exclude, expected in (
+        (["image", "new/one"], [], "./image/old ./image/three ./new/one"),
+        ([], ["a-large", "image/old", "new/two"], "./image/three ./new/one"),
+        (["image/old"], [], "./image/old"),
+    ):
+        snapshot = client.snapshot.create(box, include=include, exclude=exclude)
+        made = client.snapshot.restore(snapshot.snapshot_id).sandbox_id
+        assert sh(client, made, "echo $(find . -type f | sort)") == expected + "\n"
+        client.sandbox.terminate(made)
+    for gone in ("gone", "image/gone", "nowhere"):
+        refused("not_found", client.snapshot.create, box, include=["image", gone])
+    sh(client, box, "rm -r image; mkdir image")
+    refused("not_found", client.snapshot.create, box, include=["image/old"])
+    client.sandbox.terminate(box)

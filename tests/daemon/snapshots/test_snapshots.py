@@ -16,12 +16,14 @@ from tests.support.snapshots import (
     archive,
     exported,
     imported,
+    keep_settled,
     layers,
     names,
     on_both_deep,
     paths,
     sh,
     tree,
+    write_mapped,
 )
 
 from sandkeep import archives
@@ -169,8 +171,7 @@ def test_what_is_gone_stays_gone_after_two_increments_and_an_export(
     full = client.snapshot.create(box)
     sh(client, box, "rm d/1; rm -r gone; mkdir gone; echo young >gone/young; rm file; rm -r deep/er")
     first = client.snapshot.create(box, incremental=True)
-    is_local = provider == "local"  # on Docker each is over what the sandbox began with
-    assert (first.kind, first.parent_id) == ("incremental", full.snapshot_id if is_local else None)
+    assert (first.kind, first.parent_id) == ("incremental", full.snapshot_id)
     sh(
         client,
         box,
@@ -178,12 +179,12 @@ def test_what_is_gone_stays_gone_after_two_increments_and_an_export(
     )
     before = tree(client, box)
     second = client.snapshot.create(box, incremental=True)
-    assert second.parent_id == (first.snapshot_id if is_local else None)
+    assert second.parent_id == first.snapshot_id
     restored = client.snapshot.restore(second.snapshot_id).sandbox_id
     assert tree(client, restored) == before
     whole = exported(client, second.snapshot_id)
     assert not [name for name in names(whole) if ".wh." in name]
-    again = imported(client, whole, image_id=None if is_local else image)
+    again = imported(client, whole, image_id=None if provider == "local" else image)
     back = client.snapshot.restore(again.snapshot_id).sandbox_id
     assert tree(client, back) == before
     middle = client.snapshot.restore(first.snapshot_id).sandbox_id
@@ -194,8 +195,7 @@ def test_what_is_gone_stays_gone_after_two_increments_and_an_export(
 
 def test_an_increment_holds_what_changed_and_no_more(client: Any, box: str) -> None:
     sh(client, box, "mkdir many; cd many; seq 300 | xargs touch")
-    client.snapshot.create(box)
-    until(lambda: client.snapshot.create(box, incremental=True).member_count == 1)  # what is new may still change
+    keep_settled(client, box)
     sh(client, box, "echo 1 >many/7; chmod 600 many/8; mv many/9 many/nine")
     found = client.snapshot.create(box, incremental=True)
     listed = subprocess.run(["tar", "-tf", found.places[0].uri], capture_output=True, check=True).stdout.decode()
@@ -204,8 +204,7 @@ def test_an_increment_holds_what_changed_and_no_more(client: Any, box: str) -> N
 
 def test_an_increment_keeps_the_modes_of_directories_in_which_only_a_file_changed(client: Any, box: str) -> None:
     sh(client, box, "mkdir -m 700 closed; echo 1 >closed/file")
-    client.snapshot.create(box)
-    until(lambda: client.snapshot.create(box, incremental=True).member_count == 1)  # what is new may still change
+    keep_settled(client, box)
     sh(client, box, "echo 2 >>closed/file")
     made = client.snapshot.create(box, incremental=True)
     restored = client.snapshot.restore(made.snapshot_id).sandbox_id
@@ -213,25 +212,9 @@ def test_an_increment_keeps_the_modes_of_directories_in_which_only_a_file_change
     client.sandbox.terminate(restored)
 
 
-WRITER = """
-import mmap, sys, time
-file = open("mapped", "r+b")
-memory = mmap.mmap(file.fileno(), 0)
-for line in sys.stdin:
-    memory[0] = ord(line[0])
-    print(line, flush=True)
-"""
-
-
 def test_what_is_written_in_memory_is_not_missed(client: Any, box: str) -> None:
     """The kernel gives the file no other time for it."""
-    sh(client, box, "head -c 100000 /dev/zero >mapped")
-    client.process.launch(box, ["python3", "-c", WRITER], name="writer", stdin=True)
-
-    def write(letter: bytes) -> None:
-        client.process.write_stdin(box, "writer", letter + b"\n")
-        until(lambda: client.process.read(box, "writer").stdout.endswith(letter + b"\n\n"))
-
+    write = write_mapped(client, box)
     write(b"1")
     client.snapshot.create(box)
     for letter in (b"2", b"3"):
@@ -415,6 +398,91 @@ def test_archives_of_other_tools_are_brought_in(client: Any, tmp_path: Path) -> 
         client.sandbox.terminate(box.sandbox_id)
 
 
+@on_both_deep
+def test_a_virtual_environment_of_python_is_exported_and_imported(
+    client: Any, box: str, image: str, provider: str, tmp_path: Path
+) -> None:
+    """Its links are absolute, and so are some of a workspace's own."""
+    if provider == "docker":
+        sh(client, box, "mkdir -p venv/bin; ln -s /bin/sh venv/bin/python; ln -s ../../etc up")  # there is no Python
+    else:
+        sh(client, box, "/usr/bin/python3 -m venv --without-pip venv; ln -s ../../etc up")
+    before = tree(client, box)
+    file = str(tmp_path / "work.tar.gz")
+    archives.export_to(client, client.snapshot.create(box).snapshot_id, file)
+    snapshot = archives.import_from(client, file, image_id=image if provider == "docker" else None)
+    made = client.snapshot.restore(snapshot.snapshot_id).sandbox_id
+    client.sandbox.restore(box, snapshot_id=snapshot.snapshot_id)
+    for restored in (made, box):
+        assert tree(client, restored) == before
+        assert sh(client, restored, "readlink up; venv/bin/python -c 'exit' && echo runs") == "../../etc\nruns\n"
+    client.sandbox.terminate(made)
+
+
+def restored(client: Any, snapshot: Any) -> dict[str, str]:
+    """The files of a sandbox that is restored from it."""
+    box = client.snapshot.restore(snapshot.snapshot_id).sandbox_id
+    try:
+        return tree(client, box)
+    finally:
+        client.sandbox.terminate(box)
+
+
+@pytest.mark.parametrize(
+    ("words", "suffix"), [(["workspace"], "gz"), (["./workspace/"], "gz"), (["workspace"], "zst"), (["workspace"], "")]
+)
+def test_a_workspace_that_was_packed_with_its_directory_is_restored_without_it(
+    client: Any, tmp_path: Path, words: list[str], suffix: str
+) -> None:
+    source = tmp_path / "workspace"
+    (source / "workspace").mkdir(parents=True)
+    (source / "workspace" / "inner").write_text("inner\n")
+    (source / "file").write_text("file\n")
+    os.link(source / "file", source / "hard")
+    (source / "link").symlink_to("/workspace/file")
+    file = f"{tmp_path}/a.tar{suffix and '.'}{suffix}"
+    subprocess.run(["tar", "-caf", file, "-C", tmp_path, *words], check=True)
+    snapshot = archives.import_from(client, file, digest=f"sha256:{_sha256(Path(file))}")
+    assert (snapshot.root, snapshot.kind, snapshot.member_count) == ("/workspace", "full", 6)
+    assert snapshot.format == f"tar{suffix and '.'}{suffix}"
+    found = restored(client, snapshot)
+    assert sorted(name for name in found if name[0] != "#") == [
+        "file", "hard", "link", "workspace", "workspace/inner",
+    ]  # fmt: skip
+    assert (found["#./file"], found["link"]) == (found["#./hard"], "l 777 /workspace/file")
+    client.snapshot.delete(snapshot.snapshot_id)
+
+
+def test_a_directory_of_that_name_in_a_workspace_stays(client: Any, box: str, tmp_path: Path) -> None:
+    """Archives of Sandkeep say where their names begin."""
+    sh(client, box, "rm -r *; mkdir workspace; echo 1 >workspace/1")
+    before = tree(client, box)
+    assert restored(client, imported(client, exported(client, client.snapshot.create(box).snapshot_id))) == before
+    content = archive(("workspace/1", "1\n"))
+    assert paths_of(restored(client, imported(client, content, files="workspace"))) == {"workspace", "workspace/1"}
+    assert paths_of(restored(client, imported(client, content))) == {"1"}
+    beside = archive(("workspace/1", "1\n"), ("bin/tool", "2\n"))
+    assert paths_of(restored(client, imported(client, beside))) == {"workspace", "workspace/1", "bin", "bin/tool"}
+    file = imported(client, archive(("workspace", "no directory\n")))
+    assert paths_of(restored(client, file)) == {"workspace"}
+
+
+def paths_of(found: dict[str, str]) -> set[str]:
+    return {name for name in found if not name.startswith("#")}
+
+
+def test_a_whole_root_file_system_is_no_workspace(client: Any, shared_daemon: Any) -> None:
+    content = archive(("etc/passwd", "x\n"), ("usr/bin/tool", "x\n"), ("workspace/file", "x\n"))
+    error = refused("not_supported", lambda: imported(client, content))
+    assert "files=workspace" in error.message
+    refused("not_supported", lambda: imported(client, archive(("file", "x")), files="root"))
+    for failed in client.snapshot.list(all=True).snapshots[-2:]:
+        assert (failed.status, failed.places) == ("failed", [])
+        assert not Path(f"{shared_daemon.state_dir}/archives/imported/{failed.snapshot_id}.tar.gz").exists()
+    taken = restored(client, imported(client, content, files="workspace"))
+    assert {"etc/passwd", "usr/bin/tool", "workspace/file"} <= set(taken)
+
+
 def vars_of(info: tarfile.TarInfo, **values: Any) -> None:
     for name, value in values.items():
         setattr(info, name, value)
@@ -428,7 +496,17 @@ HOSTILE = {
     "absolute": archive(("/etc/cron.d/evil", "x")),
     "upwards": archive(("a/../../evil", "x")),
     "through a link": archive(("out", _as(type=tarfile.SYMTYPE, linkname="/etc")), ("out/evil", "x")),
-    "link that leads out": archive(("out", _as(type=tarfile.SYMTYPE, linkname="../../etc/passwd"))),
+    "through a link to a link": archive(
+        ("out", _as(type=tarfile.SYMTYPE, linkname="/etc")),
+        ("again", _as(type=tarfile.SYMTYPE, linkname="out")),
+        ("again/evil", "x"),
+    ),
+    "through a hard link to a link": archive(
+        ("out", _as(type=tarfile.SYMTYPE, linkname="/etc")),
+        ("hard", _as(type=tarfile.LNKTYPE, linkname="out")),
+        ("hard/evil", "x"),
+    ),
+    "a file in place of a link": archive(("out", _as(type=tarfile.SYMTYPE, linkname="/etc/passwd")), ("out", "x")),
     "hard link that leads out": archive(("out", _as(type=tarfile.LNKTYPE, linkname="../../etc/passwd"))),
     "hard link to nothing": archive(("out", _as(type=tarfile.LNKTYPE, linkname="nothing"))),
     "device": archive(("null", _as(type=tarfile.CHRTYPE, devmajor=1, devminor=3))),
@@ -458,12 +536,15 @@ def test_what_comes_is_what_was_said(client: Any) -> None:
 
 
 @on_both_deep
-def test_a_file_is_exported_whole_or_not_at_all(client: Any, box: str, tmp_path: Path) -> None:
+def test_a_file_is_exported_whole_or_not_at_all(
+    client: Any, box: str, image: str, provider: str, tmp_path: Path
+) -> None:
     sh(client, box, "echo 1 >one")
     snapshot = client.snapshot.create(box)
     told = archives.export_to(client, snapshot.snapshot_id, str(tmp_path / "work.tar.gz"))
     assert f"sha256:{_sha256(tmp_path / 'work.tar.gz')}" == told.digest == snapshot.digest
-    back = archives.import_from(client, str(tmp_path / "work.tar.gz"), digest=told.digest)
+    options = {} if provider == "local" else {"image_id": image}
+    back = archives.import_from(client, str(tmp_path / "work.tar.gz"), digest=told.digest, **options)
     assert back.digest == told.digest
     place = Path(snapshot.places[0].uri)
     place.write_bytes(place.read_bytes()[:-1])

@@ -5,10 +5,8 @@ In this process are the real server, its endpoints and a sandbox of the fake pro
 
 import socket
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from random import SystemRandom
-from typing import Any
 
 import pytest
 import trio
@@ -20,11 +18,7 @@ from tests.support.soak import times
 from tests.support.streams import message, websocket
 from wsproto.frame_protocol import Opcode
 
-from sandkeepd.sandboxes.files import Files
-from sandkeepd.stream.attach import attach
-from sandkeepd.stream.events import events
-from sandkeepd.stream.files import files
-from sandkeepd.stream.logs import logs
+from sandkeepd.stream.endpoints import endpoints
 from sandkeepd.stream.server import Limits, StreamServer
 from sandkeepd.stream.tokens import Tokens
 
@@ -96,13 +90,8 @@ class Target:
     """The stream server of a daemon in this process."""
 
     def __init__(self, daemon: Inside, directory: Path, nursery: trio.Nursery) -> None:
-        core = daemon.core
-        endpoints: dict[str, Any] = {
-            "logs": partial(logs, core, daemon.processes), "events": partial(events, core),
-            "attach": partial(attach, core, daemon.processes),
-            "files": partial(files, core, Files(core, daemon.sandboxes.runtimes)),
-        }  # fmt: skip
-        self.server = StreamServer(endpoints, Tokens(str(directory)), limits=Limits(close_s=0.05))
+        served = endpoints(daemon.core, daemon.dispatch, daemon.processes, daemon.sessions.activity)
+        self.server = StreamServer(served, Tokens(str(directory)), limits=Limits(close_s=0.05))
         self._nursery = nursery
 
     def connect(self) -> socket.socket:

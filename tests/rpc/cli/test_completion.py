@@ -138,7 +138,7 @@ LINES = {
     "PAGER=cat sandkeep get api": "PAGER=cat sandkeep get api-tests",
 }
 OF_THE_SHELL = {line: word for line, word in LINES.items() if re.search("""['"=]|--|api$|capa$""", line)}
-"""Where the shell's own script counts, as with quotes. All else is completed by the command, alike for every shell."""
+"""Lines for which the shell's own script counts, as with quotes. The command completes all else, alike for all."""
 
 
 @pytest.mark.needs("bwrap")

@@ -79,21 +79,24 @@ def test_who_waits_gets_it_and_who_is_interrupted_does_not(
     daemon = start()
     where = place.get("SANDBOX_LOCK_MOUNT_PATH") or f"gs://{place['SANDBOX_LOCK_BUCKET']}"
     other = Locks(open_store(where)).acquire("box")
-    interrupted, waiting = (
-        subprocess.Popen([*daemon.command, "lock", "acquire", "box"], env=daemon.env, stdout=subprocess.PIPE)
-        for _ in range(2)
-    )
+    command = [*daemon.command, "lock", "acquire", "box"]
     with daemon.connect() as client:
-        until(lambda: [lock.status for lock in client.lock.list().locks] == ["acquiring"] * 2)
+        interrupted = subprocess.Popen(command, env=daemon.env, stdout=subprocess.PIPE)
+        until(lambda: other.look() is not None)
+        done = daemon.cli("lock", "acquire", "box")
+        assert b"waits for it already" in done.stderr
         interrupted.send_signal(signal.SIGINT)
         assert interrupted.communicate() == (b"", None)
-        until(lambda: len(client.lock.list().locks) == 1)
+        until(lambda: client.lock.list().locks == [])
+        assert other.look() is None
+        waiting = subprocess.Popen(command, env=daemon.env, stdout=subprocess.PIPE)
+        until(lambda: other.look() is not None)
         other.release()
         output, _ = waiting.communicate(timeout=30)
         (held,) = client.lock.list().locks
         assert held.status == "held"
         assert output.decode().strip() == held.lock_id
-        assert sorted(lock.status for lock in client.lock.list(all=True).locks) == ["failed", "held"]
+        assert sorted(lock.status for lock in client.lock.list(all=True).locks) == ["contended", "failed", "held"]
 
 
 @pytest.mark.needs("gcs")

@@ -33,6 +33,12 @@ TABLE: list[tuple[Setting[Any], list[tuple[str, Any]], tuple[str, ...], Any]] = 
     (rows.METADATA_MOUNT_PATH, [("/mnt/meta", "/mnt/meta"), ("/mnt/./meta/", "/mnt/meta")], BAD_DIRECTORIES, None),
     (rows.CHECKPOINT_MOUNT_PATH, [("/mnt/points", "/mnt/points")], BAD_DIRECTORIES, None),
     (rows.SNAPSHOT_MOUNT_PATH, [("/mnt/shots", "/mnt/shots"), ("//mnt/shots", "/mnt/shots")], BAD_DIRECTORIES, None),
+    (
+        rows.ARTIFACT_BASE_URL,
+        [("https://h/base/", "https://h/base"), ("http://h:1", "http://h:1")],
+        ("h/base", "ftp://h", "https://", "https:///base", "https://user:secret@h"),
+        None,
+    ),
     (rows.SNAPSHOT_DIR, [("/tmp/astraforge-snapshots", "/tmp/astraforge-snapshots")], BAD_DIRECTORIES, None),
     (
         rows.S3_ENDPOINT_URL,
@@ -115,6 +121,14 @@ def test_the_first_that_is_set_wins_and_the_answer_says_where(artifact: Any, way
     remote = [ROOTS[way] for way in meant if way not in ("directory", "state")]
     assert storage.roots(artifact) == (*remote, local)
     assert storage.local_root() == local
+
+
+def test_all_directories_of_archives_are_known_and_a_malformed_setting_names_none() -> None:
+    found = {"SANDBOX_SNAPSHOT_DIR": "/archives/", "SANDBOX_CHECKPOINT_MOUNT_PATH": "/mnt/it"}
+    assert Storage({}).archive_directories() == []
+    assert Storage(found).archive_directories() == ["/archives", "/mnt/it"]
+    malformed = {**found, "FILESYSTEM_SNAPSHOT_MOUNT_PATH": "no/path", "FILESYSTEM_SNAPSHOT_BUCKET": "shots"}
+    assert Storage(malformed).archive_directories() == ["/archives", "/mnt/it"]
 
 
 @pytest.mark.parametrize("artifact", NAMES)

@@ -14,6 +14,7 @@ from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.caller_paths import import_tree
 from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, log_of, unmount_below, write_mark
+from sandkeepd.providers.common.packing import never_packed
 
 
 class DirectoryImages(Images):
@@ -36,7 +37,7 @@ class DirectoryImages(Images):
         root = self.root(image_id)
         try:
             self.begin(image_id)
-            hide = self._layout.state_dir
+            hide = never_packed(self._layout.state_dir)
             return await import_tree(request.source, caller, root, owner=self._owner, hide=hide, progress=progress)
         except BaseException:
             with trio.CancelScope(shield=True):

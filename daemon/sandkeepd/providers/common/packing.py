@@ -8,10 +8,18 @@ from sandkeep_store.archives.tar.compression import Codec
 from sandkeep_store.archives.trees.changes import Asked
 from sandkeep_store.archives.trees.pack import PackedArchive
 from sandkeep_store.archives.trees.tree import is_in
+from sandkeep_store.buckets.config import STORAGE
 from sandkeepd.contract.snapshots import PackedFiles
 from sandkeepd.host.cgroups.pause import Pause
 
 CODECS: Final[dict[ArchiveFormat, Codec]] = {"tar": "none", "tar.gz": "gzip", "tar.zst": "zstd"}
+
+
+def never_packed(state_dir: str) -> list[str]:
+    """Return the directories that no image and no archive may hold, though they lie in its source: those of archives
+    would grow with every archive, and show one owner's files to another.
+    """
+    return [state_dir, *STORAGE.archive_directories()]
 
 
 def packed_files(packed: PackedArchive, pause: Pause) -> PackedFiles:

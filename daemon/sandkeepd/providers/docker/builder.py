@@ -31,6 +31,7 @@ from sandkeepd.host.caller_paths import import_tree
 from sandkeepd.host.cgroups.groups import PERIOD_US
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.layout import Layout
+from sandkeepd.providers.common.packing import never_packed
 from sandkeepd.providers.docker import build as docker_build
 from sandkeepd.providers.docker import build_context as docker_context
 from sandkeepd.providers.docker import build_group, dockerfile
@@ -82,7 +83,7 @@ class Builder:
         tree = f"{self._layout.build(image_id)}/{TREE}"
         await trio.to_thread.run_sync(self._make_place, image_id)
         copied = await import_tree(
-            request.source, caller, tree, owner=None, hide=self._layout.state_dir, progress=progress
+            request.source, caller, tree, owner=None, hide=never_packed(self._layout.state_dir), progress=progress
         )
         failpoints.reach("docker.staged")
         if copied.size_bytes > MOST_CONTEXT_BYTES:

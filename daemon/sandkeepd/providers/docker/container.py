@@ -13,9 +13,11 @@ from sandkeep.model import SandboxSpec
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.host.processes import OOM_SCORE_ADJ
 from sandkeepd.keeper import program
-from sandkeepd.providers.docker.plan import INSIDE, Plan, Volume, name_of
+from sandkeepd.providers.docker.plan import INSIDE, Plan, Volume, regular_name
+from sandkeepd.providers.docker.trees import ImageLayers
 
 SANDBOX_LABEL: Final = "sandkeep.sandbox"
+SESSION_LABEL: Final = "sandkeep.session"
 OWNER_LABEL: Final = "sandkeep.owner"
 LOG_LABEL: Final = "sandkeep.log"
 
@@ -36,6 +38,15 @@ def labels(sandbox_id: str, owner: str, log_id: str) -> dict[str, str]:
     return {SANDBOX_LABEL: sandbox_id, OWNER_LABEL: owner, LOG_LABEL: log_id}
 
 
+def _session_labels(session_id: str | None, owner: str) -> dict[str, str]:
+    """Return the labels of a session's container: ours, and those by which AstraForge's tools find it."""
+    if session_id is None:
+        return {}
+    return {
+        SESSION_LABEL: session_id, "astraforge.sandbox.session": session_id, "astraforge.sandbox.user": owner
+    }  # fmt: skip
+
+
 class Job(Struct, frozen=True, kw_only=True):
     """The parameters of one start. `directory` holds `in` and `out`; `files` is the same, as a place in which the code
     inside may own files. `data_root` is the engine's directory, if the daemon can read the files in it.
@@ -48,6 +59,7 @@ class Job(Struct, frozen=True, kw_only=True):
     spec: SandboxSpec
     log_id: str
     secrets: list[str]
+    image_layers: ImageLayers
     data_root: str | None = None
 
 
@@ -60,10 +72,10 @@ def configuration(job: Job, argv: list[str], seccomp: str | None, *, overlay: bo
     marks = labels(job.sandbox_id, plan.owner, job.log_id)
     return {
         "Image": plan.image,
-        "Hostname": host_name(name_of(job.sandbox_id)),
+        "Hostname": host_name(regular_name(plan.name)),
         "User": f"{plan.uid}:{plan.gid}",
         "Env": [f"{name}={value}" for name, value in env.items() if name not in job.secrets],
-        "Labels": {**job.spec.labels, **marks},
+        "Labels": {**job.spec.labels, **_session_labels(job.spec.session_id, plan.owner), **marks},
         "WorkingDir": plan.workspace,
         "Entrypoint": argv,
         "Cmd": [],

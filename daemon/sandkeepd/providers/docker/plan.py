@@ -5,7 +5,7 @@ The settings are upper bounds for callers, and are read here: the decision is on
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from hashlib import sha256
 from secrets import token_hex
 from typing import Any, Final
@@ -105,9 +105,14 @@ def require_disk_limit() -> None:
         raise SetupError("not_supported", f"{NO_DISK_LIMIT}: leave out disk", field="disk_bytes")
 
 
-def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str, Any], disk_bytes: int) -> Plan:
-    """Return the plan of a sandbox. Raises `not_supported`, `invalid`, `not_configured`, and `permission_denied` for a
-    request beyond the administrator's settings.
+def decide(
+    sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str, Any], disk_bytes: int,
+    taken: Container[str] = (),
+) -> Plan:  # fmt: skip
+    """Return the plan of a sandbox; `taken` are the names of other sandboxes' containers.
+
+    Raises `not_supported`, `invalid`, `not_configured`, and `permission_denied` for a request beyond the
+    administrator's settings.
     """
     if spec.isolation == "none":
         raise SetupError("not_supported", "a Docker sandbox is always isolated: leave out isolation")
@@ -124,10 +129,10 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
     _check_labels(spec)
-    workspace = image.workdir if _is_free(image.workdir, ["/tmp"]) else WORKSPACE  # noqa: S108 - inside
+    workspace = workspace_of(image)
     to_itself = (uid, gid) == image.user and (image.writable or uid == 0)
     return Plan(
-        name=name_of(sandbox_id), owner=owner, image=image.docker_image_id, uid=uid, gid=gid,
+        name=_name_of(sandbox_id, spec.session_id, taken), owner=owner, image=image.docker_image_id, uid=uid, gid=gid,
         shell=image.shell, tmux=image.tmux, why_no_shell=image.why,
         workspace=workspace, writable=to_itself,
         workspace_volume=_workspace_volume(sandbox_id, owner, workspace, read_only=spec.read_only),
@@ -138,12 +143,25 @@ def decide(sandbox_id: str, owner: str, spec: SandboxSpec, details: Mapping[str,
     )  # fmt: skip
 
 
+def workspace_of(image: Details) -> str:
+    """Return the path of the workspace in containers of an image."""
+    return image.workdir if _is_free(image.workdir, ["/tmp"]) else WORKSPACE  # noqa: S108 - inside
+
+
 NO_DISK_LIMIT: Final = "only root's daemon sees how much a container writes"
 
 
-def name_of(sandbox_id: str) -> str:
-    """Return the name of a sandbox's container."""
-    return f"sandbox-{sandbox_id}"
+def _name_of(sandbox_id: str, session_id: str | None, taken: Container[str]) -> str:
+    """Return the name of a sandbox's container. One of a session is called by that, and by a suffix as well if another
+    owner's is called so.
+    """
+    name = f"sandbox-{session_id or sandbox_id}"
+    return f"{name}.{token_hex(4)}" if name in taken or _MARK.search(name) else name
+
+
+def regular_name(name: str) -> str:
+    """Return the name that a container has when it is its sandbox's only one."""
+    return _MARK.sub("", name)
 
 
 def beside(plan: Plan) -> Plan:
@@ -154,7 +172,7 @@ def beside(plan: Plan) -> Plan:
     volume = plan.workspace_volume
     if volume is not None and volume.own:
         volume = replace(volume, source=_MARK.sub("", volume.source) + f".{mark}")
-    return replace(plan, name=_MARK.sub("", plan.name) + f".{mark}", workspace_volume=volume)
+    return replace(plan, name=f"{regular_name(plan.name)}.{mark}", workspace_volume=volume)
 
 
 def own_volumes(mounts: Iterable[Mapping[str, Any]], plan: Plan) -> list[Mapping[str, Any]]:

@@ -40,6 +40,7 @@ from sandkeepd.providers.docker.resizing import DockerResizing
 from sandkeepd.providers.docker.revival import DockerRevival
 from sandkeepd.providers.docker.snapshots import DockerSnapshots
 from sandkeepd.providers.docker.start import Handle, kill
+from sandkeepd.providers.docker.trees import ImageLayers
 
 ASKED_S: Final = 20.0
 """Seconds that the report of capabilities may take."""
@@ -70,6 +71,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self._driver: str | None = None
         self._following = False
         self.snapshots = self._snapshots = snapshots = DockerSnapshots(self)
+        self._image_layers = ImageLayers()
         self._kept = DockerLayers(self, snapshots)
         self.revival = self._revival = DockerRevival(self)
         self._replacement = DockerReplacement(self, self._revival)
@@ -96,7 +98,9 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         owner: str = "",
     ) -> dict[str, Any]:
         self.layout.sandbox(sandbox_id)
-        decided = docker_plan.decide(sandbox_id, owner, spec, details, self._disk_limit)
+        decided = docker_plan.decide(
+            sandbox_id, owner, spec, details, self._disk_limit, {str(plan.get("name")) for plan in taken}
+        )
         return dict(msgspec.to_builtins(decided))
 
     async def create(
@@ -129,6 +133,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         return Job(
             sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), files=self.files(sandbox_id),
             plan=msgspec.convert(plan, Plan), spec=spec, log_id=self.log_id, secrets=sorted(secrets),
+            image_layers=self._image_layers,
         )  # fmt: skip
 
     async def start(

@@ -109,7 +109,7 @@ class DockerReplacement(Replacing):
 
     async def _keep_only(self, sandbox_id: str, container_id: str) -> None:
         await self._remove_others(sandbox_id, container_id)
-        await self._engine.call(partial(docker_start.rename, container_id=container_id, sandbox_id=sandbox_id))
+        await self._engine.call(partial(docker_start.rename, container_id=container_id))
 
     async def _remove_others(self, sandbox_id: str, container_id: str) -> None:
         await self._engine.call(

@@ -14,13 +14,14 @@ import msgspec
 
 from sandkeep.errors import SetupError
 from sandkeep.model import Capability, SandboxSpec
+from sandkeep_store.archives.trees.rebase import Workspace
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
 from sandkeepd.host.threads import run_in_thread
 from sandkeepd.providers.docker import trees
 from sandkeepd.providers.docker.engine import inspect_image
 from sandkeepd.providers.docker.pack import Packer
-from sandkeepd.providers.docker.plan import Plan
+from sandkeepd.providers.docker.plan import Details, Plan, workspace_of
 from sandkeepd.providers.docker.trees import ContainerFiles
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 class DockerSnapshots(Snapshotting):
     """Locates and packs the files of a provider's containers."""
 
+    takes_root = True
+
     def __init__(self, provider: "DockerProvider") -> None:
         self._provider = provider
         self.packer = Packer(provider.layout.state_dir)
@@ -37,6 +40,10 @@ class DockerSnapshots(Snapshotting):
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
         return "/"
+
+    def workspace_in_archives(self, details: Mapping[str, Any]) -> Workspace | None:
+        image = msgspec.convert(dict(details), Details)
+        return Workspace(path=os.fsencode(workspace_of(image).strip("/")), owner=image.user)
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
         return None

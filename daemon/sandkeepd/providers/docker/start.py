@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -27,7 +28,6 @@ from sandkeepd.providers.common.errors import stderr_of, storage_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.views import open_for_tool
 from sandkeepd.providers.docker import inotify, trees, workspace
-from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker.container import (
     HOSTS,
     LOG_LABEL,
@@ -40,7 +40,7 @@ from sandkeepd.providers.docker.container import (
     labels,
 )
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
-from sandkeepd.providers.docker.plan import Plan, name_of, own_volumes
+from sandkeepd.providers.docker.plan import Plan, own_volumes, regular_name
 
 GONE_S: Final = 30.0
 """Seconds that the removal of a container may take."""
@@ -64,6 +64,8 @@ class Handle(Struct, frozen=True, kw_only=True):
     written: list[str] = field(default_factory=list)
     counted: bool = False
     keeper: bool = False
+    name: str | None = None
+    """The name of the container when it was made."""
 
 
 RETIRED: Final = (
@@ -93,7 +95,7 @@ def make_directories(job: Job) -> None:
         with open(f"{job.directory}/out/exits", "ab"):
             pass
         with open(f"{job.directory}/{HOSTS}", "w", encoding="ascii") as file:
-            file.write(f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {host_name(name_of(job.sandbox_id))}\n")
+            file.write(f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {host_name(regular_name(job.plan.name))}\n")
         program.install(f"{job.directory}/in")
         _make_control(job)
         _give_to_user(job)
@@ -179,7 +181,7 @@ def _begin(client: Client, container_id: str, job: Job) -> Handle:
     counted = COUNTED in found["Config"]["Entrypoint"] and inotify.begin(first, job.directory)
     return Handle(
         first=first, container_id=container_id, secrets=job.secrets, written=_written_directories(found, job.plan),
-        counted=counted, keeper=True,
+        counted=counted, keeper=True, name=found["Name"].removeprefix("/"),
     )  # fmt: skip
 
 
@@ -189,7 +191,7 @@ def _overlay_workspace(client: Client, job: Job) -> str | None:
         return None
     upper = None
     with Tolerate(NOT_FOUND):  # to make the container fails with the reason
-        layers = trees.layers_of(client.inspect_image(job.plan.image))  # type: ignore[no-untyped-call]
+        layers = job.image_layers.of(client, job.plan.image)
         marks = labels(job.sandbox_id, job.plan.owner, job.log_id)
         upper = workspace.create(client, job.plan, layers, marks, job.data_root)
     failpoints.reach("docker.volume")
@@ -243,34 +245,40 @@ def _profile(seccomp: str) -> str | None:
 def _create(client: Client, job: Job, body: dict[str, Any]) -> str:
     from docker.errors import APIError, ImageNotFound
 
-    deadline = time.monotonic() + GONE_S
+    deadline, name = time.monotonic() + GONE_S, job.plan.name
     while True:
         try:
-            made: str = client.create_container_from_config(body, job.plan.name)["Id"]  # type: ignore[no-untyped-call]
+            made: str = client.create_container_from_config(body, name)["Id"]  # type: ignore[no-untyped-call]
         except ImageNotFound:
             message = "its image is gone from the Docker engine: make the image again, with clean"
             raise CallerError("not_found", message) from None
         except APIError as refused:
             if refused.status_code != CONFLICT or time.monotonic() > deadline:
                 raise
-            _free_name(client, job)
+            if not _free_name(client, name, job):
+                name = f"{name}.{token_hex(4)}"
         else:
             return made
 
 
-def _free_name(client: Client, job: Job) -> None:
-    """Free the name: remove the remains of an earlier attempt, or wait for their removal."""
+def _free_name(client: Client, name: str, job: Job) -> bool:
+    """Free the name: remove the remains of an earlier attempt, or wait for their removal. Return False for a session's
+    if a container has it that is not ours, and raise `conflict` otherwise.
+    """
     found = None
     with Tolerate(NOT_FOUND):
-        found = client.inspect_container(job.plan.name)
+        found = client.inspect_container(name)
     if found is None:
         time.sleep(_POLL_S)  # it has gone this moment, or its name is released any moment
-        return
+        return True
     marks = found["Config"].get("Labels") or {}
     if (marks.get(LOG_LABEL), marks.get(SANDBOX_LABEL)) != (job.log_id, job.sandbox_id):
-        message = f"the container {job.plan.name} is not ours: remove it, or choose another id"
+        if job.spec.session_id is not None:
+            return False
+        message = f"the container {name} is not ours: remove it, or choose another id"
         raise StateError("conflict", message, sandbox_id=job.sandbox_id)
     _remove_container(client, found["Id"])
+    return True
 
 
 def _start(client: Client, container_id: str) -> None:
@@ -324,11 +332,11 @@ def remove(client: Client, sandbox_id: str, log_id: str, but: str | None = None)
             client.remove_volume(volume["Name"], force=True)
 
 
-def rename(client: Client, container_id: str, sandbox_id: str) -> None:
+def rename(client: Client, container_id: str) -> None:
     """Give a container its sandbox's regular name, once it is the only one."""
-    name = docker_plan.name_of(sandbox_id)
-    if client.inspect_container(container_id)["Name"] != f"/{name}":
-        client.rename(container_id, name)
+    name = client.inspect_container(container_id)["Name"].removeprefix("/")
+    if name != regular_name(name):
+        client.rename(container_id, regular_name(name))
 
 
 def kill(handle: dict[str, Any]) -> None:

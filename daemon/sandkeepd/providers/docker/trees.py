@@ -18,6 +18,7 @@ from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.trees.read import Remarks
 from sandkeep_store.archives.trees.tree import Overlay, Tree, directory_member, is_in
 from sandkeepd.host import mounts
+from sandkeepd.providers.common.packing import never_packed
 from sandkeepd.providers.common.views import open_merged
 from sandkeepd.providers.docker import workspace
 from sandkeepd.providers.docker.engine import NOT_FOUND, Client, Tolerate
@@ -28,6 +29,9 @@ DRIVER: Final = "overlay2"
 
 NOT_KEPT: Final = (b".dockerenv", b"dev", b"proc", b"sys", os.fsencode(INSIDE.lstrip("/")))
 """Files that the engine, or the daemon, makes for every container."""
+
+_MOST_IMAGES: Final = 256
+"""Images of which the directories are remembered."""
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -107,6 +111,23 @@ def layers_of(found: Mapping[str, Any]) -> list[str]:
     return [data["UpperDir"], *(lower.split(":") if lower else ())]
 
 
+class ImageLayers:
+    """The directories of images' layers by the images' ids, as the engine told them. An image always has the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[str]] = {}
+
+    def of(self, client: Client, image: str) -> list[str]:
+        """Do as `layers_of`. The engine is asked anew if a directory has gone, with an image that was removed."""
+        found = self._known.get(image)
+        if found is None or not all(map(os.path.isdir, found)):
+            found = layers_of(client.inspect_image(image))  # type: ignore[no-untyped-call]  # the SDK has no types
+            if len(self._known) >= _MOST_IMAGES:
+                self._known = {}
+            self._known[image] = found
+        return found
+
+
 def _volumes(mounts: Sequence[Mapping[str, Any]], plan: Plan, image: Sequence[str]) -> list[OwnVolume]:
     found = [_volume(mount["Destination"], mount["Source"], image) for mount in own_volumes(mounts, plan)]
     return sorted(found, key=lambda volume: volume.place)
@@ -169,7 +190,7 @@ class ContainerTree:
         self, top: int, include: Sequence[bytes], exclude: Sequence[bytes], called: Callable[[bytes], bytes]
     ) -> Iterator[Member]:
         overlay: Overlay | None = "trusted" if self._as_layer else None
-        self._tree = Tree(top, include=include, exclude=exclude, never=[self._state_dir], overlay=overlay)
+        self._tree = Tree(top, include=include, exclude=exclude, never=never_packed(self._state_dir), overlay=overlay)
         for member in self._tree:
             member.name = called(member.name)
             if member.kind == "hard link":

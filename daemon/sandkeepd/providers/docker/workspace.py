@@ -25,6 +25,7 @@ from contextlib import suppress
 from typing import Final
 
 from sandkeep.errors import ProviderError
+from sandkeep_store.archives.trees.tree import is_marked_opaque
 from sandkeepd.host import mounts
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.docker.engine import Client
@@ -153,15 +154,9 @@ def lowers(layers: Sequence[str], workspace: str) -> list[str] | None:
                 is_gone = stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
                 return found if is_gone or depth < known else None
             known = max(known, depth + 1)
-            hides = hides or _is_opaque(directory)
+            hides = hides or is_marked_opaque(directory, "trusted")
         else:
             found.append(directory)
         if hides:
             break
     return found
-
-
-def _is_opaque(directory: str) -> bool:
-    with suppress(OSError):
-        return os.getxattr(directory, "trusted.overlay.opaque", follow_symlinks=False) == b"y"
-    return False

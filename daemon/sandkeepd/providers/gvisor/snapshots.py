@@ -44,6 +44,8 @@ def _pack(received: int, request: PackRequest, moved: Meter) -> PackedFiles:
 class GvisorSnapshots(Snapshotting):
     """Packs those of `instances` that run. With `root` their code has a uid of its own inside."""
 
+    takes_root = True
+
     def __init__(self, instances: Mapping[str, GvisorInstance], state_dir: str, *, root: bool) -> None:
         self._instances = instances
         self._state_dir = state_dir
@@ -51,6 +53,9 @@ class GvisorSnapshots(Snapshotting):
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
         return WORKSPACE
+
+    def workspace_in_archives(self, details: Mapping[str, Any]) -> None:
+        return None
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
         return inner_user(spec.user if self._root else "0")

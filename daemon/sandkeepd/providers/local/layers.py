@@ -5,6 +5,7 @@ whose files are still there.
 """
 
 import functools
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import SetupError, StateError
+from sandkeep.system.descriptors import closing_fd
+from sandkeep_store.archives.trees.passes import PassCopy
 from sandkeepd.contract.layers import CopiedChanges
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.host.cgroups.pause import Pause
@@ -73,17 +76,25 @@ class LocalLayers(DirectoryLayers):
         making = self._store.begin(name)
         roots = [held.upper, *held.lowers] if flat else [held.upper]
         if len(roots) == 1 and not is_quick_to_copy(held, self._store, state_dir, shares_blocks=shares_blocks):
-            with shown(held.upper, above=state_dir) as source:
-                copied = copy_running(held, self._store, source, making, select=whole, point="layer.frozen")
-            if copied is not None:
+            pause = self._copy_running(held, making)
+            if pause is not None:
                 self._store.complete(name)
-                return copied.pause
+                return pause
             making = self._store.begin(name)
         with shown(*roots, above=state_dir) as source, held.freeze() as pause:
             failpoints.reach("layer.frozen")
             self._store.copy(source, making)
         self._store.complete(name)
         return pause
+
+    def _copy_running(self, held: SandboxFiles, making: str) -> Pause | None:
+        """Copy a sandbox's changes while it runs; return None where that is impossible."""
+        os.mkdir(making, 0o700)
+        opened = os.open(making, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with closing_fd(opened) as target, shown(held.upper, above=self._layout.state_dir) as source:
+            copy = PassCopy(source, target, lambda: None)
+            copied = copy_running(held, self._store, source, copy, select=whole, point="layer.frozen")
+        return None if copied is None else copied.pause
 
     async def files_of_layers(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         if len(names) + (image_id is not None) > 1:

@@ -5,17 +5,32 @@ or there is little. Else they are copied while the sandbox runs, see `precopy`. 
 archive is written during the freeze. Everything here blocks.
 """
 
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError
+from sandkeep.system.descriptors import closing_fd
+from sandkeep.system.openat2 import open_beneath
+from sandkeep_store.archives.tar import hardlinks
+from sandkeep_store.archives.tar.hardlinks import HardLinks
 from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees import changes
-from sandkeep_store.archives.trees.changes import Catalogue, ChangedTree
+from sandkeep_store.archives.trees.changes import (
+    DIRECTORY,
+    OPAQUE,
+    WHITEOUT,
+    Catalogue,
+    ChangedTree,
+    Changes,
+    parent_of,
+)
+from sandkeep_store.archives.trees.merge import Layer, LayerStack
 from sandkeep_store.archives.trees.pack import PackedArchive, write
-from sandkeep_store.archives.trees.read import reading_only
-from sandkeep_store.archives.trees.tree import Overlay, Tree
+from sandkeep_store.archives.trees.read import Remarks, reading_only
+from sandkeep_store.archives.trees.spool import Spool, SpooledTree
+from sandkeep_store.archives.trees.tree import Overlay, Source, Tree, not_there
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest
 from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.host.threads import Meter
@@ -51,37 +66,41 @@ class Packer:
 
     def pack(self, held: SandboxFiles, request: PackRequest, moved: Meter) -> PackedFiles:
         """Pack a sandbox's files as they are at one moment, and write their catalogue."""
-        if request.over == "nothing":
-            with self._frozen_changes(held, request, moved) as (upper, pause):
-                packed = self._pack_tree([upper, *held.lowers], request, held, None, moved)
-        elif request.over == "start":
-            with self._frozen_changes(held, request, moved) as (upper, pause):
-                packed = self._pack_tree([upper], request, held, self._overlay, moved)
-        else:
-            packed, pause = self._pack_changes(held, request, moved)
+        packed, pause = (self._pack_changes if request.over == "parent" else self._pack_all)(held, request, moved)
         return packed_files(packed, pause)
 
-    @contextmanager
-    def _frozen_changes(self, held: SandboxFiles, request: PackRequest, moved: Meter) -> Iterator[tuple[str, Pause]]:
-        """For the length of a block, provide a directory with the sandbox's changes as they were at one moment."""
-        if not is_quick_to_copy(held, self._layers, self._state_dir, shares_blocks=self._shares_blocks):
+    def _pack_all(self, held: SandboxFiles, request: PackRequest, moved: Meter) -> tuple[PackedArchive, Pause]:
+        is_quick = is_quick_to_copy(held, self._layers, self._state_dir, shares_blocks=self._shares_blocks)
+        if not is_quick:
             with self._copied_running(held, request, whole, moved) as copied:
                 if copied is not None:
-                    yield copied.directory, copied.pause
-                    return
+                    return self._pack_spooled(*copied, held, request, moved), copied[1].pause
+        with self._frozen_changes(held, request, copy=is_quick) as (upper, pause):
+            roots, overlay = ([upper, *held.lowers], None) if request.over == "nothing" else ([upper], self._overlay)
+            with self._shown(*roots) as tree:
+                source = self._tree(tree, request, held, paths(request.include), overlay)
+                packed = self._write(source, source.remarks, held, request, moved)
+        return packed, pause
+
+    @contextmanager
+    def _frozen_changes(self, held: SandboxFiles, request: PackRequest, *, copy: bool) -> Iterator[tuple[str, Pause]]:
+        """For the length of a block, provide a directory with the sandbox's changes as they were at one moment: a copy,
+        or their own while the sandbox is frozen.
+        """
+        if not copy:
             with self._shown(held.upper) as upper, held.freeze() as pause:
                 failpoints.reach("snapshot.frozen")
                 _save(look(held, self._layers, upper), request)
                 yield held.upper, pause
             return
-        copy = self._layers.begin(request.name)
+        target = self._layers.begin(request.name)
         try:
             with self._shown(held.upper) as upper, held.freeze() as pause:
                 failpoints.reach("snapshot.frozen")
                 _save(look(held, self._layers, upper), request)
-                self._layers.copy(upper, copy)
+                self._layers.copy(upper, target)
             failpoints.reach("snapshot.copied")
-            yield copy, pause
+            yield target, pause
         finally:
             self._layers.discard([request.name])
 
@@ -91,20 +110,49 @@ class Packer:
     @contextmanager
     def _copied_running(
         self, held: SandboxFiles, request: PackRequest, select: Select, moved: Meter
-    ) -> Iterator[Copied | None]:
+    ) -> Iterator[tuple[Spool, Copied] | None]:
         """For the length of a block, provide a copy made while the sandbox ran; None if there can be none."""
         copy = self._layers.begin(request.name)
         try:
-            with self._shown(held.upper) as tree:
-                copied = copy_running(
-                    held, self._layers, tree, copy, select=select, proceed=lambda: moved(0), point="snapshot.frozen"
-                )
-            if copied is not None:
-                _save(copied.look, request)
-                failpoints.reach("snapshot.copied")
-            yield copied
+            opened = os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with closing_fd(opened) as target, self._shown(held.upper) as tree:
+                spool = Spool(tree, target, lambda: moved(0))
+                copied = copy_running(held, self._layers, tree, spool, select=select, point="snapshot.frozen")
+                if copied is not None:
+                    _save(copied.look, request)
+                    failpoints.reach("snapshot.copied")
+                yield None if copied is None else (spool, copied)
         finally:
             self._layers.discard([request.name])
+
+    def _pack_spooled(
+        self, spool: Spool, copied: Copied, held: SandboxFiles, request: PackRequest, moved: Meter
+    ) -> PackedArchive:
+        """Pack a copy of all changes: as a layer, or over the files beneath."""
+        found, wanted = copied.look.found, _wanted(request)
+        if request.over == "start":
+            return self._pack_difference(spool, changes.compare({}, found, wanted), held, request, moved)
+        names = [name for name in whole(found) if found[name].kind != WHITEOUT and (name == TOP or wanted(name))]
+        upper = SpooledTree(spool, names)
+        with self._shown(*held.lowers) if held.lowers else nullcontext() as lower:
+            include = _beneath(lower, found, paths(request.include) or [TOP])
+            if lower is None or not include:
+                return self._write(upper, upper.remarks, held, request, moved)
+            tree = self._tree(lower, request, held, include, None)
+            tree.remarks = upper.remarks
+            gone = [name for name, seen in found.items() if seen.kind == WHITEOUT]
+            gone += [name + b"/" for name, seen in found.items() if seen.kind == OPAQUE]
+            stack = LayerStack([
+                Layer(source=upper, links=HardLinks(), gone=gone), Layer(source=tree, links=hardlinks.in_tree(lower))
+            ])  # fmt: skip
+            return self._write(stack, upper.remarks, held, request, moved)
+
+    def _pack_difference(
+        self, spool: Spool, different: Changes, held: SandboxFiles, request: PackRequest, moved: Meter
+    ) -> PackedArchive:
+        names = changes.with_directories(different.names)
+        source = SpooledTree(spool, names, different.marks, is_layer=True)
+        return self._write(source, source.remarks, held, request, moved)
 
     def _pack_changes(self, held: SandboxFiles, request: PackRequest, moved: Meter) -> tuple[PackedArchive, Pause]:
         """Pack the difference from the content of an earlier archive. Only that is read, so the sandbox is frozen if it
@@ -121,10 +169,9 @@ class Packer:
             return packed, pause
         with self._copied_running(held, request, select, moved) as copied:
             if copied is not None:
-                different = changes.compare(before, copied.look.found, wanted)
-                with self._shown(copied.directory) as tree, reading_only(tree, self._reader(held)) as read:
-                    packed = self._write_changes(ChangedTree(different, read), held, request, moved)
-                return packed, sum_of(pause, copied.pause)
+                spool, (seen, passes) = copied
+                packed = self._pack_difference(spool, changes.compare(before, seen.found, wanted), held, request, moved)
+                return packed, sum_of(pause, passes)
         packed, again = self._pack_frozen_changes(held, request, before, moved, only_little=False)
         assert packed is not None
         return packed, sum_of(pause, again)
@@ -143,23 +190,22 @@ class Packer:
             if only_little and not is_little(tree, different.names, COPIED_FILES, COPIED_BYTES):
                 return None, pause
             _save(seen, request)
-            packed = self._write_changes(ChangedTree(different, read), held, request, moved)
+            source = ChangedTree(different, read)
+            packed = self._write(source, source.remarks, held, request, moved)
         return packed, pause
 
-    def _write_changes(
-        self, source: ChangedTree, held: SandboxFiles, request: PackRequest, moved: Meter
-    ) -> PackedArchive:
-        return write(source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved)
+    def _tree(
+        self, tree: int, request: PackRequest, held: SandboxFiles, include: Sequence[bytes], overlay: Overlay | None
+    ) -> Tree:
+        return Tree(
+            tree, include=include or (TOP,), exclude=paths(request.exclude), never=[self._state_dir],
+            reader=self._reader(held), overlay=overlay,
+        )  # fmt: skip
 
-    def _pack_tree(
-        self, roots: Sequence[str], request: PackRequest, held: SandboxFiles, overlay: Overlay | None, moved: Meter
+    def _write(
+        self, source: Source, remarks: Remarks, held: SandboxFiles, request: PackRequest, moved: Meter
     ) -> PackedArchive:
-        with self._shown(*roots) as tree:
-            source = Tree(
-                tree, include=paths(request.include) or (TOP,), exclude=paths(request.exclude),
-                never=[self._state_dir], reader=self._reader(held), overlay=overlay,
-            )  # fmt: skip
-            return write(source, request.output, CODECS[request.format], source.remarks, owner=held.owner, moved=moved)
+        return write(source, request.output, CODECS[request.format], remarks, owner=held.owner, moved=moved)
 
     def _reader(self, held: SandboxFiles) -> tuple[int, int] | None:
         plan = held.plan
@@ -169,6 +215,35 @@ class Packer:
 def _save(seen: Look, request: PackRequest) -> None:
     with storage_errors(request.catalogue):
         changes.save(seen.now, request.catalogue)
+
+
+def _beneath(lower: int | None, found: Catalogue, include: Sequence[bytes]) -> list[bytes]:
+    """Return those of the paths that the files beneath have. Raises `not_found` for one that is nowhere."""
+    beneath = [name for name in include if lower is not None and _is_in(lower, name)]
+    for name in include:
+        seen = found.get(name)
+        if (seen is not None and seen.kind == WHITEOUT) or (
+            seen is None and (name not in beneath or _hides(found, name))
+        ):
+            raise not_there(name)
+    return beneath
+
+
+def _is_in(tree: int, name: bytes) -> bool:
+    try:
+        os.close(open_beneath(tree, name, os.O_PATH | os.O_NOFOLLOW))
+    except OSError:
+        return False
+    return True
+
+
+def _hides(found: Catalogue, name: bytes) -> bool:
+    """Return True if nothing beneath is visible in a directory of that name."""
+    while name != TOP:
+        name = parent_of(name)
+        if name in found and found[name].kind != DIRECTORY:
+            return True
+    return False
 
 
 def _wanted(request: PackRequest) -> changes.Asked:

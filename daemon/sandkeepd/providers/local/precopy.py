@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from sandkeep import failpoints
-from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.trees import changes
 from sandkeep_store.archives.trees.changes import Catalogue
-from sandkeep_store.archives.trees.passes import PassCopy
+from sandkeep_store.archives.trees.passes import Passes
 from sandkeepd.host.cgroups.pause import Pause, processes
 from sandkeepd.host.mapped_files import mapped_files
 from sandkeepd.host.processes import run_tool
@@ -49,9 +48,8 @@ class Look(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A copy, the moment of it, and how long the sandbox was frozen in all."""
+    """The moment of a copy, and how long the sandbox was frozen in all."""
 
-    directory: str
     look: Look
     pause: Pause
 
@@ -68,42 +66,32 @@ def look(held: SandboxFiles, layers: Layers, tree: int) -> Look:
 
 
 def copy_running(
-    held: SandboxFiles,
-    layers: Layers,
-    tree: int,
-    target: str,
-    *,
-    select: Select,
-    point: str,
-    proceed: Callable[[], None] = lambda: None,
+    held: SandboxFiles, layers: Layers, tree: int, copy: Passes, *, select: Select, point: str
 ) -> Copied | None:
-    """Copy to the new directory `target` the changes that `select` chooses. Return None, with part of a copy there,
-    where that is impossible: there is not enough space, or files can only be read with more rights.
+    """Copy the changes, the open directory `tree`, that `select` chooses. Return None, with part of a copy made, where
+    that is impossible: there is not enough space, or files can only be read with more rights.
 
-    `proceed` raises to end it; `point` is the failpoint of a freeze.
+    `point` is the failpoint of a freeze.
     """
-    os.mkdir(target, 0o700)
     total = Pause()
     try:
-        with closing_fd(os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as into:
-            copy = PassCopy(tree, into, proceed)
-            for left in reversed(range(_PASSES + 1)):
-                with held.freeze() as pause:
-                    failpoints.reach(point)
-                    seen = look(held, layers, tree)
-                    names = select(seen.found)
-                    todo = copy.outdated(seen.now, names)
-                    is_last = not left or not _is_worth_a_pass(tree, todo, seen)
-                    is_complete = is_last and copy.update(seen.now, names, todo)
-                total = sum_of(total, pause)
-                if is_last:
-                    if is_complete:
-                        copy.finish()
-                    return Copied(target, seen, total) if is_complete else None
-                began = time.monotonic()
-                copy.update(seen.now, names, [name for name in todo if seen.now[name].changed])
-                # What changed right before the freeze can be told from what changes after it only when that is over.
-                time.sleep(max(0.0, changes.RECENT_NS / 1e9 - (time.monotonic() - began)))
+        for left in reversed(range(_PASSES + 1)):
+            with held.freeze() as pause:
+                failpoints.reach(point)
+                seen = look(held, layers, tree)
+                names = select(seen.found)
+                todo = copy.outdated(seen.now, names)
+                is_last = not left or not _is_worth_a_pass(tree, todo, seen)
+                is_complete = is_last and copy.update(seen.now, names, todo)
+            total = sum_of(total, pause)
+            if is_last:
+                if is_complete:
+                    copy.finish()
+                return Copied(seen, total) if is_complete else None
+            began = time.monotonic()
+            copy.update(seen.now, names, [name for name in todo if seen.now[name].changed])
+            # What changed right before the freeze can be told from what changes after it only when that is over.
+            time.sleep(max(0.0, changes.RECENT_NS / 1e9 - (time.monotonic() - began)))
     except OSError:
         return None
     raise AssertionError("unreachable")

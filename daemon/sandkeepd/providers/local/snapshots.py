@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 class LocalSnapshots(Snapshotting):
     """`Snapshotting` for the sandboxes of a provider. `layers` locates their files."""
 
+    takes_root = False
+
     def __init__(self, provider: "LocalProvider", layers: LocalLayers) -> None:
         self._provider = provider
         self._layers = layers
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
         return WORKSPACE
+
+    def workspace_in_archives(self, details: Mapping[str, Any]) -> None:
+        return None
 
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
         return inner_user(spec.user)

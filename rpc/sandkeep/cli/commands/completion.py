@@ -118,8 +118,17 @@ def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str 
     return _lookup(question)(ctx, incomplete)
 
 
+def _sessions(client: Client) -> list[Item]:
+    found = client.session.list(all=True).sessions
+    return [CompletionItem(s.session_id, help=f"{s.status}, {age(s.created_at)}") for s in found]
+
+
 def _images(client: Client) -> list[Item]:
     return [CompletionItem(i.image_id, help=f"{i.source}, {age(i.created_at)}") for i in client.image.list().images]
+
+
+def _keys(client: Client) -> list[Item]:
+    return [CompletionItem(key.name, help=key.created_at) for key in client.key.list().keys]
 
 
 def _locks(client: Client) -> list[Item]:
@@ -134,6 +143,11 @@ def _snapshots(client: Client) -> list[Item]:
 def _checkpoints(client: Client) -> list[Item]:
     found = client.checkpoint.list().checkpoints
     return [CompletionItem(c.checkpoint_id, help=f"{c.name or c.sandbox_id}, {age(c.created_at)}") for c in found]
+
+
+def _artifacts(client: Client) -> list[Item]:
+    found = client.artifact.list().artifacts
+    return [CompletionItem(a.artifact_id, help=f"{a.name}, {age(a.created_at)}") for a in found]
 
 
 def _processes(ctx: click.Context, incomplete: str, *, running: bool = False) -> list[Item]:
@@ -253,11 +267,15 @@ LOOKUPS.update(
     {
         "sandbox": _sandboxes,
         "image": _lookup(_images),
+        "image or reference": _lookup(lambda client: _images(client) + _references(client)),
+        "session": _lookup(_sessions),
         "snapshot": _lookup(_snapshots),
         "checkpoint": _lookup(_checkpoints),
+        "artifact": _lookup(_artifacts),
         "image source": _sources,
         "reference": _lookup(_references),
         "lock": _lookup(_locks),
+        "key": _lookup(_keys),
         "process": _processes,
         "running process": lambda ctx, incomplete: _processes(ctx, incomplete, running=True),
         "location": _locations,

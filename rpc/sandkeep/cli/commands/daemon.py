@@ -63,6 +63,7 @@ def status(front: Frontend) -> int:
             *([("", "and more: see --json")] if len(state.foreign) > MOST_SHOWN else []),
             ("state", state.state_dir),
             ("socket", state.socket),
+            *(("http", address) for address in state.http),
             ("log", f"{state.log_id}, {state.position} events"),
             ("sandboxes", _counts(state.sandboxes)),
             ("images", _counts(state.images)),

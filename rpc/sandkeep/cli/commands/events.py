@@ -1,15 +1,14 @@
 """`events`, of all that the caller owns, and `history`, of one sandbox."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import click
 
-from sandkeep.blocking import Client
 from sandkeep.cli.display.output import json_line, moment, note, paint, plain, terminal_width
 from sandkeep.cli.display.timeline import Names, clock, day, history_line, line
 from sandkeep.cli.options import Frontend, command, common
 from sandkeep.cli.words import EVENT_TYPE, SANDBOX
-from sandkeep.model import Event
+from sandkeep.model import Event, EventPage
 
 
 @command(
@@ -82,7 +81,7 @@ def history(front: Frontend, sandbox: str) -> None:
     empty one, a snapshot or checkpoint that was deleted.
     """
     with front.client() as client:
-        found = list(_history(client, sandbox))
+        found = all_events(client.sandbox.history, sandbox)
     if front.as_json:
         return json_line(found)
     if found:
@@ -98,11 +97,13 @@ def show_history(found: list[Event]) -> None:
         print(history_line(event, moment(event.time) - moment(found[0].time), names, room))
 
 
-def _history(client: Client, sandbox: str) -> Iterator[Event]:
+def all_events(history: Callable[..., EventPage], subject: str) -> list[Event]:
+    """Return all pages of a history."""
+    found: list[Event] = []
     after: str | None = None
     while True:
-        page = client.sandbox.history(sandbox, after=after)
-        yield from page.events
+        page = history(subject, after=after)
+        found += page.events
         if page.caught_up:
-            return
+            return found
         after = page.next

@@ -36,6 +36,7 @@ from sandkeep.model import Image
 @click.option(
     "--clean", is_flag=True, help="Create a new image even if one has the same content, and build without cache."
 )
+@click.option("--owner", metavar="OWNER", help="Create it for another owner, such as key:ci. For administrators.")
 @label_option
 @common()
 def create(front: Frontend, source: str, **options: Any) -> None:

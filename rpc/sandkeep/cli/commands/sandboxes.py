@@ -9,17 +9,15 @@ from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     At,
     Frontend,
-    Mount,
     Size,
     command,
     common,
-    env_option,
-    label_option,
     non_empty,
     sandbox_name_option,
+    sandbox_options,
     secret_option,
 )
-from sandkeep.cli.words import IMAGE, INSIDE, PROVIDER, SANDBOX
+from sandkeep.cli.words import IMAGE, PROVIDER, SANDBOX
 from sandkeep.clients.pages import every
 from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 
@@ -35,38 +33,10 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 @click.argument("image", type=IMAGE, metavar="IMAGE")
 @sandbox_name_option
 @click.option("--provider", type=PROVIDER, metavar="NAME", help="Provider to run on (default: the image's).")
-@click.option("--cpus", type=float, metavar="N", help="CPU limit, in cores.")
-@click.option(
-    "--memory", "memory_bytes", type=Size(), metavar="SIZE", help="Memory limit, such as 512M, also of files in /tmp."
-)
-@click.option("--pids", type=int, metavar="N", help="Maximum number of processes.")
-@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="Disk limit, such as 2G.")
-@click.option("--network", type=click.Choice(["none", "host", "bridge"]), help="Network mode (default: none).")
-@click.option(
-    "--volume",
-    "volumes",
-    type=Mount(),
-    multiple=True,
-    metavar="SOURCE:PLACE[:ro]",
-    help="Mount a named volume, or (administrators only) a host directory, at PLACE.",
-)
-@click.option("--user", metavar="UID[:GID]", help="User of its processes.")
-@click.option("--read-only", is_flag=True, help="Mount its files read-only.")
-@click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Working directory of its processes.")
 @click.option(
     "--isolation", type=click.Choice(["default", "none"]), help="Isolation; `none` is for administrators only."
 )
-@click.option(
-    "--idle-timeout",
-    "idle_timeout_s",
-    type=float,
-    metavar="SECONDS",
-    help="Terminate it after this time without processes.",
-)
-@click.option("--max-lifetime", "max_lifetime_s", type=float, metavar="SECONDS", help="Terminate it at this age.")
-@env_option
-@secret_option
-@label_option
+@sandbox_options
 @common()
 def create(front: Frontend, image: str, **spec: Any) -> None:
     """Create and start a sandbox from IMAGE, and print its id."""
@@ -160,7 +130,7 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
         ("ended", when(sandbox.ended_at)),
         ("processes", f"{sandbox.running_processes} running, {sandbox.exec_count} unnamed so far"),
         ("limits met", ", ".join(f"{limit} by {count}" for limit, count in sandbox.limits_met.items())),
-        *_describe_spec(sandbox.spec),
+        *describe_spec(sandbox.spec),
         ("secrets", ", ".join(sandbox.secrets)),
         *(
             []
@@ -172,7 +142,8 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
     ]
 
 
-def _describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
+def describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
+    """Return the requested properties of a sandbox as facts."""
     return [
         ("cpus", spec.cpus),
         ("memory", spec.memory_bytes and size(spec.memory_bytes)),

@@ -119,6 +119,7 @@ def _describe(snapshot: Snapshot) -> list[tuple[str, object]]:
         *(("place", place.uri) for place in snapshot.places),
         ("format", snapshot.format),
         ("size", f"{size(snapshot.size_bytes)}, of {size(snapshot.content_bytes)} in files" if stored else None),
+        ("root", snapshot.root),
         ("members", snapshot.member_count if stored else None),
         ("digest", snapshot.digest),
         ("frozen for", f"{snapshot.pause_ms:.0f} ms" if snapshot.pause_ms is not None else None),
@@ -175,7 +176,13 @@ def export(front: Frontend, snapshot: str, file: str) -> None:
         json_line(exported)
 
 
-@command("import", examples=["SNP=$(sandkeep snapshot import work.tar.gz --name theirs)"])
+@command(
+    "import",
+    examples=[
+        "SNP=$(sandkeep snapshot import work.tar.gz --name theirs)",
+        "SNP=$(sandkeep snapshot import gs://our-archives/work.tar.gz)",
+    ],
+)
 @click.argument("file", type=FILE, metavar="FILE")
 @name_option
 @click.option("--digest", metavar="sha256:HEX", help="Expected digest of FILE.")
@@ -186,14 +193,20 @@ def export(front: Frontend, snapshot: str, file: str) -> None:
     metavar="IMAGE",
     help="Image whose settings restored sandboxes use; required for Docker.",
 )
+@click.option(
+    "--files",
+    type=click.Choice(["workspace", "root"]),
+    help="Files in the archive, if its names do not tell: a workspace, or a whole root file system.",
+)
 @bucket_option
 @label_option
 @common()
 def import_(front: Frontend, file: str, **options: Any) -> None:
     """Import the archive FILE as a snapshot, and print its id: a .tar, .tar.gz or .tar.zst of the files of a workspace,
-    or, with --image of a Docker image, of all files of a container.
+    or, with --image of a Docker image, of all files of a container. A directory workspace/ above all files is stripped.
 
-    The archive is checked first: a damaged one, or one with paths outside of these files, is refused.
+    FILE may be gs://BUCKET/OBJECT or s3://BUCKET/KEY, which is read with your own credentials. The archive is checked
+    first: a damaged one, or one with paths outside of these files, is refused.
     """
     from sandkeep import archives
 

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from sandkeep.blocking import Client
-from sandkeep.cli.display.output import Column, cut_middle, json_line, moment, note, size, table, table_lines
+from sandkeep.cli.display.output import Column, cut_middle, json_line, moment, note, size, span, table, table_lines
 from sandkeep.cli.options import Frontend, command, common
 from sandkeep.cli.words import SANDBOX
 from sandkeep.clients.pages import every
@@ -29,6 +29,7 @@ COLUMNS: Final = (
     Column("READ", least=7, spare=True),
     Column("WRITTEN", least=7, spare=True),
     Column("KILLS", least=5, spare=True),
+    Column("LEFT", least=4, spare=True),
 )
 
 SORTS: Final[dict[str, Callable[[SandboxStats, Rates], float]]] = {
@@ -37,9 +38,10 @@ SORTS: Final[dict[str, Callable[[SandboxStats, Rates], float]]] = {
     "memory": lambda found, _: found.memory_bytes or 0,
     "pids": lambda found, _: found.pids or 0,
     "disk": lambda found, _: found.disk_bytes or 0,
+    "left": lambda found, _: 1 / max(left, 1e-6) if (left := _left_s(found)) is not None else 0.0,
     "io": lambda found, _: (found.io_read_bytes or 0) + (found.io_written_bytes or 0),
 }
-"""Sort keys of the table, largest first; equal rows stay in order of creation."""
+"""Sort keys of the table, largest first, of the time left the shortest; equal rows stay in order of creation."""
 
 INTERVAL_S: Final = 1.0
 
@@ -62,7 +64,11 @@ INTERVAL_S: Final = 1.0
     help="Time between samples.",
 )
 @click.option("--once", is_flag=True, help="Print one table and exit.")
-@click.option("--sort", type=click.Choice([*SORTS]), help="Sort key, largest first (default: cpu; with --once time).")
+@click.option(
+    "--sort",
+    type=click.Choice([*SORTS]),
+    help="Sort key: largest first, or least time left (default: cpu; with --once time).",
+)
 @click.option("--prometheus", is_flag=True, help="Print Prometheus' text format.")
 @common()
 def stats(
@@ -72,7 +78,7 @@ def stats(
 
     On a terminal the table is refreshed until q or Ctrl-C; elsewhere, and with --once, it is printed once, with `-` for
     unknown values. CPU is the load of one cpu, TIME the CPU time; MEMORY excludes the page cache; DISK is what was last
-    found; KILLS are OOM kills.
+    found; KILLS are OOM kills; LEFT is the time until it ends. The sandbox of a session goes by the session's id.
     """
     if prometheus and front.as_json:
         raise click.UsageError("--prometheus and --json cannot be combined")
@@ -169,7 +175,13 @@ def _row(found: SandboxStats, rate: float | None) -> Sequence[object]:
         size(found.io_read_bytes),
         size(found.io_written_bytes),
         _count(found.oom_kills),
+        "-" if (left := _left_s(found)) is None else span(left),
     )
+
+
+def _left_s(found: SandboxStats) -> float | None:
+    """Return the seconds until its longest life is over, at the time of the sample."""
+    return None if found.expires_at is None else moment(found.expires_at) - moment(found.sampled_at)
 
 
 def _of(used: str, limit: str) -> str:

@@ -26,7 +26,8 @@ _COLOURS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow"
 _STATUS: Final = {
     "running": "green", "ready": "green", "creating": "yellow", "starting": "yellow", "stopping": "yellow",
     "suspending": "yellow", "suspended": "yellow", "resuming": "yellow",
-    "removing": "yellow", "failed": "red", "lost": "red", "stopped": "dim", "removed": "dim", "exited 0": "dim",
+    "removing": "yellow", "failed": "red", "lost": "red", "stopped": "dim", "expired": "dim",
+    "terminated": "dim", "removed": "dim", "exited 0": "dim",
     "out of memory": "red",
 }  # fmt: skip
 

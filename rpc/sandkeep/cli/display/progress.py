@@ -4,17 +4,27 @@ Piped, nothing is shown. The line comes after a moment, so that quick calls show
 """
 
 import os
+import re
 import sys
 from typing import Final, Self
 
 from sandkeep.cli.display.layout import cut, plain
-from sandkeep.cli.display.output import terminal_width
+from sandkeep.cli.display.output import note, terminal_width
 
 PATIENCE_S: Final = 0.4
 _BEAT_S: Final = 0.1
 _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PLAIN_FRAMES: Final = "|/-\\"
 _ERASE: Final = "\r\x1b[K"
+
+
+_REVIVAL: Final = re.compile(r"session \S+ was brought back")
+
+
+def note_revival(message: str) -> None:
+    """Print a message for good that says that a session was brought back: its processes have gone, and maybe files."""
+    if _REVIVAL.match(message):
+        note(f"sandkeep: {plain(message)}")
 
 
 def progress(message: str) -> "Progress":
@@ -31,6 +41,7 @@ class Progress:
 
     def __call__(self, message: str) -> None:
         """Show this message from now on."""
+        note_revival(message)
         self._message = message
 
     def __enter__(self) -> Self:

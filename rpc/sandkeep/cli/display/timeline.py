@@ -94,6 +94,22 @@ def _by_whom(data: dict[str, Any]) -> str:
     return "by another program" if data.get("outside") else str(data.get("reason") or "")
 
 
+def _session_start(data: dict[str, Any]) -> str:
+    source = shorten(data["restored_from"]) if data.get("restored_from") else data["spec"]["image"]
+    asked = f", for {data['reason']}" if data.get("reason") not in ("", None, "session.ensure") else ""
+    return f"from {shorten(source)}{asked}"
+
+
+def _session_stop(data: dict[str, Any]) -> str:
+    return str(data["reason"]).replace("_", " ") + ("" if data["snapshot"] else ", without a snapshot")
+
+
+def _session_stopped(data: dict[str, Any]) -> str:
+    files = f"to {data['snapshot_id']}" if data.get("snapshot_id") else ""
+    lost = f"files not saved: {data['unsaved']}" if data.get("unsaved") else ""
+    return "  ".join(filter(None, [str(data["reason"]).replace("_", " "), files, lost]))
+
+
 DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "daemon.started": lambda data: f"sandkeep {data['software']}, pid {data['pid']}",
     "provider.fell_back": lambda data: f"{data['used']} instead of {data['asked']}: {data['why']}",
@@ -119,6 +135,12 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "sandbox.terminate_requested": lambda data: str(data["reason"]).replace("_", " "),
     "sandbox.terminated": lambda data: str(data["reason"]).replace("_", " "),
     "sandbox.file_written": _written,
+    "session.start_requested": _session_start,
+    "session.started": lambda data: f"{data['ref']}" + (f"  files lost: {data['lost']}" if data.get("lost") else ""),
+    "session.stop_requested": _session_stop,
+    "session.stopped": _session_stopped,
+    "artifact.export_requested": lambda data: str(data["path"]),
+    "artifact.exported": lambda data: f"{data['name']}, {size(data['size_bytes'])}",
     "lock.acquire_requested": lambda data: f"{data['name']} at {data['where']}",
     "lock.acquired": lambda data: f"fence {data['fence']}",
     "lock.steal_requested": lambda data: f"{data['name']} at {data['where']}",
@@ -146,7 +168,8 @@ COLOURS: Final = {
     "fork_failed": "red",
     "deleted": "dim", "suspended": "yellow", "timed_out": "yellow", "signalled": "yellow", "terminated": "dim",
     "removed": "dim", "acquired": "green", "contended": "yellow", "acquire_failed": "red", "released": "dim",
-    "expired": "red", "stolen": "yellow", "steal_failed": "red",
+    "expired": "red", "stopped": "dim", "start_failed": "red", "stop_failed": "red", "stolen": "yellow",
+    "steal_failed": "red",
     "remove_failed": "red",
 }  # fmt: skip
 """By the second word of a type: green begins, red went wrong, yellow was done to it, dim is over."""
@@ -215,9 +238,9 @@ def line(event: Event, names: Names, room: int | None = None) -> str:
 
 def history_line(event: Event, seconds: float, names: Names, room: int | None = None) -> str:
     """Format one event of a sandbox's life: its position, a sign if that moment was kept, and the time since the first.
-    Events of the sandbox itself have no name.
+    Events of the sandbox, or session, itself have no name.
     """
-    about = "" if event.type.startswith("sandbox.") else pad(names.of(event), WHO_COLUMNS) + "  "
+    about = "" if event.type.startswith(("sandbox.", "session.")) else pad(names.of(event), WHO_COLUMNS) + "  "
     after = moment_summary(event.moment, event) if event.moment is not None else about + detail(event)
     return _fit(f"{event.position:>5} {sign(event)} {elapsed(seconds):>9}  ", event, after, room)
 

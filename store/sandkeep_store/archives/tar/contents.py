@@ -7,7 +7,6 @@ construct collisions.
 from array import array
 from typing import Final
 
-from sandkeep_store.archives.tar.links import Links
 from sandkeep_store.archives.tar.members import TOP, Kind, Member, corrupt, shown
 
 _DIRECTORY, _FILE, _LINK, _DEVICE = 1, 2, 3, 4
@@ -61,11 +60,13 @@ class Names:
 
 
 class Contents:
-    """The members of one archive so far. With `outward_symlinks`, where symbolic links lead does not matter."""
+    """The members of one archive so far.
 
-    def __init__(self, *, outward_symlinks: bool) -> None:
+    Where a symbolic link leads does not matter: it is content, which means something inside the sandbox only.
+    """
+
+    def __init__(self) -> None:
         self._names = Names()
-        self._links = None if outward_symlinks else Links()
         self._parent = b""
         self.duplicates = 0
 
@@ -92,14 +93,7 @@ class Contents:
             raise corrupt(f"is not safe to extract: {shown(name)} is {_WORDS[before]} and then {_WORDS[code]}", name)
         elif code != _DIRECTORY:
             self.duplicates += 1
-        if code == _LINK and self._links is not None:
-            self._links.add(name, self._links.target(member.target) if kind == "hard link" else member.target)
         return implied
-
-    def check_links(self) -> None:
-        """After the last member: raise if a symbolic link leads out."""
-        if self._links is not None:
-            self._links.check()
 
     def _go_into(self, parent: bytes, name: bytes) -> int:
         """See that nothing above a name is other than a directory; answer how many of these were not there."""

@@ -14,14 +14,12 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Limits of an archive, for a restore.
 
     `members` counts names, and directories that occur only in the names of others; `content_bytes` is the sum of all
-    file sizes with their holes; `ratio` limits expanded to compressed bytes. With `outward_symlinks`, symbolic links
-    may lead anywhere: a sandbox that is restored from its own snapshot gets its links as it made them.
+    file sizes with their holes; `ratio` limits expanded to compressed bytes.
     """
 
     members: int = 500_000
     content_bytes: int = 64 << 30
     ratio: int = 200
-    outward_symlinks: bool = False
 
 
 DEFAULT_LIMITS: Final = Limits()

@@ -22,11 +22,14 @@ _MOST_FOUND: Final = 50_000
 
 
 class Layer(Struct, frozen=True, kw_only=True):
-    """One of the stacked layers. With `marks`, its names may be whiteouts."""
+    """One of the stacked layers. With `marks`, its names may be whiteouts. It deletes `gone`, names that end with a
+    slash for opaque directories.
+    """
 
     source: Source
     links: HardLinks
-    marks: bool
+    marks: bool = False
+    gone: Sequence[bytes] = ()
 
 
 class HiddenNames:
@@ -88,6 +91,8 @@ class LayerStack:
         for layer in self._layers:
             is_last = layer is self._layers[-1]
             chosen: dict[int, bytes] = {}
+            for gone in layer.gone:
+                self._take_gone(gone)
             for member in layer.source:
                 if self._shows(member, layer, chosen, is_last=is_last):
                     self._with_data = layer.source

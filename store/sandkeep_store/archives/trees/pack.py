@@ -21,7 +21,7 @@ from sandkeep_store.archives.tar.writer import Writer
 from sandkeep_store.archives.trees.read import Remarks
 from sandkeep_store.archives.trees.tree import Source, Tree
 
-NO_LIMITS: Final = Limits(members=1 << 62, content_bytes=1 << 62, ratio=1 << 62, outward_symlinks=True)
+NO_LIMITS: Final = Limits(members=1 << 62, content_bytes=1 << 62, ratio=1 << 62)
 _MODE: Final = 0o1777
 """Mode bits that are stored: an archive unpacked by hand gives no set-uid file."""
 _NEVER: Final = 0o6000

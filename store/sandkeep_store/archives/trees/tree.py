@@ -99,7 +99,7 @@ class Tree:
             try:
                 parent = os.open(part, _OPEN, dir_fd=parent)
             except OSError:
-                raise _not_there(directory) from None
+                raise not_there(directory) from None
             opened.callback(os.close, parent)
             above = part if above == TOP else above + b"/" + part
             yield above, parent
@@ -154,11 +154,16 @@ def beneath(tree: int, name: bytes) -> AbstractContextManager[int]:
 
 def is_opaque(tree: int, name: bytes, overlay: Overlay) -> bool:
     """Return True if an upper directory is opaque, by an attribute that programs reading the tree cannot see."""
-    try:
-        with beneath(tree, name) as directory:
-            return os.getxattr(f"/proc/self/fd/{directory}", f"{overlay}.overlay.opaque") == b"y"
-    except OSError:
-        return False
+    with suppress(OSError), beneath(tree, name) as directory:
+        return is_marked_opaque(f"/proc/self/fd/{directory}", overlay)
+    return False
+
+
+def is_marked_opaque(directory: str, overlay: Overlay) -> bool:
+    """Do as `is_opaque` with a directory that is no link."""
+    with suppress(OSError):
+        return os.getxattr(directory, f"{overlay}.overlay.opaque") == b"y"
+    return False
 
 
 def _path(name: bytes, field: str) -> bytes:
@@ -195,10 +200,11 @@ def _require(place: bytes, last: bytes, parent: int) -> None:
     try:
         os.stat(last, dir_fd=parent, follow_symlinks=False)
     except OSError:
-        raise _not_there(place) from None
+        raise not_there(place) from None
 
 
-def _not_there(place: bytes) -> CallerError:
+def not_there(place: bytes) -> CallerError:
+    """Return the error for a path to include that no file has."""
     return CallerError("not_found", f"there is no {shown(place)} in the sandbox's files", field="include")
 
 

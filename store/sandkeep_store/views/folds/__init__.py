@@ -1,5 +1,27 @@
 """Folds: the effect of each event on the state, one module for each noun. Importing them registers them."""
 
-from sandkeep_store.views.folds import checkpoints, daemon, images, locks, log, processes, sandboxes, snapshots
+from sandkeep_store.views.folds import (
+    artifacts,
+    checkpoints,
+    daemon,
+    images,
+    locks,
+    log,
+    processes,
+    sandboxes,
+    sessions,
+    snapshots,
+)
 
-__all__ = ["checkpoints", "daemon", "images", "locks", "log", "processes", "sandboxes", "snapshots"]
+__all__ = [
+    "artifacts",
+    "checkpoints",
+    "daemon",
+    "images",
+    "locks",
+    "log",
+    "processes",
+    "sandboxes",
+    "sessions",
+    "snapshots",
+]

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from sandkeep import events
 from sandkeep.events import Event
+from sandkeep_store.views.artifacts import ArtifactState
 from sandkeep_store.views.blanks import REDACTED, redact_event
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.folds.locks import forget_before
@@ -12,6 +13,7 @@ from sandkeep_store.views.folds.register import folds
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.sessions import SessionState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
@@ -29,7 +31,10 @@ def _folds(kind: type[_E]) -> Callable[[_Fold[_E]], _Fold[_E]]:
         @folds(kind)
         def fold(state: State, event: _E, fact: Fact) -> None:
             handler(state, event, fact)
-            for held in (state.sandboxes, state.images, state.snapshots, state.checkpoints, state.locks, state.forks):
+            for held in (
+                state.sandboxes, state.images, state.snapshots, state.checkpoints, state.locks, state.forks,
+                state.sessions, state.artifacts,
+            ):  # fmt: skip
                 found = held.get(fact.stream)
                 if found is not None:
                     found.revision = fact.revision
@@ -47,6 +52,10 @@ def _compact_requested(state: State, event: events.LogCompactRequested, fact: Fa
     for image_id in event.images:
         state.images.pop(image_id, None)
     _forget_snapshots(state, set(event.snapshots), set(event.sandboxes))
+    for artifact_id in event.artifacts:
+        state.artifacts.pop(artifact_id, None)
+    for key in event.sessions:
+        state.forget_session(key)
     forget_before(state, event.before_us)
     without_sandbox, without_name = set(), True
     for sandbox_id in event.sandboxes:
@@ -82,7 +91,10 @@ def _redact_requested(state: State, event: events.LogRedactRequested, fact: Fact
 def _redacted(state: State, event: events.LogRedacted, fact: Fact) -> None:
     """Forget redacted data in the views."""
     state.log.redacting = [position for position in state.log.redacting if position != event.position]
-    for held in (state.images, state.sandboxes, state.processes, state.snapshots, state.checkpoints):
+    for held in (
+        state.images, state.sandboxes, state.processes, state.snapshots, state.checkpoints, state.sessions,
+        state.artifacts,
+    ):  # fmt: skip
         entity = held.get(event.of)
         if entity is not None:
             _blank(entity, event)
@@ -99,7 +111,8 @@ def _redacted(state: State, event: events.LogRedacted, fact: Fact) -> None:
 
 
 def _blank(
-    entity: "ImageState | SandboxState | ProcessState | SnapshotState | CheckpointState", redacted: events.LogRedacted
+    entity: "ImageState | SandboxState | ProcessState | SnapshotState | CheckpointState | SessionState | ArtifactState",
+    redacted: events.LogRedacted,
 ) -> None:
     """Blank the redacted field. The times distinguish an earlier object with the same id."""
     if redacted.what == entity.requested.type:

@@ -14,8 +14,9 @@ from sandkeep_store.views.view import Fact
 def _requested(state: State, event: events.SnapshotCreateRequested, fact: Fact) -> None:
     snapshot_id = fact.stream
     state.snapshots[snapshot_id] = SnapshotState(
-        snapshot_id=snapshot_id, requested=event, requested_us=fact.time_us, revision=fact.revision
-    )
+        snapshot_id=snapshot_id, requested=event, requested_us=fact.time_us, revision=fact.revision,
+        requested_position=fact.position,
+    )  # fmt: skip
     note_in_history(state, fact)
 
 
@@ -27,9 +28,22 @@ def _stored(state: State, event: events.SnapshotStored, fact: Fact) -> None:
     snapshot.stored, snapshot.stored_position, snapshot.stored_us = event, fact.position, fact.time_us
     if event.places:
         snapshot.requested = replace(snapshot.requested, places=event.places)
+    if event.kind is not None:
+        snapshot.requested = replace(snapshot.requested, kind=event.kind)
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if sandbox is not None:
         sandbox.snapshots.append(_kept(snapshot, event))
+        session = state.session_of(sandbox)
+        if session is not None:
+            # One that was ordered before another, and takes longer, has older files.
+            later = (name for name in session.snapshot_ids if _was_ordered_after(state, name, snapshot))
+            at = next(map(session.snapshot_ids.index, later), len(session.snapshot_ids))
+            session.snapshot_ids.insert(at, snapshot.snapshot_id)
+
+
+def _was_ordered_after(state: State, snapshot_id: str, other: SnapshotState) -> bool:
+    found = state.snapshots.get(snapshot_id)
+    return found is not None and found.requested_position > other.requested_position
 
 
 def _kept(snapshot: SnapshotState, event: events.SnapshotStored) -> SnapshotSummary:
@@ -70,6 +84,9 @@ def _delete_requested(state: State, event: events.SnapshotDeleteRequested, fact:
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if snapshot is not None and sandbox is not None:
         sandbox.snapshots = [kept for kept in sandbox.snapshots if kept.snapshot_id != snapshot.snapshot_id]
+        session = state.session_of(sandbox)
+        if session is not None and snapshot.snapshot_id in session.snapshot_ids:
+            session.snapshot_ids.remove(snapshot.snapshot_id)
 
 
 @folds(events.SnapshotDeleted)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from docker.utils.build import PatternMatcher
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sandkeep.errors import CallerError
@@ -147,6 +147,8 @@ def ignoring(top: Path, lines: list[str]) -> set[str]:
 def test_patterns_mean_what_they_mean_to_dockers_own_tools(
     tmp_path_factory: pytest.TempPathFactory, paths: set[str], lines: list[str]
 ) -> None:
+    # Below what `**` matches, docker-py forgets that it did if there is an exception; the engine's own tools do not.
+    assume(not (any("**" in line for line in lines) and any(line.startswith("!") for line in lines)))
     top = tmp_path_factory.mktemp("tree")
     for path in sorted(paths):
         if not any(other.startswith(f"{path}/") for other in paths):
@@ -162,6 +164,7 @@ def test_what_is_ignored_can_have_exceptions_in_it(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     assert ignoring(tmp_path, ["# a comment", "", "  a ", "e", "!*/b/c"]) == {"a/b/c", "f", "f/e"}
     assert ignoring(tmp_path, ["**", "!f", "\\e", "[a-c]"]) == {"f", "f/e"}
+    assert ignoring(tmp_path, ["!f", "**/f"]) == {"e", "a", "a/b", "a/b/c", "a/b/d"}
 
 
 @pytest.mark.parametrize("line", ["[z-a]", "[", "a[b"])

@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until
-from tests.support.snapshots import archive, exported, imported, names, sh
+from tests.support.snapshots import archive, exported, imported, names, sh, write_mapped
 
 import sandkeep
 from sandkeep import transfer
@@ -195,18 +195,9 @@ RUN rm in/two && echo 3 >in/three
 """
 """An image with much in its workspace, which is in a directory of a directory, and in several layers."""
 
-WRITER = """
-import mmap, sys
-file = open("mapped", "r+b")
-memory = mmap.mmap(file.fileno(), 0)
-for line in sys.stdin:
-    memory[0] = ord(line[0])
-    print(line, flush=True)
-"""
-
 
 def bytes_of(world: World, box: str) -> int:
-    """How many bytes are on the disk for a sandbox's own files."""
+    """Return the number of bytes on the disk for a sandbox's own files."""
     [name] = world.volumes(box)
     volume = f"{world.engine.root}/data/volumes/{name}"
     layer = world.engine.container_of(box)["GraphDriver"]["Data"]["UpperDir"]
@@ -263,11 +254,10 @@ def test_what_is_written_in_memory_is_in_the_next_increment(world: World, client
     reference = world.engine.derived("test/kept-python:1", f"FROM {world.engine.python()}\nWORKDIR /workspace\n")
     box = str(client.sandbox.create(client.image.create(reference, provider="docker").image_id).sandbox_id)
     transfer.copy_in(client, mmap.__file__, box, "/workspace")  # the image's Python comes without it
-    sh(client, box, "head -c 100000 /dev/zero >mapped; sleep 0.1")
-    client.process.launch(box, ["python3", "-c", WRITER], name="writer", stdin=True)
+    write = write_mapped(client, box)
+    sh(client, box, "sleep 0.1")
     for letter in (b"1", b"2"):
-        client.process.write_stdin(box, "writer", letter + b"\n")
-        until(lambda letter=letter: client.process.read(box, "writer").stdout.endswith(letter + b"\n\n"))
+        write(letter)
         made = client.snapshot.create(box, incremental=True)
     sh(client, box, "sleep 0.1")
     for _ in range(2):  # the file has no other time, but may change without one
@@ -377,6 +367,49 @@ def test_a_whole_archive_goes_out_and_comes_in_with_an_image(world: World, clien
     brought = imported(client, whole, image_id=world.image)
     assert (brought.provider, brought.image_id, brought.root) == ("docker", world.image, "/")
     assert world.restored(brought.snapshot_id) == before
+
+
+def test_an_archive_of_a_workspace_takes_the_place_of_the_images(
+    world: World, client: Any, box: str, tmp_path: Path
+) -> None:
+    (tmp_path / "workspace" / "d").mkdir(parents=True)
+    (tmp_path / "workspace" / "d" / "new").write_text("theirs\n")
+    (tmp_path / "workspace" / "link").symlink_to("/bin/sh")
+    os.link(tmp_path / "workspace" / "d" / "new", tmp_path / "workspace" / "hard")
+    elsewhere = {line for line in world.tree(box) if "workspace" not in line}
+    for words in (["workspace"], ["-C", "workspace", "."]):
+        tar = ["tar", "-czf", "-", "--owner=4321", "--group=4321", "-C", tmp_path, *words]
+        brought = imported(client, subprocess.run(tar, check=True, capture_output=True).stdout, image_id=world.image)
+        assert (brought.provider, brought.root, brought.kind) == ("docker", "/", "incremental")
+        assert brought.snapshot_id in refused("in_use", lambda: client.image.remove(world.image)).message
+        new = str(client.snapshot.restore(brought.snapshot_id).sandbox_id)
+        client.sandbox.restore(box, snapshot_id=brought.snapshot_id)
+        for restored in (new, box):
+            listed = sh(client, restored, "find . | sort; cat hard; readlink link; stat -c '%u %h' hard; touch d/more")
+            assert listed.split() == [".", "./d", "./d/new", "./hard", "./link", "theirs", "/bin/sh", "1234", "2"]
+            assert {line for line in world.tree(restored) if "workspace" not in line} == elsewhere
+        part = client.snapshot.create(new, incremental=True)
+        assert part.parent_id == brought.snapshot_id
+        again = imported(client, exported(client, part.snapshot_id), image_id=world.image)
+        assert (again.kind, world.restored(again.snapshot_id)) == ("full", world.tree(new))
+        client.sandbox.terminate(new)
+
+
+def test_a_workspace_below_directories_of_the_image_leaves_them_as_they_are(world: World, client: Any) -> None:
+    dockerfile = (
+        f"FROM {world.engine.busybox()}\nWORKDIR /home/dev/app\nRUN chmod 751 /home/dev && "
+        "chown 1234:1234 /home/dev && echo old >old\nUSER 1234:1234\n"
+    )
+    reference = world.engine.derived("test/nested:1", dockerfile)
+    image = client.image.create(reference, provider="docker").image_id
+    twice = archive(("file", "one\n"), ("file", "two\n"))
+    refused("snapshot_corrupt", lambda: imported(client, twice, image_id=image))
+    brought = imported(client, archive(("file", "theirs\n")), image_id=image)
+    box = client.snapshot.restore(brought.snapshot_id).sandbox_id
+    assert sh(client, box, "pwd; ls; stat -c '%a %u' /home/dev; cat file") == "/home/dev/app\nfile\n751 1234\ntheirs\n"
+    client.sandbox.terminate(box)
+    client.snapshot.delete(brought.snapshot_id)
+    client.image.remove(image)
 
 
 @pytest.mark.soak
@@ -601,7 +634,9 @@ def test_an_engine_that_goes_while_it_is_given_files(world: World, client: Any, 
 
 def test_an_archive_cannot_say_what_is_gone_from_what_lies_beneath(world: World, client: Any) -> None:
     whole = archive(("workspace/.wh.file", "x"))
-    brought = imported(client, whole, image_id=world.image)
+    error = refused("invalid", lambda: imported(client, whole, image_id=world.image))
+    assert "marks deletions in layers" in error.message
+    brought = imported(client, whole, image_id=world.image, files="root")
     assert (
         "marks deletions in layers" in refused("invalid", lambda: client.snapshot.restore(brought.snapshot_id)).message
     )

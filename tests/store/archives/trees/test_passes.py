@@ -4,13 +4,17 @@ import errno
 import os
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryFile
 
 import pytest
 from tests.store.archives.trees.test_changes import looked_at
 from tests.support.trees import Gardener, described, opened
 
 from sandkeep_store.archives.trees import changes, passes
-from sandkeep_store.archives.trees.passes import PassCopy
+from sandkeep_store.archives.trees.pack import write
+from sandkeep_store.archives.trees.passes import PassCopy, Passes
+from sandkeep_store.archives.trees.spool import Spool, SpooledTree
+from sandkeep_store.archives.trees.unpack import unpack
 
 pytestmark = pytest.mark.needs("root")
 
@@ -29,7 +33,8 @@ def swap(top: bytes, chance: Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_last_pass_makes_it_the_tree(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("way", ["directory", "spool"])
+def test_the_last_pass_makes_it_the_tree(tmp_path: Path, seed: int, way: str) -> None:
     chance = Random(seed)
     (source := tmp_path / "source").mkdir()
     (target := tmp_path / "target").mkdir()
@@ -46,8 +51,9 @@ def test_the_last_pass_makes_it_the_tree(tmp_path: Path, seed: int) -> None:
             else:
                 gardener.work(1)
 
-    with opened(str(source)) as tree, opened(str(target)) as into:
-        copy = PassCopy(tree, into, meanwhile)
+    with opened(str(source)) as tree, opened(str(target)) as into, TemporaryFile() as file:
+        spool = Spool(tree, file.fileno(), meanwhile)
+        copy: Passes = spool if way == "spool" else PassCopy(tree, into, meanwhile)
         for number in range(PASSES + 1):
             now = looked_at(source)
             names = sorted(now, key=changes.tree_order)
@@ -56,7 +62,17 @@ def test_the_last_pass_makes_it_the_tree(tmp_path: Path, seed: int) -> None:
             is_complete = copy.update(now, names, todo)
         assert is_complete
         copy.finish()
+        if way == "spool":
+            unpack_spooled(spool, names, target)
     assert described(str(target)) == described(str(source))
+
+
+def unpack_spooled(spool: Spool, names: list[bytes], target: Path) -> None:
+    with TemporaryFile() as archive:
+        source = SpooledTree(spool, names)
+        made = write(source, archive.fileno(), "none", source.remarks)
+        archive.seek(0)
+        unpack(archive.fileno(), str(target), limits=made.limits)
 
 
 def test_a_copy_leaves_space_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,14 +18,14 @@ from tests.support.trees import NEW, described
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives.tar.inspect import Inspection
-from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.tar.members import Member
 from sandkeep_store.archives.trees import jail, swap
+from sandkeep_store.archives.trees.extract import extracting
 from sandkeep_store.archives.trees.pack import pack
 from sandkeep_store.archives.trees.unpack import staged, unpack
 
 Unpack = Callable[..., Inspection]
 SANDBOX = (70_001, 70_002)
-ALL = Limits(outward_symlinks=True)
 
 
 @pytest.fixture
@@ -220,6 +220,59 @@ def test_nothing_of_what_would_do_harm_is_extracted(
     assert leftovers(place) == []
 
 
+@pytest.mark.needs("root")
+@pytest.mark.parametrize("jailed", [pytest.param(True, marks=pytest.mark.needs("bwrap")), False])
+def test_links_that_lead_out_come_back_as_links_and_nothing_is_touched_where_they_lead(
+    place: str, unpacked: Unpack, monkeypatch: pytest.MonkeyPatch, jailed: bool
+) -> None:
+    if not jailed:
+        monkeypatch.setattr(jail, "bubblewrap", lambda: None)
+    os.chmod(place, 0o777)  # the extracting program may write there, as far as the kernel is concerned
+    write(f"{place}/outside/file", b"outside")
+    for path in (f"{place}/outside", f"{place}/outside/file"):
+        os.chown(path, *SANDBOX)
+        os.utime(path, (1_500_000_000, 1_500_000_000))
+    before = described(f"{place}/outside")
+    outside = os.fsencode(f"{place}/outside")
+    unpacked(
+        archive(
+            member(b"absolute", b"2", target=outside + b"/file"),
+            member(b"above", b"2", target=b"../outside"),
+            member(b"above", b"2", target=b"../outside/file", mtime=7),  # replaces the link, not the directory
+            member(b"hard", b"1", target=b"absolute"),
+            member(b"again", b"1", target=b"hard"),
+            member(b"d/", b"5", mode=0o1700, mtime=5),
+            member(b"d/up", b"2", target=b"../../outside", mode=0o777),
+        ),
+        owner=SANDBOX,
+    )
+    links = {b"absolute": outside + b"/file", b"above": b"../outside/file", b"hard": outside + b"/file"}
+    links |= {b"again": outside + b"/file", b"d/up": b"../../outside"}
+    for name, target in links.items():
+        assert os.readlink(os.path.join(os.fsencode(place), b"target", name)) == target
+    assert described(f"{place}/outside") == before
+    assert set(os.listdir(place)) == {"archive", "outside", "target"}
+    unpacked(archive(member(b"new")), owner=SANDBOX)  # removing the links removes nothing else
+    assert described(f"{place}/outside") == before
+
+
+@pytest.mark.needs("root", "bwrap")
+def test_should_a_member_go_through_a_link_it_stays_in_the_jail(place: str) -> None:
+    """The members of an archive are checked; this is what is left if that failed."""
+    os.chmod(place, 0o777)
+    os.mkdir(f"{place}/outside", 0o777)
+    os.chmod(f"{place}/outside", 0o777)
+
+    def extract() -> None:
+        with staged(f"{place}/target", EMPTY) as stage, extracting(stage, SANDBOX) as made:
+            made.put(Member(name=b"l", kind="symlink", target=os.fsencode(f"{place}/outside")))
+            made.put(Member(name=b"l/a", kind="file"))
+
+    with pytest.raises(SandkeepError, match="cannot be extracted here"):
+        extract()
+    assert os.listdir(f"{place}/outside") == []
+
+
 def test_another_archive_than_was_recorded_is_refused(place: str, unpacked: Unpack) -> None:
     data = archive(member(b"a"))
     found = unpacked(data)
@@ -399,7 +452,7 @@ def test_without_bubblewrap_it_comes_back_the_same(
     top = source(place)
     with trees.opened(top) as tree, trees.opened(f"{place}/archive", NEW) as output:
         pack(tree, output)
-    unpacked(owner=SANDBOX, limits=ALL)
+    unpacked(owner=SANDBOX)
     assert described(f"{place}/target") == described(top)
     assert os.stat(f"{place}/target/d/file").st_uid == SANDBOX[0]
 

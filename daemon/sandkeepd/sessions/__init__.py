@@ -1,0 +1,1 @@
+"""Sessions: claims of users on sandboxes that are ready when they are used."""

@@ -1,0 +1,108 @@
+"""Ends of the sandboxes of sessions, after a snapshot: by order, or for a limit of time."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sandkeep import events, failpoints
+from sandkeep.errors import SandkeepError, error_from
+from sandkeep.events import Meta
+from sandkeep.model import Session
+from sandkeep.settings.daemon import SESSION_KEEP
+from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.sessions import SessionState
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Operation, Order
+from sandkeepd.sandboxes.termination import Termination
+from sandkeepd.sessions.activity import Activity, Clock
+from sandkeepd.sessions.saving import Saving
+
+LIMITS = ("idle_timeout", "max_lifetime")
+
+
+class SessionStop(Operation[SessionState]):
+    """``session.close``, and what the reaper orders. A snapshot that fails lets the sandbox go on: until
+    ``SANDKEEP_SESSION_KEEP`` has passed, if it is due to end for a limit of time.
+    """
+
+    method = "session.close"
+    view = "sessions"
+    under_way = "stopping"
+    failure = events.SessionStopFailed
+
+    def __init__(
+        self, core: Core, termination: Termination, saving: Saving, activity: Activity,
+        view: Callable[[SessionState], Session], clock: Clock,
+    ) -> None:  # fmt: skip
+        super().__init__(core)
+        self._view = view
+        self._clock = clock
+        self._termination = termination
+        self._saving = saving
+        self._activity = activity
+
+    async def order(self, session: SessionState, reason: str, meta: Meta, *, snapshot: bool = True) -> None:
+        """Order the end. It is on record when this returns. Raises `conflict` if the session changed meanwhile."""
+        event = events.SessionStopRequested(reason=reason, snapshot=snapshot)
+        await self.begin(NewEvent(session.key, event, session.key, session.revision), meta)
+
+    async def act(self, order: Order[SessionState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        session, stop = order.subject, order.subject.stop
+        assert stop is not None
+        sandbox = self.core.state.sandboxes.get(session.sandbox_id or "")
+        snapshot_id, unsaved = await self._save(order, sandbox) if stop.snapshot else (None, None)
+        failpoints.reach("session.saved")
+        if sandbox is not None and not sandbox.hidden:
+            await self._termination.end(sandbox.sandbox_id, "requested" if stop.reason == "stop" else stop.reason)
+            await self._termination.settled(sandbox.sandbox_id)
+        event = events.SessionStopped(
+            reason=stop.reason, expired=stop.reason in LIMITS, snapshot_id=snapshot_id, unsaved=unsaved
+        )
+        return [NewEvent(order.stream, event, order.stream)]
+
+    async def _save(self, order: Order[SessionState], sandbox: SandboxState | None) -> tuple[str | None, str | None]:
+        """Return the snapshot of the sandbox's files, or why there is none; neither if there are no files."""
+        session, stop = order.subject, order.subject.stop
+        assert stop is not None
+        try:
+            if sandbox is None or not await self._saving.can_save(sandbox):
+                return self._saved_before(session), None
+            return await self._saving.save_or_explain(session, sandbox, stop.reason)
+        except SandkeepError as error:
+            if not self._has_waited(session, stop.reason):
+                raise
+            return None, f"{error.code}: {error.message}"
+
+    def _saved_before(self, session: SessionState) -> str | None:
+        """Return the snapshot that this end made before the daemon died in it; None if there is none."""
+        last = self.core.state.snapshots.get(session.snapshot_ids[-1]) if session.snapshot_ids else None
+        return last.snapshot_id if last is not None and last.requested_position > session.position else None
+
+    def _has_waited(self, session: SessionState, reason: str) -> bool:
+        since = session.unsaved_us
+        return reason in LIMITS and since is not None and self._clock() >= since + SESSION_KEEP() * 1e6
+
+    async def failed(self, order: Order[SessionState], error: SandkeepError) -> Sequence[NewEvent]:
+        """See `Operation.failed`. Events of a session are filed under its key."""
+        failed = events.SessionStopFailed(code=error.code, message=error.message)
+        return [NewEvent(order.stream, failed, order.stream)]
+
+    async def recorded(self, order: Order[SessionState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
+        """See `Operation.recorded`."""
+        if order.subject.status != "ready":
+            self._activity.forget(order.subject)
+            await self._saving.drop_old(order.subject)
+
+    async def answered(self, request: Request[Any], subject: SessionState) -> Session:  # noqa: ARG002
+        """See `Operation.answered`. Raises the error of a snapshot that failed."""
+        if subject.stopped is None and subject.error is not None:
+            code, message = subject.error
+            advice = "the sandbox goes on; close it without a snapshot to give up its files"
+            raise error_from(code, f"{message}: {advice}", {"session_id": subject.session_id})
+        return self._view(subject)
+
+    async def _recover(self, order: Order[SessionState]) -> None:
+        """See `Operation._recover`."""
+        await self._execute(order)

@@ -1,0 +1,43 @@
+"""The kind of files in an archive, by the names at its top: those of a workspace, or of a whole root file system."""
+
+from typing import Final, Literal
+
+from sandkeep_store.archives.tar.members import Member
+
+Files = Literal["workspace", "root"]
+
+WORKSPACE: Final = b"workspace"
+"""The directory that `tar -C / workspace` puts above everything."""
+
+_OF_A_ROOT: Final = frozenset({b"etc", b"usr"})
+
+
+class TopLevel:
+    """The names at the top of an archive, in memory that does not depend on their number.
+
+    A root has ``etc`` and ``usr``, or the directory `beside`, unless that is None: the workspace in the root.
+    """
+
+    def __init__(self, beside: bytes | None) -> None:
+        self._beside = beside.partition(b"/")[0] if beside is not None else None
+        self._found: set[bytes] = set()
+        self.is_in_workspace = True
+        """True if all members are ``workspace`` and what is below it, so that this is no part of their names.
+
+        An archive with a member for its own top, ``.``, says where its names begin.
+        """
+
+    def add(self, member: Member) -> None:
+        """Take one more member."""
+        first, slash, _ = member.name.partition(b"/")
+        is_directory = bool(slash) or member.kind == "directory"
+        if first != WORKSPACE or not is_directory:
+            self.is_in_workspace = False
+        if first in _OF_A_ROOT or (first == self._beside and is_directory):
+            self._found.add(first)
+
+    @property
+    def files(self) -> Files:
+        """The kind of files."""
+        is_root = self._found >= _OF_A_ROOT or self._beside in self._found
+        return "root" if is_root and not self.is_in_workspace else "workspace"

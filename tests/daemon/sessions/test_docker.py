@@ -1,0 +1,132 @@
+"""Sessions of Docker sandboxes, on a real engine: the container's name and labels, which each revival has again."""
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tests.support.engine import PrivateEngine
+from tests.support.expect import refused, until
+from tests.support.users import as_user
+
+pytestmark = [pytest.mark.needs("docker"), pytest.mark.needs("root")]
+
+ID = "0b7c1a52-6f3e-4c0b-9a59-0d5d3a1f2e44"
+FOREIGN = "11111111-6f3e-4c0b-9a59-0d5d3a1f2e44"
+
+
+@pytest.fixture(scope="module")
+def provider() -> str:
+    return "docker"
+
+
+@pytest.fixture(scope="module")
+def client(keeping_daemon: Any) -> Any:
+    with keeping_daemon.connect() as client:
+        yield client
+
+
+def container(dockerd: Any, session: Any) -> dict[str, Any]:
+    """The container of a session, as the engine shows it."""
+    found: dict[str, Any] = dockerd.get(f"/containers/{session.ref.removeprefix('docker://')}/json")
+    return found
+
+
+def test_the_container_has_the_sessions_name_and_labels(client: Any, dockerd: Any) -> None:
+    first = client.session.ensure(
+        id=ID, image=dockerd.guest(), cpus=0.5, memory_bytes=64 << 20, user="1000:1000", disk_bytes=1 << 30
+    ).session
+    assert first.ref == f"docker://sandbox-{ID}"
+    found = container(dockerd, first)
+    assert found["Name"] == f"/sandbox-{ID}"
+    assert found["Config"]["Labels"]["astraforge.sandbox.session"] == ID
+    assert found["Config"]["Labels"]["astraforge.sandbox.user"] == first.owner == "uid:0"
+    assert (found["HostConfig"]["NanoCpus"], found["HostConfig"]["Memory"]) == (500_000_000, 64 << 20)
+    assert (found["Config"]["User"], found["Config"]["Hostname"]) == ("1000:1000", f"sandbox-{ID}")
+    client.sandbox.exec(ID, "echo mine >file")
+    client.session.close(ID)
+    assert client.sandbox.exec(ID, "cat file /proc/sys/kernel/hostname").stdout == f"mine\nsandbox-{ID}\n".encode()
+    second = client.session.get(ID)
+    assert second.sandbox_id != first.sandbox_id
+    assert container(dockerd, second)["Name"] == f"/sandbox-{ID}"
+
+
+def test_another_owners_session_of_that_id_has_a_suffix(client: Any, dockerd: Any, keeping_daemon: Any) -> None:
+    client.session.ensure(id=ID)
+    image = dockerd.guest()
+
+    def ensure() -> Any:
+        with keeping_daemon.connect() as mine:
+            return mine.session.ensure(id=ID, image=image)
+
+    made = as_user(1000, ensure)
+    assert made.created
+    assert made.session.ref.startswith(f"docker://sandbox-{ID}.")
+    marks = container(dockerd, made.session)["Config"]["Labels"]
+    assert (marks["sandkeep.session"], marks["sandkeep.owner"]) == (ID, "uid:1000")
+    assert client.session.get(ID).owner == "uid:0"
+
+
+def test_a_foreign_container_of_that_name_is_left_alone(client: Any, dockerd: Any) -> None:
+    status, _ = dockerd.ask("POST", f"/containers/create?name=sandbox-{FOREIGN}", {"Image": dockerd.guest()})
+    assert status == 201
+    session = client.session.ensure(id=FOREIGN, image=dockerd.guest()).session
+    assert session.ref.startswith(f"docker://sandbox-{FOREIGN}.")
+    assert client.sandbox.exec(FOREIGN, "true").exit_code == 0
+
+
+def test_a_container_that_somebody_removed_is_told(client: Any, dockerd: Any) -> None:
+    """Its last changes are lost with it, which the session says; the files of its snapshot are not."""
+    session = client.session.ensure(id="removed", image=dockerd.guest()).session
+    client.sandbox.exec("removed", "echo 1 >file")
+    snapshot = client.snapshot.create("removed").snapshot_id
+    client.sandbox.exec("removed", "echo 2 >file")
+    dockerd.ask("DELETE", f"/containers/{container(dockerd, session)['Id']}?force=true&v=true")
+    assert client.sandbox.exec("removed", "cat file").stdout == b"1\n"
+    again = client.session.get("removed")
+    assert again.restored_from == snapshot
+    assert "are lost" in str(again.note)
+
+
+def test_concurrent_calls_have_one_container(keeping_daemon: Any, dockerd: Any) -> None:
+    image = dockerd.guest()
+
+    def ensure(_: int) -> Any:
+        with keeping_daemon.connect() as client:
+            return client.session.ensure(id="crowded", image=image)
+
+    with ThreadPoolExecutor(20) as pool:
+        made = list(pool.map(ensure, range(20)))
+    assert [one.created for one in made].count(True) == 1
+    assert len({one.session.sandbox_id for one in made}) == 1
+    assert len(dockerd.containers("sandkeep.session=crowded")) == 1
+
+
+def test_files_stay_while_the_engine_is_away(new_daemon: Any) -> None:
+    """Without `live-restore` it takes the containers along, and what is in them is there when it is back."""
+    engine, daemon = PrivateEngine(tempfile.mkdtemp(prefix="skt-engine-"), live_restore=False), new_daemon()
+    try:
+        engine.start()
+        daemon.start(DOCKER_HOST=engine.host)
+        with daemon.connect() as client:
+            for name in ("used", "closed"):
+                client.session.ensure(id=name, image=engine.guest())
+                client.sandbox.exec(name, "echo mine >file")
+            engine.stop()
+            until(lambda: {client.sandbox.get(name).status for name in ("used", "closed")} == {"lost"})
+            refused("provider_unavailable", client.sandbox.exec, "used", "true")
+            refused("provider_unavailable", client.session.close, "closed")
+            engine.start()
+            client.session.close("closed")
+            for name in ("used", "closed"):
+                assert client.sandbox.exec(name, "cat file").stdout == b"mine\n"
+                client.session.close(name, snapshot=False)
+    finally:
+        engine.clear()
+
+
+def test_ids_of_any_length_are_names_of_hosts(client: Any, dockerd: Any) -> None:
+    for name in ("a" * 64, "a_b.-", "A" * 63 + "."):
+        session = client.session.ensure(id=name, image=dockerd.guest()).session
+        assert session.ref == f"docker://sandbox-{name}"
+        client.session.close(name, snapshot=False)
