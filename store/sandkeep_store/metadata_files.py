@@ -69,13 +69,16 @@ class MetadataFiles:
         for sandbox_id in sandbox_ids:
             self._dirty.pop(sandbox_id, None)
         documents = {sandbox_id: self._document(sandbox_id) for sandbox_id in sandbox_ids}
+        done = False
         try:
             await trio.to_thread.run_sync(_write_changed, self.root, documents)
-            self.failure = None
+            done, self.failure = True, None
         except OSError as error:
             self.failure = f"cannot write {FILE_NAME} below {self.root}: {error.strerror}"
-            for sandbox_id in sandbox_ids:
-                self.mark(sandbox_id)
+        finally:
+            if not done:  # also when it was cancelled before its thread began: the daemon's last `flush` writes them
+                for sandbox_id in sandbox_ids:
+                    self.mark(sandbox_id)
 
     async def rewrite(self, sandbox_id: str) -> None:
         """Write a document at once, and leave no trace of the old one. Raises `storage_unavailable`."""

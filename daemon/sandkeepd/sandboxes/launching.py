@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+import trio
+
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import SandkeepError, SetupError, StateError
 from sandkeep.model import ExecResult, Process
@@ -24,6 +26,8 @@ from sandkeepd.sandboxes.output_reader import OutputReader
 from sandkeepd.sandboxes.process_lookup import ProcessLookup
 from sandkeepd.sandboxes.process_supervisor import ProcessSupervisor
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes, start_in
+
+ENDING_PATIENCE_S = 10.0
 
 
 class Launched(NamedTuple):
@@ -93,8 +97,15 @@ class ProcessLaunching(Operation[ProcessState]):
     def spawn(self, order: Order[ProcessState], what: str) -> None:
         """See `Operation.spawn`."""
         if not start_in(order.payload.runtime, partial(self._execute, order), self.core, what):
-            ending = StateError("not_ready", f"sandbox {order.subject.sandbox_id} is being ended")
-            self.core.start_task(partial(self.fail, order, ending), what)
+            self.core.start_task(partial(self._refuse, order), what)
+
+    async def _refuse(self, order: Order[ProcessState]) -> None:
+        """Fail an order whose sandbox is ending: after that end is on record, so that a session can come back then."""
+        sandbox = self.core.state.sandboxes[order.subject.sandbox_id]
+        with trio.move_on_after(ENDING_PATIENCE_S):
+            while sandbox.status in rules.STANDING and self.is_current(order):
+                await self.core.changed(sandbox.sandbox_id)
+        await self.fail(order, StateError("not_ready", f"sandbox {sandbox.sandbox_id} is being ended"))
 
     async def act(self, order: Order[ProcessState]) -> Sequence[NewEvent]:
         """See `Operation.act`. Left is whether it has ended already."""

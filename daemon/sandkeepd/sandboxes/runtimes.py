@@ -105,6 +105,7 @@ class Runtimes:
                 runtime.nursery = nursery
                 nursery.start_soon(self._core.run_logged, partial(self._follow_pauses, runtime), "following pauses")
                 why = await runtime.instance.ended()
+                runtime.nursery = None  # which is closed to new tasks before `_keep` goes on
                 nursery.cancel_scope.cancel()
             return why
         return None

@@ -17,6 +17,7 @@ from sandkeep_store.eventlog.log import NewEvent
 from sandkeepd.contract.images import ImageRequest
 from sandkeepd.core import core as core_module
 from sandkeepd.keeper.client import KeeperInstance
+from sandkeepd.sandboxes.runtimes import start_in
 
 
 async def test_an_import_that_fails_is_on_record(state_dir: str, source: str) -> None:
@@ -405,3 +406,27 @@ async def test_a_process_whose_sandbox_does_not_answer_at_first_is_followed_late
             await daemon.call("process.write_stdin", sandbox_id="box", name="web", data=b"go\n")
             assert (await daemon.call("process.wait", sandbox_id="box", name="web")).exit_code == 3
         await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+async def test_a_command_that_meets_the_end_of_its_sandbox_is_refused_when_that_is_on_record(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each step of that end: the sandbox's own task hears of it first, and its record comes last."""
+    async with inside(state_dir) as daemon:
+        await daemon.call("sandbox.create", image_id=await daemon.image(source), name="box")
+        core, sandbox, steps = daemon.core, daemon.box(), 0
+        runtime, intend = await daemon.sandboxes.runtimes.running(sandbox), daemon.core.intend
+
+        async def intend_at_the_end(new: NewEvent, *args: Any, **params: Any) -> Any:
+            nonlocal steps
+            intent = await intend(new, *args, **params)
+            core.nursery.start_soon(daemon.fake.lose, sandbox.sandbox_id, {})
+            while start_in(runtime, trio.lowlevel.checkpoint, core, "a command"):
+                await trio.lowlevel.checkpoint()
+                steps += 1
+            return intent
+
+        monkeypatch.setattr(core, "intend", intend_at_the_end)
+        await refused_async("not_ready", daemon.call("sandbox.exec", sandbox_id="box", command=["true"]))
+        assert steps
+        assert sandbox.status == "failed"

@@ -153,3 +153,22 @@ async def test_the_folder_of_a_sandbox_that_is_about_to_be_made_stays(tmp_path: 
     files.mark("sbx_new")
     await files.flush()
     assert (tmp_path / "sbx_new").is_dir()
+
+
+async def test_what_was_cancelled_before_it_began_is_still_outdated(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that stops writes once more what its task did not get to."""
+    files = files_of(tmp_path, log.fold())
+
+    async def cancelled_first(*_: object) -> None:
+        scope.cancel()
+        await trio.lowlevel.checkpoint_if_cancelled()  # as `run_sync` does before it begins a thread
+
+    with monkeypatch.context() as patched, trio.CancelScope() as scope:
+        patched.setattr(trio.to_thread, "run_sync", cancelled_first)
+        await files.flush()
+    assert scope.cancelled_caught
+    assert content(tmp_path) == {}
+    await files.flush()
+    assert len(content(tmp_path)) == 2
