@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
-    MAX_DOCUMENT_BYTES,
-    Document,
     Stored,
     Waiting,
     conflict,
@@ -68,13 +66,6 @@ class MemoryArchives(ArchiveStore):
             if found is not None and generation not in (None, found[0].generation):
                 raise conflict(self.where(path))
             return self._objects.pop(path, None) is not None
-
-    def _read_document(self, path: str) -> Document | None:
-        found = self._objects.get(path)
-        return None if found is None else Document(found[1][: MAX_DOCUMENT_BYTES + 1], found[0].generation)
-
-    def _write_document(self, path: str, content: bytes, over: str | None) -> str:
-        return self.put(path, content, {}, over).generation
 
 
 class _MemoryUpload:

@@ -1,8 +1,9 @@
 """The metadata of shared sandboxes, where other daemons read them: ``sandboxes/<lock's name>/metadata.json``.
 
-A sandbox is shared while its lock is held here, and SANDBOX_METADATA_MOUNT_PATH or SANDBOX_METADATA_BUCKET is set. Its
+A sandbox is shared while its lock is held here, and there is a place for metadata (`Storage.metadata_root`). Its
 document is written after each change, over the version that was read, and carries the fence of the lock: a daemon that
-lost the lock, and does not know yet, cannot overwrite the next owner's document.
+lost the lock, and does not know yet, cannot overwrite the next owner's document. The stores are those of locks, whose
+conditional writes hold between machines; on a mounted bucket nothing does.
 
 Error handling: failed requests are retried. A lost lock ends the writing until it is taken again.
 """
@@ -16,11 +17,12 @@ import trio
 
 from sandkeep import events
 from sandkeep.errors import SandkeepError
-from sandkeep_store.archives.stores.open import open_store
-from sandkeep_store.buckets.config import STORAGE, Root, Storage
+from sandkeep_store.buckets.config import STORAGE, Storage
 from sandkeep_store.eventlog.log import Recorded
 from sandkeep_store.locks.fence import Fence, write_fenced
+from sandkeep_store.locks.open import open_store, where
 from sandkeep_store.locks.places import part_of
+from sandkeep_store.locks.store import DocumentStore
 from sandkeep_store.views.metadata import FILE_NAME, document
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.core.core import Core, as_sandkeep_error
@@ -46,6 +48,7 @@ class Publisher:
         self._dirty: dict[str, None] = {}
         self._wake = trio.Event()
         self._writing = trio.Lock()
+        self._stores: dict[str, DocumentStore] = {}
         core.log.on_commit.append(self._committed)
         leases.on_adopted = self.mark
         leases.before_release = self.finish
@@ -98,30 +101,27 @@ class Publisher:
 
     async def _write(self, sandbox_id: str) -> None:
         """Write the document of a sandbox. Raises `lock_lost`, and the store's errors."""
-        sandbox = self._core.state.sandboxes.get(sandbox_id)
-        root = self._root()
-        fence = self._leases.fence(sandbox_id, sandbox.owner) if sandbox is not None and root is not None else None
-        if sandbox is None or root is None or fence is None:
+        sandbox, documents = self._core.state.sandboxes.get(sandbox_id), self._documents()
+        if sandbox is None or documents is None:
             return
-        content = document(sandbox, self._core.log.log_id, fence.number)
-        if content is not None:
-            await self._leases.in_thread(partial(_write_to, root, _path(sandbox, fence), content, fence))
+        fence = self._leases.fence(sandbox_id, sandbox.owner)
+        content = document(sandbox, self._core.log.log_id, fence.number) if fence is not None else None
+        if fence is not None and content is not None:
+            await self._leases.in_thread(partial(write_fenced, documents, _path(sandbox, fence), content, fence))
 
-    def _root(self) -> Root | None:
-        """Return the root that other daemons read; None when none is set."""
+    def _documents(self) -> DocumentStore | None:
+        """Return the store that other daemons read; None when none is set."""
         try:
-            return self._storage.root("metadata", shared=True)
+            place = where(self._storage.metadata_root())
         except SandkeepError as error:
             logger.debug("metadata is not shared", extra={"why": error.message})
             return None
+        if place not in self._stores:
+            self._stores[place] = open_store(place)
+        return self._stores[place]
 
 
 def _path(sandbox: SandboxState, fence: Fence) -> str:
     """Return the document's path: by the lock's name, which other daemons use; names are private to an owner."""
     part = "" if fence.name == sandbox.sandbox_id else part_of("", sandbox.owner)
     return f"{part}/sandboxes/{fence.name}/{FILE_NAME}".removeprefix("/")
-
-
-def _write_to(root: Root, path: str, content: bytes, fence: Fence) -> None:
-    """Blocks."""
-    write_fenced(open_store(root), path, content, fence)

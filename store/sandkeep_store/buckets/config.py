@@ -162,6 +162,31 @@ class Storage:
             return self._reachable(Root("s3", bucket))
         raise _unset("keep locks", rows.LOCK_BUCKET, rows.LOCK_MOUNT_PATH, rows.S3_BUCKET)
 
+    def metadata_root(self) -> Root:
+        """Return the root of the documents that other daemons read; `not_configured` if none is set in which one writer
+        can be told from another: a mount is only for reading, unless locks are in a directory, too.
+        """
+        bucket = rows.METADATA_BUCKET(self._environ)
+        if bucket is not None:
+            return self._reachable(Root("gcs", bucket))
+        mount, locks = rows.METADATA_MOUNT_PATH(self._environ), self.lock_root()
+        if mount is not None and locks.where == "mount":
+            return Root("mount", mount)
+        if locks.where == "s3":
+            return locks
+        purpose = "keep the metadata of shared sandboxes"
+        if mount is not None:
+            purpose += f": {rows.METADATA_MOUNT_PATH.name} alone does not do, as no writer of a mounted bucket can tell"
+            purpose += " if another was first"
+        raise _unset(purpose, rows.METADATA_BUCKET)
+
+    def require_sharing(self, *artifacts: Artifact) -> None:
+        """Raise `not_configured` unless a sandbox can be shared, and artifacts of these kinds with it."""
+        self.lock_root()
+        self.metadata_root()
+        for artifact in artifacts:
+            self.require(artifact, bucket=True)
+
     def require(self, artifact: Artifact, *, bucket: bool = False) -> Root:
         """Return the root for a request's artifact, before the request has any effect. `bucket`: the caller wants it
         where other machines see it.

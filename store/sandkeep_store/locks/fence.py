@@ -8,15 +8,19 @@ counts only when a document names it; so the documents check, atomically with th
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
 from sandkeep.errors import DataError, StateError
 from sandkeep_store.locks.document import MAX_FENCE
+from sandkeep_store.locks.store import DocumentStore, Stored
 
 WRITES_AT_ONCE: Final = 5
+
+MAX_BYTES: Final = 1 << 20
+"""Of a longer document no more is read: it is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,36 +49,6 @@ class Fence:
             )
 
 
-class Document(Protocol):
-    """A document as it was read, and which version it is."""
-
-    @property
-    def content(self) -> bytes:
-        """Its bytes."""
-        ...
-
-    @property
-    def generation(self) -> str:
-        """Its version."""
-        ...
-
-
-class Documents(Protocol):
-    """A store of documents that are written over, each time only the version that was read; archives' stores are."""
-
-    def where(self, path: str) -> str:
-        """Return the display name of a document."""
-        ...
-
-    def read_document(self, path: str) -> Document | None:
-        """A document; None when there is none."""
-        ...
-
-    def write_document(self, path: str, content: bytes, *, over: str | None) -> str:
-        """Write it over a version, or, with None, where none is. Raises `conflict` when another one is there."""
-        ...
-
-
 class _Fenced(Struct):
     fence: Annotated[int, Meta(ge=0, le=MAX_FENCE)] | None = None
 
@@ -84,25 +58,37 @@ def fence_in(content: bytes, place: str) -> int | None:
     try:
         return msgspec.json.decode(content, type=_Fenced).fence
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        message = f"{place} is not overwritten, as its fencing number cannot be read ({str(error)[:200]}): look at it"
-        raise DataError("lock_damaged", message, place=place) from None
+        raise _damaged(place, str(error)[:200]) from None
 
 
-def write_fenced(documents: Documents, path: str, content: bytes, fence: Fence) -> str:
+def read_fenced(store: DocumentStore, path: str) -> Stored | None:
+    """Read a document that is written with a fence; None when there is none. Raises `lock_damaged` for one that is too
+    long, and the store's errors.
+    """
+    found = store.read(path, MAX_BYTES)
+    if found is not None and len(found.content) > MAX_BYTES:
+        raise _damaged(f"{store.where}/{path}", f"it is longer than {MAX_BYTES} bytes")
+    return found
+
+
+def write_fenced(store: DocumentStore, path: str, content: bytes, fence: Fence) -> str:
     """Write a JSON document with a fence, over one with none or no larger one; return its version.
 
     Raises `lock_lost` when the lock is not surely held, or a later owner wrote the document; `lock_damaged` when the
     old document is unreadable; `conflict` when others write it all the time.
     """
-    place = documents.where(path)
+    place = f"{store.where}/{path}"
     if fence_in(content, "the new document") != fence.number:
         raise ValueError(f"the document for {place} does not carry its fence, {fence.number}")
     for _ in range(WRITES_AT_ONCE):
-        found = documents.read_document(path)
+        found = read_fenced(store, path)
         fence.check_over(None if found is None else fence_in(found.content, place))
-        try:
-            return documents.write_document(path, content, over=None if found is None else found.generation)
-        except StateError as error:
-            if error.code != "conflict":
-                raise
+        written = store.write(path, content, None if found is None else found.version)
+        if written is not None:
+            return written.version
     raise StateError("conflict", f"other daemons write {place} all the time: try again", place=place)
+
+
+def _damaged(place: str, why: str) -> DataError:
+    message = f"{place} is not overwritten, as its fencing number cannot be read ({why}): look at it"
+    return DataError("lock_damaged", message, place=place)

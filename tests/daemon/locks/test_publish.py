@@ -39,7 +39,8 @@ def world(fakes_end: None, monkeypatch: pytest.MonkeyPatch) -> World:
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where metadata is shared."""
     (tmp_path / "shared").mkdir()
-    monkeypatch.setenv("SANDBOX_METADATA_MOUNT_PATH", str(tmp_path / "shared"))
+    for name in ("SANDBOX_METADATA_MOUNT_PATH", "SANDBOX_LOCK_MOUNT_PATH"):
+        monkeypatch.setenv(name, str(tmp_path / "shared"))
     return tmp_path / "shared"
 
 

@@ -113,7 +113,10 @@ def test_a_viewer_at_the_command_line(guarded: Guarded) -> None:
         seen, deadline = b"", time.monotonic() + LATE_S
         while not guarded.has_shown(seen):
             assert select.select([ours], [], [], deadline - time.monotonic())[0], seen
-            seen += os.read(ours, 65536)
+            try:
+                seen += os.read(ours, 65536)
+            except OSError as error:  # the command has ended
+                pytest.fail(f"{error} after {seen.decode(errors='replace')!r}")
     assert not FORBIDDEN.findall(seen)
 
 

@@ -177,6 +177,28 @@ def test_what_has_to_be_in_a_bucket_needs_one_without_being_shared() -> None:
     assert Storage({**STATE, **SHARED}).require("checkpoint", bucket=True) == Root("mount", "/mnt/points")
 
 
+def test_where_metadata_is_written_that_others_read() -> None:
+    """Where writers can be told apart: never on a mounted bucket alone."""
+    bucket, s3 = {"SANDBOX_METADATA_BUCKET": "meta"}, {"SANDBOX_S3_BUCKET": "both"}
+    locks, mount = {"SANDBOX_LOCK_BUCKET": "locks"}, {"SANDBOX_METADATA_MOUNT_PATH": "/mnt/meta"}
+    assert Storage({**locks, **bucket, **mount}).metadata_root() == Root("gcs", "meta")
+    assert Storage(s3).metadata_root() == Root("s3", "both")
+    assert Storage({"SANDBOX_LOCK_MOUNT_PATH": "/nfs", **mount}).metadata_root() == Root("mount", "/mnt/meta")
+    for unset in (locks, {**locks, **mount}, {**locks, **s3}):
+        with pytest.raises(SetupError, match="set SANDBOX_METADATA_BUCKET") as caught:
+            Storage(unset).metadata_root()
+        assert ("SANDBOX_METADATA_MOUNT_PATH alone does not do" in caught.value.message) == ("MOUNT" in str(unset))
+
+
+@pytest.mark.parametrize("missing", SHARED)
+def test_a_shared_sandbox_needs_all_of_its_places(missing: str) -> None:
+    Storage({**STATE, **SHARED}).require_sharing("checkpoint", "snapshot")
+    with pytest.raises(SetupError, match=missing.removesuffix("_MOUNT_PATH").removesuffix("_BUCKET")):
+        Storage({**STATE, **{k: v for k, v in SHARED.items() if k != missing}}).require_sharing(
+            "checkpoint", "snapshot"
+        )
+
+
 # -- how to reach a service -------------------------------------------------------------------------------------------
 
 

@@ -78,7 +78,9 @@ def _seccomp(image_uid: int, root: bool) -> Capability:
 
 
 _COPIES: Final = "every sandbox gets a copy of its image"
-_BWRAP: Final = ("bwrap", "--unshare-all", "--ro-bind", "/", "/")
+_PROGRAMS: Final = ("/usr", "/bin", "/lib", "/lib64", "/nix/store")
+_BWRAP: Final = ("bwrap", "--unshare-all", *(word for path in _PROGRAMS for word in ("--ro-bind-try", path, path)))
+"""Without the mounts of the whole root: bwrap fails if a container's goes while it looks."""
 
 
 def _enter(image_uid: int, root: bool) -> list[str]:

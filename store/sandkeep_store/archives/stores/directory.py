@@ -19,8 +19,6 @@ from sandkeep_store.archives.stores.confined_directory import ConfinedDirectory,
 from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
-    MAX_DOCUMENT_BYTES,
-    Document,
     Stored,
     Waiting,
     conflict,
@@ -113,19 +111,6 @@ class DirectoryArchives(ArchiveStore):
             self.files.prune(parent)
         return True
 
-    def _read_document(self, path: str) -> Document | None:
-        try:
-            with open(self.open_file(path), "rb") as file:
-                return Document(file.read(MAX_DOCUMENT_BYTES + 1), _generation(os.fstat(file.fileno())))
-        except SandkeepError as error:
-            if error.code != "snapshot_missing":
-                raise
-            return None
-
-    def _write_document(self, path: str, content: bytes, over: str | None) -> str:
-        with DirectoryUpload(self, path) as upload:
-            return upload.replace(content, over).generation
-
     @contextmanager
     def translated(self, path: str) -> Iterator[None]:
         """Turns the system's errors about an object into ours."""
@@ -196,15 +181,6 @@ class DirectoryUpload:
                     raise
                 _take_name(name, directory)
                 os.rename(self._name, name, src_dir_fd=partial, dst_dir_fd=directory)
-        return self._store.stat(self._path)
-
-    def replace(self, content: bytes, over: str | None) -> Stored:
-        """Make it a document with that content, over that generation or over none."""
-        self._complete(content)
-        with self._put() as (partial, directory, name):
-            if self._store.generation_of(self._path) != over:
-                raise FileExistsError
-            os.rename(self._name, name, src_dir_fd=partial, dst_dir_fd=directory)
         return self._store.stat(self._path)
 
     def abort(self) -> None:

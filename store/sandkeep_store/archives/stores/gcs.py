@@ -12,15 +12,13 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from sandkeep.errors import SandkeepError, StateError
+from sandkeep.errors import SandkeepError
 from sandkeep_store.archives.stores.gcs_upload import GcsUpload
 from sandkeep_store.archives.stores.retry import PATIENCE_S
 from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
-    MAX_DOCUMENT_BYTES,
     WRITE_ID,
-    Document,
     Stored,
     Waiting,
     conflict,
@@ -99,28 +97,6 @@ class GcsArchives(ArchiveStore):
                 raise
             return False
         return True
-
-    def _read_document(self, path: str) -> Document | None:
-        while (found := self._found(path)) is not None:
-            try:
-                if found.size_bytes > MAX_DOCUMENT_BYTES:
-                    return Document(bytes(MAX_DOCUMENT_BYTES + 1), found.generation)
-                return Document(b"".join(self._fetch(found, 0)), found.generation)
-            except StateError:  # it was written over between the two requests
-                continue
-        return None
-
-    def _write_document(self, path: str, content: bytes, over: str | None) -> str:
-        where = self.where(path)
-        blob = self._bucket.blob(path)
-        blob.metadata = {WRITE_ID: secrets.token_hex(16)}
-        expected = 0 if over is None else _number(over, where)
-        try:
-            with translated_errors(where):
-                blob.upload_from_string(content, "application/json", if_generation_match=expected, **self._options)
-        except SandkeepError as error:
-            return self._landed(path, blob.metadata[WRITE_ID], error).generation
-        return str(blob.generation)
 
 
 def _stored(blob: Any) -> Stored:

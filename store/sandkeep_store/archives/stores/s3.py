@@ -17,9 +17,7 @@ from sandkeep_store.archives.stores.s3_upload import S3Upload
 from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
-    MAX_DOCUMENT_BYTES,
     WRITE_ID,
-    Document,
     Stored,
     Waiting,
     conflict,
@@ -105,28 +103,6 @@ class S3Archives(ArchiveStore):
         with translated_errors(self.where(path)):
             self._client.delete_object(Bucket=self.root.base, Key=path, **condition)
         return True
-
-    def _read_document(self, path: str) -> Document | None:
-        try:
-            with translated_errors(self.where(path)):
-                answer = self._client.get_object(Bucket=self.root.base, Key=path)
-                with closing(answer["Body"]) as body:
-                    return Document(body.read(MAX_DOCUMENT_BYTES + 1), _tag(answer))
-        except SandkeepError as error:
-            if error.code != "snapshot_missing":
-                raise
-            return None
-
-    def _write_document(self, path: str, content: bytes, over: str | None) -> str:
-        write_id = secrets.token_hex(16)
-        condition = {"IfNoneMatch": "*"} if over is None else {"IfMatch": over}
-        what = {"Body": content, "ContentType": "application/json", "Metadata": {WRITE_ID: write_id}, **condition}
-        try:
-            with translated_errors(self.where(path)):
-                return _tag(self._client.put_object(Bucket=self.root.base, Key=path, **what))
-        except SandkeepError as error:
-            gone = over is not None and error.code == "snapshot_missing"
-            return self._landed(path, write_id, conflict(self.where(path)) if gone else error).generation
 
 
 def _tag(answer: dict[str, Any]) -> str:

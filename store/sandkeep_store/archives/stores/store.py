@@ -42,9 +42,7 @@ from contextlib import suppress
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep_store.archives.stores.transfer import Reader, VerifiedSource, send
 from sandkeep_store.archives.stores.types import (
-    MAX_DOCUMENT_BYTES,
     WRITE_ID,
-    Document,
     Fence,
     Progress,
     Source,
@@ -56,7 +54,7 @@ from sandkeep_store.archives.stores.types import (
 )
 from sandkeep_store.buckets.config import Root, checked_path
 
-__all__ = ["ArchiveStore", "Document", "Fence", "Progress", "Reader", "Source", "Stored"]
+__all__ = ["ArchiveStore", "Fence", "Progress", "Reader", "Source", "Stored"]
 
 
 class ArchiveStore(ABC):
@@ -128,20 +126,6 @@ class ArchiveStore(ABC):
         """Remove uploads abandoned `older_than_s` ago, below a prefix that only we use; return their number."""
         return 0
 
-    def read_document(self, path: str) -> Document | None:
-        """A document; None when there is none. One of more than `MAX_DOCUMENT_BYTES` is `snapshot_corrupt`."""
-        found = self._read_document(checked_path(path))
-        if found is not None and len(found.content) > MAX_DOCUMENT_BYTES:
-            raise corrupt(self.where(path), f"it is longer than {MAX_DOCUMENT_BYTES} bytes")
-        return found
-
-    def write_document(self, path: str, content: bytes, *, over: str | None) -> str:
-        """Write a document over the generation `over`, or, with None, where none is; answers the new generation.
-
-        Raises `conflict` when another one is there.
-        """
-        return self._write_document(checked_path(path), content, over)
-
     def where(self, path: str) -> str:
         """Return the display name of an object: its path on this machine, or its URI."""
         return str(self.root.place(path))
@@ -178,10 +162,3 @@ class ArchiveStore(ABC):
 
     @abstractmethod
     def _delete(self, path: str, generation: str | None) -> bool: ...
-
-    @abstractmethod
-    def _read_document(self, path: str) -> Document | None:
-        """Of a longer one than `MAX_DOCUMENT_BYTES` not more than one byte more."""
-
-    @abstractmethod
-    def _write_document(self, path: str, content: bytes, over: str | None) -> str: ...

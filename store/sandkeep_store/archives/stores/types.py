@@ -8,8 +8,6 @@ from sandkeep.errors import DataError, StateError
 CHUNK_BYTES: Final = 1024**2
 """Maximum size of a chunk that a reader returns."""
 
-MAX_DOCUMENT_BYTES: Final = 1024**2
-
 WRITE_ID: Final = "sandkeep-write"
 """The key of metadata by which a writer knows its own object again."""
 
@@ -28,13 +26,6 @@ class Stored(NamedTuple):
     generation: str
     metadata: Mapping[str, str]
     changed_at: float
-
-
-class Document(NamedTuple):
-    """A document as it was read, and which version it was."""
-
-    content: bytes
-    generation: str
 
 
 class Fence(Protocol):

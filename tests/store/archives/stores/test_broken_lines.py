@@ -146,17 +146,6 @@ def test_a_lost_answer_does_not_make_another_writers_object_ours(far: Far) -> No
     assert content(far.near) == b"theirs"
 
 
-def test_a_lost_answer_to_a_document_is_no_conflict(far: Far) -> None:
-    far.line.lose_answer = re.compile(rb"sandkeep-write", re.IGNORECASE)
-    version = far.store.write_document(PATH, b'{"owner":1}', over=None)
-    assert far.line.broken == 1
-    assert far.near.read_document(PATH) == (b'{"owner":1}', version)
-    far.line.lose_answer = re.compile(rb"sandkeep-write", re.IGNORECASE)
-    version = far.store.write_document(PATH, b'{"owner":2}', over=version)
-    assert far.line.broken == 2
-    assert far.near.read_document(PATH) == (b'{"owner":2}', version)
-
-
 def test_a_service_that_is_gone_is_said_to_be(far: Far) -> None:
     def source() -> Iterator[bytes]:
         yield DATA
@@ -243,8 +232,6 @@ CALLS = {
     "write": lambda store: store.write(PATH, [b"x"]),
     "delete": lambda store: store.delete(PATH),
     "objects": lambda store: list(store.objects()),
-    "read_document": lambda store: store.read_document(PATH),
-    "write_document": lambda store: store.write_document(PATH, b"{}", over="1"),
 }
 
 

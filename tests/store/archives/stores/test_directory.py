@@ -37,7 +37,6 @@ def test_what_it_makes_is_the_daemons_alone(store: DirectoryArchives, base: str)
 
 def test_reading_and_listing_make_nothing(store: DirectoryArchives, base: str) -> None:
     assert list(store.objects()) == []
-    assert store.read_document(PATH) is None
     assert store.sweep(0) == 0
     with pytest.raises(DataError):
         store.stat(PATH)
@@ -111,7 +110,6 @@ def test_links_lead_nowhere(store: DirectoryArchives, base: str, tmp_path: Any) 
                 call(path)
             assert caught.value.code == code
     assert store.delete("way/secret") is False
-    assert store.read_document("way/secret") is None
     for path, code in (("way/new", "conflict"), ("way/secret", "conflict"), ("object", "snapshot_corrupt")):
         with pytest.raises((DataError, StateError)) as caught_too:
             store.write(path, [b"overwritten"])
@@ -160,8 +158,6 @@ def test_a_mount_that_is_not_there_is_not_made(base: str) -> None:
     for call in (
         lambda: absent.write(PATH, [b"x"]),
         lambda: absent.stat(PATH),
-        lambda: absent.read_document(PATH),
-        lambda: absent.write_document(PATH, b"{}", over=None),
     ):
         with pytest.raises(ProviderError, match="mount it") as caught:
             call()
