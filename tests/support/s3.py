@@ -13,13 +13,17 @@ class S3Server:
     """The service on a port of its own, in this process; `environ` is what a client of it needs."""
 
     def __init__(self) -> None:
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-        from werkzeug.serving import make_server
+        from moto.moto_server.werkzeug_app import create_backend_app
+        from werkzeug.serving import WSGIRequestHandler, make_server
+
+        class KeepingAlive(WSGIRequestHandler):
+            protocol_version = "HTTP/1.1"
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self.faults: list[Fault] = []
-        application = _failing(_in_turn(DomainDispatcherApplication(create_backend_app)), self.faults)
-        self._server = make_server("127.0.0.1", 0, application, threaded=True)
+        # the application for S3 alone: moto's dispatcher looks for services on the disk at each request
+        application = _failing(_in_turn(create_backend_app("s3")), self.faults)
+        self._server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=KeepingAlive)
         self._client: Any = None
         self.port: int = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
