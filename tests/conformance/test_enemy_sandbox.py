@@ -155,6 +155,25 @@ async def _spoil_an_exit(world: World, instance: KeeperInstance, terminal: Termi
 
 
 @EVERYWHERE
+@pytest.mark.parametrize("spoilt", [b"", b"x" * 500 + b"\n"])
+@pytest.mark.parametrize("script", ["exit 7", "exec sleep 1000"])
+async def test_a_start_is_known_although_what_told_of_it_was_spoilt(world: World, spoilt: bytes, script: str) -> None:
+    """Both its start and its end can be in what the daemon has not read."""
+    instance = await world.sandbox()
+    assert isinstance(instance, KeeperInstance)
+    exits = world.state / "sandboxes" / instance.sandbox_id / "out" / "exits"
+    await instance.wait(await start(instance, "true"))  # a file as short as what was read tells of no loss
+    size = exits.stat().st_size
+    instance._channel._stop_watching()  # the daemon comes too late
+    with trio.fail_after(keeper_provider.SWEEP_PERIOD_S / 2):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(start, instance, "sh", "-c", script)
+            await until_async(lambda: exits.stat().st_size > size)
+            exits.write_bytes(spoilt)
+            instance._channel._resume_watching()
+
+
+@EVERYWHERE
 async def test_answers_that_never_end_do_not_hold_the_daemon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     instance = await world.sandbox()
     assert isinstance(instance, KeeperInstance)

@@ -122,13 +122,13 @@ def variables(log_id: str, sandbox_id: str) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "SANDKEEP_SANDBOX": sandbox_id, "SANDKEEP_LOG": log_id}
 
 
-ROOT = [word for name in ("usr", "bin", "lib", "lib64") for word in ("--ro-bind-try", f"/{name}", f"/{name}")]
+SYSTEM = [word for name in ("usr", "bin", "lib", "lib64") for word in ("--ro-bind-try", f"/{name}", f"/{name}")]
 """What a shell needs. With the whole root come the mounts of other tests, and bwrap fails if one of them goes."""
 
 
 def plant_namespace(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[[], bool]:
     """A process in namespaces of its own, of which nothing else is left: no directory, no control group."""
-    unshare = ["bwrap", "--unshare-all", "--as-pid-1", "--die-with-parent", *ROOT, "--proc", "/proc"]
+    unshare = ["bwrap", "--unshare-all", "--as-pid-1", "--die-with-parent", *SYSTEM, "--proc", "/proc"]
     child = subprocess.Popen(
         [*unshare, "sh", "-c", "echo; exec sleep 1000"],
         env=variables(log_id, sandbox_id),

@@ -84,9 +84,13 @@ class Channel:
     async def wait_until(self, process: KnownProcess, enough: Callable[[], bool]) -> None:
         """Wait until answers are `enough`. Raises `provider_unavailable`; `not_ready` if the sandbox ended."""
         with self.pause.timeout(REQUEST_DEADLINE_S) as scope:
-            while not enough():
-                self.check_present()
-                await process.changed.wait()
+            process.awaited += 1
+            try:
+                while not enough():
+                    self.check_present()
+                    await process.changed.wait()
+            finally:
+                process.awaited -= 1
         if scope.cancelled_caught:
             raise self.no_answer()
 
@@ -121,16 +125,18 @@ class Channel:
     def sweep(self) -> None:
         """Query processes whose ends may have been missed. Does not wait; repeated later if the FIFO is full."""
         self._watcher.cancel_call(self.sweep)
-        if self._query([name for name, process in self.processes.items() if process.runs]):
+        running = [name for name, process in self.processes.items() if process.runs]
+        awaited = [name for name, process in self.processes.items() if process.awaited and process.exit is None]
+        if self._query(running, awaited):
             self._exits.spoilt = False
 
-    def _query(self, process_ids: Sequence[str]) -> bool:
+    def _query(self, process_ids: Sequence[str], awaited: Sequence[str]) -> bool:
         """Send the queries; return True if all were sent."""
         fd = None if self.closed or self.gone.is_set() or self.pause.is_on else self._shared.open_fifo(CONTROL)
         if fd is None:
             return False
         with closing_fd(fd), suppress(BlockingIOError):
-            for line in requests.queries(process_ids):
+            for line in requests.queries(process_ids, awaited):
                 os.write(fd, line)
             return True
         return False

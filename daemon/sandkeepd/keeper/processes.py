@@ -40,6 +40,8 @@ class KnownProcess:
         self.input_lock = trio.Lock()
         self.ended = trio.Event()
         self.changed = trio.Event()
+        self.awaited = 0
+        """Count of tasks that wait for an answer to a request that was sent."""
         self.has_files = True
         """True if files were written to start it, as far as is known."""
         self.followers: set[Callable[[], None]] = set()

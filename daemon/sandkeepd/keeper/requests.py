@@ -118,9 +118,10 @@ def run_record(text: bytes, process_id: str, mode: str, quick_ms: int) -> bytes 
     return line if len(line) <= MAX_REQUEST_BYTES else None
 
 
-def queries(process_ids: Iterable[str]) -> Iterator[bytes]:
-    """Yield requests that resume stopped processes, and report the exits of ended ones of `process_ids`."""
+def queries(process_ids: Iterable[str], awaited: Iterable[str]) -> Iterator[bytes]:
+    """Yield requests that resume stopped processes, and report the exits of `process_ids` and all of the `awaited`."""
     yield request("sweep", "-")
+    yield from (request("check", process_id) for process_id in awaited)
     line = b""
     for process_id in process_ids:
         word = b" " + process_id.encode()
