@@ -665,6 +665,7 @@ def test_nothing_is_written_any_more_for_a_command_that_was_killed(shared_daemon
     endless = archive(("t", None), member("t/endless", size=2**40), contents=bytes(1024))
     with new_box(shared_daemon, image, env={"PATH": "/workspace/bin:/usr/bin:/bin"}) as box:
         hostile(box, endless, "touch /workspace/go; sleep 1000")
+        until(box.is_tidy)  # the feeder takes the first pipe that it finds
         box.sh(f"{wait} >bin/wait; chmod +x bin/wait; mv bin/wait bin/sh")
         box.client.process.launch(box.id, ["/bin/sh", "-c", feed], name="feeder")
         with running(box, f"{box.id}:hello", str(here / "target")) as program:
