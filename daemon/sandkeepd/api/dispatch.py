@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sandkeep.errors import StateError
-from sandkeep.protocol.methods import METHODS, Mutation
+from sandkeep.protocol.methods import METHODS, EventQuery, Mutation
 from sandkeep_store.views.sessions import SessionState
 from sandkeepd.api.repeated_commands import RepeatedCommands
 from sandkeepd.core.access import Request, admit
@@ -64,9 +64,12 @@ class Dispatch:
     def _handler_of(self, call: Call) -> Handle:
         """Return the handler of a call, which makes the session ready first that is named for a sandbox."""
         handle = self._handlers[call.method.name]
-        if not call.method.revives:
+        follows = isinstance(call.params, EventQuery) and call.params.wait_s > 0
+        if not call.method.revives and not follows:
             return handle
         handle = partial(self._handle_attached, handle)
+        if not call.method.revives:
+            return handle
         state, owner, named = self._core.state, call.peer.owner, call.params.sandbox_id  # type: ignore[attr-defined]
         sandbox, session = state.sandbox_named(owner, named), state.session_called(owner, named)
         if sandbox is not None and not sandbox.hidden and sandbox.spec.session_id is None:

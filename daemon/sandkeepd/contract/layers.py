@@ -50,6 +50,7 @@ class KeptArchive(Struct, frozen=True, kw_only=True):
 
     With `is_layer` it is a diff against the files kept under the name `beneath`, or against the image `image_id`. Else
     it holds all files, and `image_id` is the image that the sandbox was made of, if any; `details` are the image's.
+    With `only` it holds those paths alone, and they take the place of the image's.
     """
 
     descriptor: int
@@ -59,6 +60,7 @@ class KeptArchive(Struct, frozen=True, kw_only=True):
     beneath: str | None = None
     image_id: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    only: Sequence[str] = ()
 
 
 class Layering(Protocol):

@@ -180,6 +180,25 @@ def moment(sandbox: SandboxState, found: Sequence[Moment], upto: int, until_us: 
     raise DataError("snapshot_missing", message, sandbox_id=sandbox.sandbox_id, oldest=oldest.position)
 
 
+def wanted_files(command: SnapshotCreate, workspace: str, root: str) -> SnapshotCreate:
+    """Return a request whose paths begin where names in the archive do, at `root`: those that are not absolute begin at
+    the workspace. Paths to include that leave nothing out are none.
+    """
+    if root == "/":
+        command = replace(
+            command, include=_from_root(command.include, workspace), exclude=_from_root(command.exclude, workspace)
+        )
+    return replace(command, include=[]) if _has_all(command.include, root) else command
+
+
+def _from_root(paths: Sequence[str], workspace: str) -> list[str]:
+    return ["/" + posixpath.normpath(posixpath.join(workspace, path)).lstrip("/") for path in paths]
+
+
+def _has_all(paths: Sequence[str], root: str) -> bool:
+    return any(posixpath.normpath(path) in (".", root) for path in paths)
+
+
 def create_snapshot(
     sandbox: SandboxState, command: SnapshotCreate, places: list[Place], *, parent_id: str | None, root: str
 ) -> events.SnapshotCreateRequested:
@@ -190,7 +209,7 @@ def create_snapshot(
             most = MAX_PATHS_BYTES
             message = f"{field}: the paths are longer than {most} bytes together: name directories above them"
             raise CallerError("invalid", message, field=field)
-    if any(posixpath.normpath(path) in (".", root) for path in command.exclude):
+    if _has_all(command.exclude, root):
         raise CallerError("invalid", "exclude: that leaves out everything: name what lies below it", field="exclude")
     return events.SnapshotCreateRequested(
         owner=sandbox.owner,

@@ -135,7 +135,9 @@ class ContentQuery(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The files to take: those at or below `include_paths`, by default the workspace, without `exclude_paths`."""
+    """The files to take: those at or below `include_paths`, by default all, without `exclude_paths`. Paths that are not
+    absolute begin at the workspace.
+    """
 
     label: Annotated[str, Meta(max_length=1024)] | None = None
     include_paths: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import msgspec
 import trio
-from msgspec import Struct
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from sandkeep.model import Name
 from sandkeep.protocol.methods import METHODS, EventQuery, EventType, Token
@@ -26,6 +27,9 @@ QUIET_S: Final = 15.0
 
 MEDIA_TYPE: Final = "text/event-stream"
 _HEADERS: Final = [(b"content-type", MEDIA_TYPE.encode()), (b"cache-control", b"no-store")]
+_OF_PROVIDERS: Final = ("plan", "handle")
+_PLACE: Final = {"where", "base", "path", "uri"}
+_ON_THE_HOST: Final = ("mount", "directory", "state")
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -75,4 +79,20 @@ async def _send(gateway: Gateway, asked: Asked, request: Request[Any], token: st
 
 
 def _told(event: RawEvent, token: str) -> bytes:
-    return b"id: %s\nevent: %s\ndata: %s\n\n" % (token.encode(), event.type.encode(), _encode(event))
+    told = replace(event, data=Raw(_encode(_without_host(msgspec.json.decode(event.data)))))
+    return b"id: %s\nevent: %s\ndata: %s\n\n" % (token.encode(), event.type.encode(), _encode(told))
+
+
+def _without_host(data: Any) -> Any:
+    """Return the data of an event without the paths of the host in it, which are none of a key's business: those in
+    plans and handles of sandboxes, the directories of places, and the sources of images.
+    """
+    if isinstance(data, list):
+        return [_without_host(value) for value in data]
+    if not isinstance(data, dict):
+        return data
+    if data.keys() == _PLACE and data["where"] in _ON_THE_HOST:
+        return {**data, "base": "", "uri": data["path"]}
+    if str(data.get("source", "")).startswith("/"):
+        data = {**data, "source": ""}
+    return {key: _without_host(value) for key, value in data.items() if key not in _OF_PROVIDERS}

@@ -39,6 +39,7 @@ _MEANINGS: Final = (
     ("no such file", "not_found", "there is no such file in the sandbox"),
     ("nonexistent", "not_found", "there is no such file in the sandbox"),
     ("can't cd to", "not_found", "the sandbox's working directory is gone: give an absolute path"),
+    ("input/output error", "invalid", "its file system in the sandbox cannot read or write it"),
     ("name too long", "invalid", "the path is too long"),
     ("too many levels", "invalid", "its symbolic links form a loop"),
 )

@@ -22,6 +22,7 @@ from sandkeep.protocol.methods import (
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
+from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, Tries
@@ -209,9 +210,27 @@ class Sessions:
         """Return the snapshot that a new sandbox of the session begins with; None for its image."""
         if asked.restore_snapshot_id is not None:
             return rules.ready_snapshot(self._core.state, asked.restore_snapshot_id).snapshot_id
-        if session is None or asked.fresh or not session.snapshot_ids:
-            return None
-        return session.snapshot_ids[-1]
+        return None if session is None or asked.fresh else self._last_files(session)
+
+    def _last_files(self, session: SessionState) -> str | None:
+        """Return the newest snapshot of a session's workspace since it was last made ready, else the one that it began
+        with then, or, if that was deleted, the newest that is left; None for its image.
+        """
+        snapshots, began_with = self._core.state.snapshots, session.requested.restored_from
+        known = (snapshots[snapshot_id] for snapshot_id in session.snapshot_ids if snapshot_id in snapshots)
+        whole = list(filter(self._has_workspace, known))
+        if whole and whole[-1].requested_us >= session.requested_us:
+            return whole[-1].snapshot_id
+        if began_with is None or (began_with in snapshots and snapshots[began_with].status == "ready"):
+            return began_with
+        return whole[-1].snapshot_id if whole else None
+
+    def _has_workspace(self, snapshot: SnapshotState) -> bool:
+        sandbox = self._core.state.sandboxes.get(snapshot.sandbox_id or "")
+        if not snapshot.requested.include or sandbox is None or sandbox.isolation is None:
+            return not snapshot.requested.include
+        place = f"{sandbox.isolation.workspace}/"
+        return any(place.startswith(f"{path}/") for path in snapshot.requested.include)
 
     # -- the spec -----------------------------------------------------------------------------------------------------
 

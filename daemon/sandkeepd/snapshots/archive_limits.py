@@ -36,4 +36,5 @@ def archive_of(state: State, snapshot: SnapshotState, descriptor: int) -> KeptAr
         beneath=asked.parent_id,
         image_id=asked.image_id,
         details=image.details if image is not None else {},
+        only=asked.include if snapshot.is_part else (),
     )

@@ -246,7 +246,7 @@ def names_of(core: Core, snapshot: SnapshotState) -> list[str]:
 def image_beneath(core: Core, snapshot: SnapshotState) -> str | None:
     """The image that a snapshot is above; None for one that is whole. Raises `snapshot_missing` without that image."""
     *_, lowest = chain(core.state, snapshot)
-    if lowest.requested.kind == "full":
+    if not lowest.is_over_image:
         return None
     assert lowest.requested.image_id is not None
     return lowest.requested.image_id

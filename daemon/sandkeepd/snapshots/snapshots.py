@@ -205,10 +205,10 @@ class Snapshots:
         snapshot_id = ids.new_id(ids.SNAPSHOT)
         bucket = command.archive == "bucket"
         places = self._archives.places(snapshot_id, group_of(sandbox), command.format, bucket=bucket)
+        root = able.files_root(sandbox.requested.plan)
+        command = rules.wanted_files(command, sandbox.isolation.workspace if sandbox.isolation else root, root)
         parent = self._parent(sandbox, command, provider)
-        event = rules.create_snapshot(
-            sandbox, command, places, parent_id=parent, root=able.files_root(sandbox.requested.plan)
-        )
+        event = rules.create_snapshot(sandbox, command, places, parent_id=parent, root=root)
         with self.removal.held(*([parent] if parent is not None else [])):  # whatever becomes of its snapshot
             made: Snapshot = await self._creation.run(NewEvent(snapshot_id, event, event.sandbox_id, 0), request)
         return made

@@ -60,7 +60,8 @@ METADATA_BUCKET = optional(
 METADATA_MOUNT_PATH = optional(
     "SANDBOX_METADATA_MOUNT_PATH",
     _directory,
-    "The mount point of that bucket. When set, metadata is read and written there.",
+    "A directory for that metadata, where locks are in a directory, too. Where a bucket is mounted nothing is written: "
+    "no writer there can tell whether another was first.",
 )
 CHECKPOINT_BUCKET = optional("SANDBOX_CHECKPOINT_BUCKET", _bucket, "The GCS bucket of checkpoints.")
 CHECKPOINT_MOUNT_PATH = optional(

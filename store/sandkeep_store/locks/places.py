@@ -9,7 +9,7 @@ import os
 import re
 from typing import Final
 
-_PART: Final = re.compile(r"(.+)/(owners/[a-z]+-[0-9]+)")
+_PART: Final = re.compile(r"(.+)/(owners/[a-z]+-[^/]+)")
 
 
 def part_of(where: str, owner: str) -> str:

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from sandkeep import events, model
+from sandkeep import events, ids, model
 from sandkeep.lifecycle import FORK, SNAPSHOT, ForkStatus, Lifecycle
 from sandkeep.protocol.clock import rfc3339
 from sandkeep_store.views.view import ObjectState
@@ -70,10 +70,21 @@ class SnapshotState(ObjectState, kw_only=True, array_like=True):
         """True if its archive exists or is being made."""
         return self.status == "creating" or self.has_archive
 
-    def needs_image(self, image_id: str) -> bool:
-        """Return True if it is a diff against that image."""
+    @property
+    def is_part(self) -> bool:
+        """True if it has only the included paths of a whole root file system, which take the place of an image's."""
         asked = self.requested
-        return asked.kind == "incremental" and asked.parent_id is None and asked.image_id == image_id
+        has_image = (asked.image_id or "").startswith(f"{ids.IMAGE}_")
+        return has_image and asked.kind == "full" and asked.root == "/" and bool(asked.include)
+
+    @property
+    def is_over_image(self) -> bool:
+        """True if its sandboxes begin with the files of its image, too."""
+        return self.is_part or (self.requested.kind == "incremental" and self.requested.parent_id is None)
+
+    def needs_image(self, image_id: str) -> bool:
+        """Return True if that is the image whose files it is over."""
+        return self.is_over_image and self.requested.image_id == image_id
 
     @property
     def format(self) -> model.ArchiveFormat:

@@ -81,6 +81,18 @@ def test_events_that_there_are_and_those_that_come(gateway: Gateway) -> None:
         assert all(event.data["type"] == event.type for event in come)
 
 
+def test_a_key_sees_no_path_of_the_host(gateway: Gateway) -> None:
+    gateway.make("hidden")
+    assert gateway.ask("POST", f"{SESSIONS}hidden/snapshot/", {}).status == 201
+    assert gateway.ask("DELETE", f"{SESSIONS}hidden/").status == 204
+    with following(gateway) as events:
+        found = until(events, "session.stopped")
+    assert {"sandbox.created", "snapshot.stored"} <= {event.type for event in found}
+    assert gateway.daemon.root.encode() not in msgspec.json.encode(found)
+    [asked] = [event.data["data"] for event in found if event.type == "snapshot.create_requested"][:1]
+    assert asked["places"][0]["path"].startswith("hidden/snp_")
+
+
 @pytest.mark.parametrize("way", ["header", "query"])
 def test_a_stream_goes_on_behind_the_last_event(gateway: Gateway, way: str) -> None:
     with following(gateway) as events:

@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import trio
+import trio.testing
 from tests.support.gateway import plain
 from tests.support.inside import Inside, inside
 from tests.support.streams import message, websocket
@@ -87,6 +89,21 @@ async def test_a_session_with_a_websocket_is_not_idle(daemon: Inside, source: st
 
     async with serving(path, StreamServer(server, Tokens(str(tmp_path)))):
         await hold_against_idleness(daemon, viewing(), "uid:0")
+
+
+async def test_a_session_whose_events_are_waited_for_is_not_idle(daemon: Inside, source: str) -> None:
+    await daemon.call("session.ensure", id="s", image=await daemon.image(source), idle_timeout_s=300)
+    now = (await daemon.call("event.list", after="now")).next
+
+    @asynccontextmanager
+    async def waiting() -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(daemon.call, "event.list", after=now, sandbox_id="s", wait_s=30.0))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            yield
+            nursery.cancel_scope.cancel()
+
+    await hold_against_idleness(daemon, waiting(), "uid:0")
 
 
 async def test_a_session_with_a_stream_of_events_over_http_is_not_idle(

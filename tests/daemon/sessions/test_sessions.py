@@ -89,6 +89,32 @@ def test_a_snapshot_on_request_is_the_one_that_a_revival_begins_with(client: Any
     assert sh(client, "asked", "cat file") == "1\n"
 
 
+def test_a_snapshot_of_a_part_brings_nothing_back(client: Any, image: str) -> None:
+    client.session.ensure(id="part", image=image)
+    sh(client, "part", "echo 1 >file; echo 2 >other")
+    client.snapshot.create("part")
+    client.snapshot.create("part", include=["other"])
+    client.session.close("part", snapshot=False)
+    assert sh(client, "part", "cat file other") == "1\n2\n"
+
+
+def test_snapshots_of_files_that_were_given_up_bring_nothing_back(client: Any, image: str) -> None:
+    client.session.ensure(id="given", image=image)
+    sh(client, "given", "echo mine >file")
+    first = client.session.close("given").latest_snapshot_id
+    client.session.ensure(id="given", fresh=True)
+    client.session.close("given", snapshot=False)
+    assert client.session.ensure(id="given").restored_from is None
+    sh(client, "given", "echo newer >file")
+    newest = client.session.close("given").latest_snapshot_id
+    client.session.ensure(id="given", restore_snapshot_id=first)
+    client.session.close("given", snapshot=False)
+    assert client.session.ensure(id="given").restored_from == first
+    client.snapshot.delete(first)
+    client.session.close("given", snapshot=False)
+    assert client.session.ensure(id="given").restored_from == newest
+
+
 def test_limits_of_time_end_it_with_a_snapshot(client: Any, image: str) -> None:
     client.session.ensure(id="idle", image=image, idle_timeout_s=1.0, max_lifetime_s=600.0)
     sh(client, "idle", "echo mine >file")

@@ -91,7 +91,7 @@ class DockerLayers(Layering):
         return await self._engine.call(partial(docker_layers.layer_exists, name=name))
 
     async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
-        if not archive.is_layer:
+        if not archive.is_layer and not archive.only:
             beneath = docker_layers.empty_base(archive.details)
         else:
             assert archive.beneath is not None or archive.image_id is not None

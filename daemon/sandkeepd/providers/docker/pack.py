@@ -3,7 +3,7 @@ tar, in a file without a name. Everything here blocks.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ import msgspec
 
 from sandkeep import failpoints
 from sandkeep_store.archives.tar.inspect import CheckedArchive
-from sandkeep_store.archives.tar.whiteouts import is_reserved
+from sandkeep_store.archives.tar.members import Member
+from sandkeep_store.archives.tar.whiteouts import is_reserved, opaque
 from sandkeep_store.archives.trees.changes import compare, load, save
 from sandkeep_store.archives.trees.layers import flatten
 from sandkeep_store.archives.trees.pack import NO_LIMITS, PackedArchive, write
@@ -123,7 +124,30 @@ def as_layer(archive: KeptArchive, output: int, moved: Meter) -> Layer:
         if not archive.is_layer and is_reserved(member.name):
             raise reserved(member.name)
     first.check_digest(archive.sha256)
-    return _layer(output, write(first.reread(), output, "none", Remarks()))
+    members = first.reread()
+    source = Replacing(members, trees.paths(archive.only)) if archive.only else members
+    return _layer(output, write(source, output, "none", Remarks()))
+
+
+class Replacing:
+    """The members of an archive as a layer, in which the directories at `places` hide all that lies beneath them."""
+
+    def __init__(self, archive: CheckedArchive, places: Sequence[bytes]) -> None:
+        self._archive = archive
+        self._places = places
+        self._is_marker = False
+
+    def __iter__(self) -> Iterator[Member]:
+        for member in self._archive:
+            self._is_marker = False
+            yield member
+            if member.kind == "directory" and member.name in self._places:
+                self._is_marker = True
+                yield Member(name=opaque(member.name), kind="file", mtime_ns=member.mtime_ns)
+
+    def data(self) -> Iterator[memoryview]:
+        """See `Source`."""
+        return iter(()) if self._is_marker else self._archive.data()
 
 
 def _layer(descriptor: int, packed: PackedArchive) -> Layer:

@@ -486,10 +486,42 @@ def test_files_that_cannot_be_taken_leave_a_sandbox_as_it_was(world: World, clie
 
 def test_some_paths_are_kept_and_others_not(client: Any, box: str) -> None:
     sh(client, box, CHANGE)
-    some = client.snapshot.create(box, include=["/workspace/gone", "opt/tool"], exclude=["/opt/tool/two"])
+    some = client.snapshot.create(box, include=["/workspace/gone", "/opt/tool"], exclude=["/opt/tool/two"])
     assert names(exported(client, some.snapshot_id)) == [
         ".", "opt", "opt/tool", "workspace", "workspace/gone", "workspace/gone/young",
     ]  # fmt: skip
+
+
+def test_paths_that_are_not_absolute_begin_at_the_workspace(client: Any, box: str) -> None:
+    made = client.snapshot.create(box, include=["sub", "./gone"], exclude=["gone/old"])
+    assert (made.include, made.exclude) == (["/workspace/sub", "/workspace/gone"], ["/workspace/gone/old"])
+    assert names(exported(client, made.snapshot_id)) == [
+        ".", "workspace", "workspace/gone", "workspace/sub", "workspace/sub/hard", "workspace/sub/roots",
+    ]  # fmt: skip
+    assert "workspace/gone/old" not in names(
+        exported(client, client.snapshot.create(box, exclude=["gone"]).snapshot_id)
+    )
+    assert client.snapshot.create(box, include=["/"]).include == []
+
+
+@pytest.mark.parametrize("path", ["/workspace", ".", "/workspace/gone"])
+def test_a_part_takes_the_place_of_the_images(world: World, client: Any, box: str, path: str) -> None:
+    """The rest is the image's: a container of the part alone would not even have a shell."""
+    image = world.tree(box)
+    sh(client, box, CHANGE)
+    changed = world.tree(box)
+    made = client.snapshot.create(box, include=[path])
+    place = "/workspace/gone" if path.endswith("gone") else "/workspace"
+    expected = {line for line in changed if f"{place}/" in f"/{line} "} | {
+        line for line in image if f"{place}/" not in f"/{line} " and f"{place} " not in f"/{line} "
+    }
+    found = world.restored(made.snapshot_id)
+    assert {line for line in found if f"{place}/" in f"/{line} "} == {
+        line for line in expected if f"{place}/" in f"/{line} "
+    }
+    assert {line for line in found if "opt/" in line} == {line for line in image if "opt/" in line}
+    assert refused("in_use", lambda: client.image.remove(world.image))
+    client.snapshot.delete(made.snapshot_id)
 
 
 def test_owners_modes_and_attributes_are_kept_and_holes_are_not_written_out(
@@ -531,7 +563,7 @@ def test_directories_that_are_swapped_for_links_lead_nowhere(
         script = SWAPPER.format(secret=tmp_path)
         client.process.launch(box, ["sh", "-c", script], name=f"swapper-{place[1:]}", working_dir=place)
     until(lambda: sh(client, box, "cat /opt/real/file real/file || true") == "mine\nmine\n")
-    for options in ({}, {"incremental": True}, {"include": ["opt", "workspace"]}):
+    for options in ({}, {"incremental": True}, {"include": ["/opt", "/workspace"]}):
         made = client.snapshot.create(box, **options)
         whole = exported(client, made.snapshot_id)
         with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
