@@ -321,6 +321,19 @@ def test_a_lease_counts_from_before_it_was_written(world: World) -> None:
     assert lease.remaining_s == pytest.approx(30)
 
 
+def test_a_machine_whose_clock_is_ahead_takes_no_lock_that_is_held(world: World) -> None:
+    if isinstance(world.store.store, MemoryStore):
+        world.store.store = MemoryStore(TestClock())
+    locks = world.locks(rules.CLOCK_TOLERANCE_S)
+    held, before = locks.acquire("box"), world.document()
+    world.clock.wall += 90
+    assert refused("not_supported", lambda: locks.acquire("box")).data["clock_off_s"] > 0
+    world.clock.wall -= 90
+    held.renew()
+    after = world.document()
+    assert (after["ownerId"], after["fence"], after["waitingOwnerId"]) == (before["ownerId"], before["fence"], None)
+
+
 @pytest.mark.parametrize("off_s", [-8, 8])
 def test_a_machine_whose_clock_is_not_the_stores_gets_no_lock(world: World, off_s: float) -> None:
     if isinstance(world.store.store, MemoryStore):

@@ -51,6 +51,10 @@ class LockDocument(Struct, frozen=True, kw_only=True):
         """Return True while its owner's lease lasts."""
         return self.expires_at >= now
 
+    def has_expired(self, now: float) -> bool:
+        """Return True if its owner did not release it, and its lease is over."""
+        return bool(self.expires_at) and not self.is_held(now)
+
     def is_of(self, owner_id: str, fence: int) -> bool:
         """Return True if it belongs to this acquisition."""
         return (self.owner_id, self.fence) == (owner_id, fence)

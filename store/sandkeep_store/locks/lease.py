@@ -194,6 +194,8 @@ class Attempt:
         self._known = locks.remembered(name)
         self._mutex = threading.Lock()  # `cancel` waits for a step, which would register again
         self._wrote = False
+        self._is_clock_right = False
+        """True once the store's time was seen."""
         self._lease: Lease | None = None
         self._entry_due = 0.0
         """Moment of the steady clock from which on the entry as a waiter is to be renewed."""
@@ -247,7 +249,11 @@ class Attempt:
                     raise
                 failed = True
             if written is not None:
-                return self._written(wanted, written, now)
+                lease = self._written(wanted, written, now)
+                if lease is None and not wanted.is_held(now.wall):
+                    found, version = wanted, written.version
+                    continue
+                return lease
             if guessed is not None:
                 locks.forget(self._name)
             found, version = locks.read(self._name)
@@ -260,6 +266,9 @@ class Attempt:
         """
         if found is not None and found.owner_id == self._owner_id and found.is_held(now.wall):
             return rules.renewed(found, now.wall)
+        if found is not None and found.has_expired(now.wall) and not self._is_clock_right:
+            # By a clock that is ahead it may be another's still. A write that takes nothing tells the store's time.
+            return rules.awaited(found, self._owner_id, now.wall, self._place)
         if found is None or not found.is_held(now.wall) or now.steady >= self._deadline:
             return rules.claimed(found, self._owner_id, now.wall, self._above, self._place)
         if found.live_waiter(now.wall) == self._owner_id and now.steady < self._entry_due:
@@ -280,6 +289,7 @@ class Attempt:
                 f"{self._locks.store.where}, and no lock can be kept by it: have it set, by NTP for instance",
                 clock_off_s=off_s,
             )
+        self._is_clock_right = True
         return lease
 
     def _undo_if_possible(self) -> None:
