@@ -1,7 +1,7 @@
 """Sessions: the handlers, and the way of other methods to the sandbox of a session."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -32,7 +32,7 @@ from sandkeepd.core.turns import Turns
 from sandkeepd.sandboxes.creation import check_volumes
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.sandboxes import Sandboxes
-from sandkeepd.sessions.activity import Activity, Clock
+from sandkeepd.sessions.activity import Activity, Clock, awake_us, steady_us
 from sandkeepd.sessions.reaper import Reaper
 from sandkeepd.sessions.saving import Saving, inner
 from sandkeepd.sessions.starting import SessionStart, Start
@@ -46,23 +46,29 @@ _OF_SANDBOX: Final = (
 )  # fmt: skip
 """Parameters of ``session.ensure`` that are properties of its sandboxes."""
 
+_Limits: TypeAlias = tuple[float | None, float | None]
+"""The idle timeout and the longest life in seconds; None for never."""
+
+_LIMITS_OF_KEY: Final[_Limits] = (300.0, 3600.0)
+"""Limits of a new session of an API key: of a client over HTTP."""
+
 
 class Sessions:
     """The parts, and the handlers of ``session.*``."""
 
     def __init__(
         self, core: Core, images: Images, sandboxes: Sandboxes, snapshots: Snapshots, restores: Restores,
-        clock: Clock = now_us,
+        clock: Clock = now_us, steady: Clock = steady_us, awake: Clock = awake_us,
     ) -> None:  # fmt: skip
         self._core = core
         self._images = images
         self._sandboxes = sandboxes
         self._saving = Saving(core, snapshots, sandboxes.resumption)
         self._turns = Turns()
-        self.activity = Activity(clock)
+        self.activity = Activity(clock, steady)
         self.start = SessionStart(core, sandboxes, restores, self.ensure)
-        self.stop = SessionStop(core, sandboxes.termination, self._saving, self.activity, self.view, clock)
-        self.reaper = Reaper(core, self.stop, self.activity, clock, sandboxes.runtimes.is_copied)
+        self.stop = SessionStop(core, sandboxes.termination, self._saving, self.activity, self.view, awake)
+        self.reaper = Reaper(core, self.stop, self.activity, steady, sandboxes.runtimes.is_copied)
         self.operations: Sequence[Operation[Any]] = (self.start, self.stop)
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -91,7 +97,7 @@ class Sessions:
     def view(self, session: SessionState) -> Session:
         """Return a session as readers see it."""
         sandbox = self._sandbox(session)
-        active = self.activity.last_us(session, sandbox) if sandbox is not None else None
+        active = self.activity.last(session, sandbox).wall_us if sandbox is not None else None
         return session.view(
             sandbox, active_us=active, heartbeat_us=self.activity.heartbeat_us(session), note=_note(session, sandbox)
         )
@@ -106,6 +112,7 @@ class Sessions:
         session = self._core.state.session_called(request.owner, request.params.id or "")
         if session is None or not session.is_ready(self._sandbox(session)):
             return NotImplemented
+        _check(request.params, session)
         self.activity.use(session)
         return SessionEnsured(session=self.view(session), created=False, restored_from=session.restored_from)
 
@@ -113,9 +120,7 @@ class Sessions:
         """Make a session ready. Of concurrent calls for one, the first does it, and all get its result."""
         asked = request.params
         session_id = ids.check_own_name(asked.id, "id") if asked.id is not None else str(uuid4())
-        if asked.mode == "k8s":
-            message = "mode: there is no provider for Kubernetes here: leave it out, or say docker"
-            raise ProviderError("provider_unavailable", message, field="mode")
+        _check(asked, self._core.state.session_called(request.owner, session_id))
         session, created = await self._ensure(request, session_id, asked)
         return SessionEnsured(session=self.view(session), created=created, restored_from=session.restored_from)
 
@@ -129,7 +134,9 @@ class Sessions:
             _, created = await self._ensure(part, session.session_id, asked, request.method.name)
             if created:
                 files = f"snapshot {session.restored_from}" if session.restored_from else "its image"
-                await request.progress(f"session {session.session_id} was brought back, with the files of {files}")
+                message = f"session {session.session_id} was brought back, with the files of {files}"
+                lost = f": later changes are lost: {session.lost}" if session.lost is not None else ""
+                await request.progress(message + lost)
         self.activity.use(session)
         assert session.sandbox_id is not None
         return session.sandbox_id
@@ -144,6 +151,7 @@ class Sessions:
         async with self._turns.of(key):
             session = self._core.state.session_called(*key)
             if session is not None:
+                self.activity.use(session)  # now: an end under way does not give up files that somebody waits for
                 await self._settled(session)
                 if waited and session.status == "failed" and session.position > before:
                     raise self.start.error_of(session)  # that of the call that was waited for
@@ -180,6 +188,8 @@ class Sessions:
         if session is not None and last is not None:
             lost = await self._end_last(session, last, asked)
             await self._settled(session)  # an end may have been ordered meanwhile
+        if lost is None and session is not None and session.stopped is not None and not _gives_up(asked):
+            lost = session.stopped.unsaved
         event = events.SessionStartRequested(
             owner=request.owner,
             session_id=session_id,
@@ -200,7 +210,7 @@ class Sessions:
         lost = None
         if sandbox.hidden:
             return None
-        if not asked.fresh and asked.restore_snapshot_id is None and await self._saving.can_save(sandbox):
+        if not _gives_up(asked) and await self._saving.can_save(sandbox):
             _, lost = await self._saving.save_or_explain(session, sandbox, "revival")
         await self._sandboxes.termination.end(sandbox.sandbox_id, "requested")
         await self._sandboxes.termination.settled(sandbox.sandbox_id)
@@ -263,7 +273,8 @@ class Sessions:
             command, network=provider.default_network(), memory_bytes=provider.default_memory()
         )
         check_volumes(request, command.volumes)
-        spec = _spec_of(asked, before, image, replace(sandbox, session_id=session_id))
+        default = _LIMITS_OF_KEY if request.peer.key is not None else (None, None)
+        spec = _spec_of(asked, before, image, replace(sandbox, session_id=session_id), default)
         self._require_free(request.owner, session_id)
         return image_id, spec
 
@@ -315,9 +326,12 @@ class Sessions:
 
 def _note(session: SessionState, sandbox: SandboxState | None) -> str | None:
     """Return a note on a session that is not what it seems to be."""
-    if session.status == "ready" and session.unsaved_us is not None and session.stop is not None and session.error:
+    if session.status == "ready" and session.stop is not None and session.error:
         why = session.error[1]
         return f"it was to end ({session.stop.reason}), but its files could not be saved, and it is kept: {why}"
+    if session.stopped is not None and session.stopped.unsaved is not None:
+        why = session.stopped.unsaved
+        return f"it ended although its files could not be saved, and their last changes are lost: {why}"
     if session.lost is not None:
         return f"the last changes of its files before it was brought back are lost: {session.lost}"
     if session.status == "ready" and sandbox is not None and sandbox.status == "suspended":
@@ -325,15 +339,38 @@ def _note(session: SessionState, sandbox: SandboxState | None) -> str | None:
     return None
 
 
-def _spec_of(asked: SessionEnsure, before: SessionSpec | None, image: str, sandbox: SandboxSpec) -> SessionSpec:
-    """Return the spec with the limits of time and the rest. Raises `invalid`."""
-    idle, life = _limit(asked.idle_timeout_s), _limit(asked.max_lifetime_s)
-    if before is not None:
-        idle = before.idle_timeout_s if asked.idle_timeout_s is None else idle
-        life = before.max_lifetime_s if asked.max_lifetime_s is None else life
+def _check(asked: SessionEnsure, session: SessionState | None) -> None:
+    """Raise `provider_unavailable` or `invalid` for parameters that no start could have, ready or not."""
+    if asked.mode == "k8s":
+        message = "mode: there is no provider for Kubernetes here: leave it out, or say docker"
+        raise ProviderError("provider_unavailable", message, field="mode")
+    if session is not None:
+        _limits(asked, (session.spec.idle_timeout_s, session.spec.max_lifetime_s))
+
+
+def _limits(asked: SessionEnsure, own: _Limits) -> _Limits:
+    """Return the limits of time that are asked for, else the session's `own`. Raises `invalid`."""
+    idle = own[0] if asked.idle_timeout_s is None else asked.idle_timeout_s or None
+    life = own[1] if asked.max_lifetime_s is None else asked.max_lifetime_s or None
     if idle is not None and life is not None and idle > life:
         message = "idle_timeout_s cannot exceed max_lifetime_s"
         raise CallerError("invalid", message, field="idle_timeout_s")
+    return idle, life
+
+
+def _gives_up(asked: SessionEnsure) -> bool:
+    """Tell if a caller does not want the session's last files."""
+    return asked.fresh or asked.restore_snapshot_id is not None
+
+
+def _spec_of(
+    asked: SessionEnsure, before: SessionSpec | None, image: str, sandbox: SandboxSpec, default: _Limits
+) -> SessionSpec:
+    """Return the spec with the limits of time and the rest: those asked for, else the session's own, else, for a new
+    one, the default. Raises `invalid`.
+    """
+    own = default if before is None else (before.idle_timeout_s, before.max_lifetime_s)
+    idle, life = _limits(asked, own)
     return SessionSpec(
         image=image,
         mode=asked.mode or (before.mode if before is not None else "docker"),
@@ -343,8 +380,3 @@ def _spec_of(asked: SessionEnsure, before: SessionSpec | None, image: str, sandb
         artifact_base_url=asked.artifact_base_url or (before.artifact_base_url if before is not None else None),
         metadata=asked.metadata if asked.metadata is not None else before.metadata if before is not None else {},
     )
-
-
-def _limit(seconds: float | None) -> float | None:
-    """Return a limit in seconds; None for never."""
-    return seconds or None

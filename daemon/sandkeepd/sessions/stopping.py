@@ -15,15 +15,16 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Operation, Order
 from sandkeepd.sandboxes.termination import Termination
-from sandkeepd.sessions.activity import Activity, Clock
+from sandkeepd.sessions.activity import Activity, Clock, Moment
 from sandkeepd.sessions.saving import Saving
 
 LIMITS = ("idle_timeout", "max_lifetime")
 
 
 class SessionStop(Operation[SessionState]):
-    """``session.close``, and what the reaper orders. A snapshot that fails lets the sandbox go on: until
-    ``SANDKEEP_SESSION_KEEP`` has passed, if it is due to end for a limit of time.
+    """``session.close``, and what the reaper orders. A snapshot that fails lets the sandbox go on: until tries have
+    failed for ``SANDKEEP_SESSION_KEEP``, if it is due to end for a limit of time. `awake` is the clock of that, which
+    neither steps nor goes on while the machine is suspended.
     """
 
     method = "session.close"
@@ -33,11 +34,12 @@ class SessionStop(Operation[SessionState]):
 
     def __init__(
         self, core: Core, termination: Termination, saving: Saving, activity: Activity,
-        view: Callable[[SessionState], Session], clock: Clock,
+        view: Callable[[SessionState], Session], awake: Clock,
     ) -> None:  # fmt: skip
         super().__init__(core)
         self._view = view
-        self._clock = clock
+        self._awake = awake
+        self._failing: dict[str, tuple[str, Moment, int]] = {}  # by keys: reason, last use, and first failure
         self._termination = termination
         self._saving = saving
         self._activity = activity
@@ -71,7 +73,7 @@ class SessionStop(Operation[SessionState]):
                 return self._saved_before(session), None
             return await self._saving.save_or_explain(session, sandbox, stop.reason)
         except SandkeepError as error:
-            if not self._has_waited(session, stop.reason):
+            if sandbox is None or not self._has_waited(session, sandbox, stop.reason):
                 raise
             return None, f"{error.code}: {error.message}"
 
@@ -80,9 +82,16 @@ class SessionStop(Operation[SessionState]):
         last = self.core.state.snapshots.get(session.snapshot_ids[-1]) if session.snapshot_ids else None
         return last.snapshot_id if last is not None and last.requested_position > session.position else None
 
-    def _has_waited(self, session: SessionState, reason: str) -> bool:
-        since = session.unsaved_us
-        return reason in LIMITS and since is not None and self._clock() >= since + SESSION_KEEP() * 1e6
+    def _has_waited(self, session: SessionState, sandbox: SandboxState, reason: str) -> bool:
+        """Note that the files could not be saved. Tell if that goes on for long enough to give them up: for the same
+        reason, without a use meanwhile, and seen by this daemon, since its downtime is no failure to save them.
+        """
+        last, now = self._activity.last(session, sandbox), self._awake()
+        known = self._failing.get(session.key)
+        if known is None or known[:2] != (reason, last):
+            self._failing[session.key] = reason, last, now
+            return False
+        return reason in LIMITS and now >= known[2] + SESSION_KEEP() * 1e6
 
     async def failed(self, order: Order[SessionState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`. Events of a session are filed under its key."""
@@ -93,6 +102,7 @@ class SessionStop(Operation[SessionState]):
         """See `Operation.recorded`."""
         if order.subject.status != "ready":
             self._activity.forget(order.subject)
+            self._failing.pop(order.stream, None)
             await self._saving.drop_old(order.subject)
 
     async def answered(self, request: Request[Any], subject: SessionState) -> Session:  # noqa: ARG002

@@ -15,7 +15,7 @@ from sandkeep_store.views.view import Fact, ObjectState
 class SessionState(ObjectState, kw_only=True, array_like=True):
     """The state of a session. `requested` is the last order to make it ready, at `requested_us` and `position`; it was
     created at `created_us` and last made ready at `started_us`, by the sandbox `sandbox_id`, which may have ended. The
-    status `before` was the one in which the last intent found it. A snapshot before its end fails since `unsaved_us`.
+    status `before` was the one in which the last intent found it.
     """
 
     lifecycle: ClassVar[Lifecycle[model.SessionStatus]] = SESSION
@@ -34,7 +34,6 @@ class SessionState(ObjectState, kw_only=True, array_like=True):
     lost: str | None = None
     stop: events.SessionStopRequested | None = None
     stopped: events.SessionStopped | None = None
-    unsaved_us: int | None = None
     snapshot_ids: list[str] = field(default_factory=list)
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 from msgspec.structs import replace
-from tests.store.views.test_views import ISOLATION, Log, launch, requested_sandbox
+from tests.store.views.test_views import ISOLATION, Log, requested_sandbox
 from tests.support.expect import refused, until
 from tests.support.inside import Inside, inside
 
@@ -120,32 +120,6 @@ def test_a_repeated_command_without_an_id_finds_its_session(client: Any, image: 
     assert again.session.session_id == made.session.session_id
     client.session.close(made.session.session_id, snapshot=False)
     assert client.session.ensure(image=image, command_id="once").session.key == made.session.key
-
-
-def unsaved(log: Log, key: str, reason: str) -> int | None:
-    """Make a snapshot fail before an end; return since when that is so."""
-    log.add(key, events.SessionStopRequested(reason=reason), key)
-    log.add(key, events.SessionStopFailed(code="quota_exceeded", message="full"), key)
-    return log.fold().sessions[key].unsaved_us
-
-
-def test_the_time_to_save_begins_with_each_reason_and_after_each_use() -> None:
-    log, key, box = Log(), "ses_1", "sbx_1"
-    log.add(key, events.SessionStartRequested(owner="uid:7", session_id="s", spec=model.SessionSpec(image="i")), key)
-    log.add(box, requested_sandbox(name="s"), box)
-    log.add(box, events.SandboxCreated(isolation=ISOLATION), box)
-    log.add(key, events.SessionStarted(sandbox_id=box, ref=f"fake://{box}"), key)
-    closed = unsaved(log, key, "stop")
-    idle = unsaved(log, key, "idle_timeout")
-    assert idle != closed
-    assert unsaved(log, key, "idle_timeout") == idle
-    log.add("prc_1", launch(box, None), box)
-    used = unsaved(log, key, "idle_timeout")
-    assert used != idle
-    life = unsaved(log, key, "max_lifetime")
-    assert life != used
-    log.add("prc_2", launch(box, None), box)
-    assert unsaved(log, key, "max_lifetime") == life
 
 
 def test_the_latest_snapshot_is_the_one_that_was_ordered_last() -> None:

@@ -5,35 +5,35 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from tests.store.views.test_views import ISOLATION, Log, launch, requested_sandbox
-from tests.support.expect import refused, until
+from tests.support.expect import refused, refused_async, until
 from tests.support.inside import Inside, inside
 
 from sandkeep import events, model
 from sandkeep_store.views.state import State
 from sandkeepd.sessions.activity import Activity
-from sandkeepd.sessions.reaper import AT_ONCE, ENDS_AT_ONCE, Reaper, reason_to_stop
+from sandkeepd.sessions.reaper import AT_ONCE, ENDS_AT_ONCE, ENDS_OF_OWNER, Reaper, choose, reason_to_stop
 
 SECOND = 1_000_000
 
 
-def ready(log: Log, number: int = 0, idle_s: float | None = 300, life_s: float | None = 3600) -> str:
+def ready(
+    log: Log, number: int = 0, idle_s: float | None = 300, life_s: float | None = 3600, owner: str = "uid:7"
+) -> str:
     """Add a session whose sandbox runs; return its key."""
     key, box = f"ses_{number}", f"sbx_{number}"
     spec = model.SessionSpec(image="img_1", idle_timeout_s=idle_s, max_lifetime_s=life_s)
-    log.add(key, events.SessionStartRequested(owner="uid:7", session_id=f"s{number}", spec=spec), key)
+    log.add(key, events.SessionStartRequested(owner=owner, session_id=f"s{number}", spec=spec), key)
     log.add(box, requested_sandbox(name=f"s{number}"), box)
     log.add(box, events.SandboxCreated(isolation=ISOLATION), box)
     log.add(key, events.SessionStarted(sandbox_id=box, ref=f"fake://{box}"), key)
     return key
 
 
-def reason(state: State, key: str, after_us: int, idle_since_us: int | None = None) -> str | None:
+def reason(state: State, key: str, after_us: int, idle_us: int | None = None) -> str | None:
     """The reason to stop a session so long after it was made ready."""
-    session = state.sessions[key]
-    assert session.started_us is not None
-    since = session.started_us if idle_since_us is None else idle_since_us
-    return reason_to_stop(session, state.sandboxes["sbx_0"], since, session.started_us + after_us)
+    return reason_to_stop(state.sessions[key], state.sandboxes["sbx_0"], after_us, idle_us or after_us)
 
 
 def test_limits_are_exact_and_the_longest_life_goes_first() -> None:
@@ -42,8 +42,7 @@ def test_limits_are_exact_and_the_longest_life_goes_first() -> None:
     assert reason(state, key, 300 * SECOND - 1) is None
     assert reason(state, key, 300 * SECOND) == "idle_timeout"
     assert reason(state, key, 3600 * SECOND) == "max_lifetime"
-    started = state.sessions[key].started_us or 0
-    assert reason(state, key, 3600 * SECOND - 1, started + 3400 * SECOND) is None
+    assert reason(state, key, 3600 * SECOND - 1, 200 * SECOND) is None
 
 
 def test_no_limit_never_ends_it() -> None:
@@ -121,16 +120,90 @@ async def test_heartbeats_and_uses_extend_idle(daemon: Inside, source: str) -> N
     assert asked.reason == "idle_timeout"
 
 
-async def test_ends_that_are_due_together_are_ordered_a_few_at_a_time(daemon: Inside, source: str) -> None:
-    image = await daemon.image(source)
-    for number in range(ENDS_AT_ONCE + 1):
-        await daemon.call("session.ensure", id=f"s{number}", image=image, max_lifetime_s=60)
-    daemon.clock.later_s = 61
-    for ordered in (ENDS_AT_ONCE, ENDS_AT_ONCE + 1):
+@pytest.mark.parametrize("steps_s", [(3600.0, -3600.0), (-3600.0, 3600.0)], ids=["forward", "back"])
+@pytest.mark.parametrize("limit", ["idle_timeout_s", "max_lifetime_s"])
+async def test_a_step_of_the_clock_changes_no_limit(
+    daemon: Inside, source: str, limit: str, steps_s: tuple[float, float]
+) -> None:
+    made = await daemon.call("session.ensure", id="s", image=await daemon.image(source), **{limit: 300})
+    session = daemon.core.state.sessions[made.session.key]
+    await daemon.sessions.reaper.look()
+    used_at = 0.0 if limit == "max_lifetime_s" else 200.0
+    daemon.clock.later_s = used_at
+    await daemon.call("session.ensure", id="s")
+    for daemon.clock.stepped_s in steps_s:
+        daemon.clock.later_s += 100
         await daemon.sessions.reaper.look()
-        assert sum(session.stop is not None for session in daemon.core.state.sessions.values()) == ordered
-        for key, session in daemon.core.state.sessions.items():
-            await daemon.core.settled(key, lambda session=session: session.status != "stopping")
+        assert session.stop is None
+    daemon.clock.later_s = used_at + 301
+    await daemon.sessions.reaper.look()
+    assert session.stop is not None
+
+
+async def test_an_end_that_failed_is_ordered_again_though_the_clock_was_set_back(daemon: Inside, source: str) -> None:
+    """The fake provider has no snapshots."""
+    made = await daemon.call("session.ensure", id="s", image=await daemon.image(source), max_lifetime_s=60)
+    session, position = daemon.core.state.sessions[made.session.key], 0
+    for daemon.clock.later_s, daemon.clock.stepped_s in ((61, 0.0), (122, -3600.0)):
+        await daemon.sessions.reaper.look()
+        assert session.position > position
+        await daemon.core.settled(session.key, lambda: session.status == "ready")
+        position = session.position
+
+
+def owners(state: State, under_way: dict[str, int]) -> list[str]:
+    """The owners of the sessions that end now, if all are due."""
+    return [session.owner for session, _ in choose([(each, "") for each in state.sessions.values()], under_way)]
+
+
+def test_sessions_end_round_robin_by_owner() -> None:
+    log = Log()
+    for number in range(20):
+        ready(log, number, owner="uid:1")
+    for number in range(20, 22):
+        ready(log, number, owner="uid:2")
+    state = log.fold()
+    assert owners(state, {}) == ["uid:1", "uid:2", "uid:1", "uid:2", "uid:1", "uid:1"]
+    assert owners(state, {"uid:1": ENDS_OF_OWNER - 1}) == ["uid:2", "uid:2", "uid:1"]
+    assert owners(state, {"uid:1": ENDS_OF_OWNER}) == ["uid:2", "uid:2"]
+    assert owners(state, {"uid:3": ENDS_AT_ONCE}) == ["uid:1", "uid:2"]
+    assert owners(state, {"uid:3": ENDS_AT_ONCE - 3}) == ["uid:1", "uid:2", "uid:1"]
+
+
+async def test_ends_of_one_owner_that_hang_keep_no_session_of_others(
+    daemon: Inside, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those that are ordered by the reaper, of which there are a few at a time, nor by the owner."""
+    let_go, sessions = trio.Event(), daemon.core.state.sessions
+    save = daemon.sessions._saving.save_or_explain
+
+    async def hang(session: Any, *of: Any) -> Any:
+        if session.owner == "uid:1":
+            await let_go.wait()
+        return await save(session, *of)
+
+    def ending(uid: int) -> int:
+        asked = [each for each in sessions.values() if each.owner == f"uid:{uid}" and each.stop is not None]
+        return sum(each.stop is not None and each.stop.reason == "max_lifetime" for each in asked)
+
+    monkeypatch.setattr(daemon.sessions._saving, "save_or_explain", hang)
+    for uid, count in ((1, ENDS_AT_ONCE + ENDS_OF_OWNER + 2), (2, 1)):
+        image = await daemon.image(source, owner=f"uid:{uid}")
+        for number in range(count):
+            await daemon.call("session.ensure", uid, id=f"s{number}", image=image, max_lifetime_s=60)
+    async with trio.open_nursery() as closes:
+        for number in range(ENDS_AT_ONCE):
+            closes.start_soon(closed, daemon, f"s{number}")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        daemon.clock.later_s = 61
+        for _ in range(2):
+            await daemon.sessions.reaper.look()
+            assert (ending(1), ending(2)) == (ENDS_OF_OWNER, 1)
+        let_go.set()
+
+
+async def closed(daemon: Inside, session_id: str) -> None:
+    await refused_async("not_supported", daemon.call("session.close", 1, session_id=session_id))
 
 
 async def test_a_sandbox_that_cannot_be_saved_is_kept_for_a_while(

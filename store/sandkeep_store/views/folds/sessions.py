@@ -31,7 +31,7 @@ def _started(state: State, event: events.SessionStarted, fact: Fact) -> None:
     if session is not None:
         session.started_us, session.sandbox_id, session.ref = fact.time_us, event.sandbox_id, event.ref
         session.restored_from, session.lost = event.restored_from, event.lost
-        session.stop = session.stopped = session.unsaved_us = None
+        session.stop = session.stopped = None
 
 
 @folds(events.SessionStartFailed)
@@ -44,20 +44,15 @@ def _start_failed(state: State, event: events.SessionStartFailed, fact: Fact) ->
 @folds(events.SessionStopRequested)
 def _stop_requested(state: State, event: events.SessionStopRequested, fact: Fact) -> None:
     session = advance(state.sessions, event, fact)
-    if session is None:
-        return
-    sandbox = state.sandboxes.get(session.sandbox_id or "")
-    used_us = sandbox.last_activity_us if sandbox is not None and event.reason == "idle_timeout" else 0
-    if session.stop is None or session.stop.reason != event.reason or used_us > (session.unsaved_us or 0):
-        session.unsaved_us = None  # what failed before was another end, or one of other files
-    session.stop, session.error = event, None
+    if session is not None:
+        session.stop, session.error = event, None
 
 
 @folds(events.SessionStopped)
 def _stopped(state: State, event: events.SessionStopped, fact: Fact) -> None:
     session = advance(state.sessions, event, fact)
     if session is not None:
-        session.stopped, session.ended_us, session.unsaved_us = event, fact.time_us, None
+        session.stopped, session.ended_us = event, fact.time_us
 
 
 @folds(events.SessionStopFailed)
@@ -65,4 +60,3 @@ def _stop_failed(state: State, event: events.SessionStopFailed, fact: Fact) -> N
     session = advance(state.sessions, event, fact)
     if session is not None:
         session.error, session.interrupted = (event.code, event.message), event.interrupted
-        session.unsaved_us = session.unsaved_us or fact.time_us
