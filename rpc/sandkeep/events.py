@@ -24,7 +24,9 @@ from sandkeep.model import (
     LimitName,
     Place,
     SandboxSpec,
+    SavedSandbox,
     SessionSpec,
+    SharedImage,
     SkippedFile,
     SnapshotKind,
 )
@@ -228,6 +230,8 @@ class SandboxCreateRequested(Event, frozen=True, kw_only=True):
     It gets the files of the sandbox `forked_from` or of the snapshot `restored_from`; without either the image's.
     `needs_image` is true if any of them are the image's. The files that a fork shares are called `fork_id`. `name` is
     given by its owner; older daemons had the caller choose the id itself, which stands for the name then.
+
+    A shared sandbox that came from another daemon was `saved` there so. `first_image` is the one that it was made of.
     """
 
     type = "sandbox.create_requested"
@@ -243,6 +247,8 @@ class SandboxCreateRequested(Event, frozen=True, kw_only=True):
     restored_from: str | None = None
     needs_image: bool = True
     name: str | None = None
+    saved: SavedSandbox | None = None
+    first_image: SharedImage | None = None
 
 
 class SandboxCreated(Event, frozen=True, kw_only=True):
@@ -403,6 +409,13 @@ class SandboxTerminated(Event, frozen=True, kw_only=True):
 
     type = "sandbox.terminated"
     reason: str
+
+
+class SandboxMoved(Event, frozen=True, kw_only=True):
+    """The shared sandbox goes on at another daemon, whose addresses are `to`, if it has told them."""
+
+    type = "sandbox.moved"
+    to: list[str] = field(default_factory=list)
 
 
 class SandboxUpdated(Event, frozen=True, kw_only=True):
@@ -822,7 +835,8 @@ class LockAcquireRequested(Event, frozen=True, kw_only=True):
     """A lock is about to be taken, which may be waited for. It is kept at `where`: ``gs://BUCKET``, ``s3://BUCKET``, or
     a directory; those of users other than root in a part of it, ``/owners/uid-UID``.
 
-    Each acquisition is a stream of its own, and known in the lock's document by an `owner_id` of its own.
+    Each acquisition is a stream of its own, and known in the lock's document by an `owner_id` of its own. One for a
+    shared sandbox has the `sandbox_id` that this has, or is about to have.
     """
 
     type = "lock.acquire_requested"
@@ -832,6 +846,7 @@ class LockAcquireRequested(Event, frozen=True, kw_only=True):
     where: str
     owner_id: str
     timeout_s: float = 0.0
+    sandbox_id: str | None = None
 
 
 class LockAcquired(Event, frozen=True, kw_only=True):
@@ -858,6 +873,24 @@ class LockAcquireFailed(Failure, frozen=True, kw_only=True):
     """The lock was not taken. `interrupted`: as in `image.create_failed`, or the waiting caller has gone."""
 
     type = "lock.acquire_failed"
+
+
+class LockHandoverRequested(Event, frozen=True, kw_only=True):
+    """The shared sandbox under this lock is about to be saved where other daemons find it, and the lock released:
+    because the owner `waiter` waits for it (``handed_over``), because it was ordered (``detached``), for a limit of
+    time (``idle_timeout``, ``max_lifetime``), or as the daemon stops (``shutdown``).
+    """
+
+    type = "lock.handover_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("lock.release_requested", "lock.handover_failed")
+    reason: str
+    waiter: str | None = None
+
+
+class LockHandoverFailed(Failure, frozen=True, kw_only=True):
+    """The sandbox goes on under the lock. `interrupted`: the daemon stopped meanwhile."""
+
+    type = "lock.handover_failed"
 
 
 class LockReleaseRequested(Event, frozen=True, kw_only=True):

@@ -117,6 +117,8 @@ SANDBOX: Final = Lifecycle[SandboxStatus](
     Row("checkpoint.create_requested", ("running", "suspended"), Keep.SAME),
     Row("snapshot.create_requested", _WITH_FILES, Keep.SAME),
     Row("sandbox.fork_requested", _WITH_FILES, Keep.SAME),
+    # On record when another daemon has told where it is.
+    Row("sandbox.moved", tuple(s for s in get_args(SandboxStatus) if s != "creating"), Keep.SAME),
     # On record after the file was written, by when the sandbox may have ended.
     Row("sandbox.file_written", tuple(s for s in get_args(SandboxStatus) if s != "creating"), Keep.SAME),
 )
@@ -206,10 +208,12 @@ LOCK: Final = Lifecycle[LockStatus](
     Row("lock.acquired", ("acquiring",), "held"),
     Row("lock.contended", ("acquiring",), "contended"),
     Row("lock.acquire_failed", ("acquiring",), "failed"),
-    Row("lock.release_requested", ("held",), "releasing"),
+    Row("lock.handover_requested", ("held",), "handing_over"),
+    Row("lock.handover_failed", ("handing_over",), "held"),
+    Row("lock.release_requested", ("held", "handing_over"), "releasing"),
     Row("lock.released", ("releasing",), "released"),
-    Row("lock.expired", ("held", "releasing"), "expired"),
-    Row("lock.lost", ("held", "releasing"), "lost"),
+    Row("lock.expired", ("held", "handing_over", "releasing"), "expired"),
+    Row("lock.lost", ("held", "handing_over", "releasing"), "lost"),
     Row("lock.steal_requested", (None,), "stealing"),
     Row("lock.stolen", ("stealing",), "stolen"),
     Row("lock.steal_failed", ("stealing",), "failed"),

@@ -65,8 +65,9 @@ MomentKind: TypeAlias = Literal["snapshot", "checkpoint"]
 ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
 LimitName: TypeAlias = Literal["disk", "memory", "pids", "time"]
 LockStatus: TypeAlias = Literal[
-    "acquiring", "held", "releasing", "released", "contended", "failed", "expired", "lost", "stealing", "stolen"
-]
+    "acquiring", "held", "handing_over", "releasing", "released", "contended", "failed", "expired", "lost", "stealing",
+    "stolen",
+]  # fmt: skip
 SessionStatus: TypeAlias = Literal["starting", "ready", "stopping", "failed", "expired", "terminated"]
 ArtifactStatus: TypeAlias = Literal["creating", "ready", "failed", "deleting", "deleted"]
 SessionMode: TypeAlias = Literal["docker", "k8s"]
@@ -119,11 +120,32 @@ class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     read_only: bool = False
 
 
+class Sharing(Struct, frozen=True, kw_only=True):
+    """The properties of a sandbox that daemons on several machines share, one at a time, under the lock of
+    `gcs_sandbox_id`.
+
+    With `enable_handoff` its daemon gives it up when another one asks for it; with `enable_checkpoint_at_idle` it is
+    saved and given up when it is idle, instead of being terminated. Whoever attaches to it has the token whose SHA-256
+    is `token_sha256`, in hexadecimal digits. Its first daemon made it at `created_at`.
+    """
+
+    gcs_sandbox_id: Name
+    enable_handoff: bool = False
+    enable_checkpoint_at_idle: bool = False
+    token_sha256: str = ""
+    created_at: Timestamp | None = None
+
+    @property
+    def is_movable(self) -> bool:
+        """True if its daemon saves it before it gives it up by itself."""
+        return self.enable_handoff or self.enable_checkpoint_at_idle
+
+
 class SandboxSpec(Struct, frozen=True, kw_only=True):
     """The requested properties of a sandbox. Limits mean the same with every provider; None is the provider's default.
 
     `user` is a uid inside the sandbox, or ``uid:gid``. `working_dir` is where processes start. `session_id` is the
-    session that it belongs to.
+    session that it belongs to; `shared` is there if several daemons share it.
     """
 
     cpus: float | None = None
@@ -141,6 +163,7 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
     session_id: Name | None = None
+    shared: Sharing | None = None
 
 
 class Isolation(Struct, frozen=True, kw_only=True):
@@ -168,7 +191,9 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     `latest_checkpoint_id` are the last that were made of it. One that was restored from a snapshot of elsewhere has
     that for its `image_id`. `suspended_reason` says why the daemon suspended it without an order. Its owner may call
     it by its `name`, which no other has of the owner's until it has ended. `limits_met` counts the processes that ended
-    at each limit; `note` also says at which limit a running one is.
+    at each limit; `note` also says at which limit a running one is. One that is shared, and goes on at another daemon,
+    has `moved_to`, that one's addresses; `sandbox_token`, by which others attach to it, is in the answer to its
+    creation alone.
     """
 
     sandbox_id: str
@@ -195,6 +220,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     name: str | None = None
     suspended_reason: str | None = None
     limits_met: dict[LimitName, int] = field(default_factory=dict)
+    moved_to: list[str] | None = None
+    sandbox_token: str | None = None
 
 
 class SessionSpec(Struct, frozen=True, kw_only=True):
@@ -923,6 +950,9 @@ class Lock(Struct, frozen=True, kw_only=True):
     `where` is the bucket or directory of the lock's document, in which this acquisition is `owner_id`. `fence` is
     larger than that of every earlier acquisition by any owner. For one that was ``contended``, `held_by` is the holder,
     until `expires_at` unless renewed. One that was ``stolen`` is that of an administrator who freed the lock by force.
+    One that was taken for a shared sandbox has its `sandbox_id`; `handover_error` is why that was not handed over.
+
+    A lock that this daemon has nothing to do with has no `lock_id`: it is ``contended`` or ``released``.
     """
 
     lock_id: str
@@ -938,6 +968,38 @@ class Lock(Struct, frozen=True, kw_only=True):
     held_by: str | None = None
     expires_at: Timestamp | None = None
     error: str | None = None
+    sandbox_id: str | None = None
+    handover_error: str | None = None
+
+
+class SavedSandbox(Struct, frozen=True, kw_only=True):
+    """A checkpoint or snapshot of a shared sandbox, as its metadata tells other daemons of it: `path` is that in the
+    place of such objects, and `bucket` the bucket. A checkpoint has `files`, and the `facts` that a restore depends on;
+    a snapshot is an archive with a `digest`. `processes` are the names of those that ran.
+    """
+
+    kind: Literal["checkpoint", "snapshot"]
+    id: Name
+    path: str
+    bucket: str
+    created_at: Timestamp
+    files: list[CheckpointFile] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    format: ArchiveFormat = "tar.gz"
+    digest: str = ""
+    size_bytes: int = 0
+    processes: list[str] = field(default_factory=list)
+
+
+class SharedImage(Struct, frozen=True, kw_only=True):
+    """The image of a shared sandbox. `digest` is that of its content; `path` that of an archive of it, in the place of
+    checkpoints; `source` the reference of a container image, if it is one.
+    """
+
+    provider: Name
+    digest: str
+    path: str | None = None
+    source: str | None = None
 
 
 class LockList(Struct, frozen=True, kw_only=True):

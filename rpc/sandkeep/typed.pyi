@@ -103,6 +103,14 @@ class _SandboxCreate(_Change, total=False):
     labels: dict[str, str]
     idle_timeout_s: float | None
     max_lifetime_s: float | None
+    gcs_sandbox_id: str | None
+    enable_handoff: bool
+    enable_checkpoint_at_idle: bool
+    sandbox_token: str | None
+
+class _SandboxAttachShared(_Change, total=False):
+    timeout_s: float
+    secrets: dict[str, str]
 
 class _SandboxQuery(_Call, total=False):
     all: bool
@@ -339,6 +347,12 @@ class TrioArtifact:
 class TrioSandbox:
     async def create(self, image_id: str, **options: Unpack[_SandboxCreate]) -> model.Sandbox:
         """Create and start a sandbox from an image."""
+    async def attach_shared(
+        self, gcs_sandbox_id: str, sandbox_token: str, **options: Unpack[_SandboxAttachShared]
+    ) -> model.Sandbox:
+        """Attach a sandbox that another daemon shares, as it was saved last."""
+    async def detach(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
+        """Save a shared sandbox, and let other daemons have it."""
     async def get(self, sandbox_id: str, **options: Unpack[_Call]) -> model.Sandbox:
         """Show a sandbox."""
     async def list(self, **options: Unpack[_SandboxQuery]) -> model.SandboxList:
@@ -541,6 +555,12 @@ class BlockingArtifact:
 class BlockingSandbox:
     def create(self, image_id: str, **options: Unpack[_SandboxCreate]) -> model.Sandbox:
         """Create and start a sandbox from an image."""
+    def attach_shared(
+        self, gcs_sandbox_id: str, sandbox_token: str, **options: Unpack[_SandboxAttachShared]
+    ) -> model.Sandbox:
+        """Attach a sandbox that another daemon shares, as it was saved last."""
+    def detach(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
+        """Save a shared sandbox, and let other daemons have it."""
     def get(self, sandbox_id: str, **options: Unpack[_Call]) -> model.Sandbox:
         """Show a sandbox."""
     def list(self, **options: Unpack[_SandboxQuery]) -> model.SandboxList:

@@ -112,11 +112,13 @@ def _access(row: Method) -> str:
 
 
 def _result_types() -> list[type[Struct]]:
-    """Every type that is part of an answer, once, in the order of the table."""
+    """Every type that is part of an answer or an event, once, in the order of the tables."""
     found: dict[type[Struct], None] = {}
     for row in METHODS.values():
         _collect(row.result, found)
-    return list(found)
+    for event in events.EVENTS.values():
+        _collect(event, found)
+    return [kind for kind in found if not issubclass(kind, events.Event)]
 
 
 def _collect(annotation: Any, found: dict[type[Struct], None]) -> None:

@@ -30,7 +30,9 @@ from sandkeepd.locks.publish import Publisher
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sessions.activity import awake_us, steady_us
 from sandkeepd.sessions.sessions import Sessions
+from sandkeepd.sharing.sharing import Sharing
 from sandkeepd.stream.access import Access
 from sandkeepd.stream.tokens import Tokens
 
@@ -39,13 +41,21 @@ Opened = Callable[[str, str], AbstractAsyncContextManager[Any]]
 
 
 class ShiftedClock:
-    """The time that sessions go by: that of the machine, and `later_s` seconds."""
+    """The clocks that sessions go by: those of the machine, and `later_s` seconds; the wall clock is stepped by
+    `stepped_s` besides, and the machine was suspended for `suspended_s` of them.
+    """
 
     def __init__(self) -> None:
-        self.later_s = 0.0
+        self.later_s = self.stepped_s = self.suspended_s = 0.0
 
     def __call__(self) -> int:
-        return now_us() + int(self.later_s * 1e6)
+        return now_us() + int((self.later_s + self.stepped_s) * 1e6)
+
+    def steady_us(self) -> int:
+        return steady_us() + int(self.later_s * 1e6)
+
+    def awake_us(self) -> int:
+        return awake_us() + int((self.later_s - self.suspended_s) * 1e6)
 
 
 class Inside:
@@ -131,14 +141,21 @@ async def inside(
             retention = Retention(core, sandboxes.runtimes)
             kept, leases = SnapshotServices(core, *parts, state_dir), leases_of(core)
             clock = ShiftedClock()
-            sessions = Sessions(core, images, sandboxes, kept.snapshots, kept.restores, clock)
+            clocks = clock, clock.steady_us, clock.awake_us
+            sessions = Sessions(core, images, sandboxes, kept.snapshots, kept.restores, *clocks)
             access, keys = Access([], Tokens(state_dir)), Keys(state_dir)
-            dispatch = handlers.dispatch(core, *parts, software, access, retention, kept, leases, sessions, keys)
+            publishing = Publisher(core, leases)
+            kept.archives.publish = publishing.publish
+            sharing = Sharing(
+                core, leases, publishing, images, sandboxes, kept.snapshots, kept.restores, kept.checkpoints,
+                kept.layers, state_dir,
+            )  # fmt: skip
+            dispatch = handlers.dispatch(core, *parts, software, access, retention, kept, sharing, sessions, keys)
             made = Inside(core, provider, parts, kept, dispatch, sessions)
             made.clock = clock
             made.retention, made.leases = retention, leases
             kept.archives.fence = leases.fence
-            made.publishing = Publisher(core, leases)
+            made.publishing = publishing
             made.reconciler.announce()
             yield made
             tasks.cancel_scope.cancel()

@@ -7,6 +7,7 @@ The nursery tree, with what ends each task::
     └── tasks                      ended when all of the below have ended
         ├── files.run                 writes metadata.json, debounced
         ├── publishing.run            the same for other daemons, of sandboxes whose lock is held
+        ├── sharing.keeping.run       looks after shared sandboxes; one task each that has something to be done
         ├── upkeep.recover            tries a log that failed again, until it can be written
         ├── retention.run             moves what ended long ago into the archive
         ├── GarbageCollector.run      deletes the snapshots that retention lets go
@@ -84,6 +85,7 @@ from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.serving.holdings import Holdings
 from sandkeepd.sessions.activity import Activity
 from sandkeepd.sessions.sessions import Sessions
+from sandkeepd.sharing.sharing import Sharing
 from sandkeepd.stream.access import Access
 from sandkeepd.stream.endpoints import endpoints
 from sandkeepd.stream.identity import Identity
@@ -174,8 +176,14 @@ async def _run_parts(
         leases = Leases(core)
         services.archives.fence = leases.fence
         publishing = Publisher(core, leases)
+        services.archives.publish = publishing.publish
+        publishing.addresses = daemon.STREAM_ADVERTISED() or [one for one in software.stream if "://" in one]
+        sharing = Sharing(
+            core, leases, publishing, images, sandboxes, services.snapshots, services.restores, services.checkpoints,
+            services.layers, config.state_dir,
+        )  # fmt: skip
         dispatch = handlers.dispatch(
-            core, images, sandboxes, processes, software, stream_access, retention, services, leases, sessions, keys
+            core, images, sandboxes, processes, software, stream_access, retention, services, sharing, sessions, keys
         )
         holdings = Holdings(daemon.CLIENT_MEMORY())
         served = endpoints(core, dispatch, processes, sessions.activity)
@@ -189,6 +197,7 @@ async def _run_parts(
             tasks.start_soon(reconciler.run, software.serving)
             await tasks.start(leases.run)
             tasks.start_soon(publishing.run)
+            tasks.start_soon(sharing.keeping.run)
             tasks.start_soon(reaper.run, core, sandboxes.termination)
             tasks.start_soon(sessions.reaper.run)
             tasks.start_soon(files.run)
@@ -201,6 +210,7 @@ async def _run_parts(
         reason = await _serve_until_stopped(
             listeners, dispatch, stream, http, identity, software, stopping, manager, holdings, task_status
         )
+        await sharing.keeping.shut_down()
         tasks.cancel_scope.cancel()
     failpoints.reach("stop.carriers_ended")
     await _record_stop(core, reason, config.state_dir)

@@ -17,8 +17,6 @@ from sandkeepd.eventlog.history import History
 from sandkeepd.eventlog.retention import Retention
 from sandkeepd.eventlog.verify import Verification
 from sandkeepd.http.keys import Keys
-from sandkeepd.locks.leases import Leases
-from sandkeepd.locks.locks import LockService
 from sandkeepd.sandboxes.default_provider import ProviderChooser
 from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.images import Images
@@ -26,6 +24,7 @@ from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.sandboxes.stats import Stats
 from sandkeepd.sessions.sessions import Sessions
+from sandkeepd.sharing.sharing import Sharing
 from sandkeepd.stream.access import Access
 
 __all__ = ["Dispatch", "dispatch"]
@@ -40,7 +39,7 @@ def dispatch(
     access: Access,
     retention: Retention,
     services: SnapshotServices,
-    leases: Leases,
+    sharing: Sharing,
     sessions: Sessions,
     keys: Keys,
 ) -> Dispatch:
@@ -50,7 +49,7 @@ def dispatch(
         Verification(core, software.state_dir),
         Files(core, sandboxes.runtimes),
     )
-    choosing, locking = ProviderChooser(core), LockService(core, leases)
+    choosing, locking = ProviderChooser(core), sharing.locks
     handlers: dict[str, Handle] = {
         "daemon.capabilities": software.capabilities,
         "daemon.shutdown": software.shutdown,
@@ -64,7 +63,9 @@ def dispatch(
         "artifact.open": services.artifacts.open,
         "artifact.remove": services.artifacts.remove,
         "session.history": history.session_history,
-        "sandbox.create": sandboxes.creation.create,
+        "sandbox.create": sharing.attachment.create,
+        "sandbox.attach_shared": sharing.attachment.attach,
+        "sandbox.detach": sharing.handover.detach,
         "sandbox.stats": Stats(core, sandboxes.runtimes).stats,
         "sandbox.exec": processes.execution.exec,
         "sandbox.terminate": sandboxes.termination.terminate,
@@ -103,6 +104,7 @@ def dispatch(
         "snapshot.gc": services.gc.collect,
         "lock.acquire": locking.acquire,
         "lock.release": locking.release,
+        "lock.get": locking.get,
         "key.create": keys.create,
         "key.remove": keys.remove,
         "event.list": history.list,
@@ -131,12 +133,11 @@ def dispatch(
         "snapshot.get": services.snapshots.get_now,
         "snapshot.list": services.snapshots.list_now,
         "artifact.list": services.artifacts.list_now,
-        "lock.get": locking.get_now,
         "lock.list": locking.list_now,
         "key.list": keys.list_now,
     }
     commands: Sequence[Command] = (
-        *services.operations, *sessions.operations, *processes.commands, *files.commands, *locking.commands,
+        *services.operations, *sessions.operations, *processes.commands, *files.commands, *sharing.commands,
         sandboxes.updates.command, choosing, services.restores,
         services.time_travel, eventless_command("snapshot.gc", services.gc.answer_again),
         eventless_command("stream.access", access.answer_again), eventless_command("daemon.shutdown", _nothing),

@@ -118,6 +118,12 @@ class CheckpointCreation(Creation[CheckpointState]):
         """See `Creation.undo`."""
         await self._removal.clear(order.subject)
 
+    async def answered(self, request: Request[Any], subject: CheckpointState) -> Checkpoint:  # noqa: ARG002
+        """See `Operation.answered`."""
+        if subject.requested.spec.shared is not None:
+            await self._files.archives.publish(subject.sandbox_id)
+        return subject.view()
+
 
 class CheckpointRemoval(Removal[CheckpointState]):
     """``checkpoint.delete``: with it go the kept files that only it needed."""
@@ -178,7 +184,8 @@ class Checkpoints:
         if why is not None:
             raise SetupError("not_supported", why)
         checkpoint_id = ids.new_id(ids.CHECKPOINT)
-        place = self.files.place(checkpoint_id, bucket=command.archive == "bucket")
+        bucket = command.archive == "bucket" or sandbox.spec.shared is not None
+        place = self.files.place(checkpoint_id, bucket=bucket)
         facts = await trio.to_thread.run_sync(provider.facts)
         core.quotas.require(request, sandbox.owner, "checkpoints")
         event = rules.create_checkpoint(sandbox, command, place, facts)

@@ -10,7 +10,7 @@ import trio
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import SandkeepError, SetupError
-from sandkeep.model import CheckpointRestoreResult, Sandbox
+from sandkeep.model import CheckpointRestoreResult, Sandbox, SandboxSpec
 from sandkeep.protocol.methods import CheckpointRestore, SandboxRestore
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.checkpoints import CheckpointState
@@ -77,6 +77,23 @@ class CheckpointRestoration(SandboxBatch):
         assert checkpoint.stored is not None
         async with self._files.opened(checkpoint.requested.place, checkpoint.stored.files, progress) as copy:
             yield OpenCheckpoint(checkpoint, copy, await trio.to_thread.run_sync(read_manifest, copy.directory))
+
+    async def begin_one(
+        self, request: Request[CheckpointRestore], checkpoint: CheckpointState, sandbox_id: str, spec: SandboxSpec,
+        **facts: Any,
+    ) -> None:  # fmt: skip
+        """Begin to make one sandbox, whose name is reserved; it is on record when this returns. The checkpoint need not
+        be on record; its plan is this machine's own. `facts` are further fields of the event.
+        """
+        provider = await require_here(self.core, checkpoint)
+        new = self._sandboxes.reservations.intent(
+            sandbox_id, self.core.provider(checkpoint.requested.provider), checkpoint.requested.image_id, spec,
+            request.caller, checkpoint.requested.secrets, lambda plan: provider.plan_like(plan, plan),
+            restored_from=checkpoint.checkpoint_id, **facts,
+        )  # fmt: skip
+        async with self._open(checkpoint, request.progress) as opened:
+            await opened.copy.check(request.progress)
+            await self._sandboxes.creation.begin(new, request.meta, request, self._maker(opened))
 
     def _created(self, request: Request[CheckpointRestore], checkpoint: CheckpointState, sandbox_id: str) -> NewEvent:
         """Return the intent to make one of them; from here on its plan is known to those that follow."""

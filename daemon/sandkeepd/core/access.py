@@ -8,14 +8,14 @@ import grp
 import os
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sandkeep.errors import CallerError
 from sandkeep.events import Meta
-from sandkeep.protocol.methods import Access, Kind, Method, Mutation, Params
+from sandkeep.protocol.methods import METHODS, Access, Kind, Method, Mutation, Params
 from sandkeep.settings.daemon import ADMIN_GROUP
 from sandkeep_store.eventlog.eventless_commands import CommandProgress
 from sandkeep_store.views.artifacts import ArtifactState
@@ -25,12 +25,13 @@ from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core import rules
-from sandkeepd.core.call import Call, Give
+from sandkeepd.core.call import Call, Give, cannot_give, no_progress
 from sandkeepd.core.peer import Peer
 
 _HOST_PATHS: Final = ("source", "image")
 """The parameters that may be a directory of the host."""
 
+P = TypeVar("P", bound=Params)
 P_co = TypeVar("P_co", bound=Params, covariant=True)
 
 
@@ -77,6 +78,20 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
         return self.admin or (owner is not None and owner == self.owner)
 
 
+def part_of_request(request: Request[Any], method: str, params: P) -> Request[P]:
+    """Return a request that is part of another: of the same caller, without the command's id."""
+    return cast("Request[P]", replace(request, method=METHODS[method], params=params, command=None, past=None))
+
+
+def own_request(owner: str, method: str, params: P) -> Request[P]:
+    """Return a request that the daemon makes for an owner."""
+    peer = Peer(uid=os.geteuid(), gid=os.getegid(), pid=os.getpid())
+    return Request(
+        method=METHODS[method], params=params, owner=owner, admin=False, peer=peer, client=None, progress=no_progress,
+        give=cannot_give,
+    )  # fmt: skip
+
+
 def is_admin(peer: Peer) -> bool:
     """Root, the user that the daemon runs as, and the members of ``SANDKEEP_ADMIN_GROUP``; no API key."""
     if peer.key is not None:
@@ -120,6 +135,14 @@ def admit(state: State, call: Call) -> Request[Params]:
         progress=call.progress,
         give=call.give,
     )
+
+
+def check_allowed(request: Request[Any], method: Method, params: Params) -> None:
+    """Raise `permission_denied` unless the caller may call a method with these parameters, of whatever origin."""
+    if not request.admin:
+        _check(method, params)
+    if request.peer.key is not None:
+        _refuse_host_paths(params)
 
 
 def _check(method: Method, params: Params) -> None:

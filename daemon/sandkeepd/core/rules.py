@@ -6,7 +6,7 @@ Nothing here waits, reads or writes. The tables of `sandkeep.lifecycle` say in w
 import json
 import posixpath
 from collections.abc import Container, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -274,11 +274,17 @@ def not_ready(sandbox: SandboxState, why: str = "") -> StateError:
     why = why or WHY_NOT_READY.get(sandbox.status, "is not in a state for that: try again")
     if sandbox.status == "suspended" and sandbox.suspended_reason:
         why = f"is suspended, {sandbox.suspended_reason}: resume it, and remove files"
+    moved: dict[str, Any] = {}
+    if sandbox.moved_to is not None and sandbox.spec.shared is not None:
+        moved = {"moved_to": sandbox.moved_to, "gcs_sandbox_id": sandbox.spec.shared.gcs_sandbox_id}
+        at = f" at {', '.join(sandbox.moved_to)}" if sandbox.moved_to else ""
+        why = f"goes on at another daemon{at}: attach to it there as {sandbox.spec.shared.gcs_sandbox_id}"
     return StateError(
         "not_ready",
         f"sandbox {sandbox.sandbox_id} {why}",
         sandbox_id=sandbox.sandbox_id,
         status=sandbox.status,
+        **moved,
     )
 
 
@@ -422,8 +428,11 @@ def asked_spec(asked: events.SandboxCreateRequested | events.CheckpointCreateReq
 
 
 def like(spec: SandboxSpec, labels: Mapping[str, str], env: Mapping[str, str] | None = None) -> SandboxSpec:
-    """The same as another sandbox was asked to be, with labels and variables besides. It belongs to no session."""
-    made = replace(spec, labels={**spec.labels, **labels}, env={**spec.env, **(env or {})}, session_id=None)
+    """The same as another sandbox was asked to be, with labels and variables besides. It belongs to no session, and is
+    not shared.
+    """
+    together = {"labels": {**spec.labels, **labels}, "env": {**spec.env, **(env or {})}}
+    made = replace(spec, **together, session_id=None, shared=None)
     if _size(made.env) + _size(made.labels) > MAX_SPEC_BYTES:
         raise _too_large("labels" if labels else "env", "variables and labels together are")
     return made

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 import trio
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sandkeep import events, failpoints
 from sandkeep.errors import DataError, SandkeepError, StateError
@@ -40,15 +40,21 @@ THREADS: Final = 16
 
 INTERRUPTED: Final = "the daemon stopped while the lock was being taken: take it again"
 STEAL_INTERRUPTED: Final = "the daemon stopped while the lock was being freed: free it again"
+HANDOVER_INTERRUPTED: Final = "the daemon stopped while the sandbox was being handed over: ask for it again"
 GIVEN_UP: Final = "whoever waited for the lock has gone"
 
 
+HELD: Final = ("held", "handing_over")
+"""The states of a lock that guards its sandbox."""
+
+
 class Held(Struct):
-    """A lease, the lock that it is of, and the task that renews it."""
+    """A lease, the lock that it is of, and the task that renews it, which is woken by `lost`."""
 
     lease: Lease
     lock: LockState
     scope: trio.CancelScope
+    lost: trio.Event = field(default_factory=trio.Event)
 
 
 class Leases:
@@ -98,10 +104,10 @@ class Leases:
         if last is None or last.status == "released":
             return None
         held = self._held.get(last.lock_id)
-        if last.status == "held" and held is not None:
+        if last.status in HELD and held is not None:
             held.lease.require()
             return held.lease.fence
-        if last.status == "held":
+        if last.status in HELD:
             message = f"the restarted daemon is still taking over the lock {name}: try again in a moment"
             raise StateError("not_ready", message, name=name, status=last.status)
         raise lost(self._place(last), "expired" if last.status == "expired" else "taken")
@@ -115,6 +121,25 @@ class Leases:
     def holds(self, name: str) -> bool:
         """Return True if a lock of that name, or of the sandbox of that id, is held here, as far as is known."""
         return any(name in (held.lease.name, self._core.state.filing_id(held.lock)) for held in self._held.values())
+
+    async def adopted(self, lock: LockState) -> None:
+        """Wait until a lock of an earlier daemon is held again, or is not."""
+        await self._core.settled(lock.lock_id, lambda: lock.lock_id not in self._recovering)
+
+    async def waiter(self, lock: LockState) -> str | None:
+        """Return the owner that waits for a lock that is held here, if any, by a look at its document. A loss that is
+        seen by that is recorded at once.
+
+        Raises `lock_lost`, `provider_unavailable`.
+        """
+        held = self._held.get(lock.lock_id)
+        if held is None:
+            return None
+        try:
+            return await self.in_thread(held.lease.look)
+        finally:
+            if held.lease.lost is not None:
+                held.lost.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Renew leases, beginning with those of an earlier daemon, until cancelled."""
@@ -205,15 +230,16 @@ class Leases:
 
     async def _renew_until_recorded(self, lock: LockState, held: Held, on_record: trio.Event) -> None:
         with held.scope:
-            await self._renew_until_lost(held.lease)
+            await self._renew_until_lost(held)
             await on_record.wait()
             self._held.pop(lock.lock_id, None)
             await self._handle_loss(lock, held.lease)
 
-    async def _renew_until_lost(self, lease: Lease) -> None:
-        pause = rules.RENEW_AFTER_S
+    async def _renew_until_lost(self, held: Held) -> None:
+        lease, pause = held.lease, rules.RENEW_AFTER_S
         while lease.lost is None:
-            await trio.sleep(min(pause, max(lease.remaining_s, 0)))
+            with trio.move_on_after(min(pause, max(lease.remaining_s, 0))):
+                await held.lost.wait()
             with trio.move_on_after(max(lease.remaining_s, 0)):
                 pause = await self._renew(lease)
 
@@ -244,7 +270,7 @@ class Leases:
         await self._core.record([new], None, essential=essential)
 
     async def _record_loss(self, lock: LockState, error: SandkeepError) -> None:
-        if lock.status == "held":
+        if lock.status in HELD:
             try:
                 await self._record(lock, _loss(error), lock.revision)
             except StateError:
@@ -257,7 +283,7 @@ class Leases:
         try:
             with scope:
                 match lock.status:
-                    case "held":
+                    case "held" | "handing_over":
                         await self._adopt(lock)
                     case "acquiring":
                         await self._undo(lock)
@@ -269,6 +295,7 @@ class Leases:
                         await self._record(lock, events.LockStealFailed(code=code, message=message, interrupted=True))
         finally:
             self._recovering.pop(lock.lock_id, None)
+            self._core.wake(lock.lock_id)
 
     async def _adopt(self, lock: LockState) -> None:
         """Go on with a lock that is held; or tell that it is lost."""
@@ -284,6 +311,9 @@ class Leases:
         on_record = trio.Event()
         on_record.set()
         self.start_renewal(lock, lease, on_record)
+        if lock.status == "handing_over":
+            failed = events.LockHandoverFailed(code="not_ready", message=HANDOVER_INTERRUPTED, interrupted=True)
+            await self._record(lock, failed)
         self.on_adopted(self._core.state.filing_id(lock))
 
     async def _undo(self, lock: LockState) -> None:

@@ -14,7 +14,9 @@ import trio
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, SandkeepError, StateError, error_from
+from sandkeep.events import Meta
 from sandkeep.model import Lock, LockList
+from sandkeep.protocol.clock import now_us, rfc3339
 from sandkeep.protocol.methods import LockAcquire, LockQuery, LockRef, LockRelease
 from sandkeep_store.buckets.config import STORAGE, Storage
 from sandkeep_store.buckets.sdks import require_sdk
@@ -26,7 +28,7 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Command, Operation, Order, Removal
 from sandkeepd.core.paging import page
-from sandkeepd.locks.leases import GIVEN_UP, Leases
+from sandkeepd.locks.leases import GIVEN_UP, HELD, Leases
 
 
 class LockOperation(Operation[LockState]):
@@ -103,7 +105,7 @@ class LockReturn(LockOperation, Removal[LockState]):
 
     def may(self, subject: LockState) -> bool:
         """See `Removal.may`."""
-        return subject.status == "held"
+        return subject.status in HELD
 
     async def settled(self, stream: str) -> LockState:
         """See `Operation.settled`. A repeated command may also be one of `LockSteal`."""
@@ -151,14 +153,17 @@ class LockService:
         """Take a lock, and keep it until it is released."""
         command = request.params
         _check_name(command.name)
-        place = self._where(request, command.name)
         event = events.LockAcquireRequested(
             owner=request.owner,
             name=command.name,
-            where=place,
+            where=self.place(request, command.name),
             owner_id=str(uuid.uuid4()),
             timeout_s=command.timeout_s,
         )
+        return await self.take(request, event)
+
+    async def take(self, request: Request[LockAcquire], event: events.LockAcquireRequested) -> Lock:
+        """Take a lock by this intent. Raises as `LockAcquisition` does; whoever cancels it has not got the lock."""
         given_up = trio.Event()
         try:
             acquired: Lock = await self._acquisition.run(self._new(event), request, given_up)
@@ -169,11 +174,11 @@ class LockService:
     def _new(self, event: events.LockAcquireRequested | events.LockStealRequested) -> NewEvent:
         """The first event of a stream, filed under the sandbox that the lock guards."""
         lock_id = ids.new_id(ids.LOCK)
-        return NewEvent(
-            lock_id, event, self._core.state.filing_id_for(lock_id, event.owner, event.name, event.where), 0
-        )
+        sandbox_id = event.sandbox_id if isinstance(event, events.LockAcquireRequested) else None
+        filing_id = sandbox_id or self._core.state.filing_id_for(lock_id, event.owner, event.name, event.where)
+        return NewEvent(lock_id, event, filing_id, 0)
 
-    def _where(self, request: Request[Any], name: str) -> str:
+    def place(self, request: Request[Any], name: str) -> str:
         """Return where the caller's lock lies; for a sandbox, its owner's. Raises `not_configured`, `not_supported`."""
         root = self._storage.lock_root()
         require_sdk(root)
@@ -192,7 +197,7 @@ class LockService:
         name, force = request.params.name, request.params.force
         lock = self._find(request, name)
         if force and (lock is None or lock.status not in ("held", "releasing")):
-            place = lock.where if lock is not None else self._where(request, name)
+            place = lock.where if lock is not None else self.place(request, name)
             event = events.LockStealRequested(
                 owner=request.owner, name=lock.name if lock is not None else name, where=place
             )
@@ -200,23 +205,62 @@ class LockService:
             return stolen
         if lock is None:
             raise _not_found(name, self._core.state.log.hint)
+        sandbox = self._core.state.sandboxes.get(lock.sandbox_id or "")
+        if sandbox is not None and not sandbox.hidden and lock.status in HELD and not force:
+            message = (
+                f"sandbox {sandbox.sandbox_id} goes on under the lock {lock.name}: `sandkeep detach` gives up both"
+            )
+            raise StateError("in_use", message, name=lock.name, sandbox_id=sandbox.sandbox_id)
         if lock.status == "acquiring":
             message = f"`lock.acquire` still waits for the lock {lock.name}: cancel that call instead"
             raise StateError("not_ready", message, name=lock.name, status=lock.status)
         file = self._core.state.filing_id(lock)
-        if lock.status == "held" and self._leases.before_release is not None:
+        if lock.status in HELD and self._leases.before_release is not None:
             await self._leases.before_release(file)
         await self._return.order(lock.lock_id, events.LockReleaseRequested(), file, request.meta)
         return await self._return.answer(request, lock.lock_id)
 
+    async def free(self, lock: LockState) -> None:
+        """Release a lock that nobody needs any more."""
+        file = self._core.state.filing_id(lock)
+        if self._leases.before_release is not None:
+            await self._leases.before_release(file)
+        await self._return.order(lock.lock_id, events.LockReleaseRequested(), file, Meta())
+
+    def start_release(self, order: Recorded) -> None:
+        """Start carrying out the release of a lock that another operation has put on record."""
+        self._return.start(order)
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def get_now(self, request: Request[LockRef]) -> Lock:
-        """Show a lock as this daemon has it."""
-        lock = self._find(request, request.params.name)
+    async def get(self, request: Request[LockRef]) -> Lock:
+        """Show a lock as this daemon has it, or as it is on record in its store."""
+        name = request.params.name
+        lock = self._find(request, name)
+        if lock is not None and (not lock.ended or lock.status == "contended"):
+            return lock.view()
+        elsewhere = await self._elsewhere(request, name) if not name.startswith(f"{ids.LOCK}_") else None
+        if elsewhere is not None:
+            return elsewhere
         if lock is None:
-            raise _not_found(request.params.name, self._core.state.log.hint)
+            raise _not_found(name, self._core.state.log.hint)
         return lock.view()
+
+    async def _elsewhere(self, request: Request[Any], name: str) -> Lock | None:
+        """Return a lock that another owner has, or waits for; None if that cannot be told."""
+        try:
+            place = self.place(request, name)
+            found, _ = await self._leases.in_thread(partial(self._leases.locks(place).read, name))
+        except SandkeepError:
+            return None
+        now = now_us()
+        if found is None or not (found.is_held(now / 1e6) or found.live_waiter(now / 1e6)):
+            return None
+        return Lock(
+            lock_id="", name=name, status="contended", owner=request.owner, where=place, requested_at=rfc3339(now),
+            fence=found.fence, held_by=found.owner_id if found.is_held(now / 1e6) else None,
+            expires_at=rfc3339(int(found.expires_at * 1e6)) if found.expires_at else None,
+        )  # fmt: skip
 
     def list_now(self, request: Request[LockQuery]) -> LockList:
         """List the locks that this daemon holds, or is about to."""

@@ -17,14 +17,15 @@ import trio
 
 from sandkeep import events
 from sandkeep.errors import SandkeepError
-from sandkeep_store.buckets.config import STORAGE, Storage
+from sandkeep_store.buckets.config import STORAGE, Root, Storage
 from sandkeep_store.eventlog.log import Recorded
-from sandkeep_store.locks.fence import Fence, write_fenced
+from sandkeep_store.locks.fence import Fence, read_fenced, write_fenced
 from sandkeep_store.locks.open import open_store, where
 from sandkeep_store.locks.places import part_of
 from sandkeep_store.locks.store import DocumentStore
 from sandkeep_store.views.metadata import FILE_NAME, document
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.shared_metadata import SharedMetadata, decode, shared_document
 from sandkeepd.core.core import Core, as_sandkeep_error
 from sandkeepd.locks.leases import Leases
 
@@ -45,6 +46,10 @@ class Publisher:
         self._core = core
         self._leases = leases
         self._storage = storage
+        self.addresses: Sequence[str] = ()
+        """Where clients of other daemons find this one's stream server."""
+        self.withheld: set[str] = set()
+        """Sandboxes of which nothing is written, since another daemon may have had them meanwhile."""
         self._dirty: dict[str, None] = {}
         self._wake = trio.Event()
         self._writing = trio.Lock()
@@ -84,11 +89,31 @@ class Publisher:
 
     async def finish(self, sandbox_id: str) -> None:
         """Write an outdated document before its lock is released, within `LAST_S`."""
-        with trio.move_on_after(LAST_S):
+        with trio.move_on_after(LAST_S) as scope:
             async with self._writing:
                 if sandbox_id in self._dirty:
                     del self._dirty[sandbox_id]
                     await self._publish(sandbox_id)
+        if scope.cancelled_caught:
+            logger.warning("a lock is released over outdated metadata", extra={"sandbox": sandbox_id})
+
+    async def publish(self, sandbox_id: str) -> None:
+        """Write the document of a sandbox now. Raises `lock_lost`, and the store's errors."""
+        async with self._writing:
+            self._dirty.pop(sandbox_id, None)
+            try:
+                await self._write(sandbox_id)
+            except BaseException:
+                self.mark(sandbox_id)
+                raise
+
+    async def read(self, owner: str, name: str) -> SharedMetadata | None:
+        """Read the document of a shared sandbox; None when there is none. Raises `not_configured`, `snapshot_corrupt`,
+        and the store's errors.
+        """
+        documents, path = self._store_of(self._storage.metadata_root()), f"{part_of('', owner)}/{_named(name)}"
+        found = await self._leases.in_thread(partial(read_fenced, documents, path.removeprefix("/")))
+        return decode(found.content, f"{documents.where}/{path.removeprefix('/')}") if found is not None else None
 
     async def _publish(self, sandbox_id: str) -> None:
         try:
@@ -102,20 +127,30 @@ class Publisher:
     async def _write(self, sandbox_id: str) -> None:
         """Write the document of a sandbox. Raises `lock_lost`, and the store's errors."""
         sandbox, documents = self._core.state.sandboxes.get(sandbox_id), self._documents()
-        if sandbox is None or documents is None:
+        if sandbox is None or documents is None or sandbox_id in self.withheld:
             return
         fence = self._leases.fence(sandbox_id, sandbox.owner)
-        content = document(sandbox, self._core.log.log_id, fence.number) if fence is not None else None
+        content = self._content(sandbox, fence) if fence is not None else None
         if fence is not None and content is not None:
             await self._leases.in_thread(partial(write_fenced, documents, _path(sandbox, fence), content, fence))
+
+    def _content(self, sandbox: SandboxState, fence: Fence) -> bytes | None:
+        state, log_id = self._core.state, self._core.log.log_id
+        if sandbox.spec.shared is None:
+            return document(sandbox, log_id, fence.number)
+        lock = next(lock for lock in reversed(state.locks.values()) if lock.fence == fence.number)
+        return shared_document(state, sandbox, log_id, lock, self.addresses, self._storage.bucket_of)
 
     def _documents(self) -> DocumentStore | None:
         """Return the store that other daemons read; None when none is set."""
         try:
-            place = where(self._storage.metadata_root())
+            return self._store_of(self._storage.metadata_root())
         except SandkeepError as error:
             logger.debug("metadata is not shared", extra={"why": error.message})
             return None
+
+    def _store_of(self, root: Root) -> DocumentStore:
+        place = where(root)
         if place not in self._stores:
             self._stores[place] = open_store(place)
         return self._stores[place]
@@ -124,4 +159,8 @@ class Publisher:
 def _path(sandbox: SandboxState, fence: Fence) -> str:
     """Return the document's path: by the lock's name, which other daemons use; names are private to an owner."""
     part = "" if fence.name == sandbox.sandbox_id else part_of("", sandbox.owner)
-    return f"{part}/sandboxes/{fence.name}/{FILE_NAME}".removeprefix("/")
+    return f"{part}/{_named(fence.name)}".removeprefix("/")
+
+
+def _named(name: str) -> str:
+    return f"sandboxes/{name}/{FILE_NAME}"

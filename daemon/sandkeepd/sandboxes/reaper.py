@@ -1,4 +1,4 @@
-"""The reaper: the only place that decides by itself to end a sandbox.
+"""The reaper: the only place that decides by itself to end a sandbox, but for shared ones that are saved first.
 
 A sandbox's lifetime is looked at first, then whether it is idle; one in which a process runs is never idle.
 """
@@ -40,7 +40,8 @@ async def run(core: Core, termination: Termination) -> None:
         await trio.sleep(LOOK_EVERY_S)
         moment = now_us()
         for sandbox in list(core.state.sandboxes.values()):
-            reason = reason_to_end(sandbox, moment)
+            shared = sandbox.spec.shared
+            reason = None if shared is not None and shared.is_movable else reason_to_end(sandbox, moment)
             if reason is not None and sandbox.sandbox_id not in termination.unrecorded:
                 logger.info("reaping", extra={"sandbox_id": sandbox.sandbox_id, "reason": reason})
                 await core.run_logged(partial(termination.end, sandbox.sandbox_id, reason), "reaping")

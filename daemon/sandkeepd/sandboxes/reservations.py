@@ -103,6 +103,10 @@ class Reservations:
         )
         return NewEvent(sandbox_id, event, sandbox_id, 0)
 
+    def plan(self, sandbox_id: str) -> dict[str, Any]:
+        """Return the plan of a sandbox that is about to go on record."""
+        return self._reserved[sandbox_id].plan
+
     def release(self, *sandbox_ids: str) -> None:
         """End reservations: the sandboxes are on record, or were given up, and then the provider's claims are
         withdrawn.

@@ -8,7 +8,7 @@ SANDBOX_SNAPSHOT_DIR is set, the one on this machine stays besides. A restore as
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final, TypeVar, TypeVarTuple
@@ -70,6 +70,8 @@ class SnapshotArchives:
         self.limiter = trio.CapacityLimiter(AT_ONCE)
         self.fence: FenceOf = lambda sandbox_id, owner: None  # noqa: ARG005
         """Returns the fence for writes of a sandbox, if a lock guards it; see `Leases.fence`."""
+        self.publish: Callable[[str], Awaitable[None]] = _nobody
+        """Tells other daemons of what was saved of a shared sandbox; see `Publisher.publish`."""
 
     # -- places -------------------------------------------------------------------------------------------------------
 
@@ -216,6 +218,10 @@ class SnapshotArchives:
                 raise
             except SandkeepError as error:
                 raise ProviderError("provider_unavailable", error.message, engine=place.base) from None
+
+
+async def _nobody(sandbox_id: str) -> None:
+    """Tell nobody."""
 
 
 class Making:

@@ -108,11 +108,20 @@ class Restores:
         command, core = request.params, self._core
         snapshot = rules.ready_snapshot(core.state, command.snapshot_id)
         with self._reservations.one(request, command.name, spec) as sandbox_id:
-            new = await self._planned(request, snapshot, sandbox_id, spec)
-            maker = _FromSnapshot(command.secrets, self._unpacking, snapshot, request.progress)
-            with self._layers.held(*names_of(core, snapshot)):
-                await self._creation.begin(new, request.meta, request, maker)
+            await self.begin(request, snapshot, sandbox_id, spec)
         return await self._creation.made(sandbox_id)
+
+    async def begin(
+        self, request: Request[SnapshotRestore], snapshot: SnapshotState, sandbox_id: str, spec: SandboxSpec,
+        **facts: Any,
+    ) -> None:  # fmt: skip
+        """Begin to make a sandbox whose name is reserved; it is on record when this returns. The snapshot need not be
+        on record, if it is whole. `facts` are further fields of the event.
+        """
+        new = await self._planned(request, snapshot, sandbox_id, spec, facts)
+        maker = _FromSnapshot(request.params.secrets, self._unpacking, snapshot, request.progress)
+        with self._layers.held(*names_of(self._core, snapshot)):
+            await self._creation.begin(new, request.meta, request, maker)
 
     def _spec(self, source: SandboxState | None, snapshot: SnapshotState, command: SnapshotRestore) -> SandboxSpec:
         """Return the spec of the new sandbox: that of the snapshot's sandbox."""
@@ -123,15 +132,17 @@ class Restores:
         return rules.like(plain, command.labels, command.env)
 
     async def _planned(
-        self, request: Request[SnapshotRestore], snapshot: SnapshotState, sandbox_id: str, spec: SandboxSpec
-    ) -> NewEvent:
+        self, request: Request[SnapshotRestore], snapshot: SnapshotState, sandbox_id: str, spec: SandboxSpec,
+        facts: dict[str, Any],
+    ) -> NewEvent:  # fmt: skip
         core, provider = self._core, self._core.provider_of(snapshot)
         layers = layering(provider)
         files = await layers.files_of_layers(names_of(core, snapshot), image_beneath(core, snapshot))
         image_id = snapshot.requested.image_id or snapshot.snapshot_id
         return self._reservations.intent(
             sandbox_id, provider, image_id, spec, request.caller, request.params.secrets,
-            lambda plan: {**plan, **files}, restored_from=snapshot.snapshot_id, needs_image=layers.needs_image(files),
+            lambda plan: {**plan, **files}, needs_image=layers.needs_image(files),
+            **{"restored_from": snapshot.snapshot_id, **facts},
         )  # fmt: skip
 
 

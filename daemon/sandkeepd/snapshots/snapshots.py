@@ -122,6 +122,9 @@ class SnapshotCreation(Creation[SnapshotState]):
         """See `Operation.answered`. Raises `provider_unavailable` for one that is to be in a bucket, and is not yet."""
         if request.params.archive == "bucket" and subject.here is not None:
             raise not_sent(subject)
+        sandbox = self.core.state.sandboxes.get(subject.sandbox_id or "")
+        if sandbox is not None and sandbox.spec.shared is not None:
+            await self._archives.publish(sandbox.sandbox_id)
         return subject.view()
 
 
@@ -203,7 +206,7 @@ class Snapshots:
         able = snapshotting(provider)
         core.quotas.require(request, sandbox.owner, "snapshots")
         snapshot_id = ids.new_id(ids.SNAPSHOT)
-        bucket = command.archive == "bucket"
+        bucket = command.archive == "bucket" or sandbox.spec.shared is not None
         places = self._archives.places(snapshot_id, group_of(sandbox), command.format, bucket=bucket)
         root = able.files_root(sandbox.requested.plan)
         command = rules.wanted_files(command, sandbox.isolation.workspace if sandbox.isolation else root, root)

@@ -27,6 +27,8 @@ COMMANDS: Final = {
     "rm": ("sandboxes:rm", "Terminate sandboxes, with all their processes."),
     "fork": ("snapshots:fork", "Create sandboxes with the files of another."),
     "restore": ("time_travel:restore", "Create a sandbox as another was at an earlier moment."),
+    "attach-shared": ("sandboxes:attach_shared", "Attach a sandbox that another daemon shares."),
+    "detach": ("sandboxes:detach", "Save shared sandboxes, and let other daemons have them."),
     "session": ("sandkeep.cli.root:session", "Make sessions ready, list, keep and close them."),
     "stats": ("stats:stats", "Show live resource usage."),
     "sandbox": ("sandkeep.cli.root:sandbox", "The same commands under their noun: `sandbox ls` is `ls`."),
@@ -59,7 +61,7 @@ SUBJECTS: Final = {
     "Sessions": ("session",),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
     "Files": ("cp", "snapshot", "checkpoint", "artifact"),
-    "Locks": ("lock",),
+    "Shared sandboxes": ("attach-shared", "detach", "lock"),
     "Events": ("events", "history"),
     "Daemon": ("daemon", "status", "capabilities", "quota", "key", "store", "rpc"),
 }

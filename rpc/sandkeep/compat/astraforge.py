@@ -26,7 +26,7 @@ from urllib.parse import quote, urlencode
 
 from msgspec import Struct, field
 
-from sandkeep.clients.gateway import HTTP_STATUS, Gateway
+from sandkeep.clients.gateway import Gateway
 from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.settings.astraforge import READY_POLL_INTERVAL, READY_TIMEOUT
 
@@ -35,7 +35,8 @@ __all__ = ["DeepAgentClient", "ExecuteResponse", "FileResponse", "SandboxArtifac
 logger = logging.getLogger(__name__)
 
 SESSIONS: Final = "/sandbox/sessions/"
-_NOT_FOUND: Final = 404
+_CORRUPT: Final = "snapshot_corrupt"
+_NOT_RESTORED: Final = ("not_found", "snapshot_missing", _CORRUPT)
 _FILE_ERRORS: Final = {
     "not_found": "file_not_found",
     "permission_denied": "permission_denied",
@@ -95,8 +96,8 @@ class DeepAgentClient:
     def create_sandbox_session(self, session_params: Mapping[str, Any] | None = None) -> SandboxSession:
         """Make a session ready: that of ``session_params["id"]``, which may be ready, or a new one.
 
-        After a 404 it is created without the id; and without `restore_snapshot_id` only if that archive is corrupt.
-        Both are logged as warnings.
+        If a snapshot is missing or corrupt it is created without the id; and without `restore_snapshot_id` only if that
+        archive is corrupt. Both are logged as warnings.
         """
         asked = {name: value for name, value in (session_params or {}).items() if value is not None}
         while True:
@@ -179,10 +180,10 @@ def _of(session_id: str, below: str = "", /, **query: str) -> str:
 
 def _to_give_up(asked: Mapping[str, Any], error: SandkeepError) -> str | None:
     """Return the parameter without which creation is tried again after an error; None if the error is final."""
-    corrupt = error.code == "snapshot_corrupt"
-    if "id" in asked and (corrupt or error.data.get(HTTP_STATUS) == _NOT_FOUND):
+    restores = "restore_snapshot_id" in asked
+    if "id" in asked and (error.code == _CORRUPT or (restores and error.code in _NOT_RESTORED)):
         return "id"
-    return "restore_snapshot_id" if corrupt and "restore_snapshot_id" in asked else None
+    return "restore_snapshot_id" if restores and error.code == _CORRUPT else None
 
 
 class SandboxBackend:

@@ -37,6 +37,7 @@ User = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(:[0-9]{1,9})?$(?!\n)")]
 Volumes = Annotated[list[model.Volume], Meta(max_length=32)]
 DiskBytes = Annotated[int, Meta(ge=1024 * 1024, le=2**60)]
 Token = Annotated[str, Meta(max_length=128)]
+SandboxToken = Annotated[str, Meta(min_length=16, max_length=128)]
 MediaType = Annotated[
     str, Meta(max_length=255, pattern=r"^[a-zA-Z0-9!#$&^_.+-]+/[a-zA-Z0-9!#$&^_.+-]+(; ?[a-zA-Z0-9=._+-]+)*$(?!\n)")
 ]
@@ -132,6 +133,9 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     With a `name`, which is unique among the owner's sandboxes that have not ended, the owner can use that wherever a
     `sandbox_id` is asked for.
+
+    With a `gcs_sandbox_id`, which is then its name, it is shared with other daemons: see `model.Sharing`. If there is
+    one of that id already, it is attached as by `sandbox.attach_shared`, with its `sandbox_token`, and none is made.
     """
 
     image_id: Name
@@ -152,6 +156,30 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     labels: Labels = field(default_factory=dict)
     idle_timeout_s: Seconds | None = None
     max_lifetime_s: Seconds | None = None
+    gcs_sandbox_id: Name | None = None
+    enable_handoff: bool = False
+    enable_checkpoint_at_idle: bool = False
+    sandbox_token: SandboxToken | None = None
+
+
+class SandboxAttachShared(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shared sandbox `gcs_sandbox_id` goes on here: it is restored as it was saved last. While another daemon has
+    it, the call waits up to `timeout_s` for that one to save it and give it up.
+
+    One that was saved with its memory needs its image: one of the same content that is here, or else the copy that its
+    first daemon left. `secrets` are given to the processes of one that was saved without.
+    """
+
+    gcs_sandbox_id: Name
+    sandbox_token: SandboxToken
+    timeout_s: Annotated[float, Meta(ge=0, le=MAX_LOCK_WAIT_S)] = 120.0
+    secrets: Secrets = field(default_factory=dict)
+
+
+class SandboxDetach(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shared sandbox to save where other daemons find it, and to give up. It ends here."""
+
+    sandbox_id: Name
 
 
 class SessionEnsure(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -951,6 +979,22 @@ METHODS: Final[dict[str, Method]] = {
             intent="sandbox.create_requested",
             deadline_s=120.0,
             admin_if={"network": "host", "isolation": "none"},
+        ),
+        _M(
+            "sandbox.attach_shared",
+            "Attach a sandbox that another daemon shares, as it was saved last.",
+            model.Sandbox,
+            SandboxAttachShared,
+            intent="sandbox.create_requested",
+            deadline_s=MAX_LOCK_WAIT_S + 600.0,
+        ),
+        _M(
+            "sandbox.detach",
+            "Save a shared sandbox, and let other daemons have it.",
+            model.Sandbox,
+            SandboxDetach,
+            intent="lock.handover_requested",
+            deadline_s=3600.0,
         ),
         _M("sandbox.get", "Show a sandbox.", model.Sandbox, SandboxRef),
         _M("sandbox.list", "List sandboxes.", model.SandboxList, SandboxQuery),

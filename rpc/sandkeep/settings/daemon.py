@@ -488,6 +488,21 @@ SESSION_START = Setting(
     "10m",
     "Maximum time in which a session is made ready, and its sandbox is snapshotted before it ends. An age such as 90s.",
 )
+STREAM_ADVERTISED = Setting(
+    "SANDKEEP_STREAM_ADVERTISED",
+    _list,
+    "the addresses of SANDKEEP_STREAM on TCP",
+    "Addresses under which clients elsewhere reach the stream server, separated by commas. Those whose shared sandbox "
+    "moves to this daemon are told them.",
+    default=lambda: (),
+)
+HANDOVER_STOP = Setting(
+    "SANDKEEP_HANDOVER_STOP",
+    parse_seconds,
+    "60",
+    "Maximum seconds in which a stopping daemon saves shared sandboxes and gives them up. The rest go on under their "
+    "locks, and the next daemon has them; with 0 all do.",
+)
 SESSION_KEEP = Setting(
     "SANDKEEP_SESSION_KEEP",
     parse_age,

@@ -55,11 +55,29 @@ def _build_network(text: str) -> str:
     return _name(text)
 
 
+PUBLIC: Final = "public"
+_registry: Final = matching(
+    r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?", "give hosts such as registry.example:5000, or public"
+)
+
+
+def _registries(text: str) -> tuple[str, ...]:
+    return tuple(_registry(part) for part in text.replace(",", " ").split())
+
+
 HOST = Setting(
     "DOCKER_HOST",
     _socket_of_engine,
     "unix:///var/run/docker.sock",
     "The Docker engine that the Docker provider uses: `unix:///PATH`.",
+)
+KEY_REGISTRIES = Setting(
+    "SANDKEEP_KEY_REGISTRIES",
+    _registries,
+    PUBLIC,
+    "Registries of which API keys may name images, by `HOST` or `HOST:PORT`, such as `docker.io, registry.lan:5000`; "
+    "`public` stands for those by names that have public addresses alone. A name can change its address: without "
+    "`public` the engine asks no others.",
 )
 VOLUME_MODE: Setting[VolumeMode] = Setting(
     "SANDBOX_DOCKER_VOLUME_MODE",

@@ -180,12 +180,20 @@ class Storage:
             purpose += " if another was first"
         raise _unset(purpose, rows.METADATA_BUCKET)
 
-    def require_sharing(self, *artifacts: Artifact) -> None:
-        """Raise `not_configured` unless a sandbox can be shared, and artifacts of these kinds with it."""
+    def require_sharing(self, *, checkpoints: bool = False) -> None:
+        """Raise `not_configured` unless a sandbox can be shared, and `checkpoints` with it."""
         self.lock_root()
         self.metadata_root()
-        for artifact in artifacts:
-            self.require(artifact, bucket=True)
+        if checkpoints:
+            self.require("checkpoint", bucket=True)
+
+    def bucket_of(self, where: str, base: str) -> str:
+        """Return the bucket by which other daemons know a root: that which is mounted there, or the mount itself."""
+        kinds: tuple[Artifact, ...] = ("checkpoint", "snapshot") if where == "mount" else ()
+        for artifact in kinds:
+            if _MOUNTS[artifact](self._environ) == base:
+                return _BUCKETS[artifact](self._environ) or base
+        return base
 
     def require(self, artifact: Artifact, *, bucket: bool = False) -> Root:
         """Return the root for a request's artifact, before the request has any effect. `bucket`: the caller wants it

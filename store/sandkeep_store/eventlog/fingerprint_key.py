@@ -34,6 +34,10 @@ class CommandKey:
         digest = blake2b(fingerprint.encode(), key=self._key, digest_size=_DIGEST_BYTES).hexdigest()
         return f"{without_digest(fingerprint)} {self._name}:{digest}"
 
+    def derived(self, purpose: str) -> str:
+        """Return 32 hexadecimal digits that only this key makes, for another purpose than digests."""
+        return blake2b(b"derived\0" + purpose.encode(), key=self._key, digest_size=_DIGEST_BYTES).hexdigest()
+
     def ensure_keyed(self, fingerprint: str) -> str:
         """A fingerprint that is on record, keyed if it was not."""
         return self.keyed(fingerprint) if " " in fingerprint and not is_keyed(fingerprint) else fingerprint

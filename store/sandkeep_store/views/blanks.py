@@ -17,7 +17,8 @@ _KEPT: Final = frozenset(
         "owner", "provider", "kind", "image_id", "sandbox_id", "name", "code", "reason", "digest", "last_status",
         "signal", "plan", "handle", "details", "isolation", "network", "user", "snapshot_id", "parent_id", "fork_id",
         "forked_from", "restored_from", "sandbox_ids", "places", "format", "root", "where", "owner_id", "here", "place",
-        "files", "facts", "checkpoint_id", "names", "session_id", "ref", "mode", MARK,
+        "files", "facts", "checkpoint_id", "names", "session_id", "ref", "mode", "shared",
+        "saved", "first_image", "to", MARK,
     }
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ Renewals are no events: of a lock that is held this says that nobody has heard o
 
 from typing import ClassVar, Final
 
-from sandkeep import model
+from sandkeep import events, model
 from sandkeep.lifecycle import LOCK, Lifecycle
 from sandkeep.protocol.clock import optional_rfc3339, rfc3339
 from sandkeep_store.views.view import ObjectState
@@ -31,6 +31,13 @@ class LockState(ObjectState, kw_only=True, array_like=True):
     held_by: str | None = None
     expires_at: str | None = None
     waiting: str | None = None
+    sandbox_id: str | None = None
+    handover: events.LockHandoverRequested | None = None
+    """The last order to hand its sandbox over."""
+    given_back: bool = False
+    """True once its release was ordered: from then on others may have it."""
+    refused: tuple[str, str] | None = None
+    """Code and message of the last handover, if it failed."""
 
     def competes_with(self, other: "LockState") -> bool:
         """Return True if both are acquisitions of one lock. Names are private to an owner."""
@@ -52,4 +59,6 @@ class LockState(ObjectState, kw_only=True, array_like=True):
             held_by=self.held_by,
             expires_at=self.expires_at,
             error=self.error[1] if self.error else None,
+            sandbox_id=self.sandbox_id,
+            handover_error=self.refused[1] if self.refused else None,
         )

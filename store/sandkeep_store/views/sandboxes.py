@@ -86,6 +86,7 @@ class SandboxState(ObjectState, kw_only=True):
     recent_named: deque[ProcessState] = field(default_factory=deque)
     recent_unnamed: deque[ProcessState] = field(default_factory=deque)
     limits_met: dict[model.LimitName, int] = field(default_factory=dict)
+    moved_to: list[str] | None = None
     seen: model.Sandbox | None = None
 
     @property
@@ -157,4 +158,5 @@ class SandboxState(ObjectState, kw_only=True):
             latest_checkpoint_id=self.checkpoints[-1].checkpoint_id if self.checkpoints else None,
             name=self.name,
             limits_met=dict(self.limits_met),
+            moved_to=self.moved_to,
         )

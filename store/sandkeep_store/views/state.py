@@ -76,8 +76,10 @@ class State:
         return self.sandbox_named(owner, name)
 
     def filing_id(self, lock: LockState) -> str:
-        """Return the id under which the events of a lock are filed: see `filing_id_for`."""
-        return self.filing_id_for(lock.lock_id, lock.owner, lock.name, lock.where)
+        """Return the id under which the events of a lock are filed: that of the sandbox that it was taken for, or see
+        `filing_id_for`.
+        """
+        return lock.sandbox_id or self.filing_id_for(lock.lock_id, lock.owner, lock.name, lock.where)
 
     def filing_id_for(self, lock_id: str, owner: str, name: str, where: str) -> str:
         """Return the id under which the events of such a lock are filed: that of the sandbox that it guards, or its

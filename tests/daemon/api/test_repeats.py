@@ -200,6 +200,7 @@ ELSEWHERE = {
     "lock.acquire": "tests/daemon/locks/test_locks.py",
     "lock.release": "tests/daemon/locks/test_locks.py",
     "snapshot.import": "tests/crash/keeping.py",
+    **dict.fromkeys(("sandbox.attach_shared", "sandbox.detach"), "tests/integration/test_handover.py"),
     **dict.fromkeys(
         ("checkpoint.create", "checkpoint.restore", "checkpoint.delete"),
         "tests/daemon/checkpoints/test_checkpoints.py",

@@ -51,6 +51,7 @@ MAY = {
 
 NOT_DECIDED = {
     "sandbox.create_requested": "it is the first",
+    "sandbox.moved": "another daemon tells it",
     "sandbox.file_written": "it tells of what was written while the sandbox ran",
 }
 

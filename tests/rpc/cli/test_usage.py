@@ -126,7 +126,7 @@ def test_an_example_that_would_not_run_is_noticed(words: str) -> None:
 
 def test_the_help_names_every_command_once_and_under_its_subject() -> None:
     shown = cli("--help").stdout
-    listed = re.findall(r"^  ([a-z]+) +[A-Z]", shown.partition("Images:")[2].partition("Exit codes:")[0], re.MULTILINE)
+    listed = re.findall(r"^  ([a-z-]+) +[A-Z]", shown.partition("Images:")[2].partition("Exit codes:")[0], re.MULTILINE)
     assert sorted(listed) == sorted(COMMANDS)
     assert [name for names in SUBJECTS.values() for name in names if name not in COMMANDS] == []
     assert [subject for subject in SUBJECTS if f"\n{subject}:\n" not in shown] == []

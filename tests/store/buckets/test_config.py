@@ -190,13 +190,11 @@ def test_where_metadata_is_written_that_others_read() -> None:
         assert ("SANDBOX_METADATA_MOUNT_PATH alone does not do" in caught.value.message) == ("MOUNT" in str(unset))
 
 
-@pytest.mark.parametrize("missing", SHARED)
+@pytest.mark.parametrize("missing", [name for name in SHARED if "SNAPSHOT" not in name])
 def test_a_shared_sandbox_needs_all_of_its_places(missing: str) -> None:
-    Storage({**STATE, **SHARED}).require_sharing("checkpoint", "snapshot")
+    Storage({**STATE, **SHARED}).require_sharing(checkpoints=True)
     with pytest.raises(SetupError, match=missing.removesuffix("_MOUNT_PATH").removesuffix("_BUCKET")):
-        Storage({**STATE, **{k: v for k, v in SHARED.items() if k != missing}}).require_sharing(
-            "checkpoint", "snapshot"
-        )
+        Storage({**STATE, **{k: v for k, v in SHARED.items() if k != missing}}).require_sharing(checkpoints=True)
 
 
 # -- how to reach a service -------------------------------------------------------------------------------------------

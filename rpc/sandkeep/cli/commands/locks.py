@@ -1,5 +1,8 @@
 """Locks of shared sandboxes: acquire, release, show, list."""
 
+import contextlib
+from typing import Any
+
 import click
 
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, identifier, json_line, status, table, when
@@ -7,6 +10,7 @@ from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, command, common, non_empty
 from sandkeep.cli.words import LOCK
 from sandkeep.clients.pages import every
+from sandkeep.errors import SandkeepError
 from sandkeep.model import Lock
 
 
@@ -44,25 +48,36 @@ def release(front: Frontend, name: str, force: bool) -> None:
     """Release a lock and print its id. LOCK is its name, or the id of one acquisition.
 
     With `--force` its owner, on any machine, loses it, and later writes of that owner are refused: make sure first that
-    the owner has gone.
+    the owner has gone. A warning says who that is.
     """
     with progress(f"releasing {name}") as display, front.client() as client:
+        if force:
+            _warn_of_owner(client, name)
         lock = client.lock.release(name, progress=display, **non_empty(force=force or None))
     return json_line(lock) if front.as_json else print(lock.lock_id)
+
+
+def _warn_of_owner(client: Any, name: str) -> None:
+    with contextlib.suppress(SandkeepError):  # a damaged document, say, which is what the force is for
+        lock = client.lock.get(name)
+        owner = lock.held_by if not lock.lock_id else lock.owner_id if lock.status in ("held", "handing_over") else None
+        if owner is not None:
+            until = f", who has it until {when(lock.expires_at)}" if lock.expires_at else ", this daemon"
+            click.echo(f"warning: {owner}{until}, loses {name}, and what it has not saved", err=True)
 
 
 @command(examples=["sandkeep lock get sandbox-1f2e"])
 @click.argument("name", type=LOCK, metavar="LOCK")
 @common()
 def get(front: Frontend, name: str) -> None:
-    """Show a lock, as this daemon knows it. LOCK is its name, for its last acquisition, or the id of an acquisition."""
+    """Show a lock. LOCK is its name, for its last acquisition by any daemon, or the id of an acquisition here."""
     with front.client() as client:
         lock = client.lock.get(name)
     if front.as_json:
         return json_line(lock)
     return facts(
         [
-            ("lock", lock.lock_id),
+            ("lock", lock.lock_id or None),
             ("name", lock.name),
             ("status", lock.status),
             ("error", lock.error),
@@ -75,6 +90,8 @@ def get(front: Frontend, name: str) -> None:
             ("ended", when(lock.ended_at)),
             ("held by", lock.held_by),
             ("until", when(lock.expires_at)),
+            ("sandbox", lock.sandbox_id),
+            ("not handed over", lock.handover_error),
         ]
     )
 

@@ -1,5 +1,6 @@
 """Sandboxes: create, list, show, suspend, resume, terminate."""
 
+import sys
 from typing import Any
 
 import click
@@ -37,12 +38,62 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
     "--isolation", type=click.Choice(["default", "none"]), help="Isolation; `none` is for administrators only."
 )
 @sandbox_options
+@click.option(
+    "--shared", "gcs_sandbox_id", metavar="ID", help="Share it with other daemons, under this id; it is its name."
+)
+@click.option("--handoff", "enable_handoff", is_flag=True, help="Hand it over to a daemon that attaches to it.")
+@click.option(
+    "--checkpoint-at-idle",
+    "enable_checkpoint_at_idle",
+    is_flag=True,
+    help="When it is idle, save it and give it up, instead of terminating it.",
+)
 @common()
 def create(front: Frontend, image: str, **spec: Any) -> None:
-    """Create and start a sandbox from IMAGE, and print its id."""
+    """Create and start a sandbox from IMAGE, and print its id.
+
+    The token by which other daemons attach to a shared sandbox is printed to stderr, and is in the JSON.
+    """
     with progress("starting a sandbox") as display, front.client() as client:
         sandbox = client.sandbox.create(image, progress=display, **non_empty(**spec))
+    if front.as_json:
+        return json_line(sandbox)
+    if sandbox.sandbox_token:
+        click.echo(f"token: {sandbox.sandbox_token}", err=True)
+    return print(sandbox.sandbox_id)
+
+
+@command(
+    name="attach-shared",
+    examples=["sandkeep attach-shared sandbox-1f2e --token - <token", "sandkeep attach-shared sandbox-1f2e --token T"],
+)
+@click.argument("name", metavar="ID")
+@click.option("--token", required=True, metavar="TOKEN", help="Token of the sandbox; `-` reads it from stdin.")
+@click.option(
+    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Maximum time to wait for its daemon (default: 120)."
+)
+@secret_option
+@common()
+def attach_shared(front: Frontend, name: str, token: str, timeout_s: float | None, secrets: dict[str, str]) -> None:
+    """Attach a sandbox that another daemon shares, as it was saved last, and print its id here.
+
+    While the other daemon has it, this waits for that one to hand it over.
+    """
+    if token == "-":  # noqa: S105 - the sign for stdin
+        token = sys.stdin.readline().strip()
+    with progress(f"attaching {name}") as display, front.client() as client:
+        sandbox = client.sandbox.attach_shared(
+            name, token, progress=display, **non_empty(timeout_s=timeout_s, secrets=secrets)
+        )
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
+
+
+@command(examples=["sandkeep detach $BOX"])
+@click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
+@common()
+def detach(front: Frontend, sandboxes: tuple[str, ...]) -> None:
+    """Save shared sandboxes where other daemons find them, give them up, and print their ids."""
+    front.for_each("detaching", "sandbox.detach", sandboxes)
 
 
 @command(examples=["sandkeep ls", "sandkeep ls --all --json | jq -r '.[].sandbox_id'"])
@@ -131,6 +182,7 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
         ("processes", f"{sandbox.running_processes} running, {sandbox.exec_count} unnamed so far"),
         ("limits met", ", ".join(f"{limit} by {count}" for limit, count in sandbox.limits_met.items())),
         *describe_spec(sandbox.spec),
+        ("moved to", None if sandbox.moved_to is None else ", ".join(sandbox.moved_to) or "another daemon"),
         ("secrets", ", ".join(sandbox.secrets)),
         *(
             []
@@ -151,6 +203,7 @@ def describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
         ("disk", spec.disk_bytes and size(spec.disk_bytes)),
         ("network", spec.network),
         *(("volume", f"{v.source} at {v.target}{' (read-only)' if v.read_only else ''}") for v in spec.volumes),
+        ("shared as", spec.shared and spec.shared.gcs_sandbox_id),
         ("env", ", ".join(f"{key}={value}" for key, value in spec.env.items())),
         ("labels", ", ".join(f"{key}={value}" for key, value in spec.labels.items())),
     ]

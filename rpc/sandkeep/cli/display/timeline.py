@@ -124,6 +124,7 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "sandbox.create_requested": _requested,
     "sandbox.created": _isolation,
     "sandbox.adopted": lambda _: "found running",
+    "sandbox.moved": lambda data: f"to {', '.join(data['to']) or 'another daemon'}",
     "sandbox.updated": lambda data: f"disk limit {size(data['disk_bytes'])}",
     "sandbox.suspended": _by_whom,
     "sandbox.resume_requested": lambda data: "restart from its files" if data.get("anew") else "",

@@ -21,7 +21,7 @@ def _requested(state: State, event: events.LockAcquireRequested | events.LockSte
         status=LOCK.targets[event.type],
     )
     if isinstance(event, events.LockAcquireRequested):
-        lock.owner_id, lock.timeout_s = event.owner_id, event.timeout_s
+        lock.owner_id, lock.timeout_s, lock.sandbox_id = event.owner_id, event.timeout_s, event.sandbox_id
 
 
 @folds(events.LockAcquired)
@@ -31,9 +31,25 @@ def _acquired(state: State, event: events.LockAcquired, fact: Fact) -> None:
         lock.fence, lock.acquired_us = event.fence, fact.time_us
 
 
+@folds(events.LockHandoverRequested)
+def _handover_requested(state: State, event: events.LockHandoverRequested, fact: Fact) -> None:
+    lock = advance(state.locks, event, fact)
+    if lock is not None:
+        lock.handover, lock.refused, lock.interrupted = event, None, False
+
+
+@folds(events.LockHandoverFailed)
+def _handover_failed(state: State, event: events.LockHandoverFailed, fact: Fact) -> None:
+    lock = advance(state.locks, event, fact)
+    if lock is not None:
+        lock.refused, lock.interrupted = (event.code, event.message), event.interrupted
+
+
 @folds(events.LockReleaseRequested)
 def _release_requested(state: State, event: events.LockReleaseRequested, fact: Fact) -> None:
-    advance(state.locks, event, fact)
+    lock = advance(state.locks, event, fact)
+    if lock is not None:
+        lock.given_back = True
 
 
 @folds(events.LockContended)

@@ -116,6 +116,13 @@ def _file_written(state: State, event: events.SandboxFileWritten, fact: Fact) ->
         sandbox.touch(fact)
 
 
+@folds(events.SandboxMoved)
+def _moved(state: State, event: events.SandboxMoved, fact: Fact) -> None:
+    sandbox = _advance(state, event, fact)
+    if sandbox is not None:
+        sandbox.moved_to = event.to
+
+
 @folds(events.SandboxTerminateRequested, events.SandboxTerminated)
 def _terminated(state: State, event: events.SandboxTerminateRequested | events.SandboxTerminated, fact: Fact) -> None:
     sandbox = _advance(state, event, fact)

@@ -1,0 +1,401 @@
+"""Creation and attachment of shared sandboxes: the handlers of ``sandbox.create`` and ``sandbox.attach_shared``.
+
+Whatever the sandbox begins with, the order is the same: settings, token, lock, metadata once more, and then the
+sandbox goes on record. So nobody makes one that another daemon has, and none is disturbed by a caller without its
+token. The lock is taken for the id that the sandbox will have; `keeping` releases it when there is no such sandbox.
+"""
+
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import msgspec
+import trio
+from msgspec.structs import replace
+
+from sandkeep import events, ids
+from sandkeep.errors import CallerError, DataError, SandkeepError, SetupError, StateError, error_from
+from sandkeep.model import Sandbox, SandboxSpec, SavedSandbox, SharedImage, Sharing
+from sandkeep.protocol.clock import now_us, rfc3339
+from sandkeep.protocol.methods import (
+    METHODS,
+    CheckpointRestore,
+    LockAcquire,
+    Params,
+    SandboxAttachShared,
+    SandboxCreate,
+    SnapshotRestore,
+)
+from sandkeep_store.buckets.config import STORAGE, Artifact, Root, Storage
+from sandkeep_store.eventlog.log import Recorded
+from sandkeep_store.views.checkpoints import CheckpointState
+from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.shared_metadata import Shared, SharedMetadata
+from sandkeep_store.views.snapshots import SnapshotState
+from sandkeepd.checkpoints.restoration import CheckpointRestoration, checkpointing
+from sandkeepd.contract.provider import Provider
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request, check_allowed, part_of_request
+from sandkeepd.core.core import RUN_AGAIN, Core
+from sandkeepd.core.operation import DirectCommand
+from sandkeepd.locks.locks import LockService
+from sandkeepd.locks.publish import Publisher
+from sandkeepd.sandboxes.creation import Maker, check_volumes
+from sandkeepd.sandboxes.images import Images
+from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sharing.images import SharedImages
+from sandkeepd.sharing.tokens import check_token, hash_of, token_of
+from sandkeepd.snapshots.archive_paths import place_of
+from sandkeepd.snapshots.restore import Restores
+from sandkeepd.snapshots.snapshots import snapshotting
+
+LOOK_S: Final = 1.0
+"""Seconds between two looks of a waiter at whether it was refused."""
+
+P = TypeVar("P", bound=Params)
+
+
+class Attachment:
+    """See the module."""
+
+    def __init__(
+        self, core: Core, images: Images, sandboxes: Sandboxes, restores: Restores, checkpoints: CheckpointRestoration,
+        locks: LockService, publisher: Publisher, shared_images: SharedImages, storage: Storage = STORAGE,
+    ) -> None:  # fmt: skip
+        self._core = core
+        self._holds = images.holds
+        self._sandboxes = sandboxes
+        self._restores = restores
+        self._checkpoints = checkpoints
+        self._locks = locks
+        self._publisher = publisher
+        self._images = shared_images
+        self._storage = storage
+        self.starting: set[str] = set()
+        """Sandboxes whose lock is taken, or about to be, and which are not on record yet."""
+        self.commands: Sequence[DirectCommand] = (
+            DirectCommand("sandbox.create", self._again), DirectCommand("sandbox.attach_shared", self._again)
+        )  # fmt: skip
+
+    # -- making -------------------------------------------------------------------------------------------------------
+
+    async def create(self, request: Request[SandboxCreate]) -> Sandbox:
+        """Make a sandbox and start it; attach one that is shared under that id already."""
+        command = request.params
+        name = command.gcs_sandbox_id
+        if name is None:
+            for field in ("enable_handoff", "enable_checkpoint_at_idle", "sandbox_token"):
+                if getattr(command, field):
+                    raise CallerError(
+                        "invalid", f"{field}: it is for shared sandboxes: give gcs_sandbox_id", field=field
+                    )
+            return await self._sandboxes.creation.create(request)
+        ids.check_own_name(name, "gcs_sandbox_id")
+        if command.name not in (None, name):
+            raise CallerError("invalid", "name: a shared sandbox is called by its gcs_sandbox_id: leave it out")
+        movable = command.enable_handoff or command.enable_checkpoint_at_idle
+        self._storage.require_sharing(checkpoints=movable)
+        found = await self._publisher.read(request.owner, name)
+        if found is None or found.is_removed:
+            return await self._make(request, name)
+        check_token(command.sandbox_token, _token_hash(found), name)
+        assert command.sandbox_token is not None
+        attach = SandboxAttachShared(
+            gcs_sandbox_id=name, sandbox_token=command.sandbox_token, secrets=command.secrets,
+            command_id=command.command_id,
+        )  # fmt: skip
+        return await self._attach(_as(request, "sandbox.attach_shared", attach), found)
+
+    async def _make(self, request: Request[SandboxCreate], name: str) -> Sandbox:
+        core, command = self._core, request.params
+        provider = core.provider_of_image(command.image_id)
+        image, spec = rules.create_sandbox(
+            core.state, command, network=provider.default_network(), memory_bytes=provider.default_memory()
+        )
+        check_volumes(request, command.volumes)
+        sharing = Sharing(
+            gcs_sandbox_id=name, enable_handoff=command.enable_handoff,
+            enable_checkpoint_at_idle=command.enable_checkpoint_at_idle, created_at=rfc3339(now_us()),
+        )  # fmt: skip
+        saves_memory = self._require_savable(provider, sharing)
+        told = await self._images.describe(request, image, archive=saves_memory)
+        with self._sandboxes.reservations.one(request, name, spec) as sandbox_id:
+            token = command.sandbox_token or token_of(core.log.command_key, sandbox_id)
+            spec = replace(spec, shared=replace(sharing, token_sha256=hash_of(token)))
+            async with self._locked(request, name, sandbox_id, 0.0):
+                found = await self._publisher.read(request.owner, name)
+                if found is not None and not found.is_removed:
+                    message = f"another daemon has just made the shared sandbox {name!r}: attach to it"
+                    raise StateError("conflict", message, gcs_sandbox_id=name)
+                await self._begin(request, image, provider, sandbox_id, spec, told)
+        return await self._made(sandbox_id, token)
+
+    def _require_savable(self, provider: Provider, sharing: Sharing) -> bool:
+        """Return True if the provider saves sandboxes with their memory. Raises `not_configured` unless one that its
+        daemon is to save by itself can be saved where others find it.
+        """
+        if not sharing.is_movable:
+            return False
+        if provider.checkpoints is None:
+            snapshotting(provider)
+            self._storage.require("snapshot", bucket=True)
+        return provider.checkpoints is not None
+
+    async def _begin(
+        self, request: Request[SandboxCreate], image: ImageState, provider: Provider, sandbox_id: str,
+        spec: SandboxSpec, told: SharedImage,
+    ) -> None:  # fmt: skip
+        secrets = request.params.secrets
+        new = self._sandboxes.reservations.intent(
+            sandbox_id, provider, image.image_id, spec, request.caller, secrets, first_image=told
+        )
+        plan = self._sandboxes.reservations.plan(sandbox_id)
+        why = provider.checkpoints.why_no_checkpoint(plan) if told.path is not None and provider.checkpoints else None
+        if why is not None:
+            raise SetupError("not_supported", f"it could not be handed over: {why}")
+        with self._holds.held(image.image_id):
+            await self._sandboxes.creation.begin(new, request.meta, request, Maker(secrets))
+
+    async def _made(self, sandbox_id: str, token: str | None) -> Sandbox:
+        """Wait until a sandbox runs, and other daemons can read of it."""
+        made = await self._sandboxes.creation.made(sandbox_id)
+        try:
+            await self._publisher.publish(sandbox_id)
+        except SandkeepError:
+            await self._sandboxes.termination.end(sandbox_id, "requested")
+            raise
+        return replace(made, sandbox_token=token)
+
+    async def _again(self, request: Request[Any], first: Recorded) -> Any:
+        made = await self._sandboxes.creation.again(request, first)
+        if made is RUN_AGAIN or not isinstance(made, Sandbox) or made.spec.shared is None:
+            return made
+        token = token_of(self._core.log.command_key, made.sandbox_id)
+        return replace(made, sandbox_token=token if hash_of(token) == made.spec.shared.token_sha256 else None)
+
+    # -- attaching ----------------------------------------------------------------------------------------------------
+
+    async def attach(self, request: Request[SandboxAttachShared]) -> Sandbox:
+        """Attach a sandbox that is shared."""
+        command = request.params
+        name = ids.check_own_name(command.gcs_sandbox_id, "gcs_sandbox_id")
+        self._storage.require_sharing()
+        found = await self._publisher.read(request.owner, name)
+        if found is None or found.is_removed:
+            raise _no_such(name)
+        check_token(command.sandbox_token, _token_hash(found), name)
+        return await self._attach(request, found)
+
+    async def _attach(self, request: Request[SandboxAttachShared], found: SharedMetadata) -> Sandbox:
+        command, state = request.params, self._core.state
+        name, shared = command.gcs_sandbox_id, _shared(found)
+        here = state.sandbox_named(request.owner, name)
+        if here is not None and here.status in ("creating", "stopping"):
+            await self._core.settled(here.sandbox_id, lambda: here.status not in ("creating", "stopping"))
+        if here is not None and not here.hidden:
+            message = f"sandbox {here.sandbox_id} is called {name!r}, and has not ended here: use it, or terminate it"
+            raise StateError("in_use", message, sandbox_id=here.sandbox_id)
+        provider = self._core.provider(shared.provider)
+        spec = _checked_spec(request, shared)
+        assert spec.shared is not None
+        self._storage.require_sharing(checkpoints=spec.shared.is_movable)
+        saves_memory = self._require_savable(provider, spec.shared)
+        if not saves_memory:
+            _require_secrets(shared, command.secrets)
+        # Made before the lock is asked for, so that nobody waits for it.
+        image_id = await self._image(request, shared, provider) if saves_memory or _needs_image(provider) else None
+        with self._sandboxes.reservations.one(request, name, spec) as sandbox_id:
+            async with self._locked(request, name, sandbox_id, command.timeout_s):
+                now = await self._publisher.read(request.owner, name)
+                if now is None or now.is_removed:
+                    raise _no_such(name)
+                check_token(command.sandbox_token, _token_hash(now), name)
+                await self._restore(request, sandbox_id, spec, _shared(now), image_id)
+        return await self._made(sandbox_id, None)
+
+    async def _image(self, request: Request[SandboxAttachShared], shared: Shared, provider: Provider) -> str:
+        if shared.image is None:
+            raise DataError("snapshot_corrupt", "the metadata of the shared sandbox does not tell its image")
+        return await self._images.find(request, shared.image, provider)
+
+    async def _restore(
+        self, request: Request[SandboxAttachShared], sandbox_id: str, spec: SandboxSpec, shared: Shared,
+        image_id: str | None,
+    ) -> None:  # fmt: skip
+        saved, command = shared.saved, request.params
+        if saved is None:
+            message = f"the shared sandbox {command.gcs_sandbox_id!r} was never saved, and its daemon has lost it"
+            raise DataError("snapshot_missing", f"{message}: create it with another id")
+        place = place_of(self._root(saved), saved.path)
+        facts = {"saved": saved, "first_image": shared.image}
+        if saved.kind == "snapshot":
+            _require_secrets(shared, command.secrets)
+            snapshot = self._snapshot(request, shared, saved, place, image_id)
+            restore = SnapshotRestore(
+                snapshot_id=snapshot.snapshot_id, name=command.gcs_sandbox_id, secrets=command.secrets,
+                command_id=command.command_id,
+            )  # fmt: skip
+            part = _as(request, "snapshot.restore", restore)
+            await self._restores.begin(part, snapshot, sandbox_id, spec, restored_from=saved.id, **facts)
+            return
+        checkpointing(self._core.provider(shared.provider))
+        assert image_id is not None
+        checkpoint = CheckpointState(
+            checkpoint_id=saved.id, status="ready", requested_us=now_us(), revision=1,
+            requested=events.CheckpointCreateRequested(
+                owner=request.owner, sandbox_id=sandbox_id, image_id=image_id, provider=shared.provider, spec=spec,
+                place=place, leave_running=False, secrets=shared.secrets, facts=saved.facts,
+            ),
+            stored=events.CheckpointStored(files=saved.files, processes=len(saved.processes)),
+        )  # fmt: skip
+        again = CheckpointRestore(checkpoint_id=saved.id, command_id=command.command_id)
+        await self._checkpoints.begin_one(
+            _as(request, "checkpoint.restore", again), checkpoint, sandbox_id, spec, **facts
+        )
+
+    def _snapshot(
+        self, request: Request[Any], shared: Shared, saved: SavedSandbox, place: Any, image_id: str | None
+    ) -> SnapshotState:
+        """Return a snapshot that is on record elsewhere. Its files are kept here under an id of their own: others may
+        have the one that is told.
+        """
+        snapshotter = snapshotting(self._core.provider(shared.provider))
+        return SnapshotState(
+            snapshot_id=ids.new_id(ids.SNAPSHOT), status="ready", requested_us=now_us(), revision=1,
+            requested=events.SnapshotCreateRequested(
+                owner=request.owner, kind="full", format=saved.format, places=[place], image_id=image_id,
+                provider=shared.provider, root=snapshotter.files_root({}),
+            ),
+            stored=events.SnapshotStored(
+                digest=saved.digest, size_bytes=saved.size_bytes, member_count=0, content_bytes=0, format=saved.format
+            ),
+        )  # fmt: skip
+
+    def _root(self, saved: SavedSandbox) -> Root:
+        """Return the place of what was saved, as this daemon reaches it. Raises `not_configured` for another bucket."""
+        kind: Artifact = "checkpoint" if saved.kind == "checkpoint" else "snapshot"
+        root = self._storage.require(kind, bucket=True)
+        here = self._storage.bucket_of(root.where, root.base)
+        if here != saved.bucket:
+            message = f"the {kind} is in the bucket {saved.bucket!r}, and this daemon has its own in {here!r}"
+            raise SetupError("not_configured", f"{message}: set the same for both", bucket=saved.bucket)
+        return root
+
+    # -- the lock -----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _locked(self, request: Request[Any], name: str, sandbox_id: str, timeout_s: float) -> AsyncIterator[None]:
+        """Take the lock for a sandbox that goes on record in the block. If it does not, the lock is released."""
+        self.starting.add(sandbox_id)
+        try:
+            lock_id = await self._take(request, name, sandbox_id, timeout_s)
+            try:
+                yield
+            except BaseException:
+                if sandbox_id not in self._core.state.sandboxes:
+                    with trio.CancelScope(shield=True):
+                        await self._locks.free(self._core.state.locks[lock_id])
+                raise
+        finally:
+            self.starting.discard(sandbox_id)
+
+    async def _take(self, request: Request[Any], name: str, sandbox_id: str, timeout_s: float) -> str:
+        """Take the lock; return its id. Raises as ``lock.acquire`` does, and the reason why the daemon that has it
+        cannot give it up.
+        """
+        part = part_of_request(request, "lock.acquire", LockAcquire(name=name, timeout_s=timeout_s))
+        event = events.LockAcquireRequested(
+            owner=request.owner, name=name, where=self._locks.place(part, name), owner_id=str(uuid.uuid4()),
+            timeout_s=timeout_s, sandbox_id=sandbox_id,
+        )  # fmt: skip
+        if timeout_s <= 0:
+            return (await self._locks.take(part, event)).lock_id
+        outcome: list[SandkeepError | str] = []
+        async with trio.open_nursery() as nursery:
+
+            async def take() -> None:
+                try:
+                    outcome.append((await self._locks.take(part, event)).lock_id)
+                except SandkeepError as error:
+                    outcome.append(error)
+                nursery.cancel_scope.cancel()
+
+            async def hear() -> None:
+                outcome.append(await self._refusal(request.owner, name, event.owner_id))
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(take)
+            nursery.start_soon(hear)
+        if isinstance(outcome[0], SandkeepError):
+            raise outcome[0]
+        return outcome[0]
+
+    async def _refusal(self, owner: str, name: str, owner_id: str) -> SandkeepError:
+        """Wait until the daemon that has the sandbox tells that it cannot give it up to this owner of the lock."""
+        while True:
+            await trio.sleep(LOOK_S)
+            try:
+                found = await self._publisher.read(owner, name)
+            except SandkeepError:
+                continue  # the lock's own store tells soon enough
+            refused = found.shared.refused if found is not None and found.shared is not None else None
+            if refused is not None and refused.waiter == owner_id:
+                message = f"the daemon that has the shared sandbox {name!r} keeps it: {refused.message}"
+                return error_from("conflict", message, {"gcs_sandbox_id": name, "cause": refused.code})
+
+
+def _as(request: Request[Any], method: str, params: P) -> Request[P]:
+    """Return the same command as if it were of another method."""
+    made: Request[P] = replace(request, method=METHODS[method], params=params)
+    return made
+
+
+def _shared(found: SharedMetadata) -> Shared:
+    """Return our part of a document. Raises `not_supported` for one of another program."""
+    if found.shared is None:
+        message = f"the shared sandbox {found.sandbox_id!r} was made by another program, which keeps no token of it"
+        raise SetupError("not_supported", f"{message}: attach to it there, or create another")
+    return found.shared
+
+
+def _token_hash(found: SharedMetadata) -> str:
+    spec = _shared(found).spec
+    return spec.shared.token_sha256 if spec.shared is not None else ""
+
+
+def _no_such(name: str) -> CallerError:
+    message = f"gcs_sandbox_id: no daemon shares a sandbox {name!r} here: create it"
+    return CallerError("not_found", message, gcs_sandbox_id=name)
+
+
+def _checked_spec(request: Request[Any], shared: Shared) -> SandboxSpec:
+    """Return the spec of a sandbox that is on record elsewhere, if the caller may have it here. Raises
+    `snapshot_corrupt` and as ``sandbox.create`` does.
+    """
+    spec = shared.spec
+    given = {name: getattr(spec, name) for name in _OF_SPEC}
+    try:
+        command = msgspec.convert({"image_id": "shared", **msgspec.to_builtins(given)}, SandboxCreate)
+    except msgspec.ValidationError as error:
+        raise DataError("snapshot_corrupt", f"the metadata of the shared sandbox is damaged: {error}") from None
+    check_allowed(request, METHODS["sandbox.create"], command)
+    check_volumes(request, command.volumes)
+    checked = rules.sandbox_spec(command, network=spec.network, memory_bytes=spec.memory_bytes)
+    return replace(checked, shared=spec.shared)
+
+
+_OF_SPEC: Final = tuple(name for name in SandboxSpec.__struct_fields__ if name not in ("session_id", "shared"))
+
+
+def _require_secrets(shared: Shared, given: dict[str, str]) -> None:
+    """Raise `secret_missing` unless all secrets that the sandbox had are there again."""
+    missing = [name for name in shared.secrets if name not in given]
+    if missing:
+        message = f"the shared sandbox had secrets, which are not kept: give {', '.join(missing[:3])} again"
+        raise StateError("secret_missing", message, secrets=missing)
+
+
+def _needs_image(provider: Provider) -> bool:
+    """Return True if sandboxes that begin with all their files need an image all the same, for how to run them."""
+    return provider.builder is not None

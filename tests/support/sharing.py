@@ -1,0 +1,103 @@
+"""Several daemons that share a place, and what tests of shared sandboxes do with them over and over."""
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tests.conftest import RunningDaemon
+from tests.support.expect import until
+
+ID = "sandbox-1f2e"
+
+
+def of_directory(root: Path) -> dict[str, str]:
+    """Settings of daemons that share directories."""
+    settings = {
+        "SANDBOX_LOCK_MOUNT_PATH": "locks", "SANDBOX_METADATA_MOUNT_PATH": "metadata",
+        "SANDBOX_CHECKPOINT_MOUNT_PATH": "checkpoints", "FILESYSTEM_SNAPSHOT_MOUNT_PATH": "snapshots",
+    }  # fmt: skip
+    for name in settings.values():
+        (root / name).mkdir(mode=0o700)
+    return {setting: str(root / name) for setting, name in settings.items()}
+
+
+def of_gcs(bucket: str) -> dict[str, str]:
+    """Settings of daemons that share a bucket of GCS."""
+    names = (
+        "SANDBOX_LOCK_BUCKET",
+        "SANDBOX_METADATA_BUCKET",
+        "SANDBOX_CHECKPOINT_BUCKET",
+        "FILESYSTEM_SNAPSHOT_BUCKET",
+    )
+    return dict.fromkeys(names, bucket)
+
+
+class Cluster:
+    """Daemons that share a place. The first has an image."""
+
+    def __init__(
+        self, make: Callable[[], RunningDaemon], count: int, settings: Mapping[str, str], source: Path,
+        provider: str = "local",
+    ) -> None:  # fmt: skip
+        self.daemons = [make() for _ in range(count)]
+        self.source, self.provider = source, provider
+        for daemon in self.daemons:
+            daemon.env |= {"SANDKEEP_STREAM": "tls://127.0.0.1:0", "SANDKEEP_HANDOVER_STOP": "0", **settings}
+        self.token = ""
+        self.image = ""
+
+    def start(self) -> None:
+        for daemon in self.daemons:
+            daemon.start()
+        with self.daemons[0].connect() as client:
+            self.image = client.image.create(str(self.source), provider=self.provider).image_id
+
+    def create(self, at: int = 0, **options: Any) -> Any:
+        """Make the shared sandbox, and return it."""
+        with self.daemons[at].connect() as client:
+            made = client.sandbox.create(self.image, gcs_sandbox_id=ID, **{"enable_handoff": True, **options})
+        self.token = made.sandbox_token or self.token
+        return made
+
+    def attach(self, at: int, *, patience_s: float = 10.0, **options: Any) -> Any:
+        with self.daemons[at].connect(patience_s=patience_s) as client:
+            return client.sandbox.attach_shared(ID, options.pop("token", self.token), **options)
+
+    def sh(self, at: int, script: str, sandbox: str = ID) -> str:
+        """Return what a script prints in the sandbox of a daemon."""
+        with self.daemons[at].connect() as client:
+            done = client.sandbox.exec(sandbox, script)
+        assert done.exit_code == 0, done
+        return str(done.stdout.decode())
+
+    def get(self, at: int, sandbox_id: str = ID) -> Any:
+        with self.daemons[at].connect() as client:
+            return client.sandbox.get(sandbox_id)
+
+    def history(self, at: int, sandbox_id: str = ID) -> list[str]:
+        """Return the types of the events of a sandbox."""
+        with self.daemons[at].connect() as client:
+            return [event.type for event in client.sandbox.history(sandbox_id).events]
+
+    def standing(self) -> list[int]:
+        """Return the daemons at which the sandbox runs."""
+        found = []
+        for at, daemon in enumerate(self.daemons):
+            if daemon.process is not None:
+                with daemon.connect() as client:
+                    found += [at for one in client.sandbox.list().sandboxes if one.status == "running"]
+        return found
+
+
+def metadata(directory: str) -> Any:
+    """Return the shared document of a directory."""
+    return msgspec.json.decode(Path(directory, "sandboxes", ID, "metadata.json").read_bytes())
+
+
+def eventually(what: Callable[[], bool], seconds: float = 40.0) -> None:
+    """Wait until something is so, which takes a daemon a few looks."""
+    deadline = time.monotonic() + seconds
+    until(lambda: what() or time.monotonic() > deadline)
+    assert what()
