@@ -14,7 +14,7 @@ from tests.conftest import RunningDaemon
 from tests.crash.story import Story, asked_for, check
 from tests.crash.test_keeping import wait_until_gone
 from tests.support import toy_operation
-from tests.support.operations import UPKEEP_OF_LOG, World, operations
+from tests.support.operations import OF_TWO_DAEMONS, UPKEEP_OF_LOG, World, operations
 
 from sandkeep import failpoints
 from sandkeep.protocol.methods import METHODS
@@ -27,10 +27,17 @@ GVISOR = "Checkpoint"
 SETTLED = "done"
 """The step at which nothing is under way any more, which is for soaking."""
 
+PLACES = (
+    "FILESYSTEM_SNAPSHOT_MOUNT_PATH", "SANDBOX_SNAPSHOT_DIR", "SANDBOX_LOCK_MOUNT_PATH", "SANDBOX_METADATA_MOUNT_PATH"
+)  # fmt: skip
+
 TOY = "-m", "tests.support.toy_operation"
 
-DECLARED = [each for each in operations() if not each.__module__.startswith(UPKEEP_OF_LOG)]
-"""All but those on the log, around which `test_growth` has the daemon die."""
+DECLARED = [
+    each for each in operations()
+    if not each.__module__.startswith(UPKEEP_OF_LOG) and each.__name__ not in OF_TWO_DAEMONS
+]  # fmt: skip
+"""All but those on the log, around which `test_growth` has the daemon die, and those that take two daemons."""
 
 
 def cases(declared: list[type[Operation[Any]]]) -> list[Any]:
@@ -51,7 +58,7 @@ def dies_at(
     Path(root).chmod(0o711)
     if program:
         daemon.program = [daemon.program[0], *program]
-    for setting in ("FILESYSTEM_SNAPSHOT_MOUNT_PATH", "SANDBOX_SNAPSHOT_DIR", "SANDBOX_LOCK_MOUNT_PATH"):
+    for setting in PLACES:
         daemon.env[setting] = f"{root}/{setting.lower()}"
         Path(daemon.env[setting]).mkdir(mode=0o700)
     story = Story(daemon)

@@ -108,6 +108,28 @@ def test_who_dies_while_it_attaches_takes_nothing(cluster: Make, step: str) -> N
     assert group.standing() == [1]
 
 
+@pytest.mark.needs("runsc")
+@pytest.mark.parametrize("step", ["begun", "acted", "recorded"])
+def test_who_dies_while_it_takes_the_image_takes_it_again(cluster: Make, step: str) -> None:
+    group = cluster(provider="gvisor")
+    group.create()
+    group.sh(0, "echo mine >mine")
+    second = group.daemons[1]
+    second.stop()
+    second.start(**{failpoints.SETTING: f"SharedImageCreation.{step}"})
+    with pytest.raises(SandkeepError):
+        group.attach(1, patience_s=0)
+    assert second.process is not None
+    second.process.wait(30)
+    second.process = None
+    assert group.standing() == [0]
+    second.start()
+    group.attach(1)
+    assert group.sh(1, "cat mine file") == "mine\nfrom the image\n"
+    with second.connect() as client:
+        assert len(client.image.list().images) == 1
+
+
 def test_a_damaged_document_is_told(cluster: Make, shared: dict[str, str]) -> None:
     group = cluster()
     group.create()

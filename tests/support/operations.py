@@ -22,11 +22,15 @@ BESIDES: dict[str, dict[str, str]] = {
     "OwnRestore": {"snapshot_id": "snapshot_id"},
     "CheckpointReturn": {"checkpoint_id": "checkpoint_id"},
     "SessionStart": {"id": "name", "image": "image_id"},
+    "Handover": {"sandbox_id": "shared_sandbox_id"},
 }
 """Parameters that an operation needs though its method does without."""
 
 FIRST = {"Resumption": "sandbox.suspend", "LockReturn": "lock.acquire"}
 """The method that brings a subject to where an operation begins with it."""
+
+OF_TWO_DAEMONS = ("SharedImageCreation",)
+"""Operations on what another daemon has left, which `tests.integration.test_losses` kills."""
 
 UPKEEP_OF_LOG = "sandkeepd.eventlog."
 """Modules of operations on the log, which `tests.crash.growing` calls on an old log."""
@@ -34,6 +38,8 @@ UPKEEP_OF_LOG = "sandkeepd.eventlog."
 STEALS = "LockSteal"
 
 SUSPEND = ("Suspension", "CheckpointCreation")
+
+SHARED = "sandbox-1f2e"
 
 EARLY, LATER = "touch early", "touch later"
 """Commands for a new sandbox, whose effect is in all that is made of it, and for after its snapshot or checkpoint,
@@ -67,6 +73,7 @@ class World:
         self.command = ["true"]
         self.name = "named"
         self.path = "file"
+        self.token = ""
         self.orphan = ""
         """An archive that no event references."""
 
@@ -96,6 +103,18 @@ class World:
         return self._of(
             "session_id", lambda: self._story.ask("session.ensure", id=self.name, image=self.image_id).session
         )
+
+    @property
+    def shared_sandbox_id(self) -> str:
+        def create() -> Any:
+            made = self._story.ask("sandbox.create", self.image_id, gcs_sandbox_id=SHARED)
+            self.token = made.sandbox_token
+            return made
+
+        if "shared_sandbox_id" not in self._made:
+            self._made["shared_sandbox_id"] = create().sandbox_id
+            self._story.ask("sandbox.exec", SHARED, EARLY)
+        return self._made["shared_sandbox_id"]
 
     @property
     def checkpoint_id(self) -> str:
@@ -158,8 +177,13 @@ class World:
             refused("lock_contended", self._others.acquire, self.name)
         elif operation.method == "lock.release":
             self._others.acquire(self.name, timeout_s=1).release()
+        elif operation.method == "sandbox.detach":
+            assert story.look(lambda client: client.sandbox.get(self.shared_sandbox_id)).status == "stopped"
+            self._others.acquire(SHARED, timeout_s=1).release()
+            story.ask("sandbox.attach_shared", SHARED, self.token)
         assert not os.path.exists(self.orphan)
-        files = b"early\nfile\n" if "sandbox_id" in self._made else b"file\n"
+        has_early = "sandbox_id" in self._made or "shared_sandbox_id" in self._made
+        files = b"early\nfile\n" if has_early else b"file\n"
         for sandbox in story.look(lambda client: client.sandbox.list().sandboxes):
             if sandbox.status == "running":
                 assert story.ask("sandbox.exec", sandbox.sandbox_id, "ls").stdout == files
@@ -172,7 +196,8 @@ class World:
         """End and remove everything that there is."""
         story = self._story
         for lock in story.look(lambda client: client.lock.list().locks):
-            story.ask("lock.release", lock.lock_id)
+            if lock.sandbox_id is None:
+                story.ask("lock.release", lock.lock_id)
         for snapshot in story.look(lambda client: client.snapshot.list().snapshots):
             story.ask("snapshot.delete", snapshot.snapshot_id)
         for artifact in story.look(lambda client: client.artifact.list().artifacts):
