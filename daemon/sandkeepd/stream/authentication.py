@@ -5,7 +5,9 @@ included; there a token identifies the user, and the Host header must be that of
 own name points here could otherwise pass for one of ours.
 """
 
+import base64
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from trio_websocket import WebSocketRequest
@@ -43,6 +45,11 @@ def peer_by_token(request: WebSocketRequest, host: str, tokens: Tokens) -> Peer:
     return Peer(uid=uid, gid=_NO_GROUP)
 
 
+def peer_of_owner(owner: str) -> Peer:
+    """Return the peer that stands for an owner, with that user's rights alone."""
+    return Peer(uid=int(owner.removeprefix("uid:")), gid=_NO_GROUP)
+
+
 def check_origin(request: WebSocketRequest, allowed: Sequence[str]) -> None:
     """Refuse web pages, but for those of origins that the administrator allows. Raises `RefusedError`."""
     for origin in _values(request, b"origin"):
@@ -62,11 +69,20 @@ def subprotocol(request: WebSocketRequest) -> str | None:
 
 
 def _bearers(request: WebSocketRequest) -> list[str]:
-    """Return the tokens in `Authorization`, with an empty one for every other scheme."""
+    """Return the tokens in `Authorization`, with an empty one for every other scheme.
+
+    A token may be the password of any user: clients that know an address alone send that from it.
+    """
     found = []
     for value in _values(request, b"authorization"):
-        scheme, _, token = value.partition(" ")
-        found.append(token.strip() if scheme.lower() == "bearer" else "")
+        scheme, _, given = value.partition(" ")
+        token = ""
+        if scheme.lower() == "bearer":
+            token = given.strip()
+        elif scheme.lower() == "basic":
+            with suppress(ValueError):
+                token = base64.b64decode(given.strip(), validate=True).decode().partition(":")[2]
+        found.append(token)
     return found
 
 

@@ -7,10 +7,14 @@ from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sessions.activity import Activity
 from sandkeepd.stream.attach import attach
+from sandkeepd.stream.cloud_run import CloudRun
 from sandkeepd.stream.events import events
 from sandkeepd.stream.files import files
 from sandkeepd.stream.logs import logs
 from sandkeepd.stream.session import Endpoint
+
+CLOUD_RUN = "cloud_run"
+"""The endpoint of paths that are another protocol's."""
 
 
 def endpoints(core: Core, handle: Handler, processes: Processes, activity: Activity) -> dict[str, Endpoint]:
@@ -20,4 +24,5 @@ def endpoints(core: Core, handle: Handler, processes: Processes, activity: Activ
         "events": partial(events, core, activity),
         "attach": partial(attach, core, processes, activity),
         "files": partial(files, core, handle),
+        CLOUD_RUN: CloudRun(core, handle, processes, activity),
     }

@@ -30,8 +30,10 @@ from sandkeepd.core.peer import Peer, peer_of
 from sandkeepd.serving import defects
 from sandkeepd.serving.accept import accept_clients
 from sandkeepd.serving.holdings import Holdings
-from sandkeepd.stream import authentication
+from sandkeepd.stream import authentication, cloud_run
 from sandkeepd.stream.authentication import RefusedError
+from sandkeepd.stream.cloud_run import CloudRun
+from sandkeepd.stream.endpoints import CLOUD_RUN
 from sandkeepd.stream.session import Client, Endpoint, Handler, Session
 from sandkeepd.stream.tokens import Tokens
 
@@ -212,11 +214,22 @@ class StreamServer:
         with _refusing():
             authentication.check_origin(request, self._origins)
             target = frames.parse_target(request.path)
-            client = Client(peer or authentication.peer_by_token(request, host, self._tokens), target)
+            client = Client(peer or self._peer(request, host, target), target)
             authentication.subprotocol(request)
             return client
 
+    def _peer(self, request: WebSocketRequest, host: str, target: frames.Target) -> Peer:
+        """Return the peer of a TCP request, by its own token or by that of the sandbox that it attaches to."""
+        served, given = self._endpoints.get(CLOUD_RUN), target.query.get("sandbox_token", b"")
+        if isinstance(served, CloudRun) and target.parts[0] == "attach" and len(target.parts) == 2:
+            owner = served.has_token(target.parts[1], given.decode("ascii", "replace"))
+            if owner is not None and owner.startswith("uid:"):
+                return authentication.peer_of_owner(owner)
+        return authentication.peer_by_token(request, host, self._tokens)
+
     def _endpoint(self, target: frames.Target) -> Endpoint:
+        if target.parts[0] in cloud_run.PATHS and len(target.parts) == 1 + (target.parts[0] == "attach"):
+            return self._endpoints[CLOUD_RUN]
         version, name = (*target.parts, "", "")[:2]
         found = self._endpoints.get(name) if version == "v1" else None
         if found is None or len(target.parts) != _LENGTHS[name]:

@@ -49,6 +49,15 @@ class Session:
             raise CallerError("invalid", f"unexpected message: {str(error)[:200]}") from None
         return message
 
+    async def receive_text(self) -> str | bytes:
+        """Return the client's next message as it is."""
+        got: str | bytes = await self._connection.get_message()
+        return got
+
+    async def close(self, code: int) -> None:
+        """Close the websocket with a code of another protocol than ours."""
+        await self._connection.aclose(code)
+
     async def run_send_only(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work` until it is done or the client has gone; refuse any message of the client."""
         async with trio.open_nursery() as nursery:

@@ -488,6 +488,13 @@ SESSION_START = Setting(
     "10m",
     "Maximum time in which a session is made ready, and its sandbox is snapshotted before it ends. An age such as 90s.",
 )
+CLOUD_RUN_IMAGE = optional(
+    "SANDKEEP_CLOUD_RUN_IMAGE",
+    str,
+    "The image of sandboxes that clients of cloud-run-sandbox create: an id, or whatever `image.create` takes. The "
+    "stream server speaks their protocol when it is set.",
+    shown="none: it is not spoken",
+)
 STREAM_ADVERTISED = Setting(
     "SANDKEEP_STREAM_ADVERTISED",
     _list,

@@ -1,5 +1,6 @@
 """Who is let in by the stream server, and what enemies may send it: the daemon stays well, and others are served."""
 
+import base64
 import contextlib
 import json
 import os
@@ -98,6 +99,7 @@ def is_well(house: House) -> None:
     [
         lambda token: bearer(token),
         lambda token: [(b"authorization", b"bearer   " + token.encode())],
+        lambda token: [(b"authorization", b"Basic " + base64.b64encode(b"any:" + token.encode()))],
     ],
 )
 async def test_a_token_lets_in(house: House, headers: Callable[[str], Headers]) -> None:
@@ -115,6 +117,8 @@ async def test_a_token_lets_in(house: House, headers: Callable[[str], Headers]) 
         lambda token: bearer("skt_99999999999_" + token[-43:]),
         lambda token: bearer("\xb2" + token),
         lambda token: [(b"Authorization", b"Basic " + token.encode())],
+        lambda token: [(b"Authorization", b"Basic " + base64.b64encode(token.encode()))],
+        lambda token: [(b"Authorization", b"Basic " + base64.b64encode(b"any:\xff" + token.encode()))],
         lambda token: [*bearer(token), *bearer(token)],
         lambda token: [(b"Cookie", b"token=" + token.encode())],
     ],

@@ -1,0 +1,264 @@
+"""The protocol of cloud-run-sandbox, as its clients speak it, over TLS with a token in the address, and over the Unix
+socket.
+"""
+
+import base64
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from tests.conftest import RunningDaemon
+from tests.support.sharing import of_directory
+from tests.support.streams import everything, message, refusal, websocket
+
+from sandkeep.protocol.tls import client_context
+
+pytestmark = pytest.mark.needs("bwrap", "root")
+
+
+class Server:
+    """A daemon that speaks it, and the ways to it."""
+
+    def __init__(self, daemon: RunningDaemon) -> None:
+        self.daemon = daemon
+        self.start()
+
+    def start(self) -> None:
+        self.daemon.start()
+        with self.daemon.connect() as client:
+            access = client.stream.access()
+        self.address, self.token = access.addresses[0], access.token
+
+    def socket(self) -> Any:
+        import socket
+
+        port = int(self.address.rpartition(":")[2])
+        sock = socket.create_connection(("127.0.0.1", port))
+        return client_context().wrap_socket(sock)
+
+    @asynccontextmanager
+    async def open(self, path: str, *, password: str | None = "") -> AsyncIterator[Any]:
+        """A websocket, with the user's token as the password of an address, or without."""
+        import socket
+
+        sock = socket.create_connection(("127.0.0.1", int(self.address.rpartition(":")[2])))
+        basic = base64.b64encode(f"any:{password or self.token}".encode())
+        headers = [(b"Authorization", b"Basic " + basic)] if password is not None else []
+        async with websocket(sock, path, tls=True, headers=headers) as connection:
+            yield connection
+
+
+class Talk:
+    """One client's side of a conversation."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.id = self.token = ""
+
+    async def send(self, **said: Any) -> None:
+        await self.connection.send_message(msgspec.json.encode(said).decode())
+
+    async def until(self, status: str) -> list[Any]:
+        """Messages up to one of a status."""
+        got = []
+        with trio.fail_after(60):
+            while True:
+                got.append(await message(self.connection))
+                if got[-1].get("status") == status:
+                    return got
+
+    async def created(self, **options: Any) -> "Talk":
+        await self.send(**options)
+        got = await self.until("SANDBOX_RUNNING")
+        assert [one.get("status", one["event"]) for one in got] == ["SANDBOX_CREATING", "sandbox_id", "SANDBOX_RUNNING"]
+        self.id, self.token = got[1]["sandbox_id"], got[1]["sandbox_token"]
+        return self
+
+    async def run(self, code: str, language: str = "bash") -> tuple[str, str, int]:
+        await self.send(language=language, code=code)
+        got = await self.until("SANDBOX_EXECUTION_DONE")
+        assert got[0]["status"] == "SANDBOX_EXECUTION_RUNNING"
+        out, err = ("".join(one["data"] for one in got if one["event"] == name) for name in ("stdout", "stderr"))
+        return out, err, got[-1]["exit_code"]
+
+
+@pytest.fixture(scope="module")
+def servers(places: str) -> Iterator[list[Server]]:
+    root = Path(tempfile.mkdtemp(dir=places))
+    os.chmod(root, 0o711)
+    (root / "image").mkdir()
+    made = []
+    for name in ("a", "b"):
+        (root / name).mkdir()
+        os.chmod(root / name, 0o711)
+        daemon = RunningDaemon(str(root / name))
+        daemon.env |= {"SANDKEEP_STREAM": "tls://127.0.0.1:0", "SANDKEEP_CLOUD_RUN_IMAGE": str(root / "image")}
+        daemon.env |= (
+            of_directory(root) if not made else {k: v for k, v in made[0].daemon.env.items() if "_MOUNT_" in k}
+        )
+        made.append(Server(daemon))
+    yield made
+    for server in made:
+        server.daemon.clear()
+
+
+@pytest.fixture
+def server(servers: list[Server]) -> Server:
+    return servers[0]
+
+
+async def test_code_runs_with_input_and_its_output_is_whole_text(server: Server) -> None:
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created(idle_timeout=300)
+        assert len(talk.token) == 32
+        assert await talk.run("echo out; echo err >&2; exit 3") == ("out\n", "err\n", 3)
+        assert (await talk.run("print('é' * 50000, end='')", "python"))[0] == "é" * 50000
+        await talk.send(language="bash", code="read line; echo got $line")
+        await talk.until("SANDBOX_EXECUTION_RUNNING")
+        await talk.send(language="bash", code="true")
+        assert (await talk.until("SANDBOX_EXECUTION_IN_PROGRESS_ERROR"))[-1]["message"]
+        await talk.send(event="stdin", data="some input\n")
+        got = await talk.until("SANDBOX_EXECUTION_DONE")
+        assert {"event": "stdout", "data": "got some input\n"} in got
+        await talk.send(event="stdin", data="late")
+        await talk.until("SANDBOX_STDIN_ERROR")
+        await talk.send(language="cobol", code="STOP RUN.")
+        await talk.until("SANDBOX_EXECUTION_UNSUPPORTED_LANGUAGE_ERROR")
+        for nonsense in ("{", "[]", '"x"', '{"language": 7}', "{}"):
+            await connection.send_message(nonsense)
+            await talk.until("SANDBOX_EXECUTION_ERROR")
+        await talk.send(language="bash", code="sleep 1000")
+        await talk.until("SANDBOX_EXECUTION_RUNNING")
+        await talk.send(action="kill_process")
+        assert (await talk.until("SANDBOX_EXECUTION_DONE"))[-1]["exit_code"] == 137
+        await talk.send(action="kill_sandbox")
+        told, code = await everything(connection)
+    assert ([one["status"] for one in told][-2:], code) == (["SANDBOX_KILLING", "SANDBOX_KILLED"], 1000)
+
+
+async def test_who_comes_back_gets_the_output_from_where_it_was(server: Server) -> None:
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created()
+        await talk.send(language="bash", code="echo 1; while [ ! -e go ]; do sleep 0.05; done; echo 2")
+        first = await talk.until("SANDBOX_EXECUTION_RUNNING")
+        first.append(await message(connection))
+    target = f"/attach/{talk.id}?sandbox_token={talk.token}"
+    async with server.open(target, password=None) as connection:  # the sandbox's token is enough
+        again = Talk(connection)
+        await again.until("SANDBOX_RUNNING")
+        async with server.open(target) as other:
+            told, code = await everything(other)
+        assert ([one.get("status") for one in told], code) == (["SANDBOX_IN_USE", None], 1011)
+        await again.send(action="reconnect")
+        with server.daemon.connect() as client:
+            client.sandbox.exec(talk.id, "touch go")
+        rest = await again.until("SANDBOX_EXECUTION_DONE")
+        said = "".join(one["data"] for one in (*first, *rest) if one["event"] == "stdout")
+        assert said == "1\n2\n"
+        await again.send(action="reconnect")  # nothing runs: nothing is wrong
+        assert (await again.run("echo more"))[0] == "more\n"
+        await again.send(action="kill_sandbox")
+        await everything(connection)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/attach/sandbox-none?sandbox_token=" + "0" * 32, "SANDBOX_NOT_FOUND", 1011),
+        ("/attach/ID?sandbox_token=" + "0" * 32, "SANDBOX_PERMISSION_DENIAL_ERROR", 4000),
+        ("/attach/ID", "SANDBOX_PERMISSION_DENIAL_ERROR", 4000),
+    ],
+)
+async def test_who_has_not_the_token_gets_nothing(server: Server, path: str, status: str, code: int) -> None:
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created()
+        async with server.open(path.replace("ID", talk.id)) as other:
+            told, found = await everything(other)
+        assert (next(one["status"] for one in told if one.get("message")), found) == (status, code)
+        assert told[-1]["event"] == "error"
+        async with server.open(path.replace("ID", talk.id), password=None) as other:
+            assert refusal(other)[0] == 401
+        assert (await talk.run("echo here"))[0] == "here\n"
+        await talk.send(action="kill_sandbox")
+        await everything(connection)
+
+
+async def test_a_snapshot_of_files_begins_another_sandbox(server: Server) -> None:
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created()
+        await talk.run("echo kept >file")
+        for name in ("../../etc", "", "a b"):
+            await talk.send(action="snapshot_filesystem", name=name)
+            await talk.until("SANDBOX_FILESYSTEM_SNAPSHOT_ERROR")
+        await talk.send(action="snapshot_filesystem", name="first")
+        await talk.until("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED")
+        async with server.open("/create") as other:
+            restored = await Talk(other).created(filesystem_snapshot_name="first")
+            assert (await restored.run("cat file"))[0] == "kept\n"
+            await restored.send(action="kill_sandbox")
+            await everything(other)
+        async with server.open("/create") as other:
+            await Talk(other).send(filesystem_snapshot_name="none")
+            told, code = await everything(other)
+        assert (told[-2]["status"], code) == ("SANDBOX_CREATION_ERROR", 4000)
+        await talk.send(action="kill_sandbox")
+        await everything(connection)
+
+
+async def test_a_checkpointed_one_is_attached_again(server: Server) -> None:
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created(enable_checkpoint=True)
+        await talk.run("echo kept >file")
+        await talk.send(action="checkpoint")
+        told, code = await everything(connection)
+    assert [one["status"] for one in told] == [
+        "SANDBOX_CHECKPOINTING", "SANDBOX_DELETING", "SANDBOX_LOCK_RELEASING", "SANDBOX_LOCK_RELEASED",
+        "SANDBOX_DELETED", "SANDBOX_CHECKPOINTED",
+    ]  # fmt: skip
+    assert code == 1000
+    async with server.open(f"/attach/{talk.id}?sandbox_token={talk.token}") as connection:
+        again = Talk(connection)
+        got = await again.until("SANDBOX_RUNNING")
+        assert [one["status"] for one in got] == [
+            "SANDBOX_RESTORING", "SANDBOX_LOCK_ACQUIRING", "SANDBOX_LOCK_ACQUIRED", "SANDBOX_RUNNING"
+        ]  # fmt: skip
+        assert (await again.run("cat file"))[0] == "kept\n"
+        await again.send(action="kill_sandbox")
+        await everything(connection)
+
+
+async def test_a_handover_is_told_and_where_it_goes_on(servers: list[Server]) -> None:
+    one, other = servers
+    async with one.open("/create") as connection:
+        talk = await Talk(connection).created(enable_sandbox_handoff=True)
+        await talk.run("echo mine >mine")
+        await talk.send(language="bash", code="sleep 1000")
+        await talk.until("SANDBOX_EXECUTION_RUNNING")
+        async with other.open(f"/attach/{talk.id}?sandbox_token={talk.token}") as there:
+            again = Talk(there)
+            await again.until("SANDBOX_RUNNING")
+            told, code = await everything(connection)
+            assert [message["status"] for message in told] == [
+                "SANDBOX_LOCK_RELEASE_REQUESTED", "SANDBOX_CHECKPOINTING", "SANDBOX_EXECUTION_FORCE_KILLED",
+                "SANDBOX_DELETING", "SANDBOX_LOCK_RELEASING", "SANDBOX_LOCK_RELEASED", "SANDBOX_DELETED",
+                "SANDBOX_CHECKPOINTED",
+            ]  # fmt: skip
+            assert code == 1000
+            assert told[-1]["moved_to"] == [other.address]
+            assert (await again.run("cat mine"))[0] == "mine\n"
+            await again.send(action="kill_sandbox")
+            await everything(there)
+
+
+async def test_it_is_off_until_it_is_set(new_daemon: Any) -> None:
+    daemon = new_daemon()
+    daemon.env["SANDKEEP_STREAM"] = "tls://127.0.0.1:0"
+    server = Server(daemon)
+    async with server.open("/create") as connection:
+        assert refusal(connection) == (404, "not_found")
