@@ -9,6 +9,7 @@ it ends, everything else when it is measured.
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -36,14 +37,20 @@ FREES: Final = {
 }
 """The remedy for each quota."""
 
+SPARE_CALLS: Final = 16
+"""Calls beyond the quota that end something: those under way may be waiting for nothing else."""
+
+_ENDING: Final = ("session.close", "sandbox.terminate")
+
 Amounts = Mapping[str, int]
 
 
 class Share(NamedTuple):
-    """Share of one object in its owner's quotas."""
+    """Share of one object in its owner's quotas. `session` is the key of the session that an artifact is of."""
 
     owner: str
     amounts: Amounts
+    session: str | None = None
 
 
 def of_sandbox(spec: SandboxSpec) -> dict[str, int]:
@@ -61,6 +68,7 @@ class Quotas:
         self._used: dict[str, dict[str, int]] = {}
         self._recorded: dict[str, Share] = {}
         self._reserved: dict[str, Share] = {}
+        self._artifacts: Counter[str] = Counter()
         self._journals: dict[str, int] = {}
         self._measured_us: dict[str, int] = {}
         for stream in chain(state.sandboxes, state.images, state.snapshots, state.checkpoints, state.artifacts):
@@ -74,31 +82,31 @@ class Quotas:
         """Return what is used of an owner's quota, reservations included."""
         return self._used.get(owner, {}).get(quota, 0)
 
-    def left(self, request: Request[Any] | None, owner: str, quota: str) -> int | None:
-        """Return how much of a quota a caller may still use; None if that is not limited."""
-        limit = self.limit(owner, quota)
-        return None if limit is None or self._is_exempt(request) else max(0, limit - self.used(owner, quota))
-
     # -- checks -------------------------------------------------------------------------------------------------------
 
-    def require(self, request: Request[Any] | None, owner: str, quota: str) -> None:
-        """Raise `quota_exceeded` if nothing is left of a quota: for objects whose size is not known yet."""
+    def require(self, request: Request[Any] | None, owner: str, quota: str, spare: int = 0) -> None:
+        """Raise `quota_exceeded` if nothing is left of a quota: for objects whose size is not known yet. `spare` is
+        what may be used beyond it.
+        """
         limit = self.limit(owner, quota)
-        if limit is not None and self.used(owner, quota) >= limit and not self._is_exempt(request):
+        if limit is not None and self.used(owner, quota) >= limit + spare and not self._is_exempt(request):
             raise self._exceeded(owner, quota, limit)
 
     def reserve(self, request: Request[Any] | None, owner: str, objects: Mapping[str, Amounts]) -> None:
-        """Reserve what objects take, by their streams, until the next event of each, or `release`.
+        """Reserve what objects take, by their streams, until the next event of each, or `release`. An object that has a
+        reservation gets the new one instead.
 
-        Raises `quota_exceeded`, and reserves nothing then.
+        Raises `quota_exceeded`, and changes nothing then.
         """
         asked: dict[str, int] = {}
-        for amounts in objects.values():
+        for stream, amounts in objects.items():
             _add(asked, amounts)
+            if stream in self._reserved:
+                _add(asked, self._reserved[stream].amounts, -1)
         for quota, amount in asked.items():
             limit = self.limit(owner, quota)
             over = limit is not None and self.used(owner, quota) + amount > limit
-            if amount and limit is not None and over and not self._is_exempt(request):
+            if amount > 0 and limit is not None and over and not self._is_exempt(request):
                 raise self._exceeded(owner, quota, limit, amount)
         for stream, amounts in objects.items():
             self._put(self._reserved, stream, Share(owner, amounts))
@@ -111,7 +119,8 @@ class Quotas:
     @contextmanager
     def calling(self, request: Request[Any]) -> Iterator[None]:
         """Count a call for the length of a block. Raises `quota_exceeded`."""
-        self.require(request, request.owner, "calls")
+        spare = SPARE_CALLS if request.method.name in _ENDING else 0
+        self.require(request, request.owner, "calls", spare)
         used = self._used.setdefault(request.owner, {})
         _add(used, {"calls": 1})
         try:
@@ -171,8 +180,9 @@ class Quotas:
                 return None
             return Share(snapshot.owner, {"snapshots": snapshot.stored.size_bytes})
         if (artifact := state.artifacts.get(stream)) is not None:
-            made_size = artifact.exported.size_bytes if artifact.exported is not None and artifact.alive else 0
-            return Share(artifact.owner, {"artifacts": made_size}) if made_size else None
+            if artifact.exported is None or not artifact.alive:
+                return None
+            return Share(artifact.owner, {"artifacts": artifact.exported.size_bytes}, artifact.requested.session_id)
         if (checkpoint := state.checkpoints.get(stream)) is not None:
             files = checkpoint.stored.files if checkpoint.stored is not None and checkpoint.alive else ()
             return Share(checkpoint.owner, {"checkpoints": sum(file.size_bytes for file in files)}) if files else None
@@ -182,9 +192,21 @@ class Quotas:
         before = shares.pop(stream, None)
         if before is not None:
             _add(self._used[before.owner], before.amounts, -1)
+            self._count_artifact(before, -1)
         if share is not None:
             shares[stream] = share
             _add(self._used.setdefault(share.owner, {}), share.amounts)
+            self._count_artifact(share, 1)
+
+    def _count_artifact(self, share: Share, change: int) -> None:
+        if share.session is not None:
+            self._artifacts[share.session] += change
+            if not self._artifacts[share.session]:
+                del self._artifacts[share.session]
+
+    def artifacts_of(self, session: str) -> int:
+        """Return the number of a session's artifacts."""
+        return self._artifacts[session]
 
     # -- journals -----------------------------------------------------------------------------------------------------
 

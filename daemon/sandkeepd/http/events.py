@@ -11,6 +11,7 @@ import trio
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from sandkeep.events import Meta
 from sandkeep.model import Name
 from sandkeep.protocol.methods import METHODS, EventQuery, EventType, Token
 from sandkeepd.core.access import Request, admit
@@ -31,6 +32,7 @@ _OF_PROVIDERS: Final = ("plan", "handle")
 _PLACE: Final = {"where", "base", "path", "uri"}
 _ON_THE_HOST: Final = ("mount", "directory", "state")
 _encode: Final = msgspec.json.Encoder().encode
+_owner_in: Final = msgspec.json.Decoder(Meta).decode
 
 
 class StreamQuery(Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +70,7 @@ async def _send(gateway: Gateway, asked: Asked, request: Request[Any], token: st
         if not begun:
             await asked.send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             begun = True
-        told = b"".join(_told(event, log.token(event.position)) for event in page.events)
+        told = b"".join(_told(event, log.token(event.position), request.owner) for event in page.events)
         # Without data it is no event, but the client resumes there: its token does not grow old among others' events.
         told += b"id: %s\n\n" % page.next.encode()
         await asked.send({"type": "http.response.body", "body": told, "more_body": True})
@@ -78,8 +80,10 @@ async def _send(gateway: Gateway, asked: Asked, request: Request[Any], token: st
                 await log.wait(after)
 
 
-def _told(event: RawEvent, token: str) -> bytes:
+def _told(event: RawEvent, token: str, owner: str) -> bytes:
     told = replace(event, data=Raw(_encode(_without_host(msgspec.json.decode(event.data)))))
+    if _owner_in(event.meta).owner not in (None, owner):
+        told = replace(told, meta=Raw(b"{}"))  # another caller caused it, such as an administrator
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (token.encode(), event.type.encode(), _encode(told))
 
 

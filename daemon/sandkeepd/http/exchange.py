@@ -1,4 +1,7 @@
-"""One request and its answer: authentication, the query, the body within its limits, and replies."""
+"""One request and its answer: authentication, the query, the body within its limits, and replies.
+
+The memory of bodies and of unread answers is charged to the connection.
+"""
 
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -19,6 +22,12 @@ from sandkeepd.serving import params
 MAX_BODY_BYTES: Final = 1024 * 1024
 """Maximum size of a JSON body. Larger files go by ``files/upload/``."""
 
+BODY_S: Final = 60.0
+"""Seconds in which a JSON body has to arrive as a whole."""
+
+PIECE_BYTES: Final = 256 * 1024
+"""Size of the pieces in which answers are sent: hypercorn copies each of them."""
+
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -35,7 +44,9 @@ class Reply(Struct, frozen=True):
 
 
 class Asked(Struct, kw_only=True):
-    """A request that was let in. `query` and `body` are Structs of its route's, `id` is the session's in its path."""
+    """A request that was let in. `query` and `body` are Structs of its route's, `body_bytes` is the size of the body as
+    it came, and `id` is the session's in its path.
+    """
 
     scope: Scope
     receive: Receive
@@ -44,6 +55,7 @@ class Asked(Struct, kw_only=True):
     id: str = ""
     query: Any = None
     body: Any = None
+    body_bytes: int = 0
 
     @property
     def artifact_id(self) -> str:
@@ -64,16 +76,31 @@ class Asked(Struct, kw_only=True):
         return values[0] if values else None
 
     async def reply(self, reply: Reply) -> None:
-        """Send an answer as JSON."""
-        await send_json(self.send, reply)
+        """Send an answer: its value as JSON, unless there is none."""
+        content, status, headers = b"", reply.status, list(reply.headers)
+        if reply.value is not None:
+            content = msgspec.json.encode(reply.value)
+            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+        del reply  # or its value would stay in memory, uncharged, until the client has read the answer
+        share = self.connection.share
+        share.add(len(content))
+        try:
+            await self.send({"type": "http.response.start", "status": status, "headers": headers})
+            begin = 0
+            while begin + PIECE_BYTES < len(content):
+                piece = content[begin : begin + PIECE_BYTES]
+                await self.send({"type": "http.response.body", "body": piece, "more_body": True})
+                begin += PIECE_BYTES
+            await self.send({"type": "http.response.body", "body": content[begin:]})
+        finally:
+            share.subtract(len(content))
 
     async def piece(self) -> bytes | None:
         """Return the next bytes of the request; None at its end. Raises ClientLeftError, `RefusedError`."""
         with trio.move_on_after(STALLED_S) as scope:
             message = await self.receive()
         if scope.cancelled_caught:
-            late = StateError("timeout", f"the request did not go on for {STALLED_S:g} s: send it again")
-            raise RefusedError(HTTPStatus.REQUEST_TIMEOUT, late)
+            raise _late(f"the request did not go on for {STALLED_S:g} s")
         if message["type"] == "http.disconnect":
             raise ClientLeftError
         body: bytes = message.get("body", b"")
@@ -113,21 +140,29 @@ def parse_query(scope: Scope, wanted: type[Struct]) -> Any:
         raise params.refusal(wanted, str(error)) from None
 
 
-async def read_body(asked: Asked, wanted: type[Struct]) -> Any:
-    """Return the JSON body. Raises `invalid`, naming the field; `RefusedError` for one that is too long."""
+async def read_body(asked: Asked, wanted: type[Struct] | None) -> Any:
+    """Return the JSON body; None, once it was read, of a route that wants none.
+
+    Raises `invalid`, naming the field; `RefusedError` for one that is too long or too late.
+    """
     length = asked.header(b"content-length")
     if length is not None and length.isdecimal() and int(length) > MAX_BODY_BYTES:
         raise _too_long()
     body = bytearray()
     share = asked.connection.share
     try:
-        while (piece := await asked.piece()) is not None:
-            body += piece
-            share.add(len(piece))
-            if len(body) > MAX_BODY_BYTES:
-                raise _too_long()
-        return msgspec.json.decode(body or b"{}", type=wanted)
+        with trio.move_on_after(BODY_S) as scope:
+            while (piece := await asked.piece()) is not None:
+                body += piece
+                share.add(len(piece))
+                if len(body) > MAX_BODY_BYTES:
+                    raise _too_long()
+        if scope.cancelled_caught:
+            raise _late(f"the body was not complete after {BODY_S:g} s")
+        asked.body_bytes = len(body)
+        return None if wanted is None else msgspec.json.decode(body or b"{}", type=wanted)
     except msgspec.ValidationError as error:
+        assert wanted is not None
         raise params.refusal(wanted, str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise CallerError("invalid", "the body must be a JSON object, in UTF-8") from None
@@ -135,16 +170,10 @@ async def read_body(asked: Asked, wanted: type[Struct]) -> Any:
         share.subtract(len(body))
 
 
+def _late(problem: str) -> RefusedError:
+    return RefusedError(HTTPStatus.REQUEST_TIMEOUT, StateError("timeout", f"{problem}: send it again"))
+
+
 def _too_long() -> RefusedError:
     message = "the body has more than 1 MiB: send files by files/upload/, which takes any size"
     return RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, CallerError("invalid", message))
-
-
-async def send_json(send: Send, reply: Reply, media_type: bytes = b"application/json") -> None:
-    """Send an answer whose value is JSON, or that has none."""
-    content = b"" if reply.value is None else msgspec.json.encode(reply.value)
-    headers = list(reply.headers)
-    if reply.value is not None:
-        headers += [(b"content-type", media_type), (b"content-length", b"%d" % len(content))]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})

@@ -2,7 +2,7 @@
 
 The bytes go through a pipe between the connection and the command that reads or writes inside, so the slower end sets
 the pace. An upload lies beside its target until all of it has come, and is then put in place as a whole; a client that
-goes away before that leaves nothing behind.
+goes away before that leaves nothing behind; so does an upload that the sandbox stops taking.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import trio
 
-from sandkeep.errors import CallerError
+from sandkeep.errors import CallerError, StateError
 from sandkeep.ids import new_id
 from sandkeep.model import Artifact, Copied
 from sandkeepd.http.bodies import ContentQuery
@@ -27,6 +27,9 @@ from sandkeepd.serving.copy_pipe import CopyPipe
 
 PIECE_BYTES: Final = 64 * 1024
 FILE_PIECE_BYTES: Final = 256 * 1024
+UNTAKEN_S: Final = 60.0
+"""Seconds in which a sandbox has to take a piece of an upload. Until then nobody sees that the client has gone."""
+
 OCTETS: Final = "application/octet-stream"
 _TRANSFER: Final = "htt"
 
@@ -55,7 +58,11 @@ async def upload(gateway: Gateway, row: Row, asked: Asked) -> None:
 async def _receive(asked: Asked, pipe: trio.lowlevel.FdStream) -> None:
     try:
         while (piece := await asked.piece()) is not None:
-            await pipe.send_all(piece)
+            with trio.fail_after(UNTAKEN_S):
+                await pipe.send_all(piece)
+    except trio.TooSlowError:
+        message = f"the sandbox took nothing of the file for {UNTAKEN_S:g} s: look at its processes, and send it again"
+        raise StateError("timeout", message) from None
     except trio.BrokenResourceError:
         await trio.sleep_forever()  # the copy has failed, and is about to say why
 

@@ -19,7 +19,7 @@ from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.protocol.methods import METHODS, Mutation, Params
 from sandkeepd.api.dispatch import Dispatch
 from sandkeepd.api.routes import routes_of
-from sandkeepd.core.call import Call, Give, cannot_give, no_progress
+from sandkeepd.core.call import Call, Give, Handler, cannot_give, no_progress
 from sandkeepd.core.core import Core
 from sandkeepd.http import openapi, problems
 from sandkeepd.http.exchange import (
@@ -47,6 +47,13 @@ CLIENT: Final = "http"
 MAX_REQUESTS: Final = MAX_CONNECTIONS // 2
 """Maximum requests of a key under way, so that one key does not take all connections."""
 
+ENDING: Final = "session.close"
+SPARE_REQUESTS: Final = 16
+"""Further requests of a key that end sessions: so it gets out of its own way."""
+
+MAX_BYTES: Final = 32 * 1024 * 1024
+"""Maximum size of a key's calls under way that go on when their clients leave, but for those that end sessions."""
+
 _CHALLENGE: Final = (b"www-authenticate", b"Bearer")
 
 
@@ -58,6 +65,7 @@ class Gateway:
         self.keys = keys
         self.activity = activity
         self.requests: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
         self._dispatch = dispatch
         self._routes = routes_of(dispatch)
         by_path: dict[str, dict[str, Row]] = {}
@@ -81,7 +89,8 @@ class Gateway:
     async def call(self, asked: Asked, name: str, values: Mapping[str, Any], give: Give = cannot_give) -> Any:
         """Call a method for a request, as the socket would, and return its answer. Raises SandkeepError.
 
-        A call that changes something goes on when the client leaves; another one is its caller's to cancel.
+        A call that changes something goes on when the client leaves; another one is its caller's to cancel. Raises
+        ClientLeftError.
         """
         route = self._routes[name]
         given = self.params(asked, route.method.params, values)
@@ -92,11 +101,36 @@ class Gateway:
                 return value
         if not route.lasting:
             return await within_deadline(self._dispatch, call)
+        errand = self._begin(asked, call)
         asked.connection.lasting += 1
         try:
-            return await within_deadline(self._dispatch, call)
+            await while_there(asked, errand.done.wait)
         finally:
             asked.connection.lasting -= 1
+        return errand.answer()
+
+    def _begin(self, asked: Asked, call: Call) -> "_Errand":
+        """Have a task of the daemon's carry out a call. It holds nothing of the connection but the request's bytes."""
+        key, share = call.peer.key, asked.connection.share
+        assert key is not None
+        size = asked.body_bytes + CALL_BYTES if call.method.name != ENDING else 0
+        if self._bytes[key] + size > MAX_BYTES or not share.reserve(size):
+            message = f"the calls of the key {key} under way hold too much: wait until some of them are done"
+            raise StateError("quota_exceeded", message)
+        self._bytes[key] += size
+        errand = _Errand()
+
+        async def carry_out() -> None:
+            try:
+                await errand.run(call, self._dispatch)
+            finally:
+                share.release(size)
+                self._bytes[key] -= size
+                if not self._bytes[key]:
+                    del self._bytes[key]
+
+        self.core.start_task(carry_out, f"{call.method.name} over HTTP")
+        return errand
 
     def params(self, asked: Asked, wanted: type[Params], values: Mapping[str, Any]) -> Params:
         """Return the parameters of a method. Raises `invalid`, naming the field."""
@@ -114,6 +148,32 @@ class Gateway:
 
     async def _document(self, request: StarletteRequest) -> Response:  # noqa: ARG002
         return Response(self._openapi, media_type="application/json")
+
+
+class _Errand:
+    """A call that a task of the daemon's carries out, and its outcome once it is `done`."""
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self._value: Any = None
+        self._error: SandkeepError | None = None
+
+    async def run(self, call: Call, handler: Handler) -> None:
+        """Carry out the call. A defect is put on record, though the request may be gone."""
+        try:
+            self._value = await within_deadline(handler, call)
+        except Exception as error:  # noqa: BLE001  # it is for the request
+            failure = defects.only_error(error)
+            if not isinstance(failure, SandkeepError):
+                failure = defects.report(failure, call.method.name, call.params)
+            self._error = failure
+        self.done.set()
+
+    def answer(self) -> Any:
+        """Return the answer, or raise the error."""
+        if self._error is not None:
+            raise self._error
+        return self._value
 
 
 class _Endpoint:
@@ -152,9 +212,16 @@ class _Endpoint:
                 await _send_problem(send, failure, status)
 
     async def _serve(self, row: Row, asked: Asked) -> None:
-        connection, requests, key = asked.connection, self._gateway.requests, asked.peer.key
-        assert key is not None
-        if requests[key] >= MAX_REQUESTS:
+        """Serve a row, unless the key is removed meanwhile."""
+        assert asked.peer.key is not None
+        with self._gateway.keys.while_valid(asked.peer.key) as scope:
+            await self._serve_in_turn(row, asked, asked.peer.key)
+        if scope.cancelled_caught:
+            asked.connection.drop()
+
+    async def _serve_in_turn(self, row: Row, asked: Asked, key: str) -> None:
+        connection, requests = asked.connection, self._gateway.requests
+        if requests[key] >= MAX_REQUESTS + (SPARE_REQUESTS if row.operation == ENDING else 0):
             message = f"the key {key} has {MAX_REQUESTS} requests under way: wait for some, or close streams"
             raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, StateError("quota_exceeded", message))
         requests[key] += 1
@@ -163,11 +230,9 @@ class _Endpoint:
         try:
             asked.id = asked.scope.get("path_params", {}).get("id", "")
             asked.query = parse_query(asked.scope, row.query)
-            if row.body is not None:
+            if row.verb != "GET" and not row.streams:
                 asked.body = await read_body(asked, row.body)
-            if row.streams:
-                await self._stream(row, asked)
-            elif row.serve is not None:
+            if row.serve is not None:
                 await row.serve(self._gateway, row, asked)
             else:
                 await self._call(row, asked)
@@ -176,22 +241,11 @@ class _Endpoint:
             connection.requests -= 1
             requests[key] -= 1
 
-    async def _stream(self, row: Row, asked: Asked) -> None:
-        """Serve a row that streams, until it ends or the key is removed."""
-        assert row.serve is not None
-        assert asked.peer.key is not None
-        with self._gateway.keys.while_valid(asked.peer.key) as scope:
-            await row.serve(self._gateway, row, asked)
-        if scope.cancelled_caught:
-            asked.connection.drop()
-
     async def _call(self, row: Row, asked: Asked) -> None:
         call = partial(self._gateway.call, asked, row.operation, row.params(asked))
         if row.verb == "GET" and METHODS[row.operation].deadline_s is not None:
-            value = await while_there(asked, call)
-        else:
-            value = await call()
-        await asked.reply(row.reply_to(asked, value))
+            call = partial(while_there, asked, call)
+        await asked.reply(row.reply_to(asked, await call()))  # no name keeps the value
 
 
 class _Started:
@@ -207,13 +261,17 @@ class _Started:
 
 
 async def while_there(asked: Asked, work: Callable[[], Awaitable[Any]]) -> Any:
-    """Do `work` until it is done, or the client has gone. Raises ClientLeftError. The request was read to its end."""
+    """Do `work` until it is done, or the client has gone. Raises ClientLeftError.
+
+    The request was read to its end. A client that sends more is dropped: it could do so for ever.
+    """
     value = None
     async with trio.open_nursery() as nursery:
 
         async def watch() -> None:
-            while (await asked.receive())["type"] != "http.disconnect":
-                pass
+            while (message := await asked.receive())["type"] != "http.disconnect":
+                if message.get("body"):
+                    asked.connection.drop()
             raise ClientLeftError
 
         nursery.start_soon(watch)

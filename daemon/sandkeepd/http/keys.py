@@ -7,6 +7,7 @@ passwords that people choose, would only cost each request its time.
 import hashlib
 import hmac
 import logging
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import msgspec
 import trio
 from msgspec import Struct, field
 
-from sandkeep.errors import CallerError, StateError
+from sandkeep.errors import CallerError, DaemonError, StateError
 from sandkeep.model import ApiKey, KeyList, NewKey
 from sandkeep.protocol.clock import now_us, rfc3339
 from sandkeep.protocol.methods import KeyRef, NoParams
@@ -54,6 +55,7 @@ class Keys:
         self._path = f"{state_dir}/{FILE_NAME}"
         self._change = trio.Lock()
         self._in_use: dict[str, set[trio.CancelScope]] = {}
+        self._is_damaged = False
         self._stored = self._load()
 
     def peer_of(self, key: str) -> Peer | None:
@@ -80,6 +82,9 @@ class Keys:
 
     async def create(self, request: Request[KeyRef]) -> NewKey:
         """Create a key. Raises `conflict` if there is one of that name, `storage_unavailable`."""
+        if self._is_damaged:  # the new file would have that key alone
+            message = f"{self._path} is damaged, or others could write it: restore or remove it, and restart the daemon"
+            raise DaemonError("storage_unavailable", message)
         name = request.params.name
         key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
         async with self._change:
@@ -113,11 +118,13 @@ class Keys:
     def _load(self) -> dict[str, StoredKey]:
         content = private_file.read(self._path, "the API keys")
         if content is None:
+            self._is_damaged = os.path.lexists(self._path)
             return {}
         try:
             return msgspec.json.decode(content, type=StoredKeys).keys
         except msgspec.DecodeError:
             logger.warning("the API keys are damaged: none is valid now", extra={"path": self._path})
+            self._is_damaged = True
             return {}
 
 

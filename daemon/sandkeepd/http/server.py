@@ -80,7 +80,7 @@ class Connection:
         self.requests = 0
         """Number of requests that were let in and are not answered yet."""
         self.lasting = 0
-        """Number of calls that go on although the client or the server leaves."""
+        """Number of calls whose answers are waited for when the server stops."""
         self.share: Share = holdings.share(NOBODY if group is None else group, self.drop)
 
     @property
@@ -108,6 +108,7 @@ class Connection:
             await self._send_rest(memoryview(data)[sent:])
 
     async def _send_rest(self, data: memoryview) -> None:
+        self.share.add(len(data))
         try:
             with trio.fail_after(self._limits.stalled_s):
                 await self._stream.send_all(data)
@@ -115,6 +116,8 @@ class Connection:
             log.info("dropped an HTTP client: it did not read its answer")
             self.drop()
             raise trio.BrokenResourceError from None
+        finally:
+            self.share.subtract(len(data))
 
     async def receive_some(self, max_bytes: int) -> bytes:
         """Return received bytes, none at the end. Raises BrokenResourceError, ClosedResourceError."""

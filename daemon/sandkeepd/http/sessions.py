@@ -30,14 +30,15 @@ from sandkeepd.http.bodies import (
 )
 from sandkeepd.http.exchange import Asked, Headers, Reply
 from sandkeepd.http.gateway import Gateway
+from sandkeepd.http.registries import require_public
 from sandkeepd.http.row import PREFIX, Row, Values
 
-IDLE_S: Final = 300
-LIFETIME_S: Final = 3600
 LEAST_IDLE_S: Final = 60
 LEAST_LIFETIME_S: Final = 300
 INLINE_BYTES: Final = 64 * 1024
 """Maximum size of an artifact whose bytes are in the answer to its export."""
+
+_NOT_RESTORED: Final = ("not_found", "snapshot_missing", "snapshot_corrupt", "snapshot_not_ready")
 
 
 # -- making ready -----------------------------------------------------------------------------------------------------
@@ -46,42 +47,26 @@ INLINE_BYTES: Final = 64 * 1024
 async def ensure(gateway: Gateway, row: Row, asked: Asked) -> None:
     """Make a session ready: 201 if a sandbox was made for it, 200 if it was ready."""
     body: SessionBody = asked.body
-    values = _ensured(body, await _limits(gateway, asked, body))
-    done: SessionEnsured = await gateway.call(asked, row.operation, values)
+    await require_public(body.image or "")
+    try:
+        done: SessionEnsured = await gateway.call(asked, row.operation, _ensured(body))
+    except CallerError as error:
+        if error.data.get("field") != "idle_timeout_s":
+            raise
+        message = "idle_timeout_sec cannot exceed max_lifetime_sec"
+        raise CallerError("invalid", message, field="idle_timeout_sec") from None
     location = (b"location", views.path_of(done.session.session_id).encode())
     await asked.reply(Reply(201 if done.created else 200, views.session(done.session), [location]))
 
 
-async def _limits(gateway: Gateway, asked: Asked, body: SessionBody) -> tuple[float, float]:
-    """Return the limits of time: those of the body, else the session's own or the defaults. Raises `invalid`."""
-    _check_least("idle_timeout_sec", body.idle_timeout_sec, LEAST_IDLE_S)
-    _check_least("max_lifetime_sec", body.max_lifetime_sec, LEAST_LIFETIME_S)
-    idle, lifetime = await _own_limits(gateway, asked, body.id)
-    if body.idle_timeout_sec is None and body.max_lifetime_sec is None:
-        return idle, lifetime
-    idle = idle if body.idle_timeout_sec is None else body.idle_timeout_sec
-    lifetime = lifetime if body.max_lifetime_sec is None else body.max_lifetime_sec
-    if idle and lifetime and idle > lifetime:
-        raise CallerError("invalid", "idle_timeout_sec cannot exceed max_lifetime_sec", field="idle_timeout_sec")
-    return idle, lifetime
-
-
-async def _own_limits(gateway: Gateway, asked: Asked, session_id: str | None) -> tuple[float, float]:
-    if session_id is None:
-        return IDLE_S, LIFETIME_S
-    try:
-        found: Session = await gateway.call(asked, "session.get", {"session_id": session_id})
-    except CallerError:
-        return IDLE_S, LIFETIME_S
-    return found.spec.idle_timeout_s or 0, found.spec.max_lifetime_s or 0
-
-
-def _check_least(field: str, seconds: int | None, least: int) -> None:
+def _seconds(field: str, seconds: int | None, least: int) -> int | None:
     if seconds and seconds < least:
         raise CallerError("invalid", f"{field}: must be at least {least}, or 0 for never", field=field)
+    return seconds
 
 
-def _ensured(body: SessionBody, limits: tuple[float, float]) -> Values:
+def _ensured(body: SessionBody) -> Values:
+    """Return the parameters: no more than the body has, so that a repeated request has the same ones."""
     metadata = dict(body.metadata)
     if body.workspace_uid is not None:
         metadata[views.WORKSPACE_UID] = body.workspace_uid
@@ -93,8 +78,8 @@ def _ensured(body: SessionBody, limits: tuple[float, float]) -> Values:
         "cpus": _quantity("cpu", body.cpu, quantities.cpus),
         "memory_bytes": _quantity("memory", body.memory, quantities.size),
         "disk_bytes": _quantity("ephemeral_storage", body.ephemeral_storage, quantities.size),
-        "idle_timeout_s": limits[0],
-        "max_lifetime_s": limits[1],
+        "idle_timeout_s": _seconds("idle_timeout_sec", body.idle_timeout_sec, LEAST_IDLE_S),
+        "max_lifetime_s": _seconds("max_lifetime_sec", body.max_lifetime_sec, LEAST_LIFETIME_S),
         "artifact_base_url": body.artifact_base_url,
         "env": body.env,
         "secrets": body.secrets,
@@ -112,10 +97,10 @@ def _quantity(field: str, text: str | None, parse: Callable[[str], float]) -> fl
 
 
 def ensure_problem(asked: Asked, error: SandkeepError) -> int | None:
-    """Return the status of a failed creation: 404 if a snapshot was to be restored, else 400."""
+    """Return the status of a failed creation: 404 if the snapshot that was to be restored cannot be, else 400."""
     if error.code in ("invalid", "permission_denied", "conflict", "internal") or asked.body is None:
         return None
-    return 404 if asked.body.restore_snapshot_id is not None else 400
+    return 404 if asked.body.restore_snapshot_id is not None and error.code in _NOT_RESTORED else 400
 
 
 # -- sessions ---------------------------------------------------------------------------------------------------------
@@ -124,22 +109,13 @@ def ensure_problem(asked: Asked, error: SandkeepError) -> int | None:
 async def session(gateway: Gateway, row: Row, asked: Asked) -> None:
     """Answer a session with what it used."""
     found: Session = await gateway.call(asked, row.operation, {"session_id": asked.id})
-    counts: dict[str, Any] = {"artifacts_count": await _count_artifacts(gateway, asked)}
+    counts: dict[str, Any] = {"artifacts_count": gateway.core.quotas.artifacts_of(found.key)}
     if found.status == "ready":
         with suppress(StateError):  # its sandbox has just ended
             used: SandboxStatsList = await gateway.call(asked, "sandbox.stats", {"sandbox_id": found.sandbox_id})
             for each in used.sandboxes:
                 counts |= {"cpu_seconds": each.cpu_s, "storage_bytes": each.disk_bytes}
     await asked.reply(Reply(200, replace(views.session(found), **counts)))
-
-
-async def _count_artifacts(gateway: Gateway, asked: Asked) -> int:
-    count, after = 0, None
-    while True:
-        page: ArtifactList = await gateway.call(asked, "artifact.list", {"session_id": asked.id, "after": after})
-        count, after = count + len(page.artifacts), page.next
-        if after is None:
-            return count
 
 
 def list_params(asked: Asked) -> Values:

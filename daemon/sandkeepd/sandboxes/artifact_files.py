@@ -15,7 +15,7 @@ from typing import Final
 import trio
 from msgspec import Struct
 
-from sandkeep.errors import CallerError, DaemonError, DataError, ProviderError
+from sandkeep.errors import CallerError, DaemonError, DataError
 from sandkeep_store.archives.stores.directory import DirectoryArchives
 from sandkeep_store.archives.tar.compression import Codec, compressing
 from sandkeep_store.archives.tar.output import Output, OutputError
@@ -27,6 +27,9 @@ ARTIFACTS: Final = "artifacts"
 """The directory of artifacts in the state directory: ``SANDBOX/ARTIFACT``."""
 
 UNKNOWN: Final = "application/octet-stream"
+
+Reserve = Callable[[int], None]
+"""Reserves a size in all for a file that grows. Raises if there is not so much."""
 
 _PIECE_BYTES: Final = 1 << 20
 _TYPES: Final = mimetypes.MimeTypes()
@@ -52,28 +55,28 @@ class ArtifactFiles:
         self._files = files
         self._since = time.time()
 
-    async def export(self, sandbox_id: str, artifact_id: str, path: str, *, max_bytes: int) -> ExportedFile:
+    async def export(self, sandbox_id: str, artifact_id: str, path: str, *, reserve: Reserve) -> ExportedFile:
         """Keep a file or directory of a sandbox under a new id. It is on the disk when this returns; on any error
-        nothing is left of it. See `Files.send` for `path`.
+        nothing is left of it. See `Files.send` for `path`. `reserve` is given its size, piece by piece as it grows.
 
-        Raises the errors of `Files.send`, `conflict` for an id that is taken, `disk_limit` for more than `max_bytes`,
-        and `storage_unavailable`.
+        Raises the errors of `Files.send` and of `reserve`, `conflict` for an id that is taken, and
+        `storage_unavailable`.
         """
         try:
-            return await self._export(sandbox_id, artifact_id, path, "bytes", max_bytes)
+            return await self._export(sandbox_id, artifact_id, path, "bytes", reserve)
         except CallerError as error:
             if error.code != "invalid":
                 raise
             try:
-                return await self._export(sandbox_id, artifact_id, f"{path}/", "whole", max_bytes)
+                return await self._export(sandbox_id, artifact_id, f"{path}/", "whole", reserve)
             except CallerError as other:
                 raise error if other.code == "not_found" else other from None  # neither a file nor a directory
 
-    async def _export(self, sandbox_id: str, artifact_id: str, path: str, form: Form, max_bytes: int) -> ExportedFile:
+    async def _export(self, sandbox_id: str, artifact_id: str, path: str, form: Form, reserve: Reserve) -> ExportedFile:
         upload = await trio.to_thread.run_sync(self._store.create, f"{sandbox_id}/{artifact_id}")
         try:
             output = Output(upload.descriptor)
-            source = await self._receive(sandbox_id, path, form, output, max_bytes)
+            source = await self._receive(sandbox_id, path, form, output, reserve)
             await _in_thread(output.finish)
             await trio.to_thread.run_sync(upload.finish)
         finally:
@@ -87,7 +90,7 @@ class ArtifactFiles:
             digest=f"sha256:{output.sha256}",
         )
 
-    async def _receive(self, sandbox_id: str, path: str, form: Form, output: Output, max_bytes: int) -> str:
+    async def _receive(self, sandbox_id: str, path: str, form: Form, output: Output, reserve: Reserve) -> str:
         """Write what the sandbox sends; return the path of its source inside."""
         codec: Codec = "none" if form == "bytes" else "gzip"
         async with self._files.send(sandbox_id, path, form=form) as outgoing:
@@ -99,9 +102,9 @@ class ArtifactFiles:
                     # Piece by piece: a thread that waited for the sandbox would be one less for all others.
                     while data := await pipe.receive_some(_PIECE_BYTES):
                         await _in_thread(compressor.write, memoryview(data))
-                        _require_small(output, max_bytes)
+                        reserve(output.size_bytes)
                     await _in_thread(ending.close)
-                    _require_small(output, max_bytes)  # the compressor held some back
+                    reserve(output.size_bytes)  # the compressor held some back
             return (await outgoing.result()).path
 
     def open(self, sandbox_id: str, artifact_id: str) -> int:
@@ -119,12 +122,6 @@ class ArtifactFiles:
     async def sweep(self) -> None:
         """Remove what an earlier daemon left unfinished."""
         await trio.to_thread.run_sync(self._store.sweep, time.time() - self._since)
-
-
-def _require_small(output: Output, max_bytes: int) -> None:
-    if output.size_bytes > max_bytes:
-        message = f"the artifact is larger than the {max_bytes} bytes that are left for artifacts"
-        raise ProviderError("disk_limit", f"{message}: export less, or remove artifacts")
 
 
 async def _in_thread(work: Callable[..., object], *args: object) -> None:

@@ -10,7 +10,7 @@ import trio
 from msgspec.structs import replace
 
 from sandkeep import events, ids
-from sandkeep.errors import StateError
+from sandkeep.errors import ProviderError, StateError
 from sandkeep.model import Artifact, ArtifactList
 from sandkeep.protocol.methods import ArtifactExport, ArtifactQuery, ArtifactRef, ArtifactRemove
 from sandkeep.settings.storage import ARTIFACT_BASE_URL
@@ -26,7 +26,6 @@ from sandkeepd.sandboxes.artifact_files import ArtifactFiles
 from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.runtimes import Runtimes
 
-NO_LIMIT: Final = 2**62
 MOST_DIGESTS: Final = 4096
 """Number of digests that are remembered; others are computed when they are asked for."""
 
@@ -49,11 +48,18 @@ class ArtifactExporting(Creation[ArtifactState]):
     async def act(self, order: Order[ArtifactState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
         asked = order.subject.requested
-        left = self.core.quotas.left(order.request, asked.owner, "artifacts")
-        most = NO_LIMIT if left is None else left
+        order.resources.callback(self.core.quotas.release, order.stream)
+
+        def reserve(size: int) -> None:
+            """Reserve what is written by now, so that exports at the same time stay within the quota together."""
+            try:
+                self.core.quotas.reserve(order.request, asked.owner, {order.stream: {"artifacts": size}})
+            except StateError:
+                message = "the artifact is larger than what is left for artifacts: export less, or remove artifacts"
+                raise ProviderError("disk_limit", message) from None
+
         with self._runtimes.reading(asked.sandbox_id):
-            made = await self._files.export(asked.sandbox_id, order.stream, asked.path, max_bytes=most)
-        self.charge(order, asked.owner, "artifacts", made.size_bytes)
+            made = await self._files.export(asked.sandbox_id, order.stream, asked.path, reserve=reserve)
         self._shown.remember(order.stream, made.digest)
         event = events.ArtifactExported(
             name=asked.name or made.filename,

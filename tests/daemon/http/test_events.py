@@ -2,12 +2,12 @@
 
 import http.client
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from tests.support.gateway import SESSIONS, Gateway
+from tests.support.gateway import SESSIONS, Gateway, plain
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
@@ -122,6 +122,28 @@ def test_only_the_owners_events(gateway: Gateway) -> None:
         client.image.create(f"{gateway.daemon.root}/image", owner="key:stranger", labels={"only": "theirs"})
     with following(gateway, EVENTS, **{"X-Api-Key": other}) as events:
         assert [event.data["data"]["owner"] for event in until(events, "image.create_requested")] == ["key:stranger"]
+
+
+def test_a_key_sees_no_other_caller(gateway: Gateway) -> None:
+    """The image was made for it by an administrator, its session by itself."""
+    gateway.make("own")
+    with following(gateway) as events:
+        found = {event.type: event.data["meta"] for event in until(events, "session.started")}
+    assert found["image.create_requested"] == {}
+    assert found["session.start_requested"]["owner"] == "key:ci"
+    gateway.ask("DELETE", f"{SESSIONS}own/")
+
+
+def test_who_sends_while_following_is_dropped(gateway: Gateway) -> None:
+    head = f"GET {EVENTS} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {gateway.key}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with plain(gateway.path) as sock:
+        sock.sendall(head.encode())
+        assert sock.recv(65536).split()[1] == b"200"
+        sock.sendall(b"1\r\nx\r\n")
+        sock.settimeout(10)  # it is told something every 15 s
+        with suppress(ConnectionResetError):
+            while sock.recv(65536):
+                pass
 
 
 @pytest.mark.parametrize(

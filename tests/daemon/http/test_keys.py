@@ -1,8 +1,10 @@
 """API keys: who may make them, what is stored of them, and what they open."""
 
 import os
+import socket
 import stat
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,10 +77,10 @@ def test_keys_are_made_listed_and_removed_on_the_command_line(gateway: Gateway) 
 
 
 def test_keys_are_for_administrators(gateway: Gateway) -> None:
-    socket = gateway.daemon.socket
+    path = gateway.daemon.socket
 
     def attempt() -> list[str]:
-        with connect(socket) as client:
+        with connect(path) as client:
             calls = [lambda: client.key.create("mine"), client.key.list, lambda: client.key.remove("ci")]
             return [refused("permission_denied", call).code for call in calls]
 
@@ -101,8 +103,17 @@ def test_a_file_that_cannot_be_trusted_has_no_keys(places: str, damage: str) -> 
             os.chmod(path, 0o644)
         else:
             os.truncate(path, 20)
+        left = Path(path).read_bytes()
         gateway.daemon.start()
         assert gateway.ask("GET", SESSIONS).status == 401
+        with gateway.daemon.connect() as client:
+            assert path in refused("storage_unavailable", client.key.create, "more").message
+            assert Path(path).read_bytes() == left, "the other keys may be saved from it"
+            gateway.daemon.stop()
+        os.unlink(path)
+        gateway.daemon.start()
+        with gateway.daemon.connect() as client:
+            assert client.key.create("more").key
 
 
 def test_another_keys_objects_are_not_there(gateway: Gateway) -> None:
@@ -198,3 +209,9 @@ def test_a_removed_key_ends_what_it_streams(gateway: Gateway, way: str) -> None:
 def test_a_key_has_no_paths_of_the_host(gateway: Gateway, image: str) -> None:
     answer = gateway.ask("POST", SESSIONS, {"image": image})
     assert answer.problem == (403, "permission_denied")
+
+
+def test_a_key_does_not_make_the_engine_call_the_host(gateway: Gateway) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        image = f"127.0.0.1:{listener.getsockname()[1]}/x"
+        assert gateway.ask("POST", SESSIONS, {"image": image}).problem == (403, "permission_denied")

@@ -82,8 +82,11 @@ def test_limits_of_time(gateway: Gateway, given: dict[str, int], shown: tuple[in
 
 def test_a_limit_is_held_against_the_sessions_other_one(gateway: Gateway) -> None:
     gateway.make("held", idle_timeout_sec=60, max_lifetime_sec=300)
-    assert gateway.ask("POST", SESSIONS, {"id": "held", "idle_timeout_sec": 301}).problem == (400, "invalid")
-    gateway.ask("DELETE", f"{SESSIONS}held/")
+    for _ in ("ready", "terminated"):
+        answer = gateway.ask("POST", SESSIONS, {"id": "held", "idle_timeout_sec": 301})
+        assert answer.problem == (400, "invalid")
+        assert answer.value["detail"] == "idle_timeout_sec cannot exceed max_lifetime_sec"
+        gateway.ask("DELETE", f"{SESSIONS}held/")
     back = gateway.ask("POST", SESSIONS, {"id": "held", "idle_timeout_sec": 300}).value
     assert (back["idle_timeout_sec"], back["max_lifetime_sec"]) == (300, 300)
     gateway.ask("DELETE", f"{SESSIONS}held/")
@@ -134,6 +137,19 @@ def test_a_repeated_request_makes_one_session(gateway: Gateway) -> None:
     assert [answer.status for answer in made] == [201, 200]
     assert made[0].value["id"] == made[1].value["id"]
     gateway.ask("DELETE", made[0].headers["location"])
+
+
+def test_a_request_is_the_same_though_the_session_has_changed(gateway: Gateway) -> None:
+    def ask(**body: Any) -> Answer:
+        again = {"Idempotency-Key": "changed"} if not body else {}
+        return gateway.ask("POST", SESSIONS, {"id": "changed", "image": gateway.image_id, **body}, headers=again)
+
+    assert ask().status == 201
+    gateway.ask("DELETE", f"{SESSIONS}changed/")
+    assert ask(idle_timeout_sec=60, max_lifetime_sec=300).status == 201
+    gateway.ask("DELETE", f"{SESSIONS}changed/")
+    assert ask().status in (200, 201)
+    gateway.ask("DELETE", f"{SESSIONS}changed/")
 
 
 def test_a_request_has_one_idempotency_key(gateway: Gateway) -> None:
@@ -308,4 +324,10 @@ def test_artifacts(gateway: Gateway) -> None:
     assert gateway.ask("GET", other).problem == (404, "not_found")
     assert gateway.ask("POST", f"{of}files/export/", {"path": "none"}).problem == (404, "not_found")
     assert gateway.ask("POST", f"{of}files/export/", {"path": "large", "filename": "a/b"}).problem == (400, "invalid")
+    with gateway.daemon.connect() as client:
+        client.artifact.remove(small.value["id"])
+    assert gateway.ask("GET", of).value["artifacts_count"] == 1
+    gateway.daemon.kill()
+    gateway.daemon.start()
+    assert gateway.ask("GET", of).value["artifacts_count"] == 1
     gateway.ask("DELETE", of)

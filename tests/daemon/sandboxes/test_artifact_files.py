@@ -4,8 +4,8 @@ import gzip
 import io
 import posixpath
 import tarfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import trio
 from tests.support.expect import refused_async
 from tests.support.inside import Inside, inside
 
+from sandkeep.errors import ProviderError
 from sandkeep.settings.daemon import UID_BASE
 from sandkeepd.providers.local.provider import open_local
 from sandkeepd.sandboxes.artifact_files import ArtifactFiles
@@ -23,6 +24,18 @@ from sandkeepd.sandboxes.files import Files
 pytestmark = pytest.mark.needs("bwrap")
 
 MANY = 1 << 40
+
+
+def at_most(max_bytes: int, sizes: list[int] | None = None) -> Callable[[int], None]:
+    """Return what reserves a size, and notes it in `sizes`."""
+
+    def reserve(size: int) -> None:
+        if size > max_bytes:
+            raise ProviderError("disk_limit", "it is too large")
+        if sizes is not None:
+            sizes.append(size)
+
+    return reserve
 
 
 class House:
@@ -40,9 +53,12 @@ class House:
 
     async def export(self, path: str, artifact_id: str = "art_1", max_bytes: int = MANY) -> tuple[Any, bytes]:
         """Export a file, and read it again."""
-        made = await self.artifacts.export(self.box, artifact_id, path, max_bytes=max_bytes)
+        sizes: list[int] = []
+        made = await self.artifacts.export(self.box, artifact_id, path, reserve=at_most(max_bytes, sizes))
         with open(self.artifacts.open(self.box, artifact_id), "rb") as file:
             content = file.read()
+        assert sizes == sorted(sizes)
+        assert sizes[-1] == made.size_bytes
         assert (made.size_bytes, made.digest) == (len(content), f"sha256:{sha256(content).hexdigest()}")
         return made, content
 
@@ -113,13 +129,15 @@ async def test_what_fails_leaves_nothing(state_dir: str, source: str) -> None:
             ("nothing", "not_found"), ("gone", "invalid"), ("pipe", "invalid"), ("closed", "permission_denied"),
             ("/", "invalid"), ("hello/", "not_found"),
         ):  # fmt: skip
-            await refused_async(code, house.artifacts.export(house.box, "art_1", path, max_bytes=MANY))
+            await refused_async(code, house.artifacts.export(house.box, "art_1", path, reserve=at_most(MANY)))
         for path in ("big", "d"):
-            await refused_async("disk_limit", house.artifacts.export(house.box, "art_1", path, max_bytes=1 << 20))
+            await refused_async(
+                "disk_limit", house.artifacts.export(house.box, "art_1", path, reserve=at_most(1 << 20))
+            )
         assert house.left() == []
         made, _ = await house.export("big", max_bytes=3000000)
         assert made.size_bytes == 3000000
-        await refused_async("conflict", house.artifacts.export(house.box, "art_1", "hello", max_bytes=MANY))
+        await refused_async("conflict", house.artifacts.export(house.box, "art_1", "hello", reserve=at_most(MANY)))
         assert house.left() == [f"{house.box}/art_1"]
 
 
@@ -131,7 +149,7 @@ async def test_who_gives_up_leaves_nothing(state_dir: str, source: str) -> None:
             async with trio.open_nursery() as nursery:
 
                 async def export() -> None:
-                    await house.artifacts.export(house.box, "art_1", "d/holes", max_bytes=MANY)
+                    await house.artifacts.export(house.box, "art_1", "d/holes", reserve=at_most(MANY))
 
                 nursery.start_soon(export)
                 while not any(path.stat().st_size for path in (house.directory / ".partial").glob("*")):
@@ -140,3 +158,37 @@ async def test_who_gives_up_leaves_nothing(state_dir: str, source: str) -> None:
         assert scope.cancelled_caught
         assert house.left() == []
         assert (await house.export("hello"))[1] == b"hello\n"
+
+
+async def test_exports_at_the_same_time_stay_within_the_quota_together(
+    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SANDKEEP_QUOTA", "artifacts=16M")
+    monkeypatch.setenv("SANDKEEP_QUOTA_ADMIN", "1")
+    async with house_in(state_dir, source) as house:
+        await house.sh("truncate -s 500G holes; head -c 15M /dev/zero >large")
+        most = 0
+
+        async def export() -> None:
+            call = house.daemon.call("artifact.export", sandbox_id=house.box, path="holes")
+            await refused_async("disk_limit", call)
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, house.daemon.core.quotas.used("uid:0", "artifacts"))
+                files = (house.directory / ".partial").glob("*")
+                with suppress(FileNotFoundError):
+                    assert sum(file.stat().st_size for file in files) <= (16 + 4) << 20, "each has a piece more at most"
+                await trio.sleep(0)
+
+        async with trio.open_nursery() as watching:
+            watching.start_soon(watch)
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(export)
+            watching.cancel_scope.cancel()
+        assert 0 < most <= 16 << 20
+        assert (house.left(), house.daemon.core.quotas.used("uid:0", "artifacts")) == ([], 0)
+        made = await house.daemon.call("artifact.export", sandbox_id=house.box, path="large")
+        assert house.daemon.core.quotas.used("uid:0", "artifacts") == made.size_bytes == 15 << 20

@@ -172,20 +172,17 @@ def test_files_are_bytes_unless_they_are_decoded(gateway: Gateway, client: DeepA
     client.stop_sandbox_session("bytes")
 
 
-def test_after_a_404_it_is_created_without_the_id(
+def test_the_id_is_given_up_for_no_other_failure_of_a_restore(
     gateway: Gateway, client: DeepAgentClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     snapshot = saved(gateway, client, "source")
     client.create_sandbox_session({"id": "secretive", "image": gateway.image_id, "secrets": {"TOKEN": "x"}})
     client.stop_sandbox_session("secretive")
     asked = {"id": "secretive", "image": gateway.image_id, "restore_snapshot_id": snapshot}
-    assert gateway.ask("POST", SESSIONS, asked).problem == (404, "secret_missing")
     with caplog.at_level(logging.WARNING, "sandkeep.compat.astraforge"):
-        made = client.create_sandbox_session(asked)
-    assert made.session_id != "secretive"
-    assert made.restore_snapshot_id == snapshot
-    assert caplog.messages == ["creating a session without its id, which failed"]
-    client.stop_sandbox_session(made.session_id)
+        error = refused(StateError, "secret_missing", lambda: client.create_sandbox_session(asked))
+    assert error.data["http_status"] == 400
+    assert caplog.messages == []
     client.stop_sandbox_session("source")
 
 
