@@ -177,7 +177,7 @@ async def _run_parts(
         services.archives.fence = leases.fence
         publishing = Publisher(core, leases)
         services.archives.publish = publishing.publish
-        publishing.addresses = daemon.STREAM_ADVERTISED() or [one for one in software.stream if "://" in one]
+        publishing.addresses = stream_access.published(daemon.STREAM_ADVERTISED())
         sharing = Sharing(
             core, leases, publishing, images, sandboxes, services.snapshots, services.restores, services.checkpoints,
             services.layers, config.state_dir,

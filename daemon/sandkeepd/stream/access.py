@@ -1,5 +1,7 @@
 """``stream.access``: where the stream server listens, its pin, and the caller's token for it."""
 
+from collections.abc import Sequence
+
 from sandkeep.model import StreamAccess
 from sandkeep.protocol.methods import StreamQuery
 from sandkeepd.core.access import Request
@@ -13,6 +15,12 @@ class Access:
         self._addresses = addresses
         self._tokens = tokens
         self._pin = pin
+
+    def published(self, advertised: Sequence[str]) -> list[str]:
+        """Return the addresses for clients elsewhere: those given, or those on TCP. Ours on TLS have the pin."""
+        addresses = advertised or [one for one in self._addresses if "://" in one]
+        mine = f"#{self._pin}" if self._pin else ""
+        return [one + mine if one.startswith("tls://") and "#" not in one else one for one in addresses]
 
     async def access(self, request: Request[StreamQuery]) -> StreamAccess:
         """Return the caller's address and token for TCP. The kernel vouches for the caller's uid."""

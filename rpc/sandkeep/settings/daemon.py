@@ -499,8 +499,8 @@ STREAM_ADVERTISED = Setting(
     "SANDKEEP_STREAM_ADVERTISED",
     _list,
     "the addresses of SANDKEEP_STREAM on TCP",
-    "Addresses under which clients elsewhere reach the stream server, separated by commas. Those whose shared sandbox "
-    "moves to this daemon are told them.",
+    "Addresses under which clients elsewhere reach the stream server, separated by commas: tls://HOST:PORT, to which "
+    "the daemon adds its pin as #PIN. Those whose shared sandbox moves to this daemon are told them.",
     default=lambda: (),
 )
 HANDOVER_STOP = Setting(

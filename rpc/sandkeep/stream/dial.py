@@ -30,10 +30,16 @@ _LONGEST_PAUSE_S: Final = 1.0
 
 
 class Dialer:
-    """Opens websockets at one address, with one token, which on TCP only the server with that pin is sent."""
+    """Opens websockets at one address, with one token, which on TCP only the server with that pin is sent.
+
+    The pin may be part of the address: ``tls://HOST:PORT#PIN``.
+    """
 
     def __init__(self, address: str | None, token: str | None, pin: str | None, patience_s: float) -> None:
         self._address = address if address is not None else _default_address()
+        if self._address.startswith("tls://"):
+            self._address, _, its_pin = self._address.partition("#")
+            pin = pin or its_pin
         self._token = token
         self._pin = _checked_pin(self._address, pin)
         self._patience_s = patience_s

@@ -17,6 +17,8 @@ from tests.conftest import RunningDaemon
 from tests.support.sharing import of_directory
 from tests.support.streams import everything, message, refusal, websocket
 
+from sandkeep.compat import cloud_run
+from sandkeep.errors import CallerError, StateError
 from sandkeep.protocol.tls import client_context
 
 pytestmark = pytest.mark.needs("bwrap", "root")
@@ -33,7 +35,7 @@ class Server:
         self.daemon.start()
         with self.daemon.connect() as client:
             access = client.stream.access()
-        self.address, self.token = access.addresses[0], access.token
+        self.address, self.token, self.pin = access.addresses[0], access.token, access.pin
 
     def socket(self) -> Any:
         import socket
@@ -250,10 +252,56 @@ async def test_a_handover_is_told_and_where_it_goes_on(servers: list[Server]) ->
                 "SANDBOX_CHECKPOINTED",
             ]  # fmt: skip
             assert code == 1000
-            assert told[-1]["moved_to"] == [other.address]
+            assert told[-1]["moved_to"] == [f"{other.address}#{other.pin}"]
             assert (await again.run("cat mine"))[0] == "mine\n"
             await again.send(action="kill_sandbox")
             await everything(there)
+
+
+def take(server: Server, sandbox_id: str, token: str) -> str:
+    with server.daemon.connect() as client:
+        return str(client.sandbox.attach_shared(sandbox_id, token, timeout_s=60).sandbox_id)
+
+
+async def test_a_client_that_follows_goes_on_where_its_sandbox_does(servers: list[Server]) -> None:
+    one, other = servers
+    async with cloud_run.create(one.address, one.token, pin=one.pin, enable_sandbox_handoff=True) as sandbox:
+        result = await sandbox.run("bash", "read line; echo $line >file; echo said >&2; exit 3", "kept\n")
+        assert result == cloud_run.Result("", "said\n", 3)
+        for server in (other, one):
+            await trio.to_thread.run_sync(take, server, sandbox.sandbox_id, sandbox.sandbox_token)
+            assert (await sandbox.run("bash", "cat file")).stdout == "kept\n"
+            assert sandbox.address == f"{server.address}#{server.pin}"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, take, other, sandbox.sandbox_id, sandbox.sandbox_token)
+            with pytest.raises(StateError, match="killed") as killed:
+                await sandbox.run("bash", "sleep 1000")
+        assert killed.value.data["moved_to"] == [sandbox.address] != [one.address]
+        await sandbox.snapshot("followed")
+        await sandbox.checkpoint()
+        with pytest.raises(StateError) as ended:
+            await sandbox.run("bash", "true")
+        assert ended.value.code == "not_ready"
+    known = (sandbox.sandbox_id, sandbox.sandbox_token, one.token)
+    async with cloud_run.attach(one.address, *known, pin=one.pin) as again:
+        assert (await again.run("python", "print(open('file').read())")).stdout == "kept\n\n"
+        with pytest.raises(StateError) as busy:
+            async with cloud_run.attach(one.address, sandbox.sandbox_id, sandbox.sandbox_token, pin=one.pin):
+                pass
+        assert busy.value.code == "in_use"
+        await again.kill()
+    with pytest.raises(CallerError, match="sandbox-none"):
+        async with cloud_run.attach(one.address, "sandbox-none", "0" * 32, one.token, pin=one.pin):
+            pass
+
+
+async def test_a_client_sends_its_token_to_no_other_server(servers: list[Server]) -> None:
+    one, other = servers
+    async with cloud_run.create(one.address, one.token, pin=one.pin, enable_sandbox_handoff=True) as sandbox:
+        with pytest.raises(CallerError, match="pinned"):
+            async with cloud_run.attach(f"{one.address}#{other.pin}", sandbox.sandbox_id, sandbox.sandbox_token):
+                pass
+        await sandbox.kill()
 
 
 async def test_it_is_off_until_it_is_set(new_daemon: Any) -> None:

@@ -1,0 +1,249 @@
+"""Sandboxes over the protocol of *cloud-run-sandbox*, on trio. One that moves to another daemon is followed there.
+
+    async with create(address, token, pin=pin, enable_sandbox_handoff=True) as sandbox:
+        print((await sandbox.run("python", "print(6 * 7)")).stdout)
+
+The daemon speaks it if SANDKEEP_CLOUD_RUN_IMAGE is set. A sandbox has one client at a time, which does one thing at a
+time.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+import trio
+from msgspec import Struct
+from trio_websocket import ConnectionClosed
+
+from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, StateError
+from sandkeep.protocol.wire import Connection
+from sandkeep.stream.dial import Dialer, close, raise_lost, unwrap_single_exception
+
+__all__ = ["CloudRunSandbox", "Result", "attach", "create"]
+
+PATIENCE_S: Final = 60.0
+"""Seconds in which a sandbox that moved has to be attached where it goes on."""
+
+_PAUSE_S: Final = 0.2
+_NORMAL: Final = 1000
+_NOT_FATAL: Final = (
+    "SANDBOX_EXECUTION_ERROR", "SANDBOX_EXECUTION_IN_PROGRESS_ERROR", "SANDBOX_FILESYSTEM_SNAPSHOT_ERROR"
+)  # fmt: skip
+"""Refusals after which the connection stays. While the sandbox is leaving, they hold for this daemon alone."""
+
+
+class Result(Struct, frozen=True):
+    """What a command wrote, as text, and its exit code."""
+
+    stdout: str
+    stderr: str
+    exit_code: int | None
+
+
+class _Said(Struct, frozen=True):
+    """A message of the daemon's."""
+
+    event: str = ""
+    status: str = ""
+    data: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    sandbox_id: str = ""
+    sandbox_token: str = ""
+    moved_to: list[str] | None = None
+
+
+class _MovedError(Exception):
+    """The sandbox goes on at these addresses."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        super().__init__(addresses)
+        self.addresses = addresses
+
+
+class CloudRunSandbox:
+    """A sandbox to which this client is attached, made by `create` and `attach`.
+
+    `address` is that of the daemon which has it now. What is done after a move is done there. Raises `not_ready` when
+    the sandbox has ended, or moved while a command of its ran: that was killed, and `moved_to` is in the error.
+    """
+
+    def __init__(self, nursery: trio.Nursery, address: str, connection: Connection) -> None:
+        self.address = address
+        self.sandbox_id = self.sandbox_token = ""
+        self._nursery = nursery
+        self._connection = connection
+
+    async def run(self, language: str, code: str, stdin: str = "") -> Result:
+        """Run code, ``python`` or ``bash``, and return what it wrote. `stdin` goes to its input, which stays open."""
+        output = {"stdout": "", "stderr": ""}
+        done = await self._do("SANDBOX_EXECUTION_DONE", output, stdin, language=language, code=code)
+        return Result(output["stdout"], output["stderr"], done.exit_code)
+
+    async def snapshot(self, name: str) -> None:
+        """Save the files under a name, for `filesystem_snapshot_name` of `create`."""
+        await self._do("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED", action="snapshot_filesystem", name=name)
+
+    async def checkpoint(self) -> None:
+        """Save a shared sandbox and end it here. It can be attached wherever its bucket is reached."""
+        await self._do("SANDBOX_CHECKPOINTED", action="checkpoint")
+
+    async def kill(self) -> None:
+        """End the sandbox."""
+        await self._do("SANDBOX_KILLED", action="kill_sandbox")
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    async def _do(self, done: str, output: dict[str, str] | None = None, stdin: str = "", **asked: str) -> _Said:
+        """Ask for something, and return the message that it is done; output is added to `output`.
+
+        What did not begin before a move is asked for again, after it.
+        """
+        began = leaving = refused = False
+        await self._say(**asked)
+        while True:
+            try:
+                said = await self._next()
+            except _MovedError as moved:
+                await self._follow(moved.addresses)
+                if began:
+                    message = "the sandbox moved while its command ran, which was killed: run it again, if it may be"
+                    raise StateError("not_ready", message, moved_to=[self.address]) from None
+                leaving = False
+                await self._say(**asked)
+                continue
+            if output is not None and said.event in output:
+                output[said.event] += said.data
+            elif said.status == done:
+                return said
+            elif said.status and said.message:
+                refused = leaving and not began and said.status in _NOT_FATAL
+                if not refused:
+                    raise _error_of(said)
+            elif said.status == "SANDBOX_EXECUTION_RUNNING":
+                began = True
+                if stdin:
+                    await self._say(event="stdin", data=stdin)
+            elif said.status in ("SANDBOX_LOCK_RELEASE_REQUESTED", "SANDBOX_RUNNING"):
+                leaving = said.status != "SANDBOX_RUNNING"
+                if refused and not leaving:
+                    refused = False
+                    await self._say(**asked)
+
+    async def _say(self, **message: Any) -> None:
+        """Send a message. One to a connection that has ended is dropped: `_next` says why that did."""
+        with suppress(ConnectionClosed):
+            await self._connection.send_message(msgspec.json.encode(message).decode())
+
+    async def _next(self) -> _Said:
+        """Return the next message. Raises `not_ready` at the end, and `_MovedError`."""
+        try:
+            said = msgspec.json.decode(await self._connection.get_message(), type=_Said)
+        except ConnectionClosed as closed:
+            if closed.reason is not None and closed.reason.code == _NORMAL:
+                raise StateError("not_ready", "the sandbox has ended, or was saved: attach to it again") from None
+            raise_lost(closed)
+        except msgspec.MsgspecError:
+            raise DaemonError("internal", "the stream server sent a message that this client does not know") from None
+        if said.moved_to is not None:
+            raise _MovedError(said.moved_to)
+        return said
+
+    async def begin(self, options: Mapping[str, Any] | None = None) -> None:
+        """Wait until the sandbox runs, one of those options if they are given. `create` and `attach` do it."""
+        if options is not None:
+            await self._say(**options)
+        while True:
+            said = await self._next()
+            if said.status and said.message:
+                raise _error_of(said)
+            if said.event == "sandbox_id":
+                self.sandbox_id, self.sandbox_token = said.sandbox_id, said.sandbox_token
+            elif said.status == "SANDBOX_RUNNING":
+                return
+
+    async def close(self) -> None:
+        """Be its client no more."""
+        await close(self._connection)
+
+    async def _follow(self, addresses: list[str]) -> None:
+        """Attach where the sandbox goes on. The daemon there gets the sandbox's token alone."""
+        await self.close()
+        error: SandkeepError = StateError("not_ready", "the daemon to which the sandbox moved tells no address")
+        with trio.move_on_after(PATIENCE_S):
+            while addresses:
+                for address in addresses:
+                    try:
+                        dialer = Dialer(address, None, None, 0)
+                        self._connection = await dialer.open(
+                            self._nursery, _attach_target(self.sandbox_id, self.sandbox_token)
+                        )
+                        self.address = address
+                        await self.begin()
+                    except SandkeepError as failure:
+                        error = failure
+                        if failure.code == "permission_denied":
+                            raise
+                    else:
+                        return
+                await trio.sleep(_PAUSE_S)
+        raise error
+
+
+@asynccontextmanager
+async def create(
+    address: str, token: str | None = None, *, pin: str | None = None, **options: Any
+) -> AsyncIterator[CloudRunSandbox]:
+    """Create a sandbox, and be its client for the length of a block; it stays until its idle timeout or `kill`.
+
+    `token` and `pin` are as for `StreamClient`. `options` are `idle_timeout` (seconds), `enable_checkpoint`,
+    `enable_idle_timeout_auto_checkpoint`, `enable_sandbox_handoff` and `filesystem_snapshot_name`.
+    """
+    async with _opened(address, token, pin, "/create") as sandbox:
+        await sandbox.begin(options)
+        yield sandbox
+
+
+@asynccontextmanager
+async def attach(
+    address: str, sandbox_id: str, sandbox_token: str, token: str | None = None, *, pin: str | None = None
+) -> AsyncIterator[CloudRunSandbox]:
+    """Be the client of a sandbox. One that was saved, or that another daemon has and may hand over, comes here, and
+    becomes that of the user whose `token` it is; where the daemon has it already, the sandbox's own is enough.
+    """
+    async with _opened(address, token, pin, _attach_target(sandbox_id, sandbox_token)) as sandbox:
+        sandbox.sandbox_id, sandbox.sandbox_token = sandbox_id, sandbox_token
+        await sandbox.begin()
+        yield sandbox
+
+
+@asynccontextmanager
+async def _opened(address: str, token: str | None, pin: str | None, target: str) -> AsyncIterator[CloudRunSandbox]:
+    with unwrap_single_exception():
+        async with trio.open_nursery() as nursery:
+            dialer = Dialer(address, token, pin, 0)
+            sandbox = CloudRunSandbox(nursery, address, await dialer.open(nursery, target))
+            try:
+                yield sandbox
+            finally:
+                await sandbox.close()
+
+
+def _attach_target(sandbox_id: str, sandbox_token: str) -> str:
+    return f"/attach/{quote(sandbox_id, safe='')}?{urlencode({'sandbox_token': sandbox_token})}"
+
+
+def _error_of(said: _Said) -> SandkeepError:
+    match said.status:
+        case "SANDBOX_NOT_FOUND":
+            return CallerError("not_found", said.message)
+        case "SANDBOX_PERMISSION_DENIAL_ERROR":
+            return CallerError("permission_denied", said.message)
+        case "SANDBOX_IN_USE" | "SANDBOX_EXECUTION_IN_PROGRESS_ERROR":
+            return StateError("in_use", said.message)
+        case "SANDBOX_CREATION_ERROR" | "SANDBOX_RESTORE_ERROR" | "SANDBOX_ERROR":
+            return ProviderError("provider_unavailable", said.message)
+        case _:
+            return StateError("not_ready", said.message)
