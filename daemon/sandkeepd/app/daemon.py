@@ -187,7 +187,9 @@ async def _run_parts(
         )
         holdings = Holdings(daemon.CLIENT_MEMORY())
         served = endpoints(core, dispatch, processes, sessions.activity)
-        stream = StreamServer(served, tokens, daemon.STREAM_ORIGINS(), holdings=holdings)
+        stream = StreamServer(
+            served, tokens, daemon.STREAM_ORIGINS(), holdings=holdings, advertised=daemon.STREAM_ADVERTISED()
+        )
         http = _gateway(core, dispatch, keys, sessions.activity, holdings) if listeners.http else None
         if not problems:
             reconciler.announce()

@@ -30,13 +30,19 @@ class RefusedError(Exception):
         self.error = error
 
 
-def peer_by_token(request: WebSocketRequest, host: str, tokens: Tokens) -> Peer:
-    """Return the peer of a TCP request. A token gives its user's rights, not groups'. Raises `RefusedError`."""
+def check_host(host: str, advertised: Sequence[str]) -> None:
+    """Refuse a Host header with any name but this machine's own and those of its addresses. Raises `RefusedError`."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    if name.lower() not in _LOOPBACK:
-        raise _refused(
-            403, "the Host header must be that of this machine itself: connect to 127.0.0.1, [::1] or localhost"
+    if name.lower() not in (*_LOOPBACK, *advertised):
+        message = (
+            "the Host header must be that of this machine itself: connect to 127.0.0.1, [::1] or localhost, or to an "
+            "address of SANDKEEP_STREAM_ADVERTISED"
         )
+        raise _refused(403, message)
+
+
+def peer_by_token(request: WebSocketRequest, tokens: Tokens) -> Peer:
+    """Return the peer of a TCP request. A token gives its user's rights, not groups'. Raises `RefusedError`."""
     given = [*_bearers(request), *_proposed_tokens(request)]
     uid = tokens.uid_of(given[0]) if len(given) == 1 else None
     if uid is None:

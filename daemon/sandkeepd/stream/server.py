@@ -90,8 +90,10 @@ class StreamServer:
         origins: Sequence[str] = (),
         limits: Limits | None = None,
         holdings: Holdings | None = None,
+        advertised: Sequence[str] = (),
     ) -> None:
         self._endpoints = endpoints
+        self._hosts = [one.partition("://")[2].partition("#")[0].rpartition(":")[0].lower() for one in advertised]
         self._tokens = tokens
         self._origins = origins
         self._limits = limits or Limits()
@@ -220,12 +222,13 @@ class StreamServer:
 
     def _peer(self, request: WebSocketRequest, host: str, target: frames.Target) -> Peer:
         """Return the peer of a TCP request, by its own token or by that of the sandbox that it attaches to."""
+        authentication.check_host(host, self._hosts)
         served, given = self._endpoints.get(CLOUD_RUN), target.query.get("sandbox_token", b"")
         if isinstance(served, CloudRun) and target.parts[0] == "attach" and len(target.parts) == 2:
             owner = served.has_token(target.parts[1], given.decode("ascii", "replace"))
             if owner is not None and owner.startswith("uid:"):
                 return authentication.peer_of_owner(owner)
-        return authentication.peer_by_token(request, host, self._tokens)
+        return authentication.peer_by_token(request, self._tokens)
 
     def _endpoint(self, target: frames.Target) -> Endpoint:
         if target.parts[0] in cloud_run.PATHS and len(target.parts) == 1 + (target.parts[0] == "attach"):

@@ -278,6 +278,28 @@ def tcp_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def remote_address(address: str) -> tuple[str, int]:
+    """The host and port of an address that clients connect to: as `tcp_address`, and with TLS of any host.
+
+    Raises ValueError.
+    """
+    place = address.removeprefix("tls://")
+    host, _, port = place.rpartition(":")
+    if place == address:
+        return tcp_address(address)
+    if not _HOST.fullmatch(host) or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError("give tls://HOST:PORT, with the server's pin behind # if you know it")
+    return host.strip("[]"), int(port)
+
+
+def _advertised(text: str) -> tuple[str, ...]:
+    """Addresses of TLS for clients elsewhere. Raises ValueError."""
+    addresses = _list(text)
+    for address in addresses:
+        remote_address(address.partition("#")[0] if address.startswith("tls://") else "")
+    return addresses
+
+
 def _http(text: str) -> tuple[str, ...]:
     """Addresses of the HTTP gateway: ``unix:/PATH``, ``tcp://HOST:PORT``. Raises ValueError."""
     return () if text == "none" else tuple(_http_address(address) for address in re.split(r"[,\s]+", text) if address)
@@ -310,6 +332,7 @@ def refuse_plaintext(address: str) -> None:
 
 
 LOOPBACK: Final = ("127.0.0.1", "[::1]")
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9a-fA-F:.]{2,45}\]")
 
 
 def _default_state_dir() -> str:
@@ -497,10 +520,11 @@ CLOUD_RUN_IMAGE = optional(
 )
 STREAM_ADVERTISED = Setting(
     "SANDKEEP_STREAM_ADVERTISED",
-    _list,
+    _advertised,
     "the addresses of SANDKEEP_STREAM on TCP",
-    "Addresses under which clients elsewhere reach the stream server, separated by commas: tls://HOST:PORT, to which "
-    "the daemon adds its pin as #PIN. Those whose shared sandbox moves to this daemon are told them.",
+    "Addresses under which clients elsewhere reach the stream server, separated by commas: tls://HOST:PORT, from which "
+    "something forwards TCP to SANDKEEP_STREAM. Their hosts are accepted as Host. Clients whose shared sandbox moves "
+    "to this daemon are told these addresses, with the server's pin as #PIN.",
     default=lambda: (),
 )
 HANDOVER_STOP = Setting(

@@ -105,28 +105,33 @@ async def _connect(address: str) -> socket.socket:
     """Return a connected socket. Raises the errors of `sandkeep.clients.dial`."""
     kind, _, path = address.partition(":")
     try:
-        if kind == "unix":
-            family, place = socket.AF_UNIX, path
-        else:
-            host, port = daemon.tcp_address(address)
-            family, place = (socket.AF_INET6 if ":" in host else socket.AF_INET), (host, port)  # type: ignore[assignment]
+        place = ("", 0) if kind == "unix" else daemon.remote_address(address)
     except ValueError as error:
         raise CallerError("invalid", f"{address!r} is not an address of a stream server: {error}") from None
-    sock = trio.socket.socket(family, socket.SOCK_STREAM)
     try:
         with trio.fail_after(CONNECT_S):
-            await sock.connect(place)
-    except (OSError, trio.TooSlowError) as error:
-        sock.close()
-        failure = error if isinstance(error, OSError) else TimeoutError(errno.ETIMEDOUT, "it does not answer")
-        raise dial.cannot_connect(path if kind == "unix" else address, failure) from None
-    except BaseException:
-        sock.close()
-        raise
-    family, number = sock.family, sock.detach()
-    plain = socket.socket(family, socket.SOCK_STREAM, fileno=number)
-    plain.setblocking(False)
-    return plain
+            stream = await trio.open_unix_socket(path) if kind == "unix" else await trio.open_tcp_stream(*place)
+    except trio.TooSlowError:
+        failure: OSError = TimeoutError(errno.ETIMEDOUT, "it does not answer")
+    except OSError as error:
+        failure = _first_cause(error)
+    else:
+        family, number = stream.socket.family, stream.socket.detach()
+        plain = socket.socket(family, socket.SOCK_STREAM, fileno=number)
+        plain.setblocking(False)
+        return plain
+    if kind != "unix" and failure.errno not in (errno.ECONNREFUSED, errno.ETIMEDOUT):
+        message = f"{address} cannot be reached from here: {failure.strerror or failure}"
+        raise StateError("not_ready", message, address=address) from None
+    raise dial.cannot_connect(path if kind == "unix" else address, failure) from None
+
+
+def _first_cause(error: OSError) -> OSError:
+    """Return why the first of several addresses did not answer: trio raises an error about all of them."""
+    cause: BaseException | None = error.__cause__
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    return cause if isinstance(cause, OSError) else error
 
 
 def _checked_pin(address: str, pin: str | None) -> str | None:

@@ -4,6 +4,7 @@ socket.
 
 import base64
 import os
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -19,7 +20,6 @@ from tests.support.streams import everything, message, refusal, websocket
 
 from sandkeep.compat import cloud_run
 from sandkeep.errors import CallerError, StateError
-from sandkeep.protocol.tls import client_context
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
@@ -36,19 +36,11 @@ class Server:
         with self.daemon.connect() as client:
             access = client.stream.access()
         self.address, self.token, self.pin = access.addresses[0], access.token, access.pin
-
-    def socket(self) -> Any:
-        import socket
-
-        port = int(self.address.rpartition(":")[2])
-        sock = socket.create_connection(("127.0.0.1", port))
-        return client_context().wrap_socket(sock)
+        self.advertised = f"{self.address.replace('127.0.0.1', 'localhost')}#{self.pin}"
 
     @asynccontextmanager
     async def open(self, path: str, *, password: str | None = "") -> AsyncIterator[Any]:
         """A websocket, with the user's token as the password of an address, or without."""
-        import socket
-
         sock = socket.create_connection(("127.0.0.1", int(self.address.rpartition(":")[2])))
         basic = base64.b64encode(f"any:{password or self.token}".encode())
         headers = [(b"Authorization", b"Basic " + basic)] if password is not None else []
@@ -90,6 +82,11 @@ class Talk:
         return out, err, got[-1]["exit_code"]
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
 @pytest.fixture(scope="module")
 def servers(places: str) -> Iterator[list[Server]]:
     root = Path(tempfile.mkdtemp(dir=places))
@@ -100,7 +97,11 @@ def servers(places: str) -> Iterator[list[Server]]:
         (root / name).mkdir()
         os.chmod(root / name, 0o711)
         daemon = RunningDaemon(str(root / name))
-        daemon.env |= {"SANDKEEP_STREAM": "tls://127.0.0.1:0", "SANDKEEP_CLOUD_RUN_IMAGE": str(root / "image")}
+        port = free_port()
+        daemon.env |= {
+            "SANDKEEP_STREAM": f"tls://127.0.0.1:{port}", "SANDKEEP_CLOUD_RUN_IMAGE": str(root / "image"),
+            "SANDKEEP_STREAM_ADVERTISED": f"tls://localhost:{port}",
+        }  # fmt: skip
         daemon.env |= (
             of_directory(root) if not made else {k: v for k, v in made[0].daemon.env.items() if "_MOUNT_" in k}
         )
@@ -252,7 +253,7 @@ async def test_a_handover_is_told_and_where_it_goes_on(servers: list[Server]) ->
                 "SANDBOX_CHECKPOINTED",
             ]  # fmt: skip
             assert code == 1000
-            assert told[-1]["moved_to"] == [f"{other.address}#{other.pin}"]
+            assert told[-1]["moved_to"] == [other.advertised]
             assert (await again.run("cat mine"))[0] == "mine\n"
             await again.send(action="kill_sandbox")
             await everything(there)
@@ -271,7 +272,7 @@ async def test_a_client_that_follows_goes_on_where_its_sandbox_does(servers: lis
         for server in (other, one):
             await trio.to_thread.run_sync(take, server, sandbox.sandbox_id, sandbox.sandbox_token)
             assert (await sandbox.run("bash", "cat file")).stdout == "kept\n"
-            assert sandbox.address == f"{server.address}#{server.pin}"
+            assert sandbox.address == server.advertised
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.to_thread.run_sync, take, other, sandbox.sandbox_id, sandbox.sandbox_token)
             with pytest.raises(StateError, match="killed") as killed:
@@ -290,6 +291,9 @@ async def test_a_client_that_follows_goes_on_where_its_sandbox_does(servers: lis
                 pass
         assert busy.value.code == "in_use"
         await again.kill()
+    with pytest.raises(StateError, match="cannot be reached"):
+        async with cloud_run.attach(f"tls://none.invalid:1#{one.pin}", "any", "0" * 32):
+            pass
     with pytest.raises(CallerError, match="sandbox-none"):
         async with cloud_run.attach(one.address, "sandbox-none", "0" * 32, one.token, pin=one.pin):
             pass

@@ -29,7 +29,9 @@ Headers = list[tuple[bytes, bytes]]
 
 @pytest.fixture(scope="module")
 def house(places: str) -> Iterator[House]:
-    with house_in(places, SANDKEEP_STREAM_ORIGINS="https://panel.example") as house:
+    advertised = "tls://Boxes.example:4000, tls://[2001:db8::1]:4000#" + "0" * 64
+    settings = {"SANDKEEP_STREAM_ORIGINS": "https://panel.example", "SANDKEEP_STREAM_ADVERTISED": advertised}
+    with house_in(places, **settings) as house:
         yield house
 
 
@@ -173,7 +175,19 @@ async def test_tokens_outlive_the_daemon_and_are_kept_for_its_eyes(places: str) 
             assert client.stream.access().token != house.token
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:1234", "[::1]", "[::1]:1"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "LOCALHOST:80",
+        "127.0.0.1",
+        "127.0.0.1:1234",
+        "[::1]",
+        "[::1]:1",
+        "boxes.example:9",
+        "[2001:db8::1]",
+    ],
+)
 async def test_the_host_is_this_machine(house: House, host: str) -> None:
     assert await knock(house, host=host, headers=bearer(house.token)) is None
 
