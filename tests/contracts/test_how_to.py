@@ -187,6 +187,26 @@ def test_archives_in_another_directory(archives: Archives) -> None:
     archives.follow("Another directory")
 
 
+@pytest.mark.needs("gcs")
+def test_shared_sandboxes(places: str, place: Path, new_screen: Callable[..., Screen], gcs: "GcsEmulator") -> None:
+    """Two daemons on one machine, which have nothing in common but the bucket."""
+    said = environment((ROOT / "docs/how-to/share-sandboxes.md").read_text())
+    for bucket in set(said.values()):
+        gcs.create_bucket(bucket)
+    first, other = daemons = [RunningDaemon(tempfile.mkdtemp(dir=places)) for _ in range(2)]
+    stream = {"SANDKEEP_STREAM": "tls://127.0.0.1:0", "SANDKEEP_CLOUD_RUN_IMAGE": str(place / "project")}
+    try:
+        for daemon in daemons:
+            daemon.start(**said, **stream, STORAGE_EMULATOR_HOST=gcs.url)
+        with first.connect() as client:
+            image_id = client.image.create(str(place / "project")).image_id
+        known = {"SANDKEEP_SOCKET": first.socket, "FIRST": first.socket, "OTHER": other.socket, "IMG": image_id}
+        _follow("share-sandboxes", new_screen(**known), place)
+    finally:
+        for daemon in daemons:
+            daemon.clear()
+
+
 def _user(command: list[str]) -> list[str]:
     return command_as(NOBODY, command) if os.geteuid() == 0 else command
 
@@ -207,6 +227,7 @@ def test_every_guide_is_followed() -> None:
         "docker-images",
         "run-as-a-user",
         "keep-archives-in-a-bucket",
+        "share-sandboxes",
         "write-a-provider",  # its program is run by the tests of providers; test_docs.py compares the two
         *(Path(path).stem for path in UNTOUCHED if "how-to" in path),
     }
