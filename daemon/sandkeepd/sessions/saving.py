@@ -1,22 +1,18 @@
 """Snapshots that the daemon makes by itself before the sandbox of a session ends."""
 
-import os
-from typing import Any, Final, TypeVar, cast
+from typing import Final
 
 import trio
-from msgspec.structs import replace
 
 from sandkeep.errors import StateError
 from sandkeep.events import Meta
-from sandkeep.protocol.methods import METHODS, Params, SandboxResume, SnapshotCreate
+from sandkeep.protocol.methods import SandboxResume, SnapshotCreate
 from sandkeep.settings.daemon import SESSION_START
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
 from sandkeepd.core import rules
-from sandkeepd.core.access import Request
-from sandkeepd.core.call import cannot_give, no_progress
+from sandkeepd.core.access import own_request
 from sandkeepd.core.core import Core
-from sandkeepd.core.peer import Peer
 from sandkeepd.sandboxes.suspend import Resumption
 from sandkeepd.snapshots.snapshots import Snapshots
 
@@ -33,23 +29,6 @@ CHANGING: Final = ("suspending", "resuming", "restoring")
 
 TRIES: Final = 3
 """Maximum number of snapshots before an end, each made because something was changed during the one before."""
-
-
-P = TypeVar("P", bound=Params)
-
-
-def inner(request: Request[Any], method: str, params: P) -> Request[P]:
-    """Return a request that is part of another: of the same caller, without the command's id."""
-    return cast("Request[P]", replace(request, method=METHODS[method], params=params, command=None, past=None))
-
-
-def own_request(session: SessionState, method: str, params: P) -> Request[P]:
-    """Return a request that the daemon makes for the owner of a session."""
-    peer = Peer(uid=os.geteuid(), gid=os.getegid(), pid=os.getpid())
-    return Request(
-        method=METHODS[method], params=params, owner=session.owner, admin=False, peer=peer, client=None,
-        progress=no_progress, give=cannot_give,
-    )  # fmt: skip
 
 
 class Saving:
@@ -76,7 +55,7 @@ class Saving:
 
     async def _save(self, session: SessionState, sandbox: SandboxState, reason: str) -> str:
         command = SnapshotCreate(sandbox_id=sandbox.sandbox_id, name=f"{AUTO}{reason}", labels={LABEL: reason})
-        request = own_request(session, "snapshot.create", command)
+        request = own_request(session.owner, "snapshot.create", command)
         try:
             made = await self._snapshots.create(request)
         except StateError as error:
@@ -84,7 +63,7 @@ class Saving:
                 raise
             # gVisor reads the files by a program inside
             resume = SandboxResume(sandbox_id=sandbox.sandbox_id)
-            await self._resumption.ensure(own_request(session, "sandbox.resume", resume))
+            await self._resumption.ensure(own_request(session.owner, "sandbox.resume", resume))
             made = await self._snapshots.create(request)
         return made.snapshot_id
 

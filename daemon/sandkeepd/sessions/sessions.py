@@ -24,7 +24,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core import rules
-from sandkeepd.core.access import Request
+from sandkeepd.core.access import Request, part_of_request
 from sandkeepd.core.core import Core, Tries
 from sandkeepd.core.operation import Operation
 from sandkeepd.core.paging import page
@@ -34,7 +34,7 @@ from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.sessions.activity import Activity, Clock, awake_us, steady_us
 from sandkeepd.sessions.reaper import Reaper
-from sandkeepd.sessions.saving import Saving, inner
+from sandkeepd.sessions.saving import Saving
 from sandkeepd.sessions.starting import SessionStart, Start
 from sandkeepd.sessions.stopping import SessionStop
 from sandkeepd.snapshots.restore import Restores
@@ -130,7 +130,7 @@ class Sessions:
         """
         if not session.is_ready(self._sandbox(session)):
             asked = SessionEnsure(id=session.session_id)
-            part = inner(request, "session.ensure", asked)
+            part = part_of_request(request, "session.ensure", asked)
             _, created = await self._ensure(part, session.session_id, asked, request.method.name)
             if created:
                 files = f"snapshot {session.restored_from}" if session.restored_from else "its image"
@@ -170,7 +170,7 @@ class Sessions:
         if session.status == "ready" and sandbox is not None:
             if sandbox.status in ("suspending", "suspended", "resuming"):
                 resume = SandboxResume(sandbox_id=sandbox.sandbox_id, secrets=asked.secrets)
-                await self._sandboxes.resumption.ensure(inner(request, "sandbox.resume", resume))
+                await self._sandboxes.resumption.ensure(part_of_request(request, "sandbox.resume", resume))
             elif sandbox.status == "restoring":
                 await self._core.settled(sandbox.sandbox_id, lambda: sandbox.status != "restoring")
         return session.is_ready(sandbox)
@@ -300,7 +300,7 @@ class Sessions:
             asked = known.requested
             if (known.status, asked.kind, asked.source, known.owner) == ("ready", "reference", image, request.owner):
                 return known.image_id
-        made = await self._images.create(inner(request, "image.create", ImageCreate(source=image)))
+        made = await self._images.create(part_of_request(request, "image.create", ImageCreate(source=image)))
         return made.image_id
 
     # -- ending -------------------------------------------------------------------------------------------------------

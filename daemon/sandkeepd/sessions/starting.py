@@ -15,11 +15,10 @@ from sandkeep.settings.daemon import SESSION_START
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
-from sandkeepd.core.access import Request
+from sandkeepd.core.access import Request, part_of_request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Creation, Handle, Order
 from sandkeepd.sandboxes.sandboxes import Sandboxes
-from sandkeepd.sessions.saving import inner
 from sandkeepd.snapshots.restore import Restores
 
 
@@ -72,10 +71,10 @@ class SessionStart(Creation[SessionState]):
         if snapshot_id is None:
             command = SandboxCreate(image_id=start.image_id, name=name, secrets=secrets)
             return await self._sandboxes.creation.create_as(
-                inner(start.request, "sandbox.create", command), start.image_id, spec
+                part_of_request(start.request, "sandbox.create", command), start.image_id, spec
             )
         restore = SnapshotRestore(snapshot_id=snapshot_id, name=name, secrets=secrets)
-        return await self._restores.restore_as(inner(start.request, "snapshot.restore", restore), spec)
+        return await self._restores.restore_as(part_of_request(start.request, "snapshot.restore", restore), spec)
 
     def _started(self, order: Order[SessionState], sandbox_id: str, lost: str | None = None) -> NewEvent:
         sandbox = self.core.state.sandboxes[sandbox_id]

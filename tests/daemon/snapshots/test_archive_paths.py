@@ -124,8 +124,8 @@ def _check_bucket(house: House, uri: str, bucket: str) -> None:
     later = client.snapshot.create(house.box, incremental=True)
     assert house.restored(later.snapshot_id) == "kept\nmore\n"
     assert house.files(f"{house.daemon.state_dir}/archives") == []
-    path = house.daemon.state_dir + f"/sandboxes/{house.box}/metadata.json"
-    until(lambda: f'"bucket": "{bucket}"' in Path(path).read_text())
+    path = Path(house.daemon.state_dir, "sandboxes", house.box, "metadata.json")
+    until(lambda: path.exists() and f'"bucket": "{bucket}"' in path.read_text())
     with client.with_descriptors("snapshot.export", later.snapshot_id) as handed:
         [descriptor] = handed.receive()
         os.close(descriptor)
