@@ -78,6 +78,32 @@ def test_who_lost_the_lock_to_nobody_takes_it_again(cluster: Make) -> None:
     assert group.sh(1, "cat mine") == "mine\n"
 
 
+def test_who_dies_when_it_has_the_lock_again_goes_on(cluster: Make) -> None:
+    """Whether anybody had it meanwhile is not known before metadata is read, which the next daemon does."""
+    group = cluster()
+    made = group.create()
+    first = group.daemons[0]
+    first.stop()
+    first.start(**{failpoints.SETTING: "LockAcquisition.recorded"})
+    group.daemons[1].cli("lock", "release", ID, "--force")
+    assert first.process is not None
+    first.process.wait(60)
+    first.process = None
+    first.start()
+    assert "lock.lost" in group.history(0, made.sandbox_id)
+    eventually(lambda: group.get(0, made.sandbox_id).status == "running")
+    with first.connect() as client:
+        fence = client.lock.get(ID).fence
+        eventually(lambda: metadata(first.env["SANDBOX_METADATA_MOUNT_PATH"])["fence"] == fence)
+        client.sandbox.suspend(ID)
+    first.stop()
+    first.start()
+    group.attach(1)  # its owner's suspension holds; it is handed over as it is
+    history = group.history(0, made.sandbox_id)
+    assert "sandbox.resumed" not in history[max(at for at, kind in enumerate(history) if kind == "sandbox.adopted") :]
+    assert group.standing() == [1]
+
+
 def test_a_restarted_daemon_goes_on_with_what_it_shares(cluster: Make) -> None:
     group = cluster()
     made = group.create()

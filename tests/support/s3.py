@@ -4,9 +4,12 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
-from typing import Any, Self
+from datetime import datetime
+from typing import Any, Final, Self
 
 from tests.support.gcs import Fault
+
+_BEGUN: Final = "2010-11-10T20:48:33.000Z"
 
 
 class S3Server:
@@ -21,8 +24,10 @@ class S3Server:
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self.faults: list[Fault] = []
+        self.begun: dict[str, datetime] = {}
+        """When the uploads to some keys were begun; all others in 2010."""
         # the application for S3 alone: moto's dispatcher looks for services on the disk at each request
-        application = _failing(_in_turn(create_backend_app("s3")), self.faults)
+        application = _failing(_dated(_in_turn(create_backend_app("s3")), self.begun), self.faults)
         self._server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=KeepingAlive)
         self._client: Any = None
         self.port: int = self._server.server_port
@@ -89,6 +94,23 @@ def _failing(application: Any, faults: list[Fault]) -> Any:
             raise ConnectionAbortedError("no answer, as a test wants it")
         start_response(f"{fault.status} As a test wants it", [("Content-Length", "0")])
         return [b""]
+
+    return serve
+
+
+def _dated(application: Any, begun: dict[str, datetime]) -> Any:
+    """Lists of uploads with the times when they were begun, which moto does not know."""
+
+    def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        answer = application(environ, start_response)
+        if environ["REQUEST_METHOD"] != "GET" or "uploads" not in environ["QUERY_STRING"]:
+            return answer  # type: ignore[no-any-return]
+        uploads = b"".join(answer).decode().split("</Upload>")
+        for at, upload in enumerate(uploads):
+            for key, time in begun.items():
+                if f"<Key>{key}</Key>" in upload:  # as long as moto's own
+                    uploads[at] = upload.replace(_BEGUN, f"{time:%Y-%m-%dT%H:%M:%S}.000Z")
+        return ["</Upload>".join(uploads).encode()]
 
     return serve
 

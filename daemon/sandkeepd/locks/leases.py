@@ -122,6 +122,11 @@ class Leases:
         """Return True if a lock of that name, or of the sandbox of that id, is held here, as far as is known."""
         return any(name in (held.lease.name, self._core.state.filing_id(held.lock)) for held in self._held.values())
 
+    def is_held(self, lock: LockState) -> bool:
+        """Return True if a lock is surely held here at this moment."""
+        held = self._held.get(lock.lock_id)
+        return lock.status in HELD and held is not None and held.lease.lost is None
+
     async def adopted(self, lock: LockState) -> None:
         """Wait until a lock of an earlier daemon is held again, or is not."""
         await self._core.settled(lock.lock_id, lambda: lock.lock_id not in self._recovering)

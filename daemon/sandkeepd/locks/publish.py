@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from sandkeep import events
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import SandkeepError, StateError
 from sandkeep_store.buckets.config import STORAGE, Root, Storage
 from sandkeep_store.eventlog.log import Recorded
 from sandkeep_store.locks.fence import Fence, read_fenced, write_fenced
@@ -98,8 +98,13 @@ class Publisher:
             logger.warning("a lock is released over outdated metadata", extra={"sandbox": sandbox_id})
 
     async def publish(self, sandbox_id: str) -> None:
-        """Write the document of a sandbox now. Raises `lock_lost`, and the store's errors."""
+        """Write the document of a sandbox now. Raises `lock_lost`, `not_ready` for one that is withheld, and the errors
+        of the store.
+        """
         async with self._writing:
+            if sandbox_id in self.withheld:
+                message = f"sandbox {sandbox_id} had lost its lock, and does not go on yet: try again in a moment"
+                raise StateError("not_ready", message, sandbox_id=sandbox_id)
             self._dirty.pop(sandbox_id, None)
             try:
                 await self._write(sandbox_id)

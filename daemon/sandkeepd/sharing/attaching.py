@@ -129,7 +129,7 @@ class Attachment:
                     message = f"another daemon has just made the shared sandbox {name!r}: attach to it"
                     raise StateError("conflict", message, gcs_sandbox_id=name)
                 await self._begin(request, image, provider, sandbox_id, spec, told)
-        return await self._made(sandbox_id, token)
+        return await self._made(sandbox_id, token, "requested")
 
     def _require_savable(self, provider: Provider, sharing: Sharing) -> bool:
         """Return True if the provider saves sandboxes with their memory. Raises `not_configured` unless one that its
@@ -157,13 +157,13 @@ class Attachment:
         with self._holds.held(image.image_id):
             await self._sandboxes.creation.begin(new, request.meta, request, Maker(secrets))
 
-    async def _made(self, sandbox_id: str, token: str | None) -> Sandbox:
-        """Wait until a sandbox runs, and other daemons can read of it."""
+    async def _made(self, sandbox_id: str, token: str | None, or_else: str) -> Sandbox:
+        """Wait until a sandbox runs, and other daemons can read of it. If they cannot, end it for the other reason."""
         made = await self._sandboxes.creation.made(sandbox_id)
         try:
             await self._publisher.publish(sandbox_id)
         except SandkeepError:
-            await self._sandboxes.termination.end(sandbox_id, "requested")
+            await self._sandboxes.termination.end(sandbox_id, or_else)
             raise
         return replace(made, sandbox_token=token)
 
@@ -212,7 +212,8 @@ class Attachment:
                     raise _no_such(name)
                 check_token(command.sandbox_token, _token_hash(now), name)
                 await self._restore(request, sandbox_id, spec, _shared(now), image_id)
-        return await self._made(sandbox_id, None)
+        # Not as requested, which would tell all daemons that there is no such sandbox any more.
+        return await self._made(sandbox_id, None, "detached")
 
     async def _image(self, request: Request[SandboxAttachShared], shared: Shared, provider: Provider) -> str:
         if shared.image is None:

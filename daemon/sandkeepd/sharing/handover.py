@@ -38,6 +38,7 @@ from sandkeepd.locks.locks import LockOperation, LockService
 from sandkeepd.locks.publish import Publisher
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.archive_paths import root_of
+from sandkeepd.snapshots.archives import FIRST_PATIENCE_S
 from sandkeepd.snapshots.snapshots import Snapshots
 
 logger = logging.getLogger("sandkeepd")
@@ -176,9 +177,11 @@ class Handover(LockOperation):
         await run_in_thread(partial(_look, sizes, place), _nothing, f"looking at what is in {place.base}")
 
     async def roll_back(self, order: Order[LockState]) -> None:
-        """See `Operation.roll_back`. The sandbox goes on, if it ran."""
+        """See `Operation.roll_back`. The sandbox goes on, if it ran, and its lock is surely held: `Keeping` sees to one
+        that was lost.
+        """
         sandbox = self.core.state.sandboxes[order.subject.sandbox_id or ""]
-        if order.context.suspended and sandbox.status == "suspended":
+        if order.context.suspended and sandbox.status == "suspended" and self.leases.is_held(order.subject):
             await self.resume(sandbox)
 
     async def resume(self, sandbox: SandboxState) -> None:
@@ -205,7 +208,7 @@ class Handover(LockOperation):
 
 
 def _look(sizes: dict[str, int], place: Place, moved: Meter) -> None:  # noqa: ARG001  # the shape of threads' work
-    store = open_store(root_of(place))
+    store = open_store(root_of(place), patience_s=FIRST_PATIENCE_S)  # within a lease, whatever the store does
     for path, size in sizes.items():
         found = store.stat(path).size_bytes
         if found != size:

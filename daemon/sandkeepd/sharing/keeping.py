@@ -69,6 +69,11 @@ class Keeping:
         self._busy: set[str] = set()
         self._looked: dict[str, float] = {}
         core.log.on_commit.append(self._committed)
+        for sandbox in core.state.sandboxes.values():
+            if sandbox.spec.shared is not None and sandbox.status == "suspended":
+                lock = self._handover.lock_of(sandbox.sandbox_id)
+                if lock is not None and lock.status in HELD and self._before(lock).status in LOST:
+                    publisher.withheld.add(sandbox.sandbox_id)  # an earlier daemon ended before it could go on
 
     def _committed(self, facts: Sequence[Recorded]) -> None:
         for fact in facts:
@@ -125,6 +130,9 @@ class Keeping:
     async def _look_at(self, lock: LockState, sandbox: SandboxState) -> None:
         sharing = sandbox.spec.shared
         assert sharing is not None
+        if sandbox.sandbox_id in self._publisher.withheld:
+            await self._go_on(lock, sandbox)
+            return
         if (
             lock.interrupted
             and lock.refused is not None
@@ -162,7 +170,8 @@ class Keeping:
             if sandbox.moved_to is None:
                 self._start(sandbox.sandbox_id, partial(self._take_again, lock, sandbox))
             return
-        if sandbox.status != "stopping":
+        is_left = lock.handover is None and sandbox.moved_to is not None  # for its owner to save what he needs
+        if sandbox.status != "stopping" and not is_left:
             self._start(sandbox.sandbox_id, partial(self._end, lock, sandbox))
 
     async def _end(self, lock: LockState, sandbox: SandboxState) -> None:
@@ -175,20 +184,20 @@ class Keeping:
 
     async def _follow(self, lock: LockState, sandbox: SandboxState) -> None:
         for _ in range(MOVED_LOOKS):
-            if await self._has_moved(lock, sandbox):
-                break
+            with suppress(SandkeepError):  # look again
+                if await self._has_moved(lock, sandbox):
+                    break
             await trio.sleep(LOOK_S)
 
     async def _has_moved(self, lock: LockState, sandbox: SandboxState) -> bool:
-        """Put on record where a sandbox goes on, if another daemon tells that it has it."""
-        with suppress(SandkeepError):
-            found = await self._publisher.read(sandbox.owner, lock.name)
-            if found is not None and found.fence > (lock.fence or 0) and found.log_id != self._core.log.log_id:
-                to = found.shared.addresses if found.shared is not None else []
-                moved = events.SandboxMoved(to=[str(address)[:300] for address in to[:8]])
-                await self._core.record([NewEvent(sandbox.sandbox_id, moved, sandbox.sandbox_id)], None)
-                return True
-        return False
+        """Put on record where a sandbox goes on, if another daemon tells that it has it. Raises the store's errors."""
+        found = await self._publisher.read(sandbox.owner, lock.name)
+        if found is None or found.fence <= (lock.fence or 0) or found.log_id == self._core.log.log_id:
+            return False
+        to = found.shared.addresses if found.shared is not None else []
+        moved = events.SandboxMoved(to=[str(address)[:300] for address in to[:8]])
+        await self._core.record([NewEvent(sandbox.sandbox_id, moved, sandbox.sandbox_id)], None)
+        return True
 
     async def _take_again(self, lock: LockState, sandbox: SandboxState) -> None:
         """Stop a sandbox whose lock was lost. Let it go on under the lock if nobody has had it meanwhile."""
@@ -207,16 +216,25 @@ class Keeping:
             sandbox_id=sandbox.sandbox_id,
         )  # fmt: skip
         with suppress(SandkeepError):  # somebody has it, or the store does not answer: look again
-            taken = self._core.state.locks[(await self._locks.take(request, event)).lock_id]
-            found = await self._publisher.read(sandbox.owner, lock.name)
-            if found is not None and found.fence > (lock.fence or 0) and found.log_id != self._core.log.log_id:
-                await self._locks.free(taken)  # who had it has told where, which is put on record the next time
-                return
+            await self._locks.take(request, event)
+
+    async def _go_on(self, lock: LockState, sandbox: SandboxState) -> None:
+        """Let a sandbox go on whose lock was lost and taken again, unless another daemon had it meanwhile."""
+        if await self._has_moved(self._before(lock), sandbox):
+            await self._locks.free(lock)
+            return
+        found = await self._publisher.read(sandbox.owner, lock.name)
+        has_gone_on = found is not None and found.fence == lock.fence
+        if sandbox.status == "suspended" and not has_gone_on:
             logger.info("a shared sandbox has its lock again", extra={"sandbox": sandbox.sandbox_id})
-            self._publisher.withheld.discard(sandbox.sandbox_id)
-            await self._publisher.publish(sandbox.sandbox_id)
-            if sandbox.status == "suspended":
-                await self._handover.resume(sandbox)
+            await self._handover.resume(sandbox)
+        self._publisher.withheld.discard(sandbox.sandbox_id)
+        self._publisher.mark(sandbox.sandbox_id)
+
+    def _before(self, lock: LockState) -> LockState:
+        """Return the lock that a sandbox had here before, or this one if it is the first."""
+        mine = [other for other in self._core.state.locks.values() if other.sandbox_id == lock.sandbox_id]
+        return max((other for other in mine if other is not lock), key=lambda other: other.fence or 0, default=lock)
 
     # -- when the daemon stops ----------------------------------------------------------------------------------------
 

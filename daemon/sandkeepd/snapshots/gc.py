@@ -12,7 +12,9 @@ first: the archive may have had another owner.
 
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -29,6 +31,7 @@ from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.archives.stores.store import ArchiveStore, Stored
 from sandkeep_store.buckets.config import STORAGE
 from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.locks.s3 import PROBE
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
@@ -41,7 +44,7 @@ logger = logging.getLogger("sandkeepd")
 
 EVERY_S: Final = 600.0
 ABANDONED_AFTER_S: Final = 86_400.0
-"""Age in seconds at which an unfinished upload counts as abandoned: others may write to the same place."""
+"""Age in seconds at which an unfinished upload counts as abandoned."""
 
 AT_ONCE: Final = 20
 """Maximum number of archives in one event, which has to hold their paths."""
@@ -203,7 +206,38 @@ class GarbageCollector:
                     await trio.to_thread.run_sync(store.sweep, ABANDONED_AFTER_S)
             except SandkeepError as error:
                 left.append(f"{root.base}: {error.message}")
+        if not dry_run:
+            left += await self._sweep_buckets()
         return removed, left, freed
+
+    async def _sweep_buckets(self) -> list[str]:
+        """Remove from buckets what killed daemons left unfinished; return why something was not."""
+        left = []
+        for root in dict.fromkeys((*STORAGE.roots("snapshot"), *STORAGE.roots("checkpoint"))):
+            if root.is_bucket:
+                try:
+                    store = await trio.to_thread.run_sync(open_store, root)
+                    ended = await trio.to_thread.run_sync(
+                        partial(store.sweep, ABANDONED_AFTER_S, is_over=self._is_over)
+                    )
+                    if ended:
+                        logger.info("abandoned uploads are aborted", extra={"bucket": root.base, "count": ended})
+                    await trio.to_thread.run_sync(_remove_probes, store)
+                except SandkeepError as error:
+                    left.append(f"{root.base}: {error.message}")
+        return left
+
+    def _is_over(self, path: str) -> bool:
+        """Return True if an upload to that path is of this log, and nothing is sent there any more. Other daemons
+        upload to the same bucket, and only the ids of snapshots and checkpoints tell whose an upload is.
+        """
+        state = self._core.state
+        for name in (part.partition(".")[0] for part in path.split("/")):
+            if (snapshot := state.snapshots.get(name)) is not None:
+                return snapshot.status != "creating" and snapshot.here is None
+            if (checkpoint := state.checkpoints.get(name)) is not None:
+                return checkpoint.status != "creating"
+        return False
 
     def _orphans(self, store: ArchiveStore) -> list[tuple[Stored, str | None]]:
         """The archives in a store that no snapshot owns; each with why it stays, None when it is ours to remove."""
@@ -225,6 +259,15 @@ class GarbageCollector:
             return "it may be another daemon's: remove it by hand if it is not"
         log_id = (stored.metadata or store.stat(stored.path).metadata).get(LOG_KEY)
         return None if log_id == self._core.log.log_id else f"it is of log {log_id or 'unknown'}"
+
+
+def _remove_probes(store: ArchiveStore) -> None:
+    """Remove the objects by which a daemon that was killed tried a service. They are no daemon's in particular, and
+    needed for a moment only. Blocks.
+    """
+    for stored in store.objects(PROBE):
+        if stored.changed_at < time.time() - ABANDONED_AFTER_S:
+            store.delete(stored.path)
 
 
 def _looks_like_ours(path: str) -> bool:

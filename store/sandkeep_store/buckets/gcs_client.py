@@ -12,8 +12,11 @@ from typing import Any, Final
 from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
 from sandkeep_store.buckets.config import STORAGE, Storage
 
-TIMEOUT_S: Final = (10.0, 60.0)
-"""Timeouts of a connection, and of the next byte of an answer."""
+CONNECT_S: Final = 10.0
+READ_S: Final = 60.0
+"""Maximum seconds until the next byte of an answer."""
+SHORTEST_READ_S: Final = 5.0
+"""The same of a caller that has hardly any patience."""
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -63,6 +66,14 @@ def _settled(session: Any, url: str) -> Any:
     session.proxies, session.verify, session.cert = found["proxies"], found["verify"], found["cert"]
     session.trust_env = False
     return session
+
+
+def timeouts(patience_s: float) -> tuple[float, float]:
+    """Return the timeouts of a connection, and of the next byte of an answer, for a caller with so much patience: it
+    is to last for a second try when the service is silent.
+    """
+    read_s = max(SHORTEST_READ_S, min(patience_s / 2, READ_S))
+    return min(CONNECT_S, read_s), read_s
 
 
 def retrying(patience_s: float) -> Any:

@@ -10,17 +10,23 @@ from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError,
 from sandkeep_store.buckets.config import STORAGE, S3Settings, Storage
 
 CONNECT_S: Final = 10
-READ_S: Final = 60
+READ_S: Final = 60.0
+"""Maximum seconds until the next byte of an answer."""
+SHORTEST_READ_S: Final = 5.0
+"""The same of a caller that has hardly any patience."""
 SECONDS_AN_ATTEMPT: Final = 15
 """Average and maximum delay between the SDK's retries, in seconds."""
 CONNECTIONS: Final = 16
 
 
-def connect(storage: Storage = STORAGE, patience_s: float = 60, answer_s: float = READ_S) -> Any:
+def connect(storage: Storage = STORAGE, patience_s: float = 60, answer_s: float | None = None) -> Any:
     """Return the SDK's client, which many threads may use; made on first use. Raises `not_configured`.
 
-    It retries transient errors for about `patience_s` seconds; an answer may take `answer_s`.
+    It retries transient errors for about `patience_s` seconds; an answer may take `answer_s`, by default half of that,
+    so that the patience lasts for a second try when the service is silent.
     """
+    if answer_s is None:
+        answer_s = max(SHORTEST_READ_S, min(patience_s / 2, READ_S))
     attempts = 1 if patience_s < 1 else 2 + int(patience_s / SECONDS_AN_ATTEMPT)
     return _connect(replace(storage.s3(), bucket=""), attempts, answer_s)
 
@@ -36,7 +42,7 @@ def _connect(settings: S3Settings, attempts: int, answer_s: float) -> Any:
         region_name=settings.region,
         use_ssl=settings.use_ssl,
         config=Config(
-            connect_timeout=CONNECT_S,
+            connect_timeout=min(CONNECT_S, answer_s),
             read_timeout=answer_s,
             max_pool_connections=CONNECTIONS,
             retries={"mode": "standard", "total_max_attempts": attempts},

@@ -18,6 +18,9 @@ ANSWER_S: Final = 5.0
 PATIENCE_S: Final = 8.0
 """As for GCS: a lease that is renewed at half has time for two such periods."""
 
+PROBE: Final = "sandboxes/.conditions-"
+"""Prefix of the objects by which a service is tried. One that a killed daemon left is removed by `snapshot.gc`."""
+
 _NOT_WRITTEN: Final = ("conflict", "snapshot_missing")
 
 
@@ -64,7 +67,7 @@ class S3Store:
         """Check once that the service honours preconditions: on an existing object, and on a missing one."""
         if self._keeps_conditions:
             return
-        path = f"sandboxes/.conditions-{secrets.token_hex(8)}"
+        path = f"{PROBE}{secrets.token_hex(8)}"
         self._write(path, b"1", None)
         try:
             if self._write(path, b"2", None) or self._write(path, b"3", '"00000000000000000000000000000000"'):

@@ -9,7 +9,7 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Self
 
@@ -59,7 +59,12 @@ class DirectoryArchives(ArchiveStore):
             for path, found in self.files.walk(prefix):
                 yield stored(path, found)
 
-    def sweep(self, older_than_s: float, prefix: str = "") -> int:  # noqa: ARG002  # all in there is ours
+    def sweep(
+        self,
+        older_than_s: float,
+        prefix: str = "",  # noqa: ARG002  # all in there is ours, and has no path yet
+        is_over: Callable[[str], bool] = lambda path: True,  # noqa: ARG002, ARG005
+    ) -> int:
         """See `ArchiveStore.sweep`."""
         removed = 0
         with self.translated(PARTIAL), suppress(FileNotFoundError), self.files.directory(PARTIAL) as directory:

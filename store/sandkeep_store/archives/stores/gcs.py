@@ -24,7 +24,7 @@ from sandkeep_store.archives.stores.types import (
     conflict,
 )
 from sandkeep_store.buckets.config import STORAGE, Root, Storage, is_path
-from sandkeep_store.buckets.gcs_client import TIMEOUT_S, connect, refusal, retrying, translated_errors
+from sandkeep_store.buckets.gcs_client import connect, refusal, retrying, timeouts, translated_errors
 
 _LISTED: Final = "items(name,size,generation,metadata,updated),nextPageToken"
 
@@ -36,7 +36,7 @@ class GcsArchives(ArchiveStore):
         super().__init__(root, patience_s)
         self._gcs = connect(storage)
         self._bucket = self._gcs.client.bucket(root.base)
-        self._options: dict[str, Any] = {"retry": retrying(patience_s), "timeout": TIMEOUT_S}
+        self._options: dict[str, Any] = {"retry": retrying(patience_s), "timeout": timeouts(patience_s)}
 
     def objects(self, prefix: str = "") -> Iterator[Stored]:
         """See `ArchiveStore.objects`."""
@@ -76,7 +76,7 @@ class GcsArchives(ArchiveStore):
                 params={"alt": "media", "generation": stored.generation},
                 headers=headers,
                 stream=True,
-                timeout=TIMEOUT_S,
+                timeout=timeouts(self.patience_s),
                 allow_redirects=False,
             ) as answer,
         ):

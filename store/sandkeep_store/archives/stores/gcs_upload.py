@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep_store.archives.stores.retry import RetryLimit
 from sandkeep_store.archives.stores.types import Stored, Waiting
-from sandkeep_store.buckets.gcs_client import TIMEOUT_S, refusal, translated_errors
+from sandkeep_store.buckets.gcs_client import refusal, timeouts, translated_errors
 
 PART_BYTES: Final = 8 * 1024**2
 """A multiple of 256 KiB, as the service wants it."""
@@ -59,7 +59,7 @@ class GcsUpload:
     def abort(self) -> None:
         """See `types.Upload`. A session that could not be dropped ends by itself after a week."""
         with suppress(SandkeepError), translated_errors(self.where):
-            self.http.delete(self.url, timeout=TIMEOUT_S)
+            self.http.delete(self.url, timeout=timeouts(self.patience_s))
 
     def _transfer(self, part: bytes, total: int | None) -> dict[str, Any]:
         """Send a part until the service has all of it. With `total` it is the last, and the answer is the object."""
@@ -89,7 +89,9 @@ class GcsUpload:
 
     def _request(self, body: bytes, headers: dict[str, str]) -> Any:
         with translated_errors(self.where):
-            return self.http.put(self.url, data=body, headers=headers, timeout=TIMEOUT_S, allow_redirects=False)
+            return self.http.put(
+                self.url, data=body, headers=headers, timeout=timeouts(self.patience_s), allow_redirects=False
+            )
 
     def _held(self, answer: Any, part_bytes: int) -> int:
         """Return the number of bytes of the whole object that the service has received."""

@@ -5,7 +5,7 @@ each write has an id of its own, for the case that the answer to the last reques
 """
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -41,17 +41,29 @@ class S3Archives(ArchiveStore):
                 if is_path(found["Key"]):
                     yield Stored(found["Key"], found["Size"], _tag(found), {}, found["LastModified"].timestamp())
 
-    def sweep(self, older_than_s: float, prefix: str = "") -> int:
+    def sweep(
+        self,
+        older_than_s: float,
+        prefix: str = "",
+        is_over: Callable[[str], bool] = lambda path: True,  # noqa: ARG005
+    ) -> int:
         """See `ArchiveStore.sweep`."""
         before = datetime.now(UTC) - timedelta(seconds=older_than_s)
         with translated_errors(f"s3://{self.root.base}/{prefix}"):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.root.base, Prefix=prefix)
-            found = [upload for page in pages for upload in page.get("Uploads", ()) if upload["Initiated"] < before]
-            for upload in found:
-                self._client.abort_multipart_upload(
-                    Bucket=self.root.base, Key=upload["Key"], UploadId=upload["UploadId"]
-                )
-        return len(found)
+            listed = [upload for page in pages for upload in page.get("Uploads", ()) if upload["Initiated"] < before]
+        return sum(self._abort(upload["Key"], upload["UploadId"]) for upload in listed if is_over(upload["Key"]))
+
+    def _abort(self, path: str, upload_id: str) -> bool:
+        """Abort an upload; return False if it has ended meanwhile."""
+        try:
+            with translated_errors(f"s3://{self.root.base}/{path}"):
+                self._client.abort_multipart_upload(Bucket=self.root.base, Key=path, UploadId=upload_id)
+        except SandkeepError as error:
+            if error.code != "snapshot_missing":
+                raise
+            return False
+        return True
 
     def _begin(self, path: str, metadata: dict[str, str], waiting: Waiting) -> S3Upload:
         if self._found(path) is not None:

@@ -36,7 +36,7 @@ cannot be read or written.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from sandkeep.errors import ProviderError, SandkeepError
@@ -122,8 +122,16 @@ class ArchiveStore(ABC):
     def objects(self, prefix: str = "") -> Iterator[Stored]:
         """Every object whose path begins so, in no order; their metadata may be missing."""
 
-    def sweep(self, older_than_s: float, prefix: str = "") -> int:  # noqa: ARG002
-        """Remove uploads abandoned `older_than_s` ago, below a prefix that only we use; return their number."""
+    def sweep(
+        self,
+        older_than_s: float,  # noqa: ARG002
+        prefix: str = "",  # noqa: ARG002
+        is_over: Callable[[str], bool] = lambda path: True,  # noqa: ARG002, ARG005
+    ) -> int:
+        """Remove uploads that were begun `older_than_s` ago to paths with the prefix, of which `is_over` says that they
+        are ours and no longer under way; return their number. A store without a list of uploads ends them by itself, as
+        GCS does after a week.
+        """
         return 0
 
     def where(self, path: str) -> str:
