@@ -111,6 +111,7 @@ class _SandboxCreate(_Change, total=False):
 class _SandboxAttachShared(_Change, total=False):
     timeout_s: float
     secrets: dict[str, str]
+    allow_host: bool
 
 class _SandboxQuery(_Call, total=False):
     all: bool

@@ -36,9 +36,9 @@ NOT_IN_THE_STORY = {
 
 SUSPENSIONS = ("sandbox.suspend", "sandbox.resume")
 GVISOR = ("gvisor.", "checkpoint.", "process.restored")
-APART = (*GROWTH, *KEEPING, *SUSPENSIONS, *GVISOR, "lock.", "archive.")
+APART = (*GROWTH, *KEEPING, *SUSPENSIONS, *GVISOR, "lock.", "archive.", "sandbox.moved")
 """What another test tells of: for suspensions `test_suspending`, for checkpoints `test_gvisor`, for locks `test_locks`,
-for archives `test_snapshot_gc`.
+for archives `test_snapshot_gc`, for sandboxes that move `tests/integration`.
 """
 
 TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(APART))

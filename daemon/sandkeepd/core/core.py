@@ -73,6 +73,10 @@ class Core:
         self.under_way = UnderWay()
         self.quotas = Quotas(state)
         self.caching = trio.Lock()
+        self.withheld: set[str] = set()
+        """Shared sandboxes that had lost their lock, and stand still until it is known that nobody had them since."""
+        self.leaving: set[str] = set()
+        """Shared sandboxes that were saved, and are about to be given up."""
         """Held while the cached fold is written or removed."""
         self.foreign: dict[str, list[str]] = {}
         """Findings of each provider that belong to other logs, in sentences."""

@@ -27,6 +27,7 @@ from sandkeep.protocol.methods import (
 )
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.moments import Moment, newest
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
@@ -267,6 +268,20 @@ def require_running(sandbox: SandboxState) -> None:
     """Raise `not_ready` unless processes can be started in it."""
     if not may(sandbox, "process.launch_requested"):
         raise not_ready(sandbox)
+
+
+def shared_lock(state: State, sandbox_id: str) -> LockState | None:
+    """Return the last lock of a shared sandbox."""
+    return next((lock for lock in reversed(list(state.locks.values())) if lock.sandbox_id == sandbox_id), None)
+
+
+def require_lock(state: State, sandbox: SandboxState) -> None:
+    """Raise `not_ready` for a shared sandbox that another daemon may have, or is about to: it stands still."""
+    lock = shared_lock(state, sandbox.sandbox_id) if sandbox.spec.shared is not None else None
+    if lock is not None and lock.status != "held":
+        saving = lock.status in ("handing_over", "releasing")
+        why = "is being handed over: wait" if saving else f"stands still, as its lock is {lock.status}: see `moved_to`"
+        raise not_ready(sandbox, why)
 
 
 def not_ready(sandbox: SandboxState, why: str = "") -> StateError:

@@ -48,7 +48,7 @@ class Publisher:
         self._storage = storage
         self.addresses: Sequence[str] = ()
         """Where clients of other daemons find this one's stream server."""
-        self.withheld: set[str] = set()
+        self.withheld = core.withheld
         """Sandboxes of which nothing is written, since another daemon may have had them meanwhile."""
         self._dirty: dict[str, None] = {}
         self._wake = trio.Event()

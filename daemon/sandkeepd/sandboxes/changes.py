@@ -46,7 +46,13 @@ class SandboxChange(Operation[SandboxState]):
     async def try_to_begin(
         self, sandbox: SandboxState, event: events.Event, request: Request[Any], payload: Any, tries: Tries
     ) -> bool:
-        """Give the order; return False when another event of the sandbox got ahead."""
+        """Give the order; return False when another event of the sandbox got ahead. A shared sandbox that is not surely
+        this daemon's may only be suspended.
+        """
+        if not isinstance(event, events.SandboxSuspendRequested):
+            rules.require_lock(self.core.state, sandbox)
+            if sandbox.sandbox_id in self.core.withheld:
+                raise rules.not_ready(sandbox, "had lost its lock, and does not go on yet: try again in a moment")
         if not rules.may(sandbox, event.type):
             return False
         new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)

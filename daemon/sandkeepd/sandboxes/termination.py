@@ -6,6 +6,8 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
+import trio
+
 from sandkeep import events, failpoints
 from sandkeep.errors import DaemonError, StateError
 from sandkeep.model import Sandbox
@@ -51,10 +53,24 @@ class Termination(Removal[SandboxState]):
 
     async def terminate(self, request: Request[SandboxTerminate]) -> Sandbox:
         """End a sandbox and all that runs in it. One that has ended is answered as it is."""
-        sandbox_id = rules.sandbox(self.core.state, request.params.sandbox_id).sandbox_id
-        await self.end(sandbox_id, "requested", request.meta)
-        ended: Sandbox = await self.answer(request, sandbox_id)
+        sandbox = rules.sandbox(self.core.state, request.params.sandbox_id)
+        if await self._is_given_up(sandbox.sandbox_id):
+            await self.core.settled(sandbox.sandbox_id, lambda: sandbox.hidden)
+            return sandbox.view()
+        await self.end(sandbox.sandbox_id, "requested", request.meta)
+        ended: Sandbox = await self.answer(request, sandbox.sandbox_id)
         return ended
+
+    async def _is_given_up(self, sandbox_id: str) -> bool:
+        """Return True for a shared sandbox that other daemons may have, which ends here anyway. For one that is about
+        to be given up the outcome is awaited.
+        """
+        lock, leaving = rules.shared_lock(self.core.state, sandbox_id), self.core.leaving
+        if lock is None or lock.handover is None:
+            return False
+        with trio.move_on_after(END_DEADLINE_S):
+            await self.core.settled(lock.lock_id, lambda: lock.status != "handing_over" or sandbox_id not in leaving)
+        return lock.given_back
 
     async def end(self, sandbox_id: str, reason: str, meta: events.Meta | None = None) -> None:
         """Order the end of a sandbox, if that is not ordered already. It is on record when this returns."""

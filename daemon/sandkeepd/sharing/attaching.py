@@ -371,8 +371,9 @@ def _no_such(name: str) -> CallerError:
 
 
 def _checked_spec(request: Request[Any], shared: Shared) -> SandboxSpec:
-    """Return the spec of a sandbox that is on record elsewhere, if the caller may have it here. Raises
-    `snapshot_corrupt` and as ``sandbox.create`` does.
+    """Return the spec of a sandbox that is on record elsewhere, if the caller may have it here. Whoever writes to the
+    bucket is no administrator of this machine, even if the caller is. Raises `snapshot_corrupt`, and as
+    ``sandbox.create`` does.
     """
     spec = shared.spec
     given = {name: getattr(spec, name) for name in _OF_SPEC}
@@ -380,8 +381,16 @@ def _checked_spec(request: Request[Any], shared: Shared) -> SandboxSpec:
         command = msgspec.convert({"image_id": "shared", **msgspec.to_builtins(given)}, SandboxCreate)
     except msgspec.ValidationError as error:
         raise DataError("snapshot_corrupt", f"the metadata of the shared sandbox is damaged: {error}") from None
-    check_allowed(request, METHODS["sandbox.create"], command)
-    check_volumes(request, command.volumes)
+    if spec.shared is None or spec.shared.gcs_sandbox_id != request.params.gcs_sandbox_id:
+        raise DataError("snapshot_corrupt", "the metadata of the shared sandbox is that of another one")
+    vouched = replace(request, admin=request.admin and request.params.allow_host)
+    try:
+        check_allowed(vouched, METHODS["sandbox.create"], command)
+        check_volumes(vouched, command.volumes)
+    except CallerError as error:
+        message = f"the metadata of the shared sandbox asks for what only administrators may give: {error.message}"
+        remedy = "if you know who made it, attach with allow_host"
+        raise CallerError("permission_denied", f"{message}; {remedy}", **error.data) from None
     checked = rules.sandbox_spec(command, network=spec.network, memory_bytes=spec.memory_bytes)
     return replace(checked, shared=spec.shared)
 

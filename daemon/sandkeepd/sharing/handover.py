@@ -6,7 +6,7 @@ it go on, under the lock; the metadata tell the daemon that waits why.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -74,10 +74,8 @@ class Handover(LockOperation):
         self._checkpoints = checkpoints
         self._locks = locks
         self._publisher = publisher
-
-    def lock_of(self, sandbox_id: str) -> LockState | None:
-        """Return the last lock of a shared sandbox."""
-        return next((lock for lock in reversed(list(self.subjects.values())) if lock.sandbox_id == sandbox_id), None)
+        self.before_save: Callable[[SandboxState], Awaitable[None]] | None = None
+        """Called with a sandbox that is about to be saved, while it runs."""
 
     # -- ordering -----------------------------------------------------------------------------------------------------
 
@@ -87,7 +85,7 @@ class Handover(LockOperation):
         if sandbox.spec.shared is None:
             message = f"sandbox {sandbox.sandbox_id} is not shared: terminate it, or create one with a gcs_sandbox_id"
             raise StateError("conflict", message, sandbox_id=sandbox.sandbox_id)
-        lock = self.lock_of(sandbox.sandbox_id)
+        lock = rules.shared_lock(self.core.state, sandbox.sandbox_id)
         if sandbox.hidden or lock is None:
             return sandbox.view()
         if lock.status == "held":
@@ -141,8 +139,14 @@ class Handover(LockOperation):
         sandbox = self.core.state.sandboxes[lock.sandbox_id or ""]
         await self.core.settled(sandbox.sandbox_id, lambda: sandbox.status not in CHANGING)
         if sandbox.status in rules.STANDING:
+            if self.before_save is not None:
+                await self.before_save(sandbox)
             await self._save(sandbox, order)
             failpoints.reach("handover.saved")
+        self.core.leaving.add(sandbox.sandbox_id)
+        await self.core.settled(sandbox.sandbox_id, lambda: sandbox.status != "stopping")
+        if sandbox.status in rules.STANDING and sandbox.status != "suspended":
+            raise StateError("conflict", "it was changed while it was saved", sandbox_id=sandbox.sandbox_id)
         await self._publisher.publish(sandbox.sandbox_id)
         failpoints.reach("handover.published")
         return [self.about(lock, events.LockReleaseRequested())]
@@ -176,14 +180,6 @@ class Handover(LockOperation):
         """See that objects are in their store with these sizes. Raises `snapshot_missing`, `snapshot_corrupt`."""
         await run_in_thread(partial(_look, sizes, place), _nothing, f"looking at what is in {place.base}")
 
-    async def roll_back(self, order: Order[LockState]) -> None:
-        """See `Operation.roll_back`. The sandbox goes on, if it ran, and its lock is surely held: `Keeping` sees to one
-        that was lost.
-        """
-        sandbox = self.core.state.sandboxes[order.subject.sandbox_id or ""]
-        if order.context.suspended and sandbox.status == "suspended" and self.leases.is_held(order.subject):
-            await self.resume(sandbox)
-
     async def resume(self, sandbox: SandboxState) -> None:
         """Let a sandbox go on that was to be handed over."""
         resume = SandboxResume(sandbox_id=sandbox.sandbox_id)
@@ -196,7 +192,10 @@ class Handover(LockOperation):
         return [self.about(order.subject, events.LockHandoverFailed(code=error.code, message=error.message))]
 
     async def recorded(self, order: Order[LockState], facts: Sequence[Recorded]) -> None:
-        """See `Operation.recorded`. The lock is released by the order that is on record, or the waiter told why not."""
+        """See `Operation.recorded`. The lock is released by the order that is on record, or the waiter told why not.
+        Then the sandbox goes on, if it ran and its lock is surely held: `Keeping` sees to one that was lost.
+        """
+        self.core.leaving.discard(order.subject.sandbox_id or "")
         released = next((fact for fact in facts if isinstance(fact.event, events.LockReleaseRequested)), None)
         if released is not None:
             self._locks.start_release(released)
@@ -205,6 +204,11 @@ class Handover(LockOperation):
             await self._publisher.publish(order.subject.sandbox_id or "")
         except SandkeepError as error:
             logger.warning("a waiter is not told why", extra={"lock": order.subject.name, "why": error.message})
+        sandbox = self.core.state.sandboxes[order.subject.sandbox_id or ""]
+        if order.context is None or not order.context.suspended or sandbox.status != "suspended":
+            return
+        if self.leases.is_held(order.subject):
+            await self.resume(sandbox)
 
 
 def _look(sizes: dict[str, int], place: Place, moved: Meter) -> None:  # noqa: ARG001  # the shape of threads' work

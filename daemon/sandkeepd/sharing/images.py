@@ -14,7 +14,7 @@ from typing import Any, Final
 import trio
 
 from sandkeep import events, ids
-from sandkeep.errors import DataError, SandkeepError, StateError
+from sandkeep.errors import CallerError, DataError, SandkeepError, StateError
 from sandkeep.model import Image, SharedImage
 from sandkeep.protocol.methods import ImageCreate, Params
 from sandkeep_store.archives.stores.open import open_store
@@ -23,6 +23,7 @@ from sandkeep_store.archives.trees.pack import pack
 from sandkeep_store.buckets.config import STORAGE, Place, Root, Storage
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.images import ImageState
+from sandkeepd.contract import image_references
 from sandkeepd.contract.layers import KeptArchive
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core.access import Request, part_of_request
@@ -116,8 +117,12 @@ class SharedImages:
             if made.digest == wanted.digest and request.sees(image.owner):
                 return image.image_id
         if wanted.source is not None:
+            _require_reference(wanted.source)
             command = ImageCreate(source=wanted.source, provider=provider.name)
             found: Image = await self._images.create(part_of_request(request, "image.create", command))
+            if found.digest != wanted.digest:
+                message = f"{wanted.source} has other content now than the image of which the sandbox was made"
+                raise DataError("snapshot_corrupt", f"{message}: make that image here, and attach again")
             return found.image_id
         if wanted.path is None:
             message = f"there is no image here with the content {wanted.digest}, of which the sandbox was made"
@@ -133,6 +138,14 @@ class SharedImages:
 
     def _root(self) -> Root:
         return self._storage.require("checkpoint", bucket=True)
+
+
+def _require_reference(source: str) -> None:
+    """Raise `snapshot_corrupt` for what metadata call a container image, but is a path of this host, say."""
+    try:
+        image_references.parse(source, "source")
+    except CallerError as error:
+        raise DataError("snapshot_corrupt", f"the metadata of the shared sandbox is damaged: {error.message}") from None
 
 
 def _leave(tree: int, place: Place, state_dir: str, log_id: str, moved: Meter) -> None:

@@ -71,7 +71,7 @@ class Keeping:
         core.log.on_commit.append(self._committed)
         for sandbox in core.state.sandboxes.values():
             if sandbox.spec.shared is not None and sandbox.status == "suspended":
-                lock = self._handover.lock_of(sandbox.sandbox_id)
+                lock = rules.shared_lock(self._core.state, sandbox.sandbox_id)
                 if lock is not None and lock.status in HELD and self._before(lock).status in LOST:
                     publisher.withheld.add(sandbox.sandbox_id)  # an earlier daemon ended before it could go on
 
@@ -163,11 +163,11 @@ class Keeping:
     # -- a sandbox whose lock is not ----------------------------------------------------------------------------------
 
     def _look_at_sandbox(self, sandbox: SandboxState) -> None:
-        lock = self._handover.lock_of(sandbox.sandbox_id)
+        lock = rules.shared_lock(self._core.state, sandbox.sandbox_id)
         if lock is None or not lock.ended:
             return
         if lock.status in LOST and not lock.given_back:
-            if sandbox.moved_to is None:
+            if sandbox.moved_to is None or sandbox.status == "running":
                 self._start(sandbox.sandbox_id, partial(self._take_again, lock, sandbox))
             return
         is_left = lock.handover is None and sandbox.moved_to is not None  # for its owner to save what he needs
@@ -208,7 +208,9 @@ class Keeping:
                 await self._sandboxes.suspension.ensure(own_request(sandbox.owner, "sandbox.suspend", suspend))
             except SandkeepError as error:
                 logger.warning("cannot be suspended", extra={"sandbox": sandbox.sandbox_id, "why": error.message})
-        if self._is_early(sandbox.sandbox_id, LOST_LOOK_S) or await self._has_moved(lock, sandbox):
+        if sandbox.moved_to is not None or self._is_early(sandbox.sandbox_id, LOST_LOOK_S):
+            return
+        if await self._has_moved(lock, sandbox):
             return
         request = own_request(sandbox.owner, "lock.acquire", LockAcquire(name=lock.name, timeout_s=0.0))
         event = events.LockAcquireRequested(
@@ -225,10 +227,14 @@ class Keeping:
             return
         found = await self._publisher.read(sandbox.owner, lock.name)
         has_gone_on = found is not None and found.fence == lock.fence
-        if sandbox.status == "suspended" and not has_gone_on:
-            logger.info("a shared sandbox has its lock again", extra={"sandbox": sandbox.sandbox_id})
-            await self._handover.resume(sandbox)
         self._publisher.withheld.discard(sandbox.sandbox_id)
+        try:
+            if sandbox.status == "suspended" and not has_gone_on:
+                logger.info("a shared sandbox has its lock again", extra={"sandbox": sandbox.sandbox_id})
+                await self._handover.resume(sandbox)
+        except BaseException:
+            self._publisher.withheld.add(sandbox.sandbox_id)
+            raise
         self._publisher.mark(sandbox.sandbox_id)
 
     def _before(self, lock: LockState) -> LockState:

@@ -22,7 +22,7 @@ def hash_of(token: str) -> str:
 
 def check_token(given: str | None, token_sha256: str, name: str) -> None:
     """Raise `permission_denied` unless a token is the one with that hash, in constant time."""
-    if given is None or not hmac.compare_digest(hash_of(given), token_sha256):
+    if given is None or not hmac.compare_digest(hash_of(given).encode(), token_sha256.encode()):
         why = "has another token" if given is not None else "exists already: give its token, or choose another id"
         message = f"sandbox_token: the shared sandbox {name!r} {why}"
         raise CallerError("permission_denied", message, field="sandbox_token")

@@ -168,12 +168,16 @@ class SandboxAttachShared(Mutation, frozen=True, kw_only=True, forbid_unknown_fi
 
     One that was saved with its memory needs its image: one of the same content that is here, or else the copy that its
     first daemon left. `secrets` are given to the processes of one that was saved without.
+
+    Its properties come from the bucket. Those that only administrators may give a sandbox (the host's network or
+    directories, no isolation) are refused, unless an administrator accepts them with `allow_host`.
     """
 
     gcs_sandbox_id: Name
     sandbox_token: SandboxToken
     timeout_s: Annotated[float, Meta(ge=0, le=MAX_LOCK_WAIT_S)] = 120.0
     secrets: Secrets = field(default_factory=dict)
+    allow_host: bool = False
 
 
 class SandboxDetach(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -90,6 +90,8 @@ def decode(content: bytes, place: str) -> SharedMetadata:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(place, str(error)[:200]) from None
     saved = found.shared.saved if found.shared is not None else None
+    if saved is not None and min([saved.size_bytes, *(file.size_bytes for file in saved.files)]) < 0:
+        raise _damaged(place, "a size in it is negative")
     paths = [saved.path, *(file.name for file in saved.files)] if saved is not None else []
     image = found.shared.image if found.shared is not None else None
     paths += [image.path] if image is not None and image.path is not None else []

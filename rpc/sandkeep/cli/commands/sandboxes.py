@@ -73,18 +73,22 @@ def create(front: Frontend, image: str, **spec: Any) -> None:
     "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Maximum time to wait for its daemon (default: 120)."
 )
 @secret_option
+@click.option(
+    "--allow-host", is_flag=True, help="Accept the host's network or directories, or no isolation. For administrators."
+)
 @common()
-def attach_shared(front: Frontend, name: str, token: str, timeout_s: float | None, secrets: dict[str, str]) -> None:
+def attach_shared(
+    front: Frontend, name: str, token: str, timeout_s: float | None, secrets: dict[str, str], *, allow_host: bool
+) -> None:
     """Attach a sandbox that another daemon shares, as it was saved last, and print its id here.
 
     While the other daemon has it, this waits for that one to hand it over.
     """
     if token == "-":  # noqa: S105 - the sign for stdin
         token = sys.stdin.readline().strip()
+    given = non_empty(timeout_s=timeout_s, secrets=secrets, allow_host=allow_host or None)
     with progress(f"attaching {name}") as display, front.client() as client:
-        sandbox = client.sandbox.attach_shared(
-            name, token, progress=display, **non_empty(timeout_s=timeout_s, secrets=secrets)
-        )
+        sandbox = client.sandbox.attach_shared(name, token, progress=display, **given)
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 
 
