@@ -87,6 +87,7 @@ from sandkeepd.sessions.activity import Activity
 from sandkeepd.sessions.sessions import Sessions
 from sandkeepd.sharing.sharing import Sharing
 from sandkeepd.stream.access import Access
+from sandkeepd.stream.cloud_run import CloudRun
 from sandkeepd.stream.endpoints import endpoints
 from sandkeepd.stream.identity import Identity
 from sandkeepd.stream.server import StreamServer
@@ -186,7 +187,9 @@ async def _run_parts(
             core, images, sandboxes, processes, software, stream_access, retention, services, sharing, sessions, keys
         )
         holdings = Holdings(daemon.CLIENT_MEMORY())
-        served = endpoints(core, dispatch, processes, sessions.activity)
+        cloud_run = CloudRun(core, dispatch, processes, sessions.activity)
+        sharing.handover.before_save = cloud_run.end_execution
+        served = endpoints(core, dispatch, processes, sessions.activity, cloud_run)
         stream = StreamServer(
             served, tokens, daemon.STREAM_ORIGINS(), holdings=holdings, advertised=daemon.STREAM_ADVERTISED()
         )

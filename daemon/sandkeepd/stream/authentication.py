@@ -43,12 +43,18 @@ def check_host(host: str, advertised: Sequence[str]) -> None:
 
 def peer_by_token(request: WebSocketRequest, tokens: Tokens) -> Peer:
     """Return the peer of a TCP request. A token gives its user's rights, not groups'. Raises `RefusedError`."""
-    given = [*_bearers(request), *_proposed_tokens(request)]
-    uid = tokens.uid_of(given[0]) if len(given) == 1 else None
-    if uid is None:
-        what = "a valid token" if given else "a token"
+    peer = user_by_token(request, tokens)
+    if peer is None:
+        what = "a valid token" if _given(request) else "a token"
         raise _refused(401, f"give {what}: `stream.access` on the daemon's socket returns yours")
-    return Peer(uid=uid, gid=_NO_GROUP)
+    return peer
+
+
+def user_by_token(request: WebSocketRequest, tokens: Tokens) -> Peer | None:
+    """Return the same, or None if the request has not exactly one token that is valid."""
+    given = _given(request)
+    uid = tokens.uid_of(given[0]) if len(given) == 1 else None
+    return Peer(uid=uid, gid=_NO_GROUP) if uid is not None else None
 
 
 def peer_of_owner(owner: str) -> Peer:
@@ -72,6 +78,10 @@ def subprotocol(request: WebSocketRequest) -> str | None:
     if proposed and PROTOCOL not in proposed:
         raise RefusedError(400, CallerError("invalid", f"propose the subprotocol {PROTOCOL}, or none"))
     return PROTOCOL if proposed else None
+
+
+def _given(request: WebSocketRequest) -> list[str]:
+    return [*_bearers(request), *_proposed_tokens(request)]
 
 
 def _bearers(request: WebSocketRequest) -> list[str]:

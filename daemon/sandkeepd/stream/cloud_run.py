@@ -8,10 +8,12 @@ from where it was. When the sandbox is handed over, the last status tells where 
 
 import codecs
 import json
+import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Annotated, Any, Final, Literal
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 import trio
@@ -38,21 +40,55 @@ from sandkeep.settings.daemon import CLOUD_RUN_IMAGE
 from sandkeep_store.eventlog.log import Recorded
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.core import rules
+from sandkeepd.core.access import own_request
 from sandkeepd.core.call import Handler as Handle
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sessions.activity import Activity
 from sandkeepd.sharing.tokens import check_token, hash_of, token_of
-from sandkeepd.stream.session import Client, Handler, Session
+from sandkeepd.stream.session import Client, Handler, Session, validated
+
+logger = logging.getLogger("sandkeepd")
 
 PATHS: Final = ("create", "attach")
 PIECE_BYTES: Final = 64 * 1024
 MOVED_S: Final = 10.0
 """Seconds for which a client is kept to be told where its sandbox goes on."""
 
+KILL_S: Final = 10.0
+"""Seconds for a command to end that is killed before a hand-over."""
+
+LEAVING_S: Final = 60.0
+"""Seconds for which a client waits for the outcome of a hand-over, to attach."""
+
+DROP_S: Final = 10.0
+"""Seconds to end a sandbox whose client left before it knew its id."""
+
+MAX_INPUTS: Final = 8
+"""Messages of input that wait for the command to read; more are left in the socket, with all that follows."""
+
+GUESTS: Final = 8
+"""Maximum connections to a sandbox of those who were let in by its token."""
+
+MAX_CODE_BYTES: Final = 128 * 1024 - 1
+"""Linux's limit of an argument, MAX_ARG_STRLEN, without its end."""
+
+MAX_FACTS: Final = 100
+"""Events of a sandbox that are kept for a client that does not read. The last ones tell its end."""
+
 LANGUAGES: Final = {"python": ("python3", "-u", "-c"), "bash": ("bash", "-c")}
 _DONE, _GONE, _FATAL = 1000, 1011, 4000
 _STREAMS: Final = ("stdout", "stderr")
+_LEAVING: Final = ("handing_over", "releasing")
+
+M = TypeVar("M", "Options", "Message")
+
+
+class Guest(Client, frozen=True):
+    """A client that was let in by the token of a sandbox alone, as its owner."""
+
+    sandbox_id: str
 
 
 class Options(Struct, frozen=True):
@@ -89,6 +125,8 @@ class Execution:
         self.sent = dict.fromkeys(_STREAMS, 0)
         self.is_told = False
         """True once its end was sent."""
+        self.is_killed = False
+        """True if the daemon kills it for a hand-over."""
 
 
 class CloudRun:
@@ -99,7 +137,8 @@ class CloudRun:
         self.handle = handle
         self.processes = processes
         self.activity = activity
-        self._attached: set[str] = set()
+        self._attached: dict[str, trio.Lock] = {}
+        """The sandboxes that have a client, with a lock that is held while a command starts."""
         self._executions: dict[str, Execution] = {}
 
     async def __call__(self, client: Client) -> Handler:
@@ -109,14 +148,27 @@ class CloudRun:
             raise CallerError("not_found", message, setting=CLOUD_RUN_IMAGE.name)
         return lambda session: Conversation(self, client, session).run()
 
-    def has_token(self, name: str, token: str) -> str | None:
-        """Return the owner of the sandbox of that name that has the token; None if there is none."""
-        for sandbox in self.core.state.sandboxes.values():
-            if sandbox.name == name and not sandbox.hidden:
+    def sandbox_of_token(self, name: str, token: str) -> SandboxState | None:
+        """Return the last sandbox of that name that has the token, if it is here or was given up."""
+        for sandbox in reversed(self.core.state.sandboxes.values()):
+            if sandbox.name == name:
                 with suppress(CallerError):
                     check_token(token, self.token_hash(sandbox), name)
-                    return sandbox.owner
+                    if not sandbox.hidden or self.has_left(sandbox):
+                        return sandbox
         return None
+
+    def has_left(self, sandbox: SandboxState) -> bool:
+        """Return True if a sandbox was given up, or another daemon took it."""
+        lock = rules.shared_lock(self.core.state, sandbox.sandbox_id)
+        handover = lock.handover if lock is not None else None
+        is_given_up = sandbox.hidden and handover is not None and sandbox.terminated_reason == handover.reason
+        return is_given_up or sandbox.moved_to is not None
+
+    def is_leaving(self, sandbox_id: str) -> bool:
+        """Return True while a sandbox is being handed over."""
+        lock = rules.shared_lock(self.core.state, sandbox_id)
+        return lock is not None and lock.status in _LEAVING
 
     def token_hash(self, sandbox: SandboxState) -> str:
         """Return the hash of a sandbox's token. One that is not shared has that of this daemon."""
@@ -129,12 +181,12 @@ class CloudRun:
         """Be the client of a sandbox for the length of a block. Raises `in_use` if there is one."""
         if sandbox_id in self._attached:
             raise StateError("in_use", "another client is attached to the sandbox: let it disconnect first")
-        self._attached.add(sandbox_id)
+        self._attached[sandbox_id] = trio.Lock()
         try:
             with self.activity.attached(sandbox_id):
                 yield
         finally:
-            self._attached.discard(sandbox_id)
+            del self._attached[sandbox_id]
 
     def execution(self, sandbox_id: str) -> Execution | None:
         """Return the last command of a sandbox."""
@@ -147,6 +199,38 @@ class CloudRun:
             del self._executions[gone]
         made = self._executions[sandbox_id] = Execution(process)
         return made
+
+    @asynccontextmanager
+    async def starting(self, sandbox_id: str) -> AsyncIterator[None]:
+        """Start a command in the block. Raises `not_ready` while the sandbox is being handed over."""
+        async with self._attached[sandbox_id]:
+            if self.is_leaving(sandbox_id):
+                raise StateError("not_ready", "the sandbox is being saved: wait until it runs, here or elsewhere")
+            yield
+
+    async def end_execution(self, sandbox: SandboxState) -> None:
+        """Kill the command of a sandbox that is about to be saved, so that it does not go on elsewhere unseen. Raises
+        no `SandkeepError`.
+        """
+        execution, why = None, "it does not end"
+        with trio.move_on_after(KILL_S):
+            if (starting := self._attached.get(sandbox.sandbox_id)) is not None:
+                async with starting:
+                    pass  # no other begins now, as the lock of the sandbox is being handed over
+            execution = self.execution(sandbox.sandbox_id)
+            if execution is None or execution.process.ended:
+                return
+            execution.is_killed, process = True, execution.process
+            try:
+                kill = ProcessSignal(sandbox_id=sandbox.sandbox_id, name=process.process_id, signal="KILL")
+                await self.processes.signal(own_request(sandbox.owner, "process.signal", kill))
+                await self.core.settled(process.process_id, lambda: process.ended)
+            except SandkeepError as error:
+                why = error.message
+        if execution is None or not execution.process.ended:
+            if execution is not None:
+                execution.is_killed = False
+            logger.warning("a command is not killed", extra={"sandbox": sandbox.sandbox_id, "why": why})
 
 
 class _EndError(Exception):
@@ -167,7 +251,11 @@ class Conversation:
         self._session = session
         self._sandbox_id = ""
         self._killing = False
-        self._facts, self._heard = trio.open_memory_channel[Recorded](1000)
+        self._telling = False
+        self._acting: set[str] = set()
+        self._facts: deque[Recorded] = deque(maxlen=MAX_FACTS)
+        self._heard = trio.Event()
+        self._typed, self._inputs = trio.open_memory_channel[tuple[Execution | None, str]](MAX_INPUTS)
 
     async def run(self) -> None:
         """Serve the client until it goes, or its sandbox does."""
@@ -192,24 +280,35 @@ class Conversation:
 
     async def _create(self) -> None:
         try:
-            options = msgspec.json.decode(await self._session.receive_text(), type=Options)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            await self._fail(
-                "SANDBOX_CREATION_ERROR", f"the first message is not understood: {str(error)[:200]}", _FATAL
-            )
+            options = _decoded(await self._session.receive_text(), Options)
+        except CallerError as error:
+            await self._fail("SANDBOX_CREATION_ERROR", f"the first message is not understood: {error.message}", _FATAL)
             return
         await self._status("SANDBOX_CREATING")
+        name, is_told = f"sandbox-{secrets.token_hex(4)}", False
         try:
-            made = await self._made(options)
+            made = await self._made(options, name)
+            token = made.sandbox_token or token_of(self._core.log.command_key, made.sandbox_id)
+            await self._send(event="sandbox_id", sandbox_id=made.name, sandbox_token=token)
+            is_told = True
         except SandkeepError as error:
             await self._fail("SANDBOX_CREATION_ERROR", error.message, _FATAL)
             return
-        token = made.sandbox_token or token_of(self._core.log.command_key, made.sandbox_id)
-        await self._send(event="sandbox_id", sandbox_id=made.name, sandbox_token=token)
+        finally:
+            if not is_told:
+                await self._drop(name)
         await self._converse(made.sandbox_id)
 
-    async def _made(self, options: Options) -> Sandbox:
-        name = f"sandbox-{secrets.token_hex(4)}"
+    async def _drop(self, name: str) -> None:
+        """End a sandbox that nobody can attach to, as its client has gone."""
+        with trio.move_on_after(DROP_S) as scope:
+            scope.shield = True
+            sandbox = self._core.state.sandbox_named(self._client.peer.owner, name)
+            if sandbox is not None and not sandbox.hidden:
+                with suppress(SandkeepError):  # it says why in the log
+                    await self._call("sandbox.terminate", SandboxTerminate(sandbox_id=sandbox.sandbox_id))
+
+    async def _made(self, options: Options, name: str) -> Sandbox:
         idle = options.idle_timeout or None
         if options.filesystem_snapshot_name is not None:
             if options.is_shared:
@@ -245,21 +344,45 @@ class Conversation:
 
     async def _attach(self, name: str) -> None:
         token = self._client.target.query.get("sandbox_token", b"").decode("ascii", "replace")
-        here = self._core.state.sandbox_named(self._client.peer.owner, name)
+        guest = self._client.sandbox_id if isinstance(self._client, Guest) else None
+        state = self._core.state
+        here = state.sandboxes.get(guest) if guest else state.sandbox_named(self._client.peer.owner, name)
         try:
-            if here is None or here.hidden:
+            if guest is None and (here is None or here.hidden):
                 sandbox_id = await self._attach_shared(name, token)
             else:
-                check_token(token, self._server.token_hash(here), name)
-                sandbox_id = here.sandbox_id
-                if here.status == "suspended":
-                    await self._status("SANDBOX_RESTORING")
-                    await self._call("sandbox.resume", SandboxResume(sandbox_id=sandbox_id))
+                sandbox_id = await self._attach_here(here, name, token)
         except SandkeepError as error:
             status, code = _REFUSALS.get(error.code, ("SANDBOX_RESTORE_ERROR", _FATAL))
             await self._fail(status, error.message, code)
             return
         await self._converse(sandbox_id)
+
+    async def _attach_here(self, here: SandboxState | None, name: str, token: str) -> str:
+        if here is not None:
+            check_token(token, self._server.token_hash(here), name)
+            await self._stayed(here)
+            if self._server.has_left(here):
+                await self._tell_left(here)
+                raise _EndError(_DONE)
+        if here is None or here.hidden:
+            raise CallerError("not_found", f"the sandbox {name!r} has ended")
+        if here.status == "suspended":
+            await self._status("SANDBOX_RESTORING")
+            await self._call("sandbox.resume", SandboxResume(sandbox_id=here.sandbox_id))
+        return here.sandbox_id
+
+    async def _stayed(self, sandbox: SandboxState) -> None:
+        """Wait for the outcome of a hand-over that is under way. Raises `not_ready` if there is none in time."""
+        lock = rules.shared_lock(self._core.state, sandbox.sandbox_id)
+        if lock is None or lock.status not in (*_LEAVING, "released"):
+            return
+        with trio.move_on_after(LEAVING_S) as scope:
+            await self._core.settled(lock.lock_id, lambda: lock.status not in _LEAVING)
+            is_over = lambda: lock.status != "released" or sandbox.hidden or sandbox.moved_to is not None  # noqa: E731
+            await self._core.settled(sandbox.sandbox_id, is_over)
+        if scope.cancelled_caught:
+            raise StateError("not_ready", "the sandbox is still being handed over: try again")
 
     async def _attach_shared(self, name: str, token: str) -> str:
         try:
@@ -280,9 +403,12 @@ class Conversation:
         heard.append(self._committed)
         try:
             with self._server.attached(sandbox_id):
+                if self._core.state.sandboxes[sandbox_id].hidden:  # meanwhile
+                    await self._end()
                 await self._status("SANDBOX_RUNNING")
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._tell_of_events)
+                    nursery.start_soon(self._write_inputs)
                     while True:
                         await self._serve(await self._session.receive_text(), nursery)
         except StateError as error:
@@ -294,23 +420,19 @@ class Conversation:
 
     async def _serve(self, text: str | bytes, nursery: trio.Nursery) -> None:
         try:
-            message = msgspec.json.decode(text, type=Message)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            await self._error("SANDBOX_EXECUTION_ERROR", f"the message is not understood: {str(error)[:200]}")
+            message = _decoded(text, Message)
+        except CallerError as error:
+            await self._error("SANDBOX_EXECUTION_ERROR", f"the message is not understood: {error.message}")
             return
-        actions: dict[str, Callable[[Message], Awaitable[None]]] = {
-            "checkpoint": self._checkpoint, "snapshot_filesystem": self._snapshot, "kill_process": self._kill_process,
-            "kill_sandbox": self._kill_sandbox,
-        }  # fmt: skip
         if message.event == "stdin":
-            await self._write(message.data)
+            await self._typed.send((self._running, message.data))
         elif message.action == "reconnect":
             execution = self._server.execution(self._sandbox_id)
-            if execution is not None and not execution.is_told:
+            if execution is not None and not execution.is_told and not self._telling:
                 await self._status("SANDBOX_EXECUTION_RUNNING")
-                nursery.start_soon(self._tell_of_output, execution)
-        elif message.action in actions:
-            nursery.start_soon(self._act, actions[message.action], message)
+                self._tell(execution, nursery)
+        elif message.action in _ACTIONS:
+            await self._begin_action(message.action, message, nursery)
         elif message.language is not None and message.code is not None:
             await self._execute(message.language, message.code, nursery)
         else:
@@ -327,21 +449,36 @@ class Conversation:
             known = ", ".join(LANGUAGES)
             await self._error("SANDBOX_EXECUTION_UNSUPPORTED_LANGUAGE_ERROR", f"{language[:80]!r} is none of {known}")
             return
-        if self._running is not None:
+        if self._running is not None or self._telling:
             await self._error("SANDBOX_EXECUTION_IN_PROGRESS_ERROR", "a command runs already: wait, or kill_process")
             return
         try:
-            command = ProcessLaunch(sandbox_id=self._sandbox_id, command=[*argv, code], stdin=True)
-            launched = await self._call("process.launch", command)
+            if len(code.encode()) > MAX_CODE_BYTES:
+                message = f"the code is longer than {MAX_CODE_BYTES} bytes: write it to a file, by input, and run that"
+                raise CallerError("invalid", message)
+            command = validated(
+                ProcessLaunch, sandbox_id=self._sandbox_id, command=[*argv, code], stdin=True
+            )  # fmt: skip
+            async with self._server.starting(self._sandbox_id):
+                launched = await self._call("process.launch", command)
+                process = self._core.state.processes[launched.process_id]
+                execution = self._server.begin(self._sandbox_id, process)
         except SandkeepError as error:
             await self._error("SANDBOX_EXECUTION_ERROR", error.message)
             return
-        execution = self._server.begin(self._sandbox_id, self._core.state.processes[launched.process_id])
         await self._status("SANDBOX_EXECUTION_RUNNING")
+        self._tell(execution, nursery)
+
+    def _tell(self, execution: Execution, nursery: trio.Nursery) -> None:
+        """Start the one task that sends output."""
+        self._telling = True
         nursery.start_soon(self._tell_of_output, execution)
 
-    async def _write(self, data: str) -> None:
-        running = self._running
+    async def _write_inputs(self) -> None:
+        async for running, data in self._inputs:
+            await self._write(running, data)
+
+    async def _write(self, running: Execution | None, data: str) -> None:
         try:
             if running is None:
                 raise StateError("not_ready", "no command runs that reads input")
@@ -368,37 +505,70 @@ class Conversation:
                 execution.sent[name] = read[name] - len(decoders[name].getstate()[0])
                 more = more or bool(chunk.data)
             if ended and not more:
-                if not execution.is_told:
-                    execution.is_told = True
-                    code = process.exit_code
-                    await self._send(event="status_update", status="SANDBOX_EXECUTION_DONE", exit_code=code)
+                self._telling = False
+                if not execution.is_killed:
+                    await self._tell_done(execution)
+                elif not self._server.is_leaving(self._sandbox_id):  # else that has an outcome first
+                    await self._tell_killed()
                 return
             if not more:
                 await outputs.wait_for_more(process, read["stdout"], read["stderr"])
 
     # -- actions ------------------------------------------------------------------------------------------------------
 
-    async def _act(self, action: Callable[[Message], Awaitable[None]], message: Message) -> None:
-        await action(message)
+    async def _begin_action(self, action: str, message: Message, nursery: trio.Nursery) -> None:
+        """Begin an action, if none is under way. Each kind of kill has a place of its own."""
+        place = action if action.startswith("kill_") else ""
+        if place in self._acting:
+            await self._error(_ACTIONS[action], "another action is in progress: wait until it is done")
+            return
+        self._acting.add(place)
+        nursery.start_soon(self._act, action, place, message)
+
+    async def _act(self, action: str, place: str, message: Message) -> None:
+        acts: dict[str, Callable[[Message], Awaitable[None]]] = {
+            "checkpoint": self._checkpoint, "snapshot_filesystem": self._snapshot, "kill_process": self._kill_process,
+            "kill_sandbox": self._kill_sandbox,
+        }  # fmt: skip
+        try:
+            await acts[action](message)
+        finally:
+            self._acting.discard(place)
 
     async def _checkpoint(self, message: Message) -> None:  # noqa: ARG002  # the shape of actions
         if self._running is not None:
             await self._error("SANDBOX_EXECUTION_IN_PROGRESS_ERROR", "a command runs: wait, or kill_process")
             return
-        try:
-            await self._call("sandbox.detach", SandboxDetach(sandbox_id=self._sandbox_id))
-        except SandkeepError as error:
-            await self._fail("SANDBOX_CHECKPOINT_ERROR", f"{error.message}: it runs on", _FATAL)
+        while True:
+            try:
+                await self._call("sandbox.detach", SandboxDetach(sandbox_id=self._sandbox_id))
+            except SandkeepError as error:
+                if error.code == "conflict" and self._server.is_leaving(self._sandbox_id):
+                    continue  # another hand-over has begun: its outcome is awaited
+                if not self._killing:
+                    await self._fail("SANDBOX_CHECKPOINT_ERROR", f"{error.message}: it runs on", _FATAL)
+            return
 
     async def _snapshot(self, message: Message) -> None:
         await self._status("SANDBOX_FILESYSTEM_SNAPSHOT_CREATING")
         try:
             name = ids.check_name(message.name or "", "name")
+            self._check_unused(name)
             await self._call("snapshot.create", SnapshotCreate(sandbox_id=self._sandbox_id, name=name))
         except SandkeepError as error:
             await self._error("SANDBOX_FILESYSTEM_SNAPSHOT_ERROR", error.message)
             return
         await self._status("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED")
+
+    def _check_unused(self, name: str) -> None:
+        """Raise `conflict` if a snapshot of another sandbox has that name."""
+        state, owner = self._core.state, self._client.peer.owner
+        mine = self._server.token_hash(state.sandboxes[self._sandbox_id])  # it has the same after it moved
+        for snapshot in state.snapshots.values():
+            if (snapshot.requested.name, snapshot.owner, snapshot.status) == (name, owner, "ready"):
+                other = state.sandboxes.get(snapshot.sandbox_id or "")
+                if other is None or self._server.token_hash(other) != mine:
+                    raise StateError("conflict", f"another sandbox has a snapshot {name!r}: choose another name")
 
     async def _kill_process(self, message: Message) -> None:  # noqa: ARG002  # the shape of actions
         running = self._running
@@ -426,48 +596,81 @@ class Conversation:
     def _committed(self, facts: Sequence[Recorded]) -> None:
         for fact in facts:
             if fact.sandbox_id == self._sandbox_id and isinstance(fact.event, _TOLD):
-                with suppress(trio.WouldBlock):
-                    self._facts.send_nowait(fact)
+                self._facts.append(fact)
+                self._heard.set()
 
     async def _tell_of_events(self) -> None:
-        async for fact in self._heard:
-            match fact.event:
-                case events.LockHandoverRequested(reason=reason):
-                    if reason == "handed_over":
-                        await self._status("SANDBOX_LOCK_RELEASE_REQUESTED")
-                    await self._status("SANDBOX_CHECKPOINTING")
-                case events.LockHandoverFailed():
-                    await self._status("SANDBOX_RUNNING")
-                case events.LockReleaseRequested():
-                    if (running := self._running) is not None:
-                        running.is_told = True
-                        await self._status("SANDBOX_EXECUTION_FORCE_KILLED")
-                    await self._status("SANDBOX_DELETING")
-                    await self._status("SANDBOX_LOCK_RELEASING")
-                case events.LockReleased():
-                    await self._status("SANDBOX_LOCK_RELEASED")
-                case events.LockLost(message=why) | events.LockExpired(message=why):
-                    await self._fail("SANDBOX_LOCK_RENEWAL_ERROR", why, _FATAL)
-                case events.SandboxFailed(message=why) | events.SandboxLost(message=why):
-                    await self._fail("SANDBOX_ERROR", why, _FATAL)
-                case events.SandboxTerminated():
-                    await self._end()
+        while True:
+            if not self._facts:
+                self._heard = trio.Event()
+                await self._heard.wait()
+            await self._tell_of(self._facts.popleft().event)
+
+    async def _tell_of(self, event: events.Event | None) -> None:
+        match event:
+            case events.LockHandoverRequested(reason=reason):
+                if reason == "handed_over":
+                    await self._status("SANDBOX_LOCK_RELEASE_REQUESTED")
+                await self._status("SANDBOX_CHECKPOINTING")
+            case events.LockHandoverFailed():
+                await self._tell_killed()
+                sandbox = self._core.state.sandboxes[self._sandbox_id]
+                with trio.move_on_after(MOVED_S):
+                    is_back = lambda: sandbox.status not in ("suspended", "resuming")  # noqa: E731
+                    await self._core.settled(self._sandbox_id, is_back)
+                await self._status("SANDBOX_RUNNING")
+            case events.LockReleaseRequested():
+                if (running := self._running) is not None:
+                    running.is_killed = True  # by its end here
+                await self._tell_killed()
+                await self._status("SANDBOX_DELETING")
+                await self._status("SANDBOX_LOCK_RELEASING")
+            case events.LockReleased():
+                await self._status("SANDBOX_LOCK_RELEASED")
+            case events.LockLost(message=why) | events.LockExpired(message=why):
+                await self._fail_unless_killing("SANDBOX_LOCK_RENEWAL_ERROR", why)
+            case events.SandboxFailed(message=why) | events.SandboxLost(message=why):
+                await self._fail_unless_killing("SANDBOX_ERROR", why)
+            case events.SandboxTerminated():
+                await self._end()
+
+    async def _fail_unless_killing(self, status: str, message: str) -> None:
+        """End the conversation by an error, unless the client wants the sandbox to end: that has its own outcome."""
+        if not self._killing:
+            await self._fail(status, message, _FATAL)
+
+    async def _tell_done(self, execution: Execution) -> None:
+        if not execution.is_told:
+            execution.is_told = True
+            code = execution.process.exit_code
+            await self._send(event="status_update", status="SANDBOX_EXECUTION_DONE", exit_code=code)
+
+    async def _tell_killed(self) -> None:
+        """Tell, once, that the command was killed for a hand-over, if it was."""
+        execution = self._server.execution(self._sandbox_id)
+        if execution is not None and execution.is_killed and not execution.is_told:
+            execution.is_told = True
+            await self._status("SANDBOX_EXECUTION_FORCE_KILLED")
 
     async def _end(self) -> None:
-        if self._killing:
+        sandbox = self._core.state.sandboxes[self._sandbox_id]
+        has_left = self._server.has_left(sandbox)
+        if self._killing and not has_left:
             await self._status("SANDBOX_KILLED")
             raise _EndError(_DONE)
         await self._status("SANDBOX_DELETED")
-        sandbox = self._core.state.sandboxes[self._sandbox_id]
-        locks = (lock for lock in self._core.state.locks.values() if lock.sandbox_id == self._sandbox_id)
-        handover = next((lock.handover for lock in locks if lock.handover is not None), None)
-        if handover is not None:
-            if handover.waiter is not None:
-                with trio.move_on_after(MOVED_S):
-                    await self._core.settled(self._sandbox_id, lambda: sandbox.moved_to is not None)
-            moved = {"moved_to": sandbox.moved_to} if sandbox.moved_to else {}
-            await self._send(event="status_update", status="SANDBOX_CHECKPOINTED", **moved)
+        if has_left:
+            await self._tell_left(sandbox)
         raise _EndError(_DONE)
+
+    async def _tell_left(self, sandbox: SandboxState) -> None:
+        """Tell that a sandbox was saved, and where it goes on, as soon as that is known."""
+        lock = rules.shared_lock(self._core.state, sandbox.sandbox_id)
+        if lock is not None and lock.handover is not None and lock.handover.waiter is not None:
+            with trio.move_on_after(MOVED_S):
+                await self._core.settled(sandbox.sandbox_id, lambda: sandbox.moved_to is not None)
+        moved = {"moved_to": sandbox.moved_to} if sandbox.moved_to else {}
+        await self._send(event="status_update", status="SANDBOX_CHECKPOINTED", **moved)
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -493,6 +696,14 @@ _TOLD: Final = (
     events.LockHandoverRequested, events.LockHandoverFailed, events.LockReleaseRequested, events.LockReleased,
     events.LockLost, events.LockExpired, events.SandboxFailed, events.SandboxLost, events.SandboxTerminated,
 )  # fmt: skip
+_ACTIONS: Final = {
+    "checkpoint": "SANDBOX_CHECKPOINT_ERROR",
+    "snapshot_filesystem": "SANDBOX_FILESYSTEM_SNAPSHOT_ERROR",
+    "kill_process": "SANDBOX_EXECUTION_FORCE_KILL_ERROR",
+    "kill_sandbox": "SANDBOX_KILL_ERROR",
+}
+"""The actions, and the statuses of their errors."""
+
 _REFUSALS: Final = {
     "not_found": ("SANDBOX_NOT_FOUND", _GONE),
     "not_configured": ("SANDBOX_NOT_FOUND", _GONE),
@@ -509,3 +720,13 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
     return found
+
+
+def _decoded(got: str | bytes, wanted: type[M]) -> M:
+    """Return a message of a client. Raises `invalid`."""
+    if isinstance(got, bytes):
+        raise CallerError("invalid", "it is binary: send text frames")
+    try:
+        return msgspec.json.decode(got, type=wanted)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CallerError("invalid", str(error)[:200]) from None

@@ -17,12 +17,14 @@ CLOUD_RUN = "cloud_run"
 """The endpoint of paths that are another protocol's."""
 
 
-def endpoints(core: Core, handle: Handler, processes: Processes, activity: Activity) -> dict[str, Endpoint]:
+def endpoints(
+    core: Core, handle: Handler, processes: Processes, activity: Activity, cloud_run: CloudRun | None = None
+) -> dict[str, Endpoint]:
     """The endpoints by the first part of their path. `handle` answers calls."""
     return {
         "logs": partial(logs, core, processes, activity),
         "events": partial(events, core, activity),
         "attach": partial(attach, core, processes, activity),
         "files": partial(files, core, handle),
-        CLOUD_RUN: CloudRun(core, handle, processes, activity),
+        CLOUD_RUN: cloud_run or CloudRun(core, handle, processes, activity),
     }

@@ -32,7 +32,7 @@ from sandkeepd.serving.accept import accept_clients
 from sandkeepd.serving.holdings import Holdings
 from sandkeepd.stream import authentication, cloud_run
 from sandkeepd.stream.authentication import RefusedError
-from sandkeepd.stream.cloud_run import CloudRun
+from sandkeepd.stream.cloud_run import CloudRun, Guest
 from sandkeepd.stream.endpoints import CLOUD_RUN
 from sandkeepd.stream.session import Client, Endpoint, Handler, Session
 from sandkeepd.stream.tokens import Tokens
@@ -98,13 +98,14 @@ class StreamServer:
         self._origins = origins
         self._limits = limits or Limits()
         self._holdings = holdings or Holdings()
-        self._of_uid: Counter[int] = Counter()
+        self._open: Counter[int | str] = Counter()
+        """Websockets of each user, by the uid, and of guests of each sandbox, by its id."""
         self._handshakes: dict[int | None, dict[trio.CancelScope, None]] = {}
 
     @property
     def connections(self) -> int:
         """Number of open websockets."""
-        return self._of_uid.total()
+        return self._open.total()
 
     async def serve(
         self,
@@ -150,7 +151,7 @@ class StreamServer:
                     return
                 client = self._authenticate(request, connection.host, peer)
                 entitled = contextlib.nullcontext() if peer else self._tokens.while_valid(client.peer.uid)
-                with entitled, self._count_connection(client.peer), self._account_memory(connection, client.peer):
+                with entitled, self._count_connection(client), self._account_memory(connection, client.peer):
                     with _refusing():
                         handler = await self._endpoint(client.target)(client)
                     connection.wire.trust()  # beforehand, as the client may send at once
@@ -186,15 +187,18 @@ class StreamServer:
             self._handshakes.pop(_uid(peer), None)
 
     @contextlib.contextmanager
-    def _count_connection(self, peer: Peer) -> Iterator[None]:
-        if peer.uid != 0 and self._of_uid[peer.uid] >= self._limits.connections:
-            message = f"you have {self._limits.connections} websockets open: close some"
+    def _count_connection(self, client: Client) -> Iterator[None]:
+        """Count a client among its user's, or among the guests of its sandbox."""
+        whose: int | str = client.sandbox_id if isinstance(client, Guest) else client.peer.uid
+        limit = cloud_run.GUESTS if isinstance(client, Guest) else self._limits.connections
+        if whose != 0 and self._open[whose] >= limit:
+            message = f"you have {limit} websockets open: close some"
             raise RefusedError(HTTPStatus.TOO_MANY_REQUESTS, StateError("not_ready", message))
-        self._of_uid[peer.uid] += 1
+        self._open[whose] += 1
         try:
             yield
         finally:
-            self._of_uid -= Counter({peer.uid: 1})
+            self._open -= Counter({whose: 1})
 
     @contextlib.contextmanager
     def _account_memory(self, connection: Connection, peer: Peer) -> Iterator[None]:
@@ -216,19 +220,26 @@ class StreamServer:
         with _refusing():
             authentication.check_origin(request, self._origins)
             target = frames.parse_target(request.path)
-            client = Client(peer or self._peer(request, host, target), target)
+            client = Client(peer, target) if peer else self._client(request, host, target)
             authentication.subprotocol(request)
             return client
 
-    def _peer(self, request: WebSocketRequest, host: str, target: frames.Target) -> Peer:
-        """Return the peer of a TCP request, by its own token or by that of the sandbox that it attaches to."""
+    def _client(self, request: WebSocketRequest, host: str, target: frames.Target) -> Client:
+        """Return the client of a TCP request, by its user's token, or by that of the sandbox that it attaches to.
+
+        The latter makes a guest of a sandbox that was given up, too, to be told where it goes on; but a user's own
+        token lets it be taken back.
+        """
         authentication.check_host(host, self._hosts)
         served, given = self._endpoints.get(CLOUD_RUN), target.query.get("sandbox_token", b"")
+        sandbox = None
         if isinstance(served, CloudRun) and target.parts[0] == "attach" and len(target.parts) == 2:
-            owner = served.has_token(target.parts[1], given.decode("ascii", "replace"))
-            if owner is not None and owner.startswith("uid:"):
-                return authentication.peer_of_owner(owner)
-        return authentication.peer_by_token(request, self._tokens)
+            sandbox = served.sandbox_of_token(target.parts[1], given.decode("ascii", "replace"))
+        if sandbox is not None and sandbox.owner.startswith("uid:"):
+            user = authentication.user_by_token(request, self._tokens)
+            if user is None or (user.owner != sandbox.owner and not sandbox.hidden):
+                return Guest(authentication.peer_of_owner(sandbox.owner), target, sandbox.sandbox_id)
+        return Client(authentication.peer_by_token(request, self._tokens), target)
 
     def _endpoint(self, target: frames.Target) -> Endpoint:
         if target.parts[0] in cloud_run.PATHS and len(target.parts) == 1 + (target.parts[0] == "attach"):

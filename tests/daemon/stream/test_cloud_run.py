@@ -7,19 +7,29 @@ import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import trio
 from tests.conftest import RunningDaemon
+from tests.support.expect import until_async
 from tests.support.sharing import of_directory
 from tests.support.streams import everything, message, refusal, websocket
 
+from sandkeep import events
 from sandkeep.compat import cloud_run
 from sandkeep.errors import CallerError, StateError
+from sandkeep.protocol.frames import parse_target
+from sandkeepd.core.peer import Peer
+from sandkeepd.stream.authentication import RefusedError
+from sandkeepd.stream.cloud_run import GUESTS, MAX_CODE_BYTES, Conversation, Guest
+from sandkeepd.stream.server import StreamServer
+from sandkeepd.stream.session import Client
+from sandkeepd.stream.tokens import Tokens
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
@@ -107,8 +117,10 @@ def servers(places: str) -> Iterator[list[Server]]:
         )
         made.append(Server(daemon))
     yield made
+    said = [server.daemon.said() for server in made]
     for server in made:
         server.daemon.clear()
+    assert "defect" not in "".join(said)
 
 
 @pytest.fixture
@@ -133,9 +145,15 @@ async def test_code_runs_with_input_and_its_output_is_whole_text(server: Server)
         await talk.until("SANDBOX_STDIN_ERROR")
         await talk.send(language="cobol", code="STOP RUN.")
         await talk.until("SANDBOX_EXECUTION_UNSUPPORTED_LANGUAGE_ERROR")
-        for nonsense in ("{", "[]", '"x"', '{"language": 7}', "{}"):
+        for nonsense in ("{", "[]", '"x"', '{"language": 7}', "{}", b"{}", b'{"\xff'):
             await connection.send_message(nonsense)
             await talk.until("SANDBOX_EXECUTION_ERROR")
+        for code, why in (("#" * (MAX_CODE_BYTES + 1), "longer"), ("\0", "command")):
+            await talk.send(language="bash", code=code)
+            refused = (await talk.until("SANDBOX_EXECUTION_ERROR"))[-1]["message"]
+            assert why in refused
+            assert await message(connection) == {"event": "error", "message": refused}
+        assert await talk.run("#" * MAX_CODE_BYTES) == ("", "", 0)
         await talk.send(language="bash", code="sleep 1000")
         await talk.until("SANDBOX_EXECUTION_RUNNING")
         await talk.send(action="kill_process")
@@ -254,9 +272,216 @@ async def test_a_handover_is_told_and_where_it_goes_on(servers: list[Server]) ->
             ]  # fmt: skip
             assert code == 1000
             assert told[-1]["moved_to"] == [other.advertised]
+            target = f"/attach/{talk.id}?sandbox_token="
+            for password in (None, "none"):
+                async with one.open(target + talk.token, password=password) as left:
+                    assert await everything(left) == (told[-1:], 1000)
+            async with one.open(target + "0" * 32, password=None) as stranger:
+                assert refusal(stranger)[0] == 401
             assert (await again.run("cat mine"))[0] == "mine\n"
             await again.send(action="kill_sandbox")
             await everything(there)
+
+
+@contextmanager
+def without_snapshots(server: Server) -> Iterator[None]:
+    """Let all hand-overs fail."""
+    directory = Path(server.daemon.env["FILESYSTEM_SNAPSHOT_MOUNT_PATH"])
+    aside = directory.rename(f"{directory}.aside")
+    directory.touch()
+    try:
+        yield
+    finally:
+        directory.unlink()
+        aside.rename(directory)
+
+
+def detach(server: Server, sandbox_id: str) -> None:
+    with server.daemon.connect() as client:
+        client.sandbox.detach(sandbox_id)
+
+
+def lock_of(server: Server, sandbox_id: str) -> Any:
+    with server.daemon.connect() as client:
+        return next(lock for lock in client.lock.list().locks if lock.name == sandbox_id)
+
+
+async def test_what_is_told_to_be_killed_runs_nowhere(server: Server) -> None:
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created(enable_sandbox_handoff=True)
+        await talk.send(language="bash", code="echo $$; sleep 1000")
+        await talk.until("SANDBOX_EXECUTION_RUNNING")
+        await message(connection)
+        with without_snapshots(server), pytest.raises(StateError) as failed:
+            await trio.to_thread.run_sync(detach, server, talk.id)
+        assert failed.value.code == "conflict"
+        told = await talk.until("SANDBOX_RUNNING")
+        assert [one["status"] for one in told] == [
+            "SANDBOX_CHECKPOINTING", "SANDBOX_EXECUTION_FORCE_KILLED", "SANDBOX_RUNNING"
+        ]  # fmt: skip
+        with server.daemon.connect() as client:
+            assert [one.exit_code for one in client.process.list(talk.id, all=True).processes] == [137]
+        assert await talk.run("echo on") == ("on\n", "", 0)
+        await talk.send(action="kill_sandbox")
+        await everything(connection)
+
+
+@pytest.mark.needs("runsc")
+async def test_what_is_told_to_be_killed_does_not_go_on_from_memory(new_daemon: Any, tmp_path: Path) -> None:
+    daemons, settings = [new_daemon(), new_daemon()], of_directory(tmp_path)
+    (tmp_path / "empty").mkdir()
+    servers = []
+    for daemon in daemons:
+        daemon.env |= {**settings, "SANDKEEP_STREAM": "tls://127.0.0.1:0"}
+        daemon.start()
+        with daemon.connect() as client:
+            image = client.image.create(str(tmp_path / "empty"), provider="gvisor").image_id
+        daemon.stop()
+        daemon.env["SANDKEEP_CLOUD_RUN_IMAGE"] = image
+        servers.append(Server(daemon))
+    async with servers[0].open("/create") as connection:
+        talk = await Talk(connection).created(enable_sandbox_handoff=True)
+        await talk.send(language="bash", code="while sleep 0.05; do echo on >>file; done")
+        await talk.until("SANDBOX_EXECUTION_RUNNING")
+        await trio.to_thread.run_sync(take, servers[1], talk.id, talk.token)
+        told, _ = await everything(connection)
+        assert "SANDBOX_EXECUTION_FORCE_KILLED" in [one["status"] for one in told]
+    with daemons[1].connect() as client:
+        assert client.process.list(talk.id).processes == []
+        client.sandbox.terminate(talk.id)
+
+
+async def test_a_sandbox_that_is_being_handed_over_is_not_resumed(server: Server) -> None:
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created(enable_sandbox_handoff=True)
+        await talk.run("head -c 30000000 /dev/urandom >file")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, detach, server, talk.id)
+            await talk.until("SANDBOX_CHECKPOINTING")
+            await talk.send(language="bash", code="touch late")
+            assert "being saved" in (await talk.until("SANDBOX_EXECUTION_ERROR"))[-1]["message"]
+            async with server.open(f"/attach/{talk.id}?sandbox_token={talk.token}", password=None) as other:
+                assert lock_of(server, talk.id).status == "handing_over"
+                told, code = await everything(other)
+    assert ([one["status"] for one in told], code) == (["SANDBOX_CHECKPOINTED"], 1000)
+
+
+async def test_actions_come_one_at_a_time(server: Server) -> None:
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created()
+        await talk.run("head -c 10000000 /dev/urandom >file")
+        for _ in range(20):
+            await talk.send(action="snapshot_filesystem", name="busy")
+        told = await talk.until("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED")
+        refused = [one for one in told if one.get("status") == "SANDBOX_FILESYSTEM_SNAPSHOT_ERROR"]
+        assert len(refused) == 19
+        assert "in progress" in refused[0]["message"]
+        await talk.send(language="bash", code="read line; echo $line")
+        for _ in range(20):
+            await talk.send(action="reconnect")
+        await talk.send(event="stdin", data="once\n")
+        told = await talk.until("SANDBOX_EXECUTION_DONE")
+        assert [one.get("status") or one["data"] for one in told] == [
+            "SANDBOX_EXECUTION_RUNNING", "once\n", "SANDBOX_EXECUTION_DONE"
+        ]  # fmt: skip
+        for _ in range(2):
+            await talk.send(action="kill_sandbox")
+        told, code = await everything(connection)
+    assert ([one.get("status") for one in told], code) == (
+        ["SANDBOX_KILLING", "SANDBOX_KILL_ERROR", None, "SANDBOX_KILLED"], 1000
+    )  # fmt: skip
+
+
+async def test_a_kill_beside_a_checkpoint_that_fails_is_a_kill(server: Server) -> None:
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created(enable_checkpoint=True)
+        with without_snapshots(server):
+            await talk.send(action="checkpoint")
+            await talk.send(action="kill_sandbox")
+            told, code = await everything(connection)
+    assert (told[-1]["status"], code) == ("SANDBOX_KILLED", 1000)
+
+
+async def test_a_command_that_reads_no_input_can_be_killed(server: Server) -> None:
+    async with server.open("/create") as connection:
+        talk = await Talk(connection).created()
+        await talk.send(language="bash", code="sleep 1000")
+        await talk.until("SANDBOX_EXECUTION_RUNNING")
+        for _ in range(3):
+            await talk.send(event="stdin", data="x" * 200_000)
+        await talk.send(action="kill_process")
+        await talk.until("SANDBOX_EXECUTION_DONE")
+        await talk.send(action="kill_sandbox")
+        await everything(connection)
+
+
+async def test_another_ones_snapshot_keeps_its_name(server: Server) -> None:
+    async with server.open("/create") as one, server.open("/create") as other:
+        first, second = await Talk(one).created(), await Talk(other).created()
+        for _ in range(2):  # its own may be replaced
+            await first.send(action="snapshot_filesystem", name="owned")
+            await first.until("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED")
+        await second.send(action="snapshot_filesystem", name="owned")
+        told = await second.until("SANDBOX_FILESYSTEM_SNAPSHOT_ERROR")
+        assert "choose another name" in told[-1]["message"]
+        for talk in (first, second):
+            await talk.send(action="kill_sandbox")
+            await everything(talk.connection)
+
+
+async def test_a_sandbox_that_nobody_knows_is_ended(server: Server) -> None:
+    def sandboxes() -> dict[str, str]:
+        with server.daemon.connect() as client:
+            return {one.sandbox_id: one.status for one in client.sandbox.list(all=True).sandboxes}
+
+    before = sandboxes()
+    async with server.open("/create") as connection:
+        await Talk(connection).send(idle_timeout=0, enable_checkpoint=True)
+        await Talk(connection).until("SANDBOX_CREATING")
+        connection.wire.cut()
+    await until_async(lambda: sandboxes().keys() != before.keys())
+    [made] = sandboxes().keys() - before.keys()
+    await until_async(lambda: sandboxes()[made] == "stopped")
+
+
+async def test_a_binary_first_message_is_refused(server: Server) -> None:
+    async with server.open("/create") as connection:
+        await connection.send_message(b'{"\xff')
+        told, code = await everything(connection)
+    assert (told[0]["status"], code) == ("SANDBOX_CREATION_ERROR", 4000)
+    assert "text" in told[0]["message"]
+
+
+def test_guests_of_a_sandbox_are_few_and_not_counted_as_their_host(tmp_path: Path) -> None:
+    server, peer, target = StreamServer({}, Tokens(str(tmp_path))), Peer(uid=0, gid=0), parse_target("/attach/x")
+    with ExitStack() as stack:
+        for _ in range(GUESTS):
+            stack.enter_context(server._count_connection(Guest(peer, target, "sandbox")))
+        with pytest.raises(RefusedError) as refused, server._count_connection(Guest(peer, target, "sandbox")):
+            pass
+        assert refused.value.status == 429
+        for other in (Guest(peer, target, "another"), Client(peer, target)):
+            stack.enter_context(server._count_connection(other))
+    assert server.connections == 0
+
+
+async def test_a_client_that_does_not_read_is_told_the_end() -> None:
+    heard: list[Any] = []
+    core: Any = SimpleNamespace(log=SimpleNamespace(on_commit=heard))
+    talk = Conversation(SimpleNamespace(core=core), Client(Peer(uid=0, gid=0), parse_target("/create")), None)  # type: ignore[arg-type]
+    for _ in range(5000):
+        talk._committed([SimpleNamespace(sandbox_id="", event=events.LockHandoverFailed(code="", message=""))])  # type: ignore[list-item]
+    talk._committed([SimpleNamespace(sandbox_id="", event=events.SandboxTerminated(reason=""))])  # type: ignore[list-item]
+    told: list[Any] = []
+
+    async def note(event: Any) -> None:
+        told.append(event)
+
+    talk._tell_of = note  # type: ignore[method-assign]
+    with trio.move_on_after(0.1):
+        await talk._tell_of_events()
+    assert len(told) < 1000
+    assert isinstance(told[-1], events.SandboxTerminated)
 
 
 def take(server: Server, sandbox_id: str, token: str) -> str:
