@@ -234,6 +234,7 @@ class _SnapshotRestore(_Change, total=False):
     labels: dict[str, str]
     env: dict[str, str]
     secrets: dict[str, str]
+    idle_timeout_s: float | None
 
 class _SnapshotPromote(_Change, total=False):
     labels: dict[str, str]

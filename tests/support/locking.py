@@ -51,14 +51,16 @@ class SkewedClock(Clock):
 
 
 class FastClock(Clock):
-    """The machine's, so many times as fast since a moment: that of all who are to agree on the time."""
+    """The machine's, so many times as fast since a moment, which all have to agree on, and off by some seconds."""
 
-    def __init__(self, speed: float, since: float) -> None:
+    def __init__(self, speed: float, since: float, off_s: float = 0.0) -> None:
         self.speed = speed
         self.since = since
+        self.off_s = off_s
 
     def now(self) -> Instant:
-        return Instant(self.since + (time.time() - self.since) * self.speed, time.monotonic() * self.speed)
+        wall = self.since + (time.time() - self.since) * self.speed + self.off_s
+        return Instant(wall, time.monotonic() * self.speed)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds / self.speed)
@@ -164,6 +166,7 @@ def _dawdle(lease: Lease, clock: Clock, chance: random.Random) -> None:
 
 
 if __name__ == "__main__":
-    place, speed, since, times, seed = sys.argv[1:]
-    found = contend(open_store(place), FastClock(float(speed), float(since)), int(times), int(seed))
+    place, speed, since, times, seed, off_s = sys.argv[1:]
+    clock = FastClock(float(speed), float(since), float(off_s))
+    found = contend(open_store(place), clock, int(times), int(seed))
     os.write(1, msgspec.json.encode(found))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from sandkeep import events, failpoints
 from sandkeep.errors import CallerError, SandkeepError, SetupError
@@ -126,10 +127,13 @@ class Restores:
     def _spec(self, source: SandboxState | None, snapshot: SnapshotState, command: SnapshotRestore) -> SandboxSpec:
         """Return the spec of the new sandbox: that of the snapshot's sandbox."""
         if source is not None:
-            return rules.like(rules.asked_spec(source.requested), command.labels, command.env)
-        provider = self._core.provider_of(snapshot)
-        plain = SandboxSpec(network=provider.default_network(), memory_bytes=provider.default_memory())
-        return rules.like(plain, command.labels, command.env)
+            spec = rules.asked_spec(source.requested)
+        else:
+            provider = self._core.provider_of(snapshot)
+            spec = SandboxSpec(network=provider.default_network(), memory_bytes=provider.default_memory())
+        if command.idle_timeout_s is not None:
+            spec = replace(spec, idle_timeout_s=command.idle_timeout_s)
+        return rules.like(spec, command.labels, command.env)
 
     async def _planned(
         self, request: Request[SnapshotRestore], snapshot: SnapshotState, sandbox_id: str, spec: SandboxSpec,

@@ -315,9 +315,8 @@ class Conversation:
                 message = "a sandbox of a filesystem snapshot cannot be checkpointed here: leave one of them out"
                 raise CallerError("invalid", message, field="filesystem_snapshot_name")
             snapshot_id = self._snapshot_called(options.filesystem_snapshot_name)
-            restored: Sandbox = await self._call(
-                "snapshot.restore", SnapshotRestore(snapshot_id=snapshot_id, name=name)
-            )
+            restore = SnapshotRestore(snapshot_id=snapshot_id, name=name, idle_timeout_s=idle)
+            restored: Sandbox = await self._call("snapshot.restore", restore)
             return restored
         image_id = await self._image()
         command = SandboxCreate(image_id=image_id, name=name, idle_timeout_s=idle)

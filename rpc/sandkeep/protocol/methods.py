@@ -460,7 +460,7 @@ class SnapshotDelete(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class SnapshotRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The snapshot that a new sandbox starts from. It has the specification of the snapshot's sandbox, with `labels`
-    and `env` besides; secrets have to be given again.
+    and `env` besides, and with `idle_timeout_s` if that is given; secrets have to be given again.
     """
 
     snapshot_id: Name
@@ -468,6 +468,7 @@ class SnapshotRestore(Mutation, frozen=True, kw_only=True, forbid_unknown_fields
     labels: Labels = field(default_factory=dict)
     env: Environment = field(default_factory=dict)
     secrets: Secrets = field(default_factory=dict)
+    idle_timeout_s: Seconds | None = None
 
 
 class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):

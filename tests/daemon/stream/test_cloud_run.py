@@ -220,8 +220,10 @@ async def test_a_snapshot_of_files_begins_another_sandbox(server: Server) -> Non
         await talk.send(action="snapshot_filesystem", name="first")
         await talk.until("SANDBOX_FILESYSTEM_SNAPSHOT_CREATED")
         async with server.open("/create") as other:
-            restored = await Talk(other).created(filesystem_snapshot_name="first")
+            restored = await Talk(other).created(filesystem_snapshot_name="first", idle_timeout=77)
             assert (await restored.run("cat file"))[0] == "kept\n"
+            with server.daemon.connect() as client:
+                assert client.sandbox.get(restored.id).spec.idle_timeout_s == 77
             await restored.send(action="kill_sandbox")
             await everything(other)
         async with server.open("/create") as other:
