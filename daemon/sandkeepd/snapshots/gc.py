@@ -207,7 +207,7 @@ class GarbageCollector:
             except SandkeepError as error:
                 left.append(f"{root.base}: {error.message}")
         if not dry_run:
-            left += await self._sweep_buckets()
+            left += [why for why in await self._sweep_buckets() if why not in left]
         return removed, left, freed
 
     async def _sweep_buckets(self) -> list[str]:
