@@ -54,7 +54,7 @@ check: setup-test
 	@$(BIN)/python scripts/build-seccomp --check
 
 soak: setup-test
-	@$(BIN)/python -m pytest -m soak $(ARGS)
+	@$(BIN)/python -m pytest -m soak -o faulthandler_timeout=0 $(ARGS)  # many last longer; a dump of busy threads may crash
 
 vm: setup-demo
 	@scripts/vm
