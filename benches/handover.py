@@ -92,7 +92,7 @@ def moving_row(moving: Moving, by_hand: Raw, root: str) -> Row:
 
 
 def seen_row(moving: Moving, access: Any) -> Row:
-    """How long a client that follows has no command answered."""
+    """Measure the time for which a client that follows has no command answered."""
     gaps: list[float] = []
     begun, over = threading.Event(), threading.Event()
     follower = threading.Thread(target=lambda: trio.run(follow, moving.token, access, begun, over, gaps))

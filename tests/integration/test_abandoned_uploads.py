@@ -44,11 +44,9 @@ def new_box(daemon: RunningDaemon, source: Any) -> str:
     return box
 
 
-def test_of_a_killed_daemon_are_ended_and_no_others(
-    daemon: RunningDaemon, s3: Any, s3_bucket: str, line: FaultyLine, source: Any
-) -> None:
-    box = new_box(daemon, source)
-    last = line.hold(lambda request: "partNumber=2" in request.target)
+def kill_in_upload(daemon: RunningDaemon, box: str, line: FaultyLine, part: str) -> Any:
+    """Kill a daemon whose request of such a part of a snapshot is on the way; return what holds that."""
+    sent = line.hold(lambda request: part in request.target)
 
     def snapshot() -> None:
         with suppress(SandkeepError), daemon.connect(patience_s=0) as client:  # which is killed
@@ -56,11 +54,19 @@ def test_of_a_killed_daemon_are_ended_and_no_others(
 
     making = Thread(target=snapshot)
     making.start()
-    assert last.arrived.wait(60)
-    [abandoned] = s3.unfinished(s3_bucket)
+    assert sent.arrived.wait(60)
     daemon.kill()
     making.join(60)
-    last.let_go()
+    return sent
+
+
+def test_of_a_killed_daemon_are_ended_and_no_others(
+    daemon: RunningDaemon, s3: Any, s3_bucket: str, line: FaultyLine, source: Any
+) -> None:
+    box = new_box(daemon, source)
+    sent = kill_in_upload(daemon, box, line, "partNumber=2")
+    [abandoned] = s3.unfinished(s3_bucket)
+    sent.let_go()
     line.mend()
     others = [f"{box}/{new_id(SNAPSHOT)}.tar.gz", "some/file", f"sandbox_images/{new_id(SNAPSHOT)}"]
     for key in others:
@@ -119,17 +125,7 @@ def test_of_gcs_nothing_is_there_until_it_ends_by_itself(
         daemon.env |= {"STORAGE_EMULATOR_HOST": line.url, "FILESYSTEM_SNAPSHOT_BUCKET": gcs_bucket}
         daemon.start()
         box = new_box(daemon, source)
-        last = line.hold(lambda request: "upload_id" in request.target)
-
-        def snapshot() -> None:
-            with suppress(SandkeepError), daemon.connect(patience_s=0) as client:  # which is killed
-                client.snapshot.create(box)
-
-        making = Thread(target=snapshot)
-        making.start()
-        assert last.arrived.wait(60)
-        daemon.kill()
-        making.join(60)
+        kill_in_upload(daemon, box, line, "upload_id")
         line.mend()
         daemon.program = AT_ONCE
         daemon.start()

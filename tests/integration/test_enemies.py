@@ -1,4 +1,4 @@
-"""What others do to a shared sandbox: its owner in the middle of a hand-over, and who writes to the bucket."""
+"""Attacks on a shared sandbox: by its owner in the middle of a hand-over, and by writers to the bucket."""
 
 import os
 import time

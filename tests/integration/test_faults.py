@@ -125,7 +125,7 @@ def test_everything_is_done_in_spite_of_them(group: New, place: str, faults: tup
 
 
 def refuses(line: FaultyLine, fault: Fault, path: str) -> None:
-    """Have nothing be written to an object."""
+    """Refuse all writes to an object."""
     line.fail(fault, matching=lambda request: request.writes and request.is_about(path))
 
 

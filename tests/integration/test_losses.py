@@ -1,4 +1,4 @@
-"""What is lost and what is not: owners that die in each step of a handover, lose their lock, or cannot reach it."""
+"""Losses: owners that die in each step of a handover, lose their lock, or cannot reach it."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_who_lost_the_lock_to_nobody_takes_it_again(cluster: Make) -> None:
 
 
 def test_who_dies_when_it_has_the_lock_again_goes_on(cluster: Make) -> None:
-    """Whether anybody had it meanwhile is not known before metadata is read, which the next daemon does."""
+    """The next daemon reads in the metadata if anybody had it meanwhile."""
     group = cluster()
     made = group.create()
     first = group.daemons[0]

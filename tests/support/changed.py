@@ -22,10 +22,8 @@ QUICK: dict[str, Any] = {
     "sandkeep_store.locks.gcs.PATIENCE_S": 1.0,
     "sandkeep_store.locks.s3.ANSWER_S": 0.7,
     "sandkeep_store.locks.s3.PATIENCE_S": 1.0,
-    "sandkeep_store.buckets.gcs_client.SHORTEST_READ_S": 0.7,
-    "sandkeep_store.buckets.s3_client.SHORTEST_READ_S": 0.7,
-    "sandkeep_store.buckets.gcs_client.READ_S": 1.0,
-    "sandkeep_store.buckets.s3_client.READ_S": 1.0,
+    "sandkeep_store.buckets.answers.SHORTEST_READ_S": 0.7,
+    "sandkeep_store.buckets.answers.READ_S": 1.0,
     f"{_RULES}.POLL_S": 0.2,
 }
 """Waits that are shorter by the factor by which leases are."""

@@ -57,7 +57,7 @@ class Held:
         assert self._gone.wait(_PATIENCE_S)
 
     def let_go(self) -> None:
-        """Have them arrive, from now on."""
+        """Let them arrive, from now on."""
         self._gone.set()
 
 
@@ -99,7 +99,7 @@ class FaultyLine:
         self._faults, self._every, self._matching = faults, every, matching
 
     def hold(self, matching: Matching) -> Held:
-        """Have requests that match stay on the way."""
+        """Keep requests that match on the way."""
         self._held = Held(matching)
         return self._held
 
@@ -118,7 +118,7 @@ class FaultyLine:
             return self._faults[self.failed % len(self._faults)]
 
     def pass_on(self, request: Request, headers: Any) -> tuple[http.client.HTTPResponse, bytes]:
-        """Have the service answer a request."""
+        """Pass a request to the service, and its answer back."""
         if (held := self._held) is not None and held.matching(request):
             held.wait()
         connection = http.client.HTTPConnection("127.0.0.1", self._target, timeout=_PATIENCE_S)

@@ -25,7 +25,7 @@ class S3Server:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self.faults: list[Fault] = []
         self.begun: dict[str, datetime] = {}
-        """When the uploads to some keys were begun; all others in 2010."""
+        """Times at which the uploads to some keys were begun; all others in 2010."""
         # the application for S3 alone: moto's dispatcher looks for services on the disk at each request
         application = _failing(_dated(_in_turn(create_backend_app("s3")), self.begun), self.faults)
         self._server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=KeepingAlive)

@@ -73,11 +73,11 @@ class Core:
         self.under_way = UnderWay()
         self.quotas = Quotas(state)
         self.caching = trio.Lock()
+        """Held while the cached fold is written or removed."""
         self.withheld: set[str] = set()
         """Shared sandboxes that had lost their lock, and stand still until it is known that nobody had them since."""
         self.leaving: set[str] = set()
         """Shared sandboxes that were saved, and are about to be given up."""
-        """Held while the cached fold is written or removed."""
         self.foreign: dict[str, list[str]] = {}
         """Findings of each provider that belong to other logs, in sentences."""
         self._waiting: dict[str, trio.Event] = {}

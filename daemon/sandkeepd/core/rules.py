@@ -51,6 +51,9 @@ MAX_COMMAND_BYTES: Final = 1024 * 1024
 MAX_SPEC_BYTES: Final = 48 * 1024
 MAX_PATHS_BYTES: Final = 4 * 1024
 
+LEAVING: Final = ("handing_over", "releasing")
+"""Statuses of the lock of a shared sandbox that is being given up."""
+
 WHY_NOT_READY: Final[dict[str, str]] = {
     "creating": "is still being made: wait until it runs",
     "suspending": "is being suspended: resume it",
@@ -272,16 +275,15 @@ def require_running(sandbox: SandboxState) -> None:
 
 def shared_lock(state: State, sandbox_id: str) -> LockState | None:
     """Return the last lock of a shared sandbox."""
-    return next((lock for lock in reversed(list(state.locks.values())) if lock.sandbox_id == sandbox_id), None)
+    return next((lock for lock in reversed(state.locks.values()) if lock.sandbox_id == sandbox_id), None)
 
 
 def require_lock(state: State, sandbox: SandboxState) -> None:
     """Raise `not_ready` for a shared sandbox that another daemon may have, or is about to: it stands still."""
     lock = shared_lock(state, sandbox.sandbox_id) if sandbox.spec.shared is not None else None
     if lock is not None and lock.status != "held":
-        saving = lock.status in ("handing_over", "releasing")
-        why = "is being handed over: wait" if saving else f"stands still, as its lock is {lock.status}: see `moved_to`"
-        raise not_ready(sandbox, why)
+        why = f"stands still, as its lock is {lock.status}: see `moved_to`"
+        raise not_ready(sandbox, "is being handed over: wait" if lock.status in LEAVING else why)
 
 
 def not_ready(sandbox: SandboxState, why: str = "") -> StateError:

@@ -110,7 +110,7 @@ class Gateway:
         return errand.answer()
 
     def _begin(self, asked: Asked, call: Call) -> "_Errand":
-        """Have a task of the daemon's carry out a call. It holds nothing of the connection but the request's bytes."""
+        """Start a task of the daemon's for a call. It holds nothing of the connection but the request's bytes."""
         key, share = call.peer.key, asked.connection.share
         assert key is not None
         size = asked.body_bytes + CALL_BYTES if call.method.name != ENDING else 0

@@ -47,9 +47,7 @@ class Publisher:
         self._leases = leases
         self._storage = storage
         self.addresses: Sequence[str] = ()
-        """Where clients of other daemons find this one's stream server."""
-        self.withheld = core.withheld
-        """Sandboxes of which nothing is written, since another daemon may have had them meanwhile."""
+        """Addresses at which clients of other daemons find this one's stream server."""
         self._dirty: dict[str, None] = {}
         self._wake = trio.Event()
         self._writing = trio.Lock()
@@ -102,7 +100,7 @@ class Publisher:
         of the store.
         """
         async with self._writing:
-            if sandbox_id in self.withheld:
+            if sandbox_id in self._core.withheld:
                 message = f"sandbox {sandbox_id} had lost its lock, and does not go on yet: try again in a moment"
                 raise StateError("not_ready", message, sandbox_id=sandbox_id)
             self._dirty.pop(sandbox_id, None)
@@ -132,7 +130,7 @@ class Publisher:
     async def _write(self, sandbox_id: str) -> None:
         """Write the document of a sandbox. Raises `lock_lost`, and the store's errors."""
         sandbox, documents = self._core.state.sandboxes.get(sandbox_id), self._documents()
-        if sandbox is None or documents is None or sandbox_id in self.withheld:
+        if sandbox is None or documents is None or sandbox_id in self._core.withheld:
             return
         fence = self._leases.fence(sandbox_id, sandbox.owner)
         content = self._content(sandbox, fence) if fence is not None else None

@@ -54,7 +54,7 @@ class Termination(Removal[SandboxState]):
     async def terminate(self, request: Request[SandboxTerminate]) -> Sandbox:
         """End a sandbox and all that runs in it. One that has ended is answered as it is."""
         sandbox = rules.sandbox(self.core.state, request.params.sandbox_id)
-        if await self._is_given_up(sandbox.sandbox_id):
+        if sandbox.spec.shared is not None and await self._is_given_up(sandbox.sandbox_id):
             await self.core.settled(sandbox.sandbox_id, lambda: sandbox.hidden)
             return sandbox.view()
         await self.end(sandbox.sandbox_id, "requested", request.meta)

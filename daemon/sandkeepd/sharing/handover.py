@@ -50,7 +50,7 @@ CHANGING: Final = ("suspending", "resuming", "restoring", "creating")
 
 
 class Progress(Struct):
-    """What a handover has done to its sandbox."""
+    """Changes that a handover has made to its sandbox."""
 
     suspended: bool = False
 
@@ -90,7 +90,7 @@ class Handover(LockOperation):
             return sandbox.view()
         if lock.status == "held":
             await self.order(lock, "detached", request.meta, request=request)
-        elif lock.status not in ("handing_over", "releasing", "released"):
+        elif lock.status not in (*rules.LEAVING, "released"):
             message = (
                 f"sandbox {sandbox.sandbox_id} has lost its lock: see `moved_to`, save what you need, terminate it"
             )
@@ -107,7 +107,7 @@ class Handover(LockOperation):
 
     async def detached(self, lock: LockState, sandbox: SandboxState) -> Sandbox:
         """Wait until a sandbox was given up and has ended here. Raises why it was not."""
-        await self.core.settled(lock.lock_id, lambda: lock.status not in ("handing_over", "releasing"))
+        await self.core.settled(lock.lock_id, lambda: lock.status not in rules.LEAVING)
         if lock.status in HELD and lock.refused is not None:
             raise self.error_of(lock)
         await self.core.settled(sandbox.sandbox_id, lambda: sandbox.hidden or lock.status != "released")
@@ -166,8 +166,7 @@ class Handover(LockOperation):
             await self._verify({f"{place.path}/{file.name}": file.size_bytes for file in found.stored.files}, place)
             return
         if sandbox.status == "running":
-            suspend = SandboxSuspend(sandbox_id=sandbox_id)
-            await self._sandboxes.suspension.ensure(own_request(owner, "sandbox.suspend", suspend))
+            await self.suspend(sandbox)
             done.suspended = True
         made = await self._snapshots.create(
             own_request(owner, "snapshot.create", SnapshotCreate(sandbox_id=sandbox_id, name=NAME, archive="bucket"))
@@ -179,6 +178,11 @@ class Handover(LockOperation):
     async def _verify(self, sizes: dict[str, int], place: Place) -> None:
         """See that objects are in their store with these sizes. Raises `snapshot_missing`, `snapshot_corrupt`."""
         await run_in_thread(partial(_look, sizes, place), _nothing, f"looking at what is in {place.base}")
+
+    async def suspend(self, sandbox: SandboxState) -> None:
+        """Let a sandbox stand still."""
+        suspend = SandboxSuspend(sandbox_id=sandbox.sandbox_id)
+        await self._sandboxes.suspension.ensure(own_request(sandbox.owner, "sandbox.suspend", suspend))
 
     async def resume(self, sandbox: SandboxState) -> None:
         """Let a sandbox go on that was to be handed over."""

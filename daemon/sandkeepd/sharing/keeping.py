@@ -22,11 +22,12 @@ from sandkeep import events
 from sandkeep.errors import SandkeepError
 from sandkeep.events import Meta
 from sandkeep.protocol.clock import now_us
-from sandkeep.protocol.methods import LockAcquire, SandboxSuspend
+from sandkeep.protocol.methods import LockAcquire
 from sandkeep.settings.daemon import HANDOVER_STOP
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.shared_metadata import SharedMetadata
 from sandkeepd.core import rules
 from sandkeepd.core.access import own_request
 from sandkeepd.core.core import Core
@@ -73,7 +74,7 @@ class Keeping:
             if sandbox.spec.shared is not None and sandbox.status == "suspended":
                 lock = rules.shared_lock(self._core.state, sandbox.sandbox_id)
                 if lock is not None and lock.status in HELD and self._before(lock).status in LOST:
-                    publisher.withheld.add(sandbox.sandbox_id)  # an earlier daemon ended before it could go on
+                    core.withheld.add(sandbox.sandbox_id)  # an earlier daemon ended before it could go on
 
     def _committed(self, facts: Sequence[Recorded]) -> None:
         for fact in facts:
@@ -81,7 +82,7 @@ class Keeping:
             if isinstance(event, events.LockExpired | events.LockLost):
                 lock = self._core.state.locks.get(fact.stream)
                 if lock is not None and lock.sandbox_id is not None:
-                    self._publisher.withheld.add(lock.sandbox_id)
+                    self._core.withheld.add(lock.sandbox_id)
             ends = events.LockReleased | events.LockExpired | events.LockLost | events.SandboxTerminated
             if isinstance(event, ends | events.SandboxCreateFailed):
                 self._wake.set()
@@ -130,7 +131,7 @@ class Keeping:
     async def _look_at(self, lock: LockState, sandbox: SandboxState) -> None:
         sharing = sandbox.spec.shared
         assert sharing is not None
-        if sandbox.sandbox_id in self._publisher.withheld:
+        if sandbox.sandbox_id in self._core.withheld:
             await self._go_on(lock, sandbox)
             return
         if (
@@ -191,7 +192,9 @@ class Keeping:
 
     async def _has_moved(self, lock: LockState, sandbox: SandboxState) -> bool:
         """Put on record where a sandbox goes on, if another daemon tells that it has it. Raises the store's errors."""
-        found = await self._publisher.read(sandbox.owner, lock.name)
+        return await self._record_move(lock, sandbox, await self._publisher.read(sandbox.owner, lock.name))
+
+    async def _record_move(self, lock: LockState, sandbox: SandboxState, found: SharedMetadata | None) -> bool:
         if found is None or found.fence <= (lock.fence or 0) or found.log_id == self._core.log.log_id:
             return False
         to = found.shared.addresses if found.shared is not None else []
@@ -201,11 +204,10 @@ class Keeping:
 
     async def _take_again(self, lock: LockState, sandbox: SandboxState) -> None:
         """Stop a sandbox whose lock was lost. Let it go on under the lock if nobody has had it meanwhile."""
-        self._publisher.withheld.add(sandbox.sandbox_id)
+        self._core.withheld.add(sandbox.sandbox_id)
         if sandbox.status == "running":
-            suspend = SandboxSuspend(sandbox_id=sandbox.sandbox_id)
             try:
-                await self._sandboxes.suspension.ensure(own_request(sandbox.owner, "sandbox.suspend", suspend))
+                await self._handover.suspend(sandbox)
             except SandkeepError as error:
                 logger.warning("cannot be suspended", extra={"sandbox": sandbox.sandbox_id, "why": error.message})
         if sandbox.moved_to is not None or self._is_early(sandbox.sandbox_id, LOST_LOOK_S):
@@ -222,18 +224,18 @@ class Keeping:
 
     async def _go_on(self, lock: LockState, sandbox: SandboxState) -> None:
         """Let a sandbox go on whose lock was lost and taken again, unless another daemon had it meanwhile."""
-        if await self._has_moved(self._before(lock), sandbox):
+        found = await self._publisher.read(sandbox.owner, lock.name)
+        if await self._record_move(self._before(lock), sandbox, found):
             await self._locks.free(lock)
             return
-        found = await self._publisher.read(sandbox.owner, lock.name)
         has_gone_on = found is not None and found.fence == lock.fence
-        self._publisher.withheld.discard(sandbox.sandbox_id)
+        self._core.withheld.discard(sandbox.sandbox_id)
         try:
             if sandbox.status == "suspended" and not has_gone_on:
                 logger.info("a shared sandbox has its lock again", extra={"sandbox": sandbox.sandbox_id})
                 await self._handover.resume(sandbox)
         except BaseException:
-            self._publisher.withheld.add(sandbox.sandbox_id)
+            self._core.withheld.add(sandbox.sandbox_id)
             raise
         self._publisher.mark(sandbox.sandbox_id)
 

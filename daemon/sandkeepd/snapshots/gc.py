@@ -14,7 +14,6 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, Final
 
 import trio
@@ -29,7 +28,7 @@ from sandkeep.protocol.methods import SnapshotGc
 from sandkeep.settings.daemon import SNAPSHOT_RETAIN, SnapshotRule
 from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.archives.stores.store import ArchiveStore, Stored
-from sandkeep_store.buckets.config import STORAGE
+from sandkeep_store.buckets.config import STORAGE, Root
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.locks.s3 import PROBE
 from sandkeep_store.views.snapshots import SnapshotState
@@ -182,7 +181,8 @@ class GarbageCollector:
         removed: list[str] = []
         left: list[str] = []
         freed = 0
-        for root in dict.fromkeys((*STORAGE.roots("snapshot"), STORAGE.state_root())):
+        roots = dict.fromkeys((*STORAGE.roots("snapshot"), STORAGE.state_root()))
+        for root in roots:
             try:
                 store = await trio.to_thread.run_sync(open_store, root)
                 orphans = await trio.to_thread.run_sync(self._orphans, store)
@@ -202,30 +202,30 @@ class GarbageCollector:
                         )
                     removed += [store.where(orphan.path) for orphan in some]
                     freed += sum(orphan.size_bytes for orphan in some)
-                if not dry_run and not root.is_shared:
-                    await trio.to_thread.run_sync(store.sweep, ABANDONED_AFTER_S)
+                if not dry_run:
+                    await trio.to_thread.run_sync(self._sweep_unfinished, root, store)
             except SandkeepError as error:
                 left.append(f"{root.base}: {error.message}")
-        if not dry_run:
-            left += [why for why in await self._sweep_buckets() if why not in left]
+        more = [root for root in STORAGE.roots("checkpoint") if root.is_bucket and root not in roots]
+        for root in more if not dry_run else ():
+            try:
+                await trio.to_thread.run_sync(self._sweep_unfinished, root)
+            except SandkeepError as error:
+                left.append(f"{root.base}: {error.message}")
         return removed, left, freed
 
-    async def _sweep_buckets(self) -> list[str]:
-        """Remove from buckets what killed daemons left unfinished; return why something was not."""
-        left = []
-        for root in dict.fromkeys((*STORAGE.roots("snapshot"), *STORAGE.roots("checkpoint"))):
-            if root.is_bucket:
-                try:
-                    store = await trio.to_thread.run_sync(open_store, root)
-                    ended = await trio.to_thread.run_sync(
-                        partial(store.sweep, ABANDONED_AFTER_S, is_over=self._is_over)
-                    )
-                    if ended:
-                        logger.info("abandoned uploads are aborted", extra={"bucket": root.base, "count": ended})
-                    await trio.to_thread.run_sync(_remove_probes, store)
-                except SandkeepError as error:
-                    left.append(f"{root.base}: {error.message}")
-        return left
+    def _sweep_unfinished(self, root: Root, store: ArchiveStore | None = None) -> None:
+        """Remove what killed daemons left unfinished: on this machine all that is old, in a bucket what is surely of
+        this daemon. On other shared storage nothing tells whose it is. Blocks.
+        """
+        if not root.is_shared:
+            (store or open_store(root)).sweep(ABANDONED_AFTER_S)
+        elif root.is_bucket:
+            store = store or open_store(root)
+            ended = store.sweep(ABANDONED_AFTER_S, is_over=self._is_over)
+            if ended:
+                logger.info("abandoned uploads are aborted", extra={"bucket": root.base, "count": ended})
+            _remove_probes(store)
 
     def _is_over(self, path: str) -> bool:
         """Return True if an upload to that path is of this log, and nothing is sent there any more. Other daemons

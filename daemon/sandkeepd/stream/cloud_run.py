@@ -80,7 +80,6 @@ MAX_FACTS: Final = 100
 LANGUAGES: Final = {"python": ("python3", "-u", "-c"), "bash": ("bash", "-c")}
 _DONE, _GONE, _FATAL = 1000, 1011, 4000
 _STREAMS: Final = ("stdout", "stderr")
-_LEAVING: Final = ("handing_over", "releasing")
 
 M = TypeVar("M", "Options", "Message")
 
@@ -168,7 +167,7 @@ class CloudRun:
     def is_leaving(self, sandbox_id: str) -> bool:
         """Return True while a sandbox is being handed over."""
         lock = rules.shared_lock(self.core.state, sandbox_id)
-        return lock is not None and lock.status in _LEAVING
+        return lock is not None and lock.status in rules.LEAVING
 
     def token_hash(self, sandbox: SandboxState) -> str:
         """Return the hash of a sandbox's token. One that is not shared has that of this daemon."""
@@ -261,12 +260,9 @@ class Conversation:
         """Serve the client until it goes, or its sandbox does."""
         code = _DONE
         try:
-            try:
-                await self._begin()
-            except* _EndError as end:
-                raise _first(end) from None
-        except _EndError as end:
-            code = end.code
+            await self._begin()
+        except* _EndError as end:
+            code = _code_of(end)
         await self._session.close(code)
 
     async def _begin(self) -> None:
@@ -374,12 +370,14 @@ class Conversation:
     async def _stayed(self, sandbox: SandboxState) -> None:
         """Wait for the outcome of a hand-over that is under way. Raises `not_ready` if there is none in time."""
         lock = rules.shared_lock(self._core.state, sandbox.sandbox_id)
-        if lock is None or lock.status not in (*_LEAVING, "released"):
+        if lock is None or lock.status not in (*rules.LEAVING, "released"):
             return
         with trio.move_on_after(LEAVING_S) as scope:
-            await self._core.settled(lock.lock_id, lambda: lock.status not in _LEAVING)
-            is_over = lambda: lock.status != "released" or sandbox.hidden or sandbox.moved_to is not None  # noqa: E731
-            await self._core.settled(sandbox.sandbox_id, is_over)
+            await self._core.settled(lock.lock_id, lambda: lock.status not in rules.LEAVING)
+            await self._core.settled(
+                sandbox.sandbox_id,
+                lambda: lock.status != "released" or sandbox.hidden or sandbox.moved_to is not None,
+            )
         if scope.cancelled_caught:
             raise StateError("not_ready", "the sandbox is still being handed over: try again")
 
@@ -455,9 +453,7 @@ class Conversation:
             if len(code.encode()) > MAX_CODE_BYTES:
                 message = f"the code is longer than {MAX_CODE_BYTES} bytes: write it to a file, by input, and run that"
                 raise CallerError("invalid", message)
-            command = validated(
-                ProcessLaunch, sandbox_id=self._sandbox_id, command=[*argv, code], stdin=True
-            )  # fmt: skip
+            command = validated(ProcessLaunch, sandbox_id=self._sandbox_id, command=[*argv, code], stdin=True)
             async with self._server.starting(self._sandbox_id):
                 launched = await self._call("process.launch", command)
                 process = self._core.state.processes[launched.process_id]
@@ -615,8 +611,7 @@ class Conversation:
                 await self._tell_killed()
                 sandbox = self._core.state.sandboxes[self._sandbox_id]
                 with trio.move_on_after(MOVED_S):
-                    is_back = lambda: sandbox.status not in ("suspended", "resuming")  # noqa: E731
-                    await self._core.settled(self._sandbox_id, is_back)
+                    await self._core.settled(self._sandbox_id, lambda: sandbox.status not in ("suspended", "resuming"))
                 await self._status("SANDBOX_RUNNING")
             case events.LockReleaseRequested():
                 if (running := self._running) is not None:
@@ -713,12 +708,10 @@ _REFUSALS: Final = {
 }
 
 
-def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    """Return the first exception of a group of groups."""
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
+def _code_of(ends: BaseExceptionGroup[_EndError]) -> int:
+    """Return the close code of the first end in a group of groups."""
+    first = ends.exceptions[0]
+    return first.code if isinstance(first, _EndError) else _code_of(first)
 
 
 def _decoded(got: str | bytes, wanted: type[M]) -> M:

@@ -42,7 +42,7 @@ _NOT_FATAL: Final = (
 
 
 class Result(Struct, frozen=True):
-    """What a command wrote, as text, and its exit code."""
+    """Output of a command, as text, and its exit code."""
 
     stdout: str
     stderr: str

@@ -10,13 +10,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep_store.buckets.answers import answer_s
 from sandkeep_store.buckets.config import STORAGE, Storage
 
 CONNECT_S: Final = 10.0
-READ_S: Final = 60.0
-"""Maximum seconds until the next byte of an answer."""
-SHORTEST_READ_S: Final = 5.0
-"""The same of a caller that has hardly any patience."""
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -69,10 +66,8 @@ def _settled(session: Any, url: str) -> Any:
 
 
 def timeouts(patience_s: float) -> tuple[float, float]:
-    """Return the timeouts of a connection, and of the next byte of an answer, for a caller with so much patience: it
-    is to last for a second try when the service is silent.
-    """
-    read_s = max(SHORTEST_READ_S, min(patience_s / 2, READ_S))
+    """Return the timeouts of a connection, and of the next byte of an answer, for a caller with so much patience."""
+    read_s = answer_s(patience_s)
     return min(CONNECT_S, read_s), read_s
 
 

@@ -7,32 +7,27 @@ from functools import lru_cache
 from typing import Any, Final
 
 from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep_store.buckets.answers import answer_s
 from sandkeep_store.buckets.config import STORAGE, S3Settings, Storage
 
 CONNECT_S: Final = 10
-READ_S: Final = 60.0
-"""Maximum seconds until the next byte of an answer."""
-SHORTEST_READ_S: Final = 5.0
-"""The same of a caller that has hardly any patience."""
 SECONDS_AN_ATTEMPT: Final = 15
 """Average and maximum delay between the SDK's retries, in seconds."""
 CONNECTIONS: Final = 16
 
 
-def connect(storage: Storage = STORAGE, patience_s: float = 60, answer_s: float | None = None) -> Any:
+def connect(storage: Storage = STORAGE, patience_s: float = 60, read_s: float | None = None) -> Any:
     """Return the SDK's client, which many threads may use; made on first use. Raises `not_configured`.
 
-    It retries transient errors for about `patience_s` seconds; an answer may take `answer_s`, by default half of that,
-    so that the patience lasts for a second try when the service is silent.
+    It retries transient errors for about `patience_s` seconds; an answer may take `read_s`, by default as `answer_s`
+    says.
     """
-    if answer_s is None:
-        answer_s = max(SHORTEST_READ_S, min(patience_s / 2, READ_S))
     attempts = 1 if patience_s < 1 else 2 + int(patience_s / SECONDS_AN_ATTEMPT)
-    return _connect(replace(storage.s3(), bucket=""), attempts, answer_s)
+    return _connect(replace(storage.s3(), bucket=""), attempts, answer_s(patience_s) if read_s is None else read_s)
 
 
 @lru_cache
-def _connect(settings: S3Settings, attempts: int, answer_s: float) -> Any:
+def _connect(settings: S3Settings, attempts: int, read_s: float) -> Any:
     from boto3.session import Session
     from botocore.config import Config
 
@@ -42,8 +37,8 @@ def _connect(settings: S3Settings, attempts: int, answer_s: float) -> Any:
         region_name=settings.region,
         use_ssl=settings.use_ssl,
         config=Config(
-            connect_timeout=min(CONNECT_S, answer_s),
-            read_timeout=answer_s,
+            connect_timeout=min(CONNECT_S, read_s),
+            read_timeout=read_s,
             max_pool_connections=CONNECTIONS,
             retries={"mode": "standard", "total_max_attempts": attempts},
             s3={"addressing_style": "path" if settings.endpoint_url else "auto"},
