@@ -16,6 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -137,6 +138,17 @@ def pytest_collection_finish() -> None:
 def _freeze() -> None:
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Tell how a process that runs tests ended before its time: xdist says only that it did."""
+    if error:
+        process: subprocess.Popen[bytes] = node.gateway._io.popen
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        memory = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()[2]
+        sys.stderr.write(f"\n{node.gateway.id} ended with {process.returncode} (negative: a signal); {memory}\n")
 
 
 @pytest.hookimpl(wrapper=True)

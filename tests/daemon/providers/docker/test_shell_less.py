@@ -135,7 +135,12 @@ def test_a_process_is_started_once_whenever_the_daemon_dies(daemon: Any, dockerd
     with daemon.connect() as client:
         assert launch(client).status == "running"
         box = client.sandbox.get("box").sandbox_id
-        running = dockerd.get(f"/containers/sandbox-{box}/top")["Processes"]
-        assert sum("sleep" in " ".join(words) for words in running) == 1
+
+        def sleeping() -> int:
+            running = dockerd.get(f"/containers/sandbox-{box}/top")["Processes"]
+            return sum("sleep" in " ".join(words) for words in running)
+
+        until(sleeping)  # it runs from its fork on, which is before it is the program
+        assert sleeping() == 1
         client.process.signal("box", "one", signal="TERM")
         assert client.process.wait("box", "one", timeout_s=40).exit_code == 143
