@@ -109,7 +109,7 @@ class Filter:
         if found.lastgroup == "passed":
             return found[0]
         if found.lastgroup == "broken":
-            return _REPLACEMENT
+            return _REPLACEMENT * len(found[0])  # for each byte, as a run of them may come in pieces
         if found.lastgroup == "pending":
             self._pending = found[0]
         elif found.lastgroup == "string":

@@ -113,6 +113,10 @@ _FORBIDDEN = re.compile(
 )
 
 
+def test_bytes_that_are_no_text_are_shown_one_by_one() -> None:
+    assert passed(b"\x9b\x9b") == passed(b"\x9b", b"\x9b") == 2 * "\N{REPLACEMENT CHARACTER}".encode()
+
+
 @given(
     st.lists(st.sampled_from([*DRAWN, *DROPPED, *(bytes([byte]) for byte in b"\x1b[]P\\?0;5i\x07\xc2\x9b\xe2h q$")])),
     st.data(),
