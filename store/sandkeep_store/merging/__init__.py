@@ -1,0 +1,1 @@
+"""Comparison and merge of directory trees that are given as overlay stacks."""
