@@ -22,6 +22,7 @@ from sandkeep.model import (
     ImageKind,
     Isolation,
     LimitName,
+    MergePolicy,
     Place,
     SandboxSpec,
     SavedSandbox,
@@ -164,7 +165,8 @@ class LogEventLost(Event, frozen=True, kw_only=True):
 
 class ImageCreateRequested(Event, frozen=True, kw_only=True):
     """An image is about to be made from `source`: the absolute path of a directory, which is copied, put onto the image
-    `base`, or built by its `dockerfile`; the reference of a container image; or the id of a snapshot.
+    `base`, or built by its `dockerfile`; the reference of a container image; or the id of a snapshot. Of a directory
+    that is copied the names of `ignore` are left out, at any depth.
     """
 
     type = "image.create_requested"
@@ -177,6 +179,7 @@ class ImageCreateRequested(Event, frozen=True, kw_only=True):
     clean: bool = False
     base: str | None = None
     dockerfile: str | None = None
+    ignore: list[str] = field(default_factory=list)
 
 
 class ImageCreated(Event, frozen=True, kw_only=True):
@@ -555,6 +558,179 @@ class ArtifactRemoved(Event, frozen=True, kw_only=True):
     """The copy is gone."""
 
     type = "artifact.removed"
+
+
+# -- branches ----------------------------------------------------------------------------------------------------------
+
+
+class BranchCreateRequested(Event, frozen=True, kw_only=True):
+    """Sandboxes of these ids, and `names` if they have any, are about to be made as branches of one base: of the
+    sandbox, snapshot or image `source_id`.
+
+    Its stream is called by an id of its own, as are the files that branches of a sandbox will share.
+    """
+
+    type = "branch.create_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("branch.created", "branch.create_failed")
+    owner: str
+    source_id: str
+    sandbox_ids: list[str]
+    names: list[str] = field(default_factory=list)
+
+
+class BranchCreated(Event, frozen=True, kw_only=True):
+    """The files that the branches begin with are there; the branches are independent now. A sandbox that they are of
+    was frozen for `pause_ms`.
+    """
+
+    type = "branch.created"
+    pause_ms: float = 0.0
+    size_bytes: int = 0
+
+
+class BranchCreateFailed(Failure, frozen=True, kw_only=True):
+    """No branch was made. `interrupted`: as in `image.create_failed`."""
+
+    type = "branch.create_failed"
+
+
+class Point(Struct, frozen=True, kw_only=True):
+    """The files that a sandbox had at one moment: kept under the name `point_id`, and identified by `files` as those
+    of a plan are.
+    """
+
+    sandbox_id: str
+    point_id: str
+    files: dict[str, Any]
+
+
+class MergeRules(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What becomes of that in which branches differ: see ``branch.merge``. `takes` are paths, or what is below them,
+    each with the branch that has its way there.
+    """
+
+    policy: MergePolicy = "fail"
+    ours: str | None = None
+    takes: dict[str, str] = field(default_factory=dict)
+
+
+class BranchMergeRequested(Event, frozen=True, kw_only=True):
+    """The `branches`, sandboxes by what they are called in the merge, are about to be merged over their base `base_id`:
+    the files of the plan `base_plan` above the image `image_id`. `points` are the names under which the present files
+    of each are kept for that. The sandbox that is made of the result gets the `name` and the `spec`.
+    """
+
+    type = "branch.merge_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("branch.merged", "branch.conflicted", "branch.merge_failed")
+    owner: str
+    name: str | None = None
+    branches: dict[str, str]
+    points: dict[str, str]
+    base_id: str
+    base_plan: dict[str, Any]
+    image_id: str
+    provider: str
+    spec: SandboxSpec
+    rules: MergeRules = MergeRules()
+
+
+class BranchConflicted(Event, frozen=True, kw_only=True):
+    """The branches differ in so many places, which wait for ``branch.resolve``. The `points` are kept until then, and
+    as long as the sandbox that is made of them. `record` names what is kept of the merge.
+    """
+
+    type = "branch.conflicted"
+    conflicts: int
+    changed: int
+    points: list[Point]
+    record: str
+
+
+class BranchMerged(Event, frozen=True, kw_only=True):
+    """The merged files are kept, and the sandbox of them is about to be made. `provenance` is the digest of the record
+    that tells for each of the `changed` paths where it came from.
+    """
+
+    type = "branch.merged"
+    sandbox_id: str
+    changed: int
+    provenance: str
+    points: list[Point]
+
+
+class BranchMergeFailed(Failure, frozen=True, kw_only=True):
+    """Nothing was merged. `interrupted`: as in `image.create_failed`."""
+
+    type = "branch.merge_failed"
+
+
+class BranchResolveRequested(Event, frozen=True, kw_only=True):
+    """So many decisions on conflicts are about to be applied. Their contents are in no event."""
+
+    type = "branch.resolve_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("branch.merged", "branch.resolved", "branch.resolve_failed")
+    decisions: int
+
+
+class BranchResolved(Event, frozen=True, kw_only=True):
+    """So many conflicts are left. `record` names what is kept of the merge."""
+
+    type = "branch.resolved"
+    conflicts: int
+    changed: int
+    record: str
+
+
+class BranchResolveFailed(Failure, frozen=True, kw_only=True):
+    """The conflicts are as before. `interrupted`: as in `image.create_failed`."""
+
+    type = "branch.resolve_failed"
+
+
+class BranchAbandonRequested(Event, frozen=True, kw_only=True):
+    """The merge, which has conflicts, is about to be given up."""
+
+    type = "branch.abandon_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("branch.abandoned",)
+
+
+class BranchAbandoned(Event, frozen=True, kw_only=True):
+    """All that was kept for the merge is gone."""
+
+    type = "branch.abandoned"
+
+
+class BranchCommitRequested(Event, frozen=True, kw_only=True):
+    """What the sandbox changed since its base is about to be applied to the directory `target` of the host, with the
+    rights of `uid`, `gid` and `groups`. `force`: also to what was changed there meanwhile.
+    """
+
+    type = "branch.commit_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("branch.committed", "branch.commit_failed")
+    owner: str
+    sandbox_id: str
+    target: str
+    uid: int
+    gid: int
+    groups: list[int] = field(default_factory=list)
+    force: bool = False
+    base_id: str
+
+
+class BranchCommitted(Event, frozen=True, kw_only=True):
+    """So many paths were added, changed and deleted. `provenance`: as in `branch.merged`."""
+
+    type = "branch.committed"
+    added: int
+    changed: int
+    deleted: int
+    provenance: str
+
+
+class BranchCommitFailed(Failure, frozen=True, kw_only=True):
+    """The directory is as it was before. `interrupted`: as in `image.create_failed`."""
+
+    type = "branch.commit_failed"
 
 
 # -- processes --------------------------------------------------------------------------------------------------------

@@ -22,10 +22,16 @@ SNAPSHOT: Final = "snp"
 CHECKPOINT: Final = "ckp"
 SESSION: Final = "ses"
 ARTIFACT: Final = "art"
-BRANCH: Final = "brn"
 LOCK: Final = "lck"
 FORK: Final = "frk"
-PREFIXES: Final = frozenset({IMAGE, SANDBOX, PROCESS, SNAPSHOT, CHECKPOINT, SESSION, ARTIFACT, BRANCH, LOCK, FORK})
+MERGE: Final = "mrg"
+COMMIT: Final = "cmt"
+POINT: Final = "pnt"
+"""Of the files that a sandbox had at one moment, kept for a comparison or a merge."""
+
+PREFIXES: Final = frozenset(
+    {IMAGE, SANDBOX, PROCESS, SNAPSHOT, CHECKPOINT, SESSION, ARTIFACT, LOCK, FORK, MERGE, COMMIT, POINT}
+)
 
 # `$` alone would also accept a final newline in Python; `(?!\n)` means the same in Python and in JSON Schema's dialect.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$(?!\n)"

@@ -11,8 +11,10 @@ from sandkeep.events import Event
 from sandkeep.model import (
     ArtifactStatus,
     CheckpointStatus,
+    CommitStatus,
     ImageStatus,
     LockStatus,
+    MergeStatus,
     ProcessStatus,
     SandboxStatus,
     SessionStatus,
@@ -188,6 +190,31 @@ FORK: Final = Lifecycle[ForkStatus](
     Row("checkpoint.restore_requested", (None,), "creating"),
     Row("checkpoint.restored", ("creating",), "ready"),
     Row("checkpoint.restore_failed", ("creating",), "failed"),
+    Row("branch.create_requested", (None,), "creating"),
+    Row("branch.created", ("creating",), "ready"),
+    Row("branch.create_failed", ("creating",), "failed"),
+)
+
+MERGE: Final = Lifecycle[MergeStatus](
+    "merge",
+    get_args(MergeStatus),
+    Row("branch.merge_requested", (None,), "creating"),
+    Row("branch.merged", ("creating", "resolving"), "ready"),
+    Row("branch.conflicted", ("creating",), "conflicted"),
+    Row("branch.merge_failed", ("creating",), "failed"),
+    Row("branch.resolve_requested", ("conflicted",), "resolving"),
+    Row("branch.resolved", ("resolving",), "conflicted"),
+    Row("branch.resolve_failed", ("resolving",), "conflicted"),
+    Row("branch.abandon_requested", ("conflicted",), "removing"),
+    Row("branch.abandoned", ("removing",), "removed"),
+)
+
+COMMIT: Final = Lifecycle[CommitStatus](
+    "commit",
+    get_args(CommitStatus),
+    Row("branch.commit_requested", (None,), "creating"),
+    Row("branch.committed", ("creating",), "ready"),
+    Row("branch.commit_failed", ("creating",), "failed"),
 )
 
 IMAGE: Final = Lifecycle[ImageStatus](
@@ -220,5 +247,5 @@ LOCK: Final = Lifecycle[LockStatus](
 )
 
 LIFECYCLES: Final[tuple[Lifecycle[Any], ...]] = (
-    SANDBOX, PROCESS, SESSION, ARTIFACT, SNAPSHOT, CHECKPOINT, FORK, IMAGE, LOCK
+    SANDBOX, PROCESS, SESSION, ARTIFACT, SNAPSHOT, CHECKPOINT, FORK, MERGE, COMMIT, IMAGE, LOCK
 )  # fmt: skip

@@ -70,6 +70,11 @@ LockStatus: TypeAlias = Literal[
 ]  # fmt: skip
 SessionStatus: TypeAlias = Literal["starting", "ready", "stopping", "failed", "expired", "terminated"]
 ArtifactStatus: TypeAlias = Literal["creating", "ready", "failed", "deleting", "deleted"]
+MergeStatus: TypeAlias = Literal["creating", "conflicted", "resolving", "ready", "failed", "removing", "removed"]
+MergePolicy: TypeAlias = Literal["fail", "ours", "union", "markers"]
+CommitStatus: TypeAlias = Literal["creating", "ready", "failed"]
+ChangeKind: TypeAlias = Literal["added", "changed", "deleted"]
+BaseKind: TypeAlias = Literal["image", "snapshot", "fork", "merge"]
 SessionMode: TypeAlias = Literal["docker", "k8s"]
 Network: TypeAlias = Literal["none", "host", "bridge"]
 IsolationMode: TypeAlias = Literal["default", "none"]
@@ -454,6 +459,221 @@ class ForkResult(Struct, frozen=True, kw_only=True):
     sandbox_id: str
     sandboxes: list[Sandbox]
     pause_ms: float
+
+
+class FileChange(Struct, frozen=True, kw_only=True):
+    """A difference at one path of the workspace. `path_bytes` is there for a path that is not UTF-8.
+
+    `kind` and `mode` are those of the new file, or of one that was deleted; those before are given where they differ.
+    Lines are counted for text if they were asked for.
+    """
+
+    path: str
+    path_bytes: bytes | None = None
+    change: ChangeKind
+    kind: str
+    mode: int
+    kind_before: str | None = None
+    mode_before: int | None = None
+    size_bytes: int = 0
+    added_lines: int | None = None
+    removed_lines: int | None = None
+
+
+class Diff(Struct, frozen=True, kw_only=True):
+    """The differences of a sandbox's workspace from `base_id`: a sandbox, a snapshot, an image, or the kept files that
+    it began with. `files` are the first of them by path, `unified` their texts; with `truncated` there is more.
+    """
+
+    sandbox_id: str
+    base_id: str
+    files: list[FileChange]
+    added: int
+    changed: int
+    deleted: int
+    unified: str | None = None
+    truncated: bool = False
+
+
+class BranchCreateResult(Struct, frozen=True, kw_only=True):
+    """The sandboxes that were made as branches of `source_id`; a sandbox was frozen for `pause_ms`."""
+
+    source_id: str
+    sandboxes: list[Sandbox]
+    pause_ms: float
+
+
+class Branch(Struct, frozen=True, kw_only=True):
+    """A sandbox in the tree of branches: it began as `base_id`, which is of the kind `base`, and came from the
+    sandboxes `parents`: the one that was forked or saved, or all that were merged.
+    """
+
+    sandbox_id: str
+    name: str | None = None
+    status: SandboxStatus
+    provider: str
+    owner: str
+    created_at: Timestamp
+    base: BaseKind
+    base_id: str
+    image_id: str
+    parents: list[str] = field(default_factory=list)
+
+
+class BranchList(Struct, frozen=True, kw_only=True):
+    """One page of branches, oldest first. `next` is given as `after` for the next page."""
+
+    branches: list[Branch]
+    next: str | None = None
+
+
+class ConflictSide(Struct, frozen=True, kw_only=True):
+    """The version of a branch, or ``base``. Without `kind` there is nothing. The content of a file is read by
+    ``branch.read_version`` and its `sha256`.
+    """
+
+    branch: str
+    kind: str | None = None
+    mode: int = 0
+    size_bytes: int = 0
+    sha256: str | None = None
+    target: str | None = None
+
+
+class ConflictHunk(Struct, frozen=True, kw_only=True):
+    """Lines that branches changed differently: those of the base from the line `start` on, and those of each branch.
+    They are cut where they are long.
+    """
+
+    start: int
+    base: list[str]
+    versions: dict[str, list[str]]
+
+
+class Conflict(Struct, frozen=True, kw_only=True):
+    """A path at which branches differ. `kind` says how: ``content``, ``binary``, ``deleted``, ``added``, ``mode``,
+    ``symlink``, ``kind`` (such as a file against a directory), ``case`` (names that differ in case alone).
+    """
+
+    path: str
+    path_bytes: bytes | None = None
+    kind: str
+    sides: list[ConflictSide]
+    hunks: list[ConflictHunk] = field(default_factory=list)
+
+
+class Merge(Struct, frozen=True, kw_only=True):
+    """A merge of branches over their common `base_id`. `branches` are sandboxes by what they are called in it.
+
+    One that is ``conflicted`` waits for decisions on so many `conflicts`. One that is ``ready`` was made into the
+    sandbox `sandbox_id`, in which `changed` paths differ from the base.
+    """
+
+    merge_id: str
+    status: MergeStatus
+    owner: str
+    created_at: Timestamp
+    branches: dict[str, str]
+    base_id: str
+    policy: MergePolicy
+    sandbox_id: str | None = None
+    name: str | None = None
+    changed: int = 0
+    conflicts: int = 0
+    error: str | None = None
+
+
+class Merged(Struct, frozen=True, kw_only=True):
+    """The result of a merge: the `sandbox`, or the first of the conflicts."""
+
+    merge: Merge
+    sandbox: Sandbox | None = None
+    conflicts: list[Conflict] = field(default_factory=list)
+
+
+class ConflictList(Struct, frozen=True, kw_only=True):
+    """Conflicts by their paths. `next` is given as `after` for the next page."""
+
+    conflicts: list[Conflict]
+    next: int | None = None
+
+
+class MergeList(Struct, frozen=True, kw_only=True):
+    """One page of merges, oldest first. `next` is given as `after` for the next page."""
+
+    merges: list[Merge]
+    next: str | None = None
+
+
+class Resolution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A decision on the conflict at a path: the version of a branch or of ``base`` (`take`), nothing (`delete`), or
+    this `data`, with this `mode` or the present one.
+    """
+
+    path: Path | None = None
+    path_bytes: bytes | None = None
+    take: Name | None = None
+    delete: bool = False
+    data: bytes | None = None
+    mode: Annotated[int, Meta(ge=0, le=0o777)] | None = None
+
+
+class CommitPath(Struct, frozen=True, kw_only=True):
+    """What a commit does at one path of the target. `status`: ``apply``; ``same`` (it is so already); ``host_changed``;
+    ``blocked``; ``kept`` (a directory in which something else is); ``forbidden`` (below ``.git``).
+    """
+
+    path: str
+    path_bytes: bytes | None = None
+    change: ChangeKind
+    status: str
+    why: str = ""
+
+
+class CommitPlan(Struct, frozen=True, kw_only=True):
+    """What a commit of a branch would do to a directory: the first `paths`, and how many there are of each status."""
+
+    sandbox_id: str
+    target: str
+    base_id: str
+    counts: dict[str, int]
+    paths: list[CommitPath]
+
+
+class Commit(Struct, frozen=True, kw_only=True):
+    """A commit of a branch's changes to a directory of the host."""
+
+    commit_id: str
+    status: CommitStatus
+    owner: str
+    created_at: Timestamp
+    sandbox_id: str
+    target: str
+    base_id: str
+    added: int = 0
+    changed: int = 0
+    deleted: int = 0
+    error: str | None = None
+
+
+class Provenance(Struct, frozen=True, kw_only=True):
+    """Where the state of one path came from: of these `branches`, and `how`: ``taken``, ``alike``, ``merged``,
+    ``takes``, ``resolved``, ``policy:…``, or ``branch`` for what was changed in the branch itself.
+    """
+
+    path: str
+    path_bytes: bytes | None = None
+    change: ChangeKind
+    branches: list[str]
+    how: str
+    merge_id: str | None = None
+
+
+class Blame(Struct, frozen=True, kw_only=True):
+    """The origins of paths, in their order. `next` is given as `after` for the next page."""
+
+    paths: list[Provenance]
+    next: int | None = None
 
 
 class Moment(Struct, frozen=True, kw_only=True):

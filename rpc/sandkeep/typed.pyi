@@ -26,6 +26,7 @@ class _ImageCreate(_Change, total=False):
     clean: bool
     labels: dict[str, str]
     owner: str | None
+    ignore: Sequence[str]
 
 class _ImageQuery(_Call, total=False):
     all: bool
@@ -141,6 +142,14 @@ class _SandboxFork(_Change, total=False):
     labels: dict[str, str]
     secrets: dict[str, str]
 
+class _SandboxDiff(_Call, total=False):
+    other: str | None
+    paths: Sequence[str]
+    unified: bool
+    lines: bool
+    limit: int
+    max_bytes: int
+
 class _SandboxRestore(_Change, total=False):
     snapshot_id: str | None
     checkpoint_id: str | None
@@ -175,6 +184,62 @@ class _DirectoryQuery(_Call, total=False):
 
 class _HistoryQuery(_Call, total=False):
     after: str | None
+    limit: int
+
+class _BranchCreate(_Change, total=False):
+    source: str | None
+    ignore: Sequence[str]
+    provider: str | None
+    image_id: str | None
+    snapshot_id: str | None
+    sandbox_id: str | None
+    count: int
+    names: Sequence[str]
+    labels: dict[str, str]
+    secrets: dict[str, str]
+
+class _BranchQuery(_Call, total=False):
+    image_id: str | None
+    all: bool
+    after: str | None
+    limit: int
+
+class _BranchMerge(_Change, total=False):
+    name: str | None
+    policy: Literal["fail", "ours", "union", "markers"]
+    ours: str | None
+    takes: dict[str, str]
+    labels: dict[str, str]
+    secrets: dict[str, str]
+
+class _BranchResolve(_Change, total=False):
+    secrets: dict[str, str]
+
+class _MergeQuery(_Call, total=False):
+    all: bool
+    after: str | None
+    limit: int
+
+class _ConflictQuery(_Call, total=False):
+    after: int
+    limit: int
+
+class _VersionRead(_Call, total=False):
+    offset: int
+    max_bytes: int
+
+class _BranchPlan(_Call, total=False):
+    limit: int
+
+class _BranchCommit(_Change, total=False):
+    force: bool
+
+class _BranchBlame(_Call, total=False):
+    sandbox_id: str | None
+    merge_id: str | None
+    commit_id: str | None
+    paths: Sequence[str]
+    after: int
     limit: int
 
 class _ProcessLaunch(_Change, total=False):
@@ -375,6 +440,8 @@ class TrioSandbox:
         """Resume a suspended sandbox, or restart a lost or failed one from its files."""
     async def fork(self, sandbox_id: str, **options: Unpack[_SandboxFork]) -> model.ForkResult:
         """Create sandboxes with the files of another."""
+    async def diff(self, sandbox_id: str, **options: Unpack[_SandboxDiff]) -> model.Diff:
+        """Compare a sandbox's workspace with another, a snapshot, an image, or its beginning."""
     async def restore(self, sandbox_id: str, **options: Unpack[_SandboxRestore]) -> model.Sandbox:
         """Replace a sandbox's files with those of a snapshot, or restore it to a checkpoint."""
     async def restore_at(self, sandbox_id: str, **options: Unpack[_SandboxRestoreAt]) -> model.RestoredAt:
@@ -389,6 +456,36 @@ class TrioSandbox:
         """Commit a copy into a sandbox, once all of it was written."""
     async def history(self, sandbox_id: str, **options: Unpack[_HistoryQuery]) -> model.EventPage:
         """List the events of a sandbox and its processes."""
+
+class TrioBranch:
+    async def create(self, **options: Unpack[_BranchCreate]) -> model.BranchCreateResult:
+        """Create branches of a directory, an image, a snapshot or a sandbox."""
+    async def list(self, **options: Unpack[_BranchQuery]) -> model.BranchList:
+        """List sandboxes with their bases and lineage."""
+    async def diff(self, sandbox_id: str, **options: Unpack[_SandboxDiff]) -> model.Diff:
+        """Compare a branch with its base or with another: see sandbox.diff."""
+    async def merge(self, sandbox_ids: Sequence[str], **options: Unpack[_BranchMerge]) -> model.Merged:
+        """Merge branches into a new sandbox, over their nearest common base."""
+    async def resolve(
+        self, merge_id: str, decisions: Sequence[model.Resolution], **options: Unpack[_BranchResolve]
+    ) -> model.Merged:
+        """Decide conflicts of a merge, and go on with it."""
+    async def merges(self, **options: Unpack[_MergeQuery]) -> model.MergeList:
+        """List merges."""
+    async def conflicts(self, merge_id: str, **options: Unpack[_ConflictQuery]) -> model.ConflictList:
+        """List the conflicts of a merge."""
+    async def read_version(self, merge_id: str, sha256: str, **options: Unpack[_VersionRead]) -> model.FileContent:
+        """Read a piece of one version of a file in a conflict."""
+    async def abandon(self, merge_id: str, **options: Unpack[_Change]) -> model.Merge:
+        """Give up a merge that has conflicts."""
+    async def plan(self, sandbox_id: str, target: str, **options: Unpack[_BranchPlan]) -> model.CommitPlan:
+        """Show what a commit of a branch would do to a directory of the host."""
+    async def commit(self, sandbox_id: str, target: str, **options: Unpack[_BranchCommit]) -> model.Commit:
+        """Apply a branch's changes to a directory of the host, all or none."""
+    async def blame(self, **options: Unpack[_BranchBlame]) -> model.Blame:
+        """Show which branch each path of a merge, a commit or a branch came from."""
+    async def remove(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
+        """End a branch."""
 
 class TrioProcess:
     async def launch(
@@ -487,6 +584,7 @@ class TrioMethods:
     session: TrioSession
     artifact: TrioArtifact
     sandbox: TrioSandbox
+    branch: TrioBranch
     process: TrioProcess
     snapshot: TrioSnapshot
     checkpoint: TrioCheckpoint
@@ -581,6 +679,8 @@ class BlockingSandbox:
         """Resume a suspended sandbox, or restart a lost or failed one from its files."""
     def fork(self, sandbox_id: str, **options: Unpack[_SandboxFork]) -> model.ForkResult:
         """Create sandboxes with the files of another."""
+    def diff(self, sandbox_id: str, **options: Unpack[_SandboxDiff]) -> model.Diff:
+        """Compare a sandbox's workspace with another, a snapshot, an image, or its beginning."""
     def restore(self, sandbox_id: str, **options: Unpack[_SandboxRestore]) -> model.Sandbox:
         """Replace a sandbox's files with those of a snapshot, or restore it to a checkpoint."""
     def restore_at(self, sandbox_id: str, **options: Unpack[_SandboxRestoreAt]) -> model.RestoredAt:
@@ -595,6 +695,36 @@ class BlockingSandbox:
         """Commit a copy into a sandbox, once all of it was written."""
     def history(self, sandbox_id: str, **options: Unpack[_HistoryQuery]) -> model.EventPage:
         """List the events of a sandbox and its processes."""
+
+class BlockingBranch:
+    def create(self, **options: Unpack[_BranchCreate]) -> model.BranchCreateResult:
+        """Create branches of a directory, an image, a snapshot or a sandbox."""
+    def list(self, **options: Unpack[_BranchQuery]) -> model.BranchList:
+        """List sandboxes with their bases and lineage."""
+    def diff(self, sandbox_id: str, **options: Unpack[_SandboxDiff]) -> model.Diff:
+        """Compare a branch with its base or with another: see sandbox.diff."""
+    def merge(self, sandbox_ids: Sequence[str], **options: Unpack[_BranchMerge]) -> model.Merged:
+        """Merge branches into a new sandbox, over their nearest common base."""
+    def resolve(
+        self, merge_id: str, decisions: Sequence[model.Resolution], **options: Unpack[_BranchResolve]
+    ) -> model.Merged:
+        """Decide conflicts of a merge, and go on with it."""
+    def merges(self, **options: Unpack[_MergeQuery]) -> model.MergeList:
+        """List merges."""
+    def conflicts(self, merge_id: str, **options: Unpack[_ConflictQuery]) -> model.ConflictList:
+        """List the conflicts of a merge."""
+    def read_version(self, merge_id: str, sha256: str, **options: Unpack[_VersionRead]) -> model.FileContent:
+        """Read a piece of one version of a file in a conflict."""
+    def abandon(self, merge_id: str, **options: Unpack[_Change]) -> model.Merge:
+        """Give up a merge that has conflicts."""
+    def plan(self, sandbox_id: str, target: str, **options: Unpack[_BranchPlan]) -> model.CommitPlan:
+        """Show what a commit of a branch would do to a directory of the host."""
+    def commit(self, sandbox_id: str, target: str, **options: Unpack[_BranchCommit]) -> model.Commit:
+        """Apply a branch's changes to a directory of the host, all or none."""
+    def blame(self, **options: Unpack[_BranchBlame]) -> model.Blame:
+        """Show which branch each path of a merge, a commit or a branch came from."""
+    def remove(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
+        """End a branch."""
 
 class BlockingProcess:
     def launch(self, sandbox_id: str, command: Sequence[str] | str, **options: Unpack[_ProcessLaunch]) -> model.Process:
@@ -689,6 +819,7 @@ class BlockingMethods:
     session: BlockingSession
     artifact: BlockingArtifact
     sandbox: BlockingSandbox
+    branch: BlockingBranch
     process: BlockingProcess
     snapshot: BlockingSnapshot
     checkpoint: BlockingCheckpoint

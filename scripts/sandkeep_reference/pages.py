@@ -112,13 +112,14 @@ def _access(row: Method) -> str:
 
 
 def _result_types() -> list[type[Struct]]:
-    """Every type that is part of an answer or an event, once, in the order of the tables."""
+    """Every type that is part of a call, an answer or an event, once, in the order of the tables."""
     found: dict[type[Struct], None] = {}
     for row in METHODS.values():
         _collect(row.result, found)
+        _collect(row.params, found)
     for event in events.EVENTS.values():
         _collect(event, found)
-    return [kind for kind in found if not issubclass(kind, events.Event)]
+    return [kind for kind in found if not issubclass(kind, events.Event | methods.Params)]
 
 
 def _collect(annotation: Any, found: dict[type[Struct], None]) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -208,6 +209,26 @@ def test_the_counter_goes_on_from_each_checkpoint(daemon: RunningDaemon) -> None
 def alike(line: str) -> str:
     """A line without an id, a time, and the numbers that came after the first."""
     return re.sub(r"sbx_\w+|for \d+ ms|(?<=with )(\d).*", r"\1", line)
+
+
+# -- branches ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_tournament(daemon: RunningDaemon, place: Path) -> None:
+    """What is printed is what its README shows; the directory has the fixes, and nothing else is left."""
+    here = EXAMPLES / "tournament"
+    host = shutil.copytree(here / "project", place / "project", ignore=shutil.ignore_patterns("__pycache__"))
+    with daemon.connect() as client:
+        before = client.sandbox.list().sandboxes, client.image.list().images
+        done = run_client(daemon, sys.executable, str(here / "tournament.py"), str(host))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.splitlines() == (here / "README.md").read_text().split("```")[1].splitlines()[2:]
+        assert (client.sandbox.list().sandboxes, client.image.list().images) == before
+    assert sorted(os.listdir(host)) == sorted(path.name for path in (here / "project").glob("*.py"))
+    suite = [sys.executable, "-B", "-m", "unittest"]
+    assert subprocess.run(suite, cwd=host, capture_output=True, timeout=60).returncode == 0
+    again = run_client(daemon, sys.executable, str(here / "tournament.py"), str(host))
+    assert (again.returncode, again.stdout, again.stderr) == (1, "before: OK\n", "the project has nothing to fix\n")
 
 
 # -- providers --------------------------------------------------------------------------------------------------------

@@ -28,11 +28,13 @@ GUIDES = {
     "sessions": (),  # before http, as an administrator sees the sessions of all
     "http": ("curl",),
     "measure-sandboxes": ("root",),
+    "merge-branches": (),
     "mend-a-damaged-log": (),
     "react-to-events": (),
     "tail-logs": ("node",),
     "use-with-astraforge": (),
     "use-with-crafty": (),
+    "use-with-gcri": (),
     "write-a-client": ("node", "socat"),
 }
 """Each guide with the engines that it needs beside bwrap and tmux."""

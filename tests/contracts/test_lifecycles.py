@@ -18,10 +18,12 @@ from sandkeep.events import EVENTS, CheckpointCreateRequested, Event
 from sandkeep.lifecycle import (
     ARTIFACT,
     CHECKPOINT,
+    COMMIT,
     FORK,
     IMAGE,
     LIFECYCLES,
     LOCK,
+    MERGE,
     PROCESS,
     SANDBOX,
     SESSION,
@@ -49,7 +51,7 @@ def objects(state: State, kind: Lifecycle[Any]) -> dict[str, Any]:
     held: dict[Lifecycle[Any], dict[str, Any]] = {
         SANDBOX: state.sandboxes, PROCESS: state.processes, SNAPSHOT: state.snapshots, CHECKPOINT: state.checkpoints,
         FORK: state.forks, IMAGE: state.images, LOCK: state.locks, SESSION: state.sessions,
-        ARTIFACT: state.artifacts,
+        ARTIFACT: state.artifacts, MERGE: state.merges, COMMIT: state.commits,
     }  # fmt: skip
     return held[kind]
 

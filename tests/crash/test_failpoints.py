@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import RunningDaemon
+from tests.crash.branching import BRANCHING
 from tests.crash.growing import GROWTH
 from tests.crash.keeping import KEEPING
 from tests.crash.story import Story, asked_for, check
@@ -36,9 +37,9 @@ NOT_IN_THE_STORY = {
 
 SUSPENSIONS = ("sandbox.suspend", "sandbox.resume")
 GVISOR = ("gvisor.", "checkpoint.", "process.restored")
-APART = (*GROWTH, *KEEPING, *SUSPENSIONS, *GVISOR, "lock.", "archive.", "sandbox.moved")
+APART = (*GROWTH, *KEEPING, *SUSPENSIONS, *GVISOR, *BRANCHING, "lock.", "archive.", "sandbox.moved")
 """What another test tells of: for suspensions `test_suspending`, for checkpoints `test_gvisor`, for locks `test_locks`,
-for archives `test_snapshot_gc`, for sandboxes that move `tests/integration`.
+for archives `test_snapshot_gc`, for sandboxes that move `tests/integration`, for branches `test_branches`.
 """
 
 TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(APART))
@@ -54,7 +55,7 @@ COMMITS = [
 POINTS = [
     point
     for point in failpoints.POINTS
-    if not point.startswith((*GROWTH, *KEEPING, *GVISOR, "disk.", "docker.", "lock."))
+    if not point.startswith((*GROWTH, *KEEPING, *GVISOR, *BRANCHING, "disk.", "docker.", "lock."))
 ]
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,8 @@ DEEP += [
 ]
 
 
-def dies_at(point: str, root: str, source: str, engine: Any = None) -> Story:
-    """Tell the story to a daemon that dies at that point."""
+def dies_at(point: str, root: str, source: str, engine: Any = None, telling: Callable[..., None] = tell) -> Story:
+    """Tell the story, or another, to a daemon that dies at that point."""
     daemon = RunningDaemon(root)
     os.chmod(root, 0o711)
     places = [os.path.join(root, name) for name in ("mount", "archives")]
@@ -56,7 +56,7 @@ def dies_at(point: str, root: str, source: str, engine: Any = None) -> Story:
     story = Story(daemon)
     try:
         story.start()
-        tell(story, source, **image_of)
+        telling(story, source, **image_of)
         wait_until_gone(story)
         story.stop()
         check(story)

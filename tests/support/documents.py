@@ -37,7 +37,7 @@ _ITEM = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _VARYING = (
-    (r"\b(img|sbx|prc|log|cpy|snp|lck)_[0-9a-z]{26}\b", r"\1_ID"),
+    (r"\b(img|sbx|prc|log|cpy|snp|lck|mrg|cmt|frk|pnt)_[0-9a-z]{26}\b", r"\1_ID"),
     (r"\b\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
     (r"^ *\d+ ([◆◇ ]) +(?=\d+\.\d{3} )", r"POSITION \1 "),
     (r"\bposition \d+", "position N"),

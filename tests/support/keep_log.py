@@ -89,6 +89,7 @@ class Story:
         self._with(lambda client: self._docker(client, docker.busybox()))
         self._with(self._checkpoints)
         self._with(self._keeping)
+        self._with(self._branches)
         self._with(self._sessions)
         self._with(self._locks)
         box, lost = self._with(self._processes)
@@ -197,6 +198,26 @@ class Story:
         client.snapshot.create(box, incremental=True)
         client.sandbox.terminate(box)
 
+    def _branches(self, client: Any) -> None:
+        """Branches that are merged without a conflict, and with one; a commit, and one that is refused."""
+        client.branch.create(image_id=self.image, count=2, names=["fast", "careful"], labels={"a": "b"})
+        client.sandbox.exec("fast", "echo fast >new; echo 1 >both")
+        client.sandbox.exec("careful", "echo careful >file; echo 2 >both")
+        [third] = client.branch.create(sandbox_id="fast", names=["third"]).sandboxes
+        client.branch.merge(["fast", third.sandbox_id], name="merged")
+        given_up = client.branch.merge(["fast", "careful"]).merge.merge_id
+        client.branch.abandon(given_up)
+        merge_id = client.branch.merge(["fast", "careful"], name="both", takes={"absent": "fast"}).merge.merge_id
+        refused("not_found", client.branch.resolve, merge_id, decisions=[{"path": "absent", "delete": True}])
+        client.branch.resolve(merge_id, decisions=[{"path": "both", "take": "fast"}])
+        refused("invalid", client.branch.merge, ["fast", "careful"], policy="ours", ours="merged")
+        target = f"{self.daemon.root}/target"
+        shutil.copytree(self.source, target)
+        client.branch.commit("both", target)
+        refused("invalid", client.branch.commit, "careful", f"{target}/absent")
+        for name in ("fast", "careful", "third", "merged", "both"):
+            client.branch.remove(name)
+
     def _checkpoints(self, client: Any) -> None:
         image = client.image.create(self.source, provider="gvisor").image_id
         box = client.sandbox.create(image).sandbox_id
@@ -293,11 +314,16 @@ _BEGINNINGS: Final = {
     "checkpoint": "checkpoint.create_requested",
     "lock": "lock.acquire_requested",
 }
+_BRANCH_PREFIXES: Final = {"create": "frk", "commit": "cmt"}
+"""Of the streams of ``branch.*`` by the first word of the event; all others are of merges."""
 
 
 def _life(kind: type[Event], name: str) -> Iterator[tuple[str, Event, str | None]]:
     """What comes before an event, the event, and what it takes for all that to be over."""
     noun, _, verb = kind.type.partition(".")
+    if noun == "branch":
+        yield from _life_of_branches(kind, verb, name)
+        return
     if noun not in ("sandbox", *_PREFIXES):
         yield "daemon", golden(kind.type), None
         return
@@ -317,6 +343,18 @@ def _life(kind: type[Event], name: str) -> Iterator[tuple[str, Event, str | None
     if box is not None:
         yield box, golden("sandbox.terminate_requested"), box
         yield box, golden("sandbox.terminated"), box
+
+
+def _life_of_branches(kind: type[Event], verb: str, name: str) -> Iterator[tuple[str, Event, str | None]]:
+    prefix = next((prefix for word, prefix in _BRANCH_PREFIXES.items() if verb.startswith(word)), "mrg")
+    stream = f"{prefix}_{name}"
+    asked = next((asked for asked, row in EVENTS.items() if kind.type in row.outcomes), None)
+    if prefix == "mrg" and asked not in (None, "branch.merge_requested"):
+        yield stream, golden("branch.merge_requested"), None
+        yield stream, golden("branch.conflicted"), None
+    if asked is not None:
+        yield stream, golden(asked), None
+    yield stream, golden(kind.type), None
 
 
 def golden(type: str) -> Event:

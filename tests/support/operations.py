@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ BESIDES: dict[str, dict[str, str]] = {
     "CheckpointReturn": {"checkpoint_id": "checkpoint_id"},
     "SessionStart": {"id": "name", "image": "image_id"},
     "Handover": {"sandbox_id": "shared_sandbox_id"},
+    "BranchCreation": {"sandbox_id": "sandbox_id"},
 }
 """Parameters that an operation needs though its method does without."""
 
@@ -122,6 +124,35 @@ class World:
             "checkpoint_id", lambda: self._story.ask("checkpoint.create", self.sandbox_id, leave_running=True)
         )
 
+    @property
+    def sandbox_ids(self) -> list[str]:
+        """Two branches that changed different files alike, and none differently."""
+        if "other_id" not in self._made:
+            self._story.ask("sandbox.exec", self.sandbox_id, "echo one >file")
+            self._made["other_id"] = self._story.ask("sandbox.create", self.image_id).sandbox_id
+            self._story.ask("sandbox.exec", self._made["other_id"], EARLY)
+        return [self.sandbox_id, self._made["other_id"]]
+
+    @property
+    def merge_id(self) -> str:
+        """A merge with a conflict."""
+        if "merge_id" not in self._made:
+            self._story.ask("sandbox.exec", self.sandbox_ids[1], "echo other >file")
+            self._made["merge_id"] = self._story.ask("branch.merge", self.sandbox_ids).merge.merge_id
+        return self._made["merge_id"]
+
+    @property
+    def decisions(self) -> list[dict[str, str]]:
+        return [{"path": "file", "take": self.sandbox_ids[0]}]
+
+    @property
+    def target(self) -> str:
+        """A directory of the host like the image."""
+        made = f"{self._story.daemon.root}/target"
+        if not os.path.exists(made):
+            shutil.copytree(self.source, made)
+        return made
+
     def _of(self, field: str, make: Any) -> str:
         if field not in self._made:
             self._made[field] = getattr(make(), field)
@@ -181,6 +212,12 @@ class World:
             assert story.look(lambda client: client.sandbox.get(self.shared_sandbox_id)).status == "stopped"
             self._others.acquire(SHARED, timeout_s=1).release()
             story.ask("sandbox.attach_shared", SHARED, self.token)
+        elif operation.method == "branch.commit":
+            assert sorted(os.listdir(self.target)) == ["early", "file"]
+        elif operation.method in ("branch.merge", "branch.resolve"):
+            [merge] = story.look(lambda client: client.branch.merges().merges)
+            assert merge.status == "ready"
+            assert story.ask("sandbox.exec", merge.sandbox_id, "cat file").stdout == b"one\n"
         assert not os.path.exists(self.orphan)
         has_early = "sandbox_id" in self._made or "shared_sandbox_id" in self._made
         files = b"early\nfile\n" if has_early else b"file\n"
@@ -204,6 +241,9 @@ class World:
             story.ask("artifact.remove", artifact.artifact_id)
         for checkpoint in story.look(lambda client: client.checkpoint.list().checkpoints):
             story.ask("checkpoint.delete", checkpoint.checkpoint_id)
+        for merge in story.look(lambda client: client.branch.merges().merges):
+            if merge.status == "conflicted":
+                story.ask("branch.abandon", merge.merge_id)
         for sandbox in story.look(lambda client: client.sandbox.list().sandboxes):
             story.ask("sandbox.terminate", sandbox.sandbox_id)
         for image in story.look(lambda client: client.image.list().images):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from sandkeepd.branches.branches import Branches
 from sandkeepd.checkpoints.checkpoints import Checkpoints
 from sandkeepd.checkpoints.files import CheckpointFiles
 from sandkeepd.checkpoints.time_travel import TimeTravel
@@ -40,8 +41,10 @@ class SnapshotServices:
         self.time_travel = TimeTravel(core, sandboxes.creation, self.restores, self.checkpoints)
         self.gc = GarbageCollector(core, self.snapshots.removal, self.archives)
         self.artifacts = Artifacts(core, runtimes, Files(core, runtimes), state_dir)
+        self.branches = Branches(core, images, sandboxes, self.layers, unpacking, state_dir)
         self.operations: Sequence[Operation[Any]] = (
             *images.operations, *sandboxes.operations, self.forks, self.file_restores, *self.snapshots.operations,
             *self.transfers.operations, *self.checkpoints.operations, *self.artifacts.operations,
+            *self.branches.operations,
         )  # fmt: skip
         sandboxes.termination.on_ended = self.layers.release

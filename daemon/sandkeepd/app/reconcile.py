@@ -135,6 +135,7 @@ class Reconciler:
             sweep = partial(services.checkpoints.sweep, self._abandoned)
             nursery.start_soon(run_logged, sweep, "removing copies of checkpoints")
             nursery.start_soon(run_logged, services.snapshots.removal.drop_kept, "removing archives that were kept")
+            nursery.start_soon(run_logged, services.branches.sweep, "removing files of branches")
             nursery.start_soon(run_logged, services.artifacts.sweep, "removing unfinished artifacts")
             nursery.start_soon(run_logged, services.archives.sweep, "removing what was being written")
 

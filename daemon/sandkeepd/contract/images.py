@@ -1,6 +1,6 @@
 """Images: the files that sandboxes begin with, and builds by Dockerfile."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct, field
@@ -12,7 +12,7 @@ from sandkeepd.contract.caller import Caller, Progress
 class ImageRequest(Struct, frozen=True, kw_only=True):
     """The request for an image. `source` is the absolute path of a directory, to be put onto the image `base` where the
     provider has such, or built by the `dockerfile` below it; or a reference. With `clean` earlier builds are not
-    reused.
+    reused. The names of `ignore` are left out at any depth.
     """
 
     kind: ImageKind
@@ -22,6 +22,7 @@ class ImageRequest(Struct, frozen=True, kw_only=True):
     clean: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
+    ignore: Sequence[str] = ()
 
 
 class ImportedImage(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,11 @@ image; each is kept once, for any number of sandboxes::
             await provider.layers.fill(name, archive, progress)
     await provider.create("sbx_3", image_id, spec, secrets, plan)
 
+Where the files of two plans differ is found by comparing directories, of which most are the same::
+
+    before = await provider.layers.workspace(plan_of_base, image_id)
+    after = await provider.layers.workspace({**plan, **frozen.files}, image_id)
+
 When a sandbox has ended, the layers that its plan names are removed unless another sandbox needs them::
 
     await provider.terminate("sbx_3", plan, handle)
@@ -30,6 +35,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from sandkeep_store.archives.tar.limits import Limits
+from sandkeep_store.archives.trees.tree import Overlay
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.snapshots import Source
@@ -61,6 +67,15 @@ class KeptArchive(Struct, frozen=True, kw_only=True):
     image_id: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     only: Sequence[str] = ()
+
+
+class WorkspaceRoots(Struct, frozen=True, kw_only=True):
+    """The workspace of kept files, or of an image, as directories of this machine, each of which hides parts of the
+    next: all of them upper directories of overlays with such attributes. None of them ever changes.
+    """
+
+    roots: list[str]
+    overlay: Overlay
 
 
 class Layering(Protocol):
@@ -106,6 +121,12 @@ class Layering(Protocol):
 
     async def open_image(self, image_id: str) -> int:
         """Open the directory of an image's files, for reading. Raises `not_found`."""
+        ...
+
+    async def workspace(self, plan: Mapping[str, Any], image_id: str) -> WorkspaceRoots:
+        """Return the workspace that a sandbox of this plan begins with; the plan may have other `files`. Raises
+        `not_supported` where they are not to be had, and `not_found`.
+        """
         ...
 
     async def promote(

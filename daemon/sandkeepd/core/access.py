@@ -19,6 +19,7 @@ from sandkeep.protocol.methods import METHODS, Access, Kind, Method, Mutation, P
 from sandkeep.settings.daemon import ADMIN_GROUP
 from sandkeep_store.eventlog.eventless_commands import CommandProgress
 from sandkeep_store.views.artifacts import ArtifactState
+from sandkeep_store.views.branches import CommitState, MergeState
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.snapshots import SnapshotState
@@ -28,7 +29,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.call import Call, Give, cannot_give, no_progress
 from sandkeepd.core.peer import Peer
 
-_HOST_PATHS: Final = ("source", "image")
+_HOST_PATHS: Final = ("source", "image", "target")
 """The parameters that may be a directory of the host."""
 
 P = TypeVar("P", bound=Params)
@@ -181,6 +182,14 @@ def _resolved(state: State, method: Method, params: Params, owner: str, *, admin
     return replace(params, **ids) if ids else params
 
 
+def sandbox_called(state: State, text: str, request: Request[Any], field: str) -> str:
+    """Return the id of a sandbox that is named within a parameter. Raises `not_found`."""
+    found = _sandbox_called(state, text, request.owner, admin=request.admin)
+    if found is None:
+        raise rules.not_found(state, "sandbox", text, field)
+    return found
+
+
 def _named(state: State, kind: Kind, text: str, owner: str, *, admin: bool) -> str | None:
     """The id of the object of that kind that a caller names; None when the caller is shown none."""
     if kind == "sandbox":
@@ -188,9 +197,11 @@ def _named(state: State, kind: Kind, text: str, owner: str, *, admin: bool) -> s
     if kind == "session":
         session = state.session_called(owner, text) or state.sessions.get(text)
         return session.key if session is not None and (admin or session.owner == owner) else None
-    objects: Mapping[str, Mapping[str, ImageState | SnapshotState | CheckpointState | ArtifactState]] = {
+    objects: Mapping[
+        str, Mapping[str, ImageState | SnapshotState | CheckpointState | ArtifactState | MergeState | CommitState]
+    ] = {
         "image": state.images, "snapshot": state.snapshots, "checkpoint": state.checkpoints,
-        "artifact": state.artifacts,
+        "artifact": state.artifacts, "merge": state.merges, "commit": state.commits,
     }  # fmt: skip
     found = objects[kind].get(text)
     return text if found is not None and (admin or found.owner == owner) else None

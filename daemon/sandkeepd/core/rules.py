@@ -340,6 +340,8 @@ def create_image(
     directories.
     """
     _require_small(command.labels)
+    if command.ignore and source.kind != "directory":
+        raise CallerError("invalid", "ignore: it goes with a plain directory: leave it out", field="ignore")
     return events.ImageCreateRequested(
         owner=owner,
         provider=provider,
@@ -349,6 +351,7 @@ def create_image(
         clean=command.clean,
         base=source.base or default_base if source.kind == "directory" else None,
         dockerfile=source.dockerfile,
+        ignore=command.ignore,
     )
 
 
@@ -363,6 +366,7 @@ def same_content(state: State, image_id: str, digest: str) -> ImageState | None:
             and other.owner == new.owner
             and other.requested.provider == new.requested.provider
             and other.requested.labels == new.requested.labels
+            and set(other.requested.ignore) == set(new.requested.ignore)
         ):
             return other
     return None
@@ -383,6 +387,10 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
     if kept:
         message = f"image {image_id} is needed to restore the checkpoint {_some(kept)}: delete that first"
         raise StateError("in_use", message, image_id=image_id, checkpoint_ids=kept[:20])
+    merging = [m.merge_id for m in state.merges.values() if m.waits and m.requested.image_id == image_id]
+    if merging:
+        message = f"image {image_id} is needed for the merge {_some(merging)}: resolve that, or abandon it"
+        raise StateError("in_use", message, image_id=image_id, merge_ids=merging[:20])
     users = [user.sandbox_id for user in state.image_users(image_id)] or list(pending)
     if users:
         raise StateError(

@@ -9,6 +9,7 @@ an empty directory. Python then reads that directory once, for the digest.
 import functools
 import hashlib
 import os
+import re
 import select
 import signal
 import stat
@@ -56,7 +57,10 @@ _PATIENCE_MS: Final = 500
 # files is left out: it may have no end (kcore), or never answer (kmsg).
 _SURVEY: Final = f"""
 cd -- "$SOURCE" || {{ ls -d -- "$SOURCE/"; exit 3; }}
-for place; do
+left=$1
+shift
+while [ "$left" -gt 0 ]; do
+	place=$1 left=$((left - 1))
 	shift
 	[ ! -e "$place" ] || set -- "$@" -samefile "$place" -prune -o
 done
@@ -66,6 +70,9 @@ done
 exec find . -maxdepth {MAX_DEPTH} "$@" -printf '%y %s %p\\0'
 """
 
+
+_SPECIAL: Final = re.compile(r"[\\*?\[\]]")
+"""Characters that mean something in a pattern of find's."""
 
 _LOOK: Final = """
 [ -f "$SOURCE" ] && exec echo file
@@ -84,13 +91,14 @@ class Survey(Struct, frozen=True, kw_only=True):
 
 
 async def import_tree(
-    source: str, caller: Caller, target: str, *, owner: int | None, hide: Sequence[str], progress: Progress
-) -> ImportedImage:
+    source: str, caller: Caller, target: str, *, owner: int | None, hide: Sequence[str], progress: Progress,
+    ignore: Sequence[str] = (),
+) -> ImportedImage:  # fmt: skip
     """Copy the directory `source`, as `caller` may read it, to `target`, which must not exist.
 
     Everything in it then belongs to `owner` (None: to this process's user). Kept are modes, times, symbolic and hard
     links, empty directories, FIFOs and every byte of a name; dropped are setuid and setgid bits; sockets and devices
-    are skipped. The directories `hide` are left out.
+    are skipped. The directories `hide` are left out, and the names `ignore` at any depth.
 
     Raises `invalid` (no such directory), `permission_denied` (the first path that cannot be read),
     `storage_unavailable`. The caller removes a partial copy.
@@ -101,7 +109,7 @@ async def import_tree(
     await progress(f"looking at {source}")
     async with _import_limit(caller):
         own = trio.CapacityLimiter(1)  # not the daemon's: a caller can stop the programs that read for him
-        survey = await trio.to_thread.run_sync(_survey, source, caller, hide, limiter=own)
+        survey = await trio.to_thread.run_sync(_survey, source, caller, hide, ignore, limiter=own)
         try:
             await progress(f"copying {source}")
             await trio.to_thread.run_sync(_copy, source, caller, target, owner, survey.names, limiter=own)
@@ -165,10 +173,12 @@ def _look(source: str, caller: Caller, dockerfile: str) -> Seen:
     return cast("Seen", word)
 
 
-def _survey(source: str, caller: Caller, hide: Sequence[str]) -> Survey:
-    with tempfile.TemporaryFile() as names:
-        listing = _Listing(source, names)
-        code, _, errors = _run_as(caller, [_SURVEY, "sh", *hide], listing.take, SOURCE=source)
+def _survey(source: str, caller: Caller, hide: Sequence[str], ignore: Sequence[str] = ()) -> Survey:
+    with tempfile.TemporaryFile() as found:
+        listing = _Listing(source, found)
+        names = [word for name in ignore for word in ("-name", _SPECIAL.sub(r"\\\g<0>", name), "-prune", "-o")]
+        survey = [_SURVEY, "sh", str(len(hide)), *hide, *names]
+        code, _, errors = _run_as(caller, survey, listing.take, SOURCE=source)
         if code == 3:
             raise _not_a_directory(source, errors)
         if code:

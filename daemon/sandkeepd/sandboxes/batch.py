@@ -26,16 +26,16 @@ class SandboxBatch(Creation[ForkState]):
 
     async def run_batch(
         self, owner: str, names: Sequence[str], count: int, intent: Callable[[list[str]], NewEvent],
-        request: Request[Any], spec: SandboxSpec,
+        request: Request[Any], spec: SandboxSpec, payload: Any = None,
     ) -> Any:  # fmt: skip
         """Give the order to make so many sandboxes of these names, by the intent for their ids, and answer it. `spec`
-        has their limits.
+        has their limits; `payload` is that of the order.
 
         Raises `invalid` and `conflict` for the names, and `quota_exceeded`.
         """
         sandbox_ids = self._sandboxes.reservations.several(request, owner, names, count, spec)
         try:
-            order = await self.begin(intent(sandbox_ids), request.meta, request)
+            order = await self.begin(intent(sandbox_ids), request.meta, request, payload)
         except BaseException:
             self._sandboxes.reservations.release(*sandbox_ids)
             raise

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakValueDictionary
+
+import trio
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, StateError
@@ -58,6 +61,7 @@ class ImageCreation(Creation[ImageState]):
     def __init__(self, core: Core, holds: ImageHolds) -> None:
         super().__init__(core)
         self._holds = holds
+        self._turns: WeakValueDictionary[tuple[str, str], trio.Lock] = WeakValueDictionary()
 
     def owns(self, subject: ImageState) -> bool:
         """See `Operation.owns`. Images of snapshots are made by a promotion."""
@@ -69,6 +73,9 @@ class ImageCreation(Creation[ImageState]):
         provider = core.provider(asked.provider)
         made = await provider.images.make(image_id, _request(asked), order.caller, order.progress)
         failpoints.reach("image.copied")
+        # Of two of the same content that are made at once, the second is to find the first.
+        turn = self._turns.setdefault((asked.provider, made.digest), trio.Lock())
+        await order.resources.enter_async_context(turn)
         same = None if asked.clean else rules.same_content(core.state, image_id, made.digest)
         if same is not None and not self._holds.is_leaving(same.image_id):
             order.resources.enter_context(self._holds.held(same.image_id))
@@ -193,4 +200,5 @@ def _request(requested: events.ImageCreateRequested) -> ImageRequest:
         clean=requested.clean,
         labels=requested.labels,
         owner=requested.owner,
+        ignore=requested.ignore,
     )

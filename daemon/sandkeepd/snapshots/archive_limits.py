@@ -19,8 +19,12 @@ def limits_of(snapshot: SnapshotState) -> Limits:
     assert stored is not None
     if snapshot.sandbox_id is None:
         return DEFAULT_LIMITS
-    members = stored.member_count + IMPLIED
-    return Limits(members=members, content_bytes=stored.content_bytes, ratio=1 << 40)
+    return own_limits(stored.member_count, stored.content_bytes)
+
+
+def own_limits(members: int, content_bytes: int) -> Limits:
+    """Return the limits of an archive that was packed here, with so many members and bytes in files."""
+    return Limits(members=members + IMPLIED, content_bytes=content_bytes, ratio=1 << 40)
 
 
 def archive_of(state: State, snapshot: SnapshotState, descriptor: int) -> KeptArchive:

@@ -40,7 +40,7 @@ class Forks(SandboxBatch):
 
     def owns(self, subject: ForkState) -> bool:
         """See `Operation.owns`."""
-        return subject.checkpoint_id is None
+        return subject.checkpoint_id is None and not subject.of_branches
 
     async def fork(self, request: Request[SandboxFork]) -> ForkResult:
         """Make sandboxes that begin with the files of one."""

@@ -12,6 +12,7 @@ from typing import Any
 import trio
 
 from sandkeep.errors import SandkeepError
+from sandkeep_store.views.branches import MergeState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.contract.engine import Recovering
 from sandkeepd.contract.layers import Layering
@@ -45,7 +46,29 @@ class LayerReferences:
             return True
         users = ((s.requested.provider, s.plans) for s in state.sandboxes.values() if not s.hidden)
         kept = ((c.requested.provider, [c.requested.plan]) for c in state.checkpoints.values() if c.alive)
-        return any(name in self._of(provider, plans) for provider, plans in (*users, *kept))
+        merges = (
+            (m.requested.provider, self._plans_of(m)) for m in state.merges.values() if m.waits or self._is_used(m)
+        )
+        is_being_made = any(
+            name == m.merge_id or (m.waits and name in m.requested.points.values())
+            for m in state.merges.values() if m.waits or self._is_unmade(m)
+        )  # fmt: skip
+        return is_being_made or any(name in self._of(provider, plans) for provider, plans in (*users, *kept, *merges))
+
+    def _is_used(self, merge: MergeState) -> bool:
+        """Return True if the sandbox that was made of a merge has not ended."""
+        sandbox = self._core.state.sandboxes.get(merge.sandbox_id)
+        return sandbox is not None and (not sandbox.hidden or self._is_unmade(merge))
+
+    def _is_unmade(self, merge: MergeState) -> bool:
+        """Return True if only a daemon's end kept the sandbox of a merge from being made: it may be made after all."""
+        sandbox = self._core.state.sandboxes.get(merge.sandbox_id)
+        return sandbox is not None and sandbox.interrupted and not sandbox.made
+
+    def _plans_of(self, merge: MergeState) -> list[dict[str, Any]]:
+        """Return plans with the files that a merge needs, or that its branches are compared with later."""
+        points = [point.files for point in merge.points]
+        return [merge.requested.base_plan, *points] if merge.waits or self._is_unmade(merge) else points
 
     def _layers(self, provider_name: str) -> Layering | None:
         provider = self._core.providers.get(provider_name)
@@ -61,7 +84,16 @@ class LayerReferences:
 
         Error handling: a failed removal is repeated when the provider's engine is back, or the daemon starts again.
         """
+        merge = self._core.state.merges.get(sandbox.requested.fork_id or "")
         await self.drop_plans(sandbox.requested.provider, sandbox.plans)
+        if merge is not None:
+            await self.drop_merge(merge)
+
+    async def drop_merge(self, merge: MergeState) -> None:
+        """Remove what was kept for a merge, if unused. See `release`."""
+        asked = merge.requested
+        await self.drop(asked.provider, [merge.merge_id, *asked.points.values()])
+        await self.drop_plans(asked.provider, [asked.base_plan, *(point.files for point in merge.points)])
 
     async def drop_plans(self, provider_name: str, plans: Sequence[dict[str, Any]]) -> None:
         """Remove the layers of these plans, if unused. See `release`."""

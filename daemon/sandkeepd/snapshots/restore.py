@@ -61,7 +61,7 @@ class Unpacking:
             await provider.fill(snapshot.snapshot_id, archive_of(self._core.state, snapshot, archive), progress)
 
 
-class _FromSnapshot(Maker):
+class FromSnapshot(Maker):
     """Makes a sandbox of its image, with the files of a snapshot."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Restores:
         on record, if it is whole. `facts` are further fields of the event.
         """
         new = await self._planned(request, snapshot, sandbox_id, spec, facts)
-        maker = _FromSnapshot(request.params.secrets, self._unpacking, snapshot, request.progress)
+        maker = FromSnapshot(request.params.secrets, self._unpacking, snapshot, request.progress)
         with self._layers.held(*names_of(self._core, snapshot)):
             await self._creation.begin(new, request.meta, request, maker)
 

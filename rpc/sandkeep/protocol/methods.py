@@ -20,6 +20,9 @@ MAX_AGE_S: Final = 100 * 366 * 86_400
 MAX_FORKS: Final = 256
 """Maximum number of sandboxes that one `sandbox.fork` makes."""
 
+MAX_CHANGES: Final = 100_000
+"""Maximum number of paths in one answer about changes of files."""
+
 MAX_WRITE_BYTES: Final = 8 * 1024 * 1024
 """Maximum bytes of one `sandbox.write_file`. Larger files go by `sandbox.copy_in`, or the stream server."""
 
@@ -40,6 +43,9 @@ Token = Annotated[str, Meta(max_length=128)]
 SandboxToken = Annotated[str, Meta(min_length=16, max_length=128)]
 MediaType = Annotated[
     str, Meta(max_length=255, pattern=r"^[a-zA-Z0-9!#$&^_.+-]+/[a-zA-Z0-9!#$&^_.+-]+(; ?[a-zA-Z0-9=._+-]+)*$(?!\n)")
+]
+Ignored = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^/\x00]+$(?!\n)")]], Meta(max_length=64)
 ]
 Position = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Where = Position | Token
@@ -94,7 +100,8 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reference are for ``docker``. `dockerfile` is the Dockerfile's path below the directory, if it is not the usual one.
     With `base`, a reference, the directory is put onto that image, as its ``/workspace``, even if it holds a
     Dockerfile. `clean` makes a new image even if one of the same content exists, and builds without the cache. An
-    administrator can make it for another `owner`, such as ``key:ci``.
+    administrator can make it for another `owner`, such as ``key:ci``. Of a plain directory the names of `ignore` are
+    left out, at any depth.
     """
 
     source: Path
@@ -104,6 +111,7 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     clean: bool = False
     labels: Labels = field(default_factory=dict)
     owner: Annotated[str, Meta(pattern=OWNER_PATTERN)] | None = None
+    ignore: Ignored = field(default_factory=list)
 
 
 class ImageRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -414,6 +422,151 @@ class SandboxFork(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     names: Annotated[list[Name], Meta(max_length=MAX_FORKS)] = field(default_factory=list)
     labels: Labels = field(default_factory=dict)
     secrets: Secrets = field(default_factory=dict)
+
+
+class SandboxDiff(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandbox, and what its workspace is compared with: `other`, a sandbox, snapshot or image; without it, the
+    files that it began with. At most `limit` paths are named, at or below `paths` if there are any. `unified` gives
+    texts, of at most `max_bytes`; with `lines` lines are counted.
+    """
+
+    sandbox_id: Name
+    other: Name | None = None
+    paths: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)
+    unified: bool = False
+    lines: bool = False
+    limit: Annotated[int, Meta(ge=1, le=MAX_CHANGES)] = 10_000
+    max_bytes: Annotated[int, Meta(ge=0, le=model.MAX_READ_BYTES)] = model.MAX_READ_BYTES
+
+
+class BranchCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base of `count` new branches: a directory `source` (an absolute path, read with the caller's own rights, of
+    which an image for `provider` is made without the names `ignore`), an image, a snapshot, or a sandbox, of which they
+    have the present files. They have the specification of a sandbox or snapshot, with `labels` besides. `names`, if
+    given, are as many as the `count`. Secrets have to be given again.
+    """
+
+    source: Path | None = None
+    ignore: Ignored = field(default_factory=list)
+    provider: Name | None = None
+    image_id: Name | None = None
+    snapshot_id: Name | None = None
+    sandbox_id: Name | None = None
+    count: Annotated[int, Meta(ge=1, le=MAX_FORKS)] = 1
+    names: Annotated[list[Name], Meta(max_length=MAX_FORKS)] = field(default_factory=list)
+    labels: Labels = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=dict)
+
+
+class BranchQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The branches of an image alone, or all. `all` adds those that ended."""
+
+    image_id: Name | None = None
+    all: bool = False
+    after: Name | None = None
+    limit: Limit = 1000
+
+
+class BranchMerge(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sandboxes to merge into a new one, which is called `name` and has the specification of the first, with
+    `labels` besides; secrets have to be given again.
+
+    What is changed in one, or in several alike, is taken over; lines are merged. Of what is changed differently,
+    `policy` makes a conflict (``fail``), takes the version of the branch `ours`, all versions one after the other
+    (``union``), or all between ``markers``. At the paths of `takes`, and below them, a branch has its way.
+    """
+
+    sandbox_ids: Annotated[list[Name], Meta(min_length=1, max_length=MAX_FORKS)]
+    name: Name | None = None
+    policy: model.MergePolicy = "fail"
+    ours: Name | None = None
+    takes: Annotated[dict[Path, Name], Meta(max_length=1024)] = field(default_factory=dict)
+    labels: Labels = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=dict)
+
+
+class BranchResolve(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Decisions on conflicts of a merge. When none is left, its sandbox is made; also if that was interrupted before by
+    the end of a daemon.
+    """
+
+    merge_id: Name
+    decisions: Annotated[list[model.Resolution], Meta(min_length=1, max_length=10_000)]
+    secrets: Secrets = field(default_factory=dict)
+
+
+class MergeRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A merge."""
+
+    merge_id: Name
+
+
+class MergeQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`all` adds those that failed or were given up, and those whose sandbox ended."""
+
+    all: bool = False
+    after: Name | None = None
+    limit: Limit = 1000
+
+
+class ConflictQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The conflicts of a merge that are left. `after` is the `next` of an earlier page."""
+
+    merge_id: Name
+    after: Offset = 0
+    limit: Limit = 1000
+
+
+class VersionRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Up to `max_bytes`, from `offset`, of a version of a file in a conflict, by its digest."""
+
+    merge_id: Name
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+    offset: Offset = 0
+    max_bytes: Annotated[int, Meta(ge=0, le=model.MAX_READ_BYTES)] = model.MAX_READ_BYTES
+
+
+class BranchAbandon(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The merge to give up, which has conflicts."""
+
+    merge_id: Name
+
+
+class BranchRemove(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The branch to remove: the sandbox is ended. What came from it stays whole."""
+
+    sandbox_id: Name
+
+
+class BranchPlan(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A branch, and the directory to which its changes would be committed: an absolute path, with the caller's own
+    rights. At most `limit` paths are named.
+    """
+
+    sandbox_id: Name
+    target: Path
+    limit: Annotated[int, Meta(ge=1, le=MAX_CHANGES)] = 10_000
+
+
+class BranchCommit(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A branch, and the directory to which its changes are committed: an absolute path, with the caller's own rights.
+    Files that were changed there meanwhile are refused unless `force` is true.
+    """
+
+    sandbox_id: Name
+    target: Path
+    force: bool = False
+
+
+class BranchBlame(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A merge, a commit, or a branch, whose present changes are told. `after` is the `next` of an earlier page."""
+
+    sandbox_id: Name | None = None
+    merge_id: Name | None = None
+    commit_id: Name | None = None
+    paths: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)
+    after: Offset = 0
+    limit: Limit = 1000
 
 
 class SnapshotCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -822,7 +975,7 @@ class StoreRedact(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
     position: Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
-Kind = Literal["sandbox", "image", "snapshot", "checkpoint", "session", "artifact"]
+Kind = Literal["sandbox", "image", "snapshot", "checkpoint", "session", "artifact", "merge", "commit"]
 """Kinds of objects that a parameter may name."""
 
 
@@ -862,6 +1015,8 @@ REFERENCES: Final[dict[str, Kind]] = {
     "restore_snapshot_id": "snapshot",
     "session_id": "session",
     "artifact_id": "artifact",
+    "merge_id": "merge",
+    "commit_id": "commit",
 }
 """The parameters that name an object, in any method, and its kind. A sandbox may go by the name its owner gave."""
 
@@ -1060,6 +1215,14 @@ METHODS: Final[dict[str, Method]] = {
             revives=True,
         ),
         _M(
+            "sandbox.diff",
+            "Compare a sandbox's workspace with another, a snapshot, an image, or its beginning.",
+            model.Diff,
+            SandboxDiff,
+            deadline_s=600.0,
+            revives=True,
+        ),
+        _M(
             "sandbox.restore",
             "Replace a sandbox's files with those of a snapshot, or restore it to a checkpoint.",
             model.Sandbox,
@@ -1117,6 +1280,86 @@ METHODS: Final[dict[str, Method]] = {
             intent="sandbox.file_written",
         ),
         _M("sandbox.history", "List the events of a sandbox and its processes.", model.EventPage, HistoryQuery),
+        _M(
+            "branch.create",
+            "Create branches of a directory, an image, a snapshot or a sandbox.",
+            model.BranchCreateResult,
+            BranchCreate,
+            intent="branch.create_requested",
+            deadline_s=3600.0,
+        ),
+        _M("branch.list", "List sandboxes with their bases and lineage.", model.BranchList, BranchQuery),
+        _M(
+            "branch.diff",
+            "Compare a branch with its base or with another: see sandbox.diff.",
+            model.Diff,
+            SandboxDiff,
+            deadline_s=600.0,
+            revives=True,
+        ),
+        _M(
+            "branch.merge",
+            "Merge branches into a new sandbox, over their nearest common base.",
+            model.Merged,
+            BranchMerge,
+            intent="branch.merge_requested",
+            deadline_s=6 * 3600.0,
+        ),
+        _M(
+            "branch.resolve",
+            "Decide conflicts of a merge, and go on with it.",
+            model.Merged,
+            BranchResolve,
+            intent="branch.resolve_requested",
+            deadline_s=6 * 3600.0,
+        ),
+        _M("branch.merges", "List merges.", model.MergeList, MergeQuery),
+        _M("branch.conflicts", "List the conflicts of a merge.", model.ConflictList, ConflictQuery, deadline_s=60.0),
+        _M(
+            "branch.read_version",
+            "Read a piece of one version of a file in a conflict.",
+            model.FileContent,
+            VersionRead,
+            deadline_s=60.0,
+        ),
+        _M(
+            "branch.abandon",
+            "Give up a merge that has conflicts.",
+            model.Merge,
+            BranchAbandon,
+            intent="branch.abandon_requested",
+            deadline_s=600.0,
+        ),
+        _M(
+            "branch.plan",
+            "Show what a commit of a branch would do to a directory of the host.",
+            model.CommitPlan,
+            BranchPlan,
+            deadline_s=600.0,
+        ),
+        _M(
+            "branch.commit",
+            "Apply a branch's changes to a directory of the host, all or none.",
+            model.Commit,
+            BranchCommit,
+            intent="branch.commit_requested",
+            deadline_s=3600.0,
+        ),
+        _M(
+            "branch.blame",
+            "Show which branch each path of a merge, a commit or a branch came from.",
+            model.Blame,
+            BranchBlame,
+            deadline_s=600.0,
+        ),
+        _M(
+            "branch.remove",
+            "End a branch.",
+            model.Sandbox,
+            BranchRemove,
+            intent="sandbox.terminate_requested",
+            deadline_s=600.0,
+        ),
         _M(
             "process.launch",
             "Start a command in the background.",

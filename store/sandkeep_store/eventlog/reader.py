@@ -86,7 +86,7 @@ class LiveObjects(NamedTuple):
     images: AbstractSet[str]
     """And artifacts."""
     snapshots: AbstractSet[str] = frozenset()
-    """And checkpoints and forks."""
+    """And checkpoints, forks, merges and commits."""
     locks: AbstractSet[str] = frozenset()
     last: AbstractSet[int] = frozenset()
     """The positions at which these sandboxes' documents stand."""
@@ -109,7 +109,7 @@ def _is_gone(type: str, stream: str, kept: LiveObjects) -> bool:
         return stream not in kept.snapshots
     held = {
         "image": kept.images, "artifact": kept.images, "process": kept.processes, "snapshot": kept.snapshots,
-        "checkpoint": kept.snapshots, "lock": kept.locks,
+        "checkpoint": kept.snapshots, "branch": kept.snapshots, "lock": kept.locks,
     }.get(noun)  # fmt: skip
     return held is not None and stream not in held
 

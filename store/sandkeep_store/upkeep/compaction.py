@@ -125,7 +125,9 @@ class Compaction:
             frozenset((*state.sandboxes, *state.sessions)).difference(sandboxes, sessions),
             frozenset(state.processes),
             frozenset((*state.images, *state.artifacts)).difference(images, artifacts),
-            frozenset((*state.snapshots, *state.checkpoints, *state.forks)).difference(snapshots),
+            frozenset((*state.snapshots, *state.checkpoints, *state.forks, *state.merges, *state.commits)).difference(
+                snapshots
+            ),
             frozenset(lock.lock_id for lock in state.locks.values() if not can_be_archived(state, lock, before_us)),
             frozenset(sandbox.position for sandbox in state.sandboxes.values()),
         )
@@ -233,10 +235,15 @@ def _ended_images(state: State, before_us: int) -> Iterator[str]:
 
 
 def _ended_snapshots(state: State, before_us: int) -> Iterator[str]:
-    """Those that are no more, and forks that were made or not."""
+    """Those that are no more, forks that were made or not, and merges and commits whose sandbox is no more."""
     for held in (state.snapshots, state.checkpoints):
         yield from (name for name, of in held.items() if not of.alive and of.ended_before(before_us))
     yield from (name for name, fork in state.forks.items() if fork.ended_before(before_us))
+    for of_branches in (state.merges, state.commits):
+        for name, found in of_branches.items():
+            sandbox = state.sandboxes.get(found.sandbox_id)
+            if found.ended_before(before_us) and (sandbox is None or _has_ended(sandbox, before_us)):
+                yield name
 
 
 def _is_gone(state: State, image: ImageState, before_us: int) -> bool:

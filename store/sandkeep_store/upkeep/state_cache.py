@@ -30,6 +30,7 @@ from sandkeep_store.eventlog import codec, fold
 from sandkeep_store.eventlog.log import EventLog
 from sandkeep_store.views import blanks
 from sandkeep_store.views.artifacts import ArtifactState
+from sandkeep_store.views.branches import CommitState, MergeState
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.locks import LockState
@@ -65,6 +66,8 @@ class Header(Struct, array_like=True):
     locks: list[LockState]
     sessions: list[SessionState]
     artifacts: list[ArtifactState]
+    merges: list[MergeState]
+    commits: list[CommitState]
     ended_locks: list[str]
 
 
@@ -122,6 +125,8 @@ def records(state: State, log: EventLog) -> Iterator[bytes]:
         locks=list(state.locks.values()),
         sessions=list(state.sessions.values()),
         artifacts=list(state.artifacts.values()),
+        merges=list(state.merges.values()),
+        commits=list(state.commits.values()),
         ended_locks=list(state.ended_locks),
     )
     yield _encode(header)
@@ -220,6 +225,8 @@ def _restored(content: bytes, log: EventLog) -> State:
     state.forks = {fork.fork_id: fork for fork in header.forks}
     state.locks = {lock.lock_id: lock for lock in header.locks}
     state.artifacts = {artifact.artifact_id: artifact for artifact in header.artifacts}
+    state.merges = {merge.merge_id: merge for merge in header.merges}
+    state.commits = {commit.commit_id: commit for commit in header.commits}
     state.sessions = {session.key: session for session in header.sessions}
     for session in header.sessions:
         state.index_session(session)

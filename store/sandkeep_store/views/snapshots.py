@@ -140,6 +140,8 @@ class ForkState(ObjectState, kw_only=True, array_like=True):
     status: ForkStatus = FORK.first
     pause_ms: float = 0.0
     checkpoint_id: str | None = None
+    of_branches: bool = False
+    """True if ``branch.create`` makes them; the source may be an image or a snapshot then."""
 
     @property
     def done(self) -> bool:

@@ -7,6 +7,7 @@ from sandkeep.events import DAEMON_STREAM, Event
 from sandkeep.ids import LOCK
 from sandkeep_store.locks.places import belongs_to_another
 from sandkeep_store.views.artifacts import ArtifactState
+from sandkeep_store.views.branches import CommitState, MergeState
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.locks import LockState
@@ -32,6 +33,8 @@ class State:
         self.snapshots: dict[str, SnapshotState] = {}
         self.checkpoints: dict[str, CheckpointState] = {}
         self.forks: dict[str, ForkState] = {}
+        self.merges: dict[str, MergeState] = {}
+        self.commits: dict[str, CommitState] = {}
         self.artifacts: dict[str, ArtifactState] = {}
         self.sessions: dict[str, SessionState] = {}
         self.locks: dict[str, LockState] = {}
@@ -59,7 +62,12 @@ class State:
             return sandbox.owner if sandbox else None
         if stream == DAEMON_STREAM:
             return None
-        found = self.images.get(stream) or self.snapshots.get(stream) or self.artifacts.get(stream)
+        found = (
+            self.images.get(stream) or self.snapshots.get(stream) or self.artifacts.get(stream)
+            or self.merges.get(stream) or self.commits.get(stream)
+        )  # fmt: skip
+        if found is None and (branches := self.forks.get(stream)) is not None and branches.of_branches:
+            return branches.owner
         return found.owner if found else None
 
     def sandbox_named(self, owner: str, name: str) -> SandboxState | None:

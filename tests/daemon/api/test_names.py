@@ -264,6 +264,8 @@ class Objects(msgspec.Struct):
     process: str
     session: str
     artifact: str
+    merge: str
+    commit: str
 
     def of(self, kind: str) -> str:
         """Its id."""
@@ -296,8 +298,22 @@ async def things(daemon: Inside, source: str, uid: int) -> Objects:
     artifact = ids.new_id(ids.ARTIFACT)
     made = [NewEvent(artifact, exporting), NewEvent(artifact, exported)]
     await daemon.core.log.append(made, Meta(owner=owner))
+    merge, commit = ids.new_id(ids.MERGE), ids.new_id(ids.COMMIT)
+    merging = events.BranchMergeRequested(
+        owner=owner, branches={"box": box}, points={}, base_id=state.requested.image_id, base_plan={},
+        image_id=state.requested.image_id, provider="fake", spec=state.spec,
+    )  # fmt: skip
+    conflicted = events.BranchConflicted(conflicts=1, changed=1, points=[], record="absent")
+    committing = events.BranchCommitRequested(
+        owner=owner, sandbox_id=box, target="/nowhere", uid=uid, gid=uid, base_id=state.requested.image_id
+    )
+    committed = events.BranchCommitted(added=0, changed=0, deleted=0, provenance="")
+    branched = [(merge, merging), (merge, conflicted), (commit, committing), (commit, committed)]
+    await daemon.core.log.append([NewEvent(stream, event) for stream, event in branched], Meta(owner=owner))
     session = (await daemon.call("session.ensure", uid=uid, id="pinned", image=state.requested.image_id)).session.key
-    return Objects(box, state.requested.image_id, snapshot, checkpoint, started.process_id, session, artifact)
+    return Objects(
+        box, state.requested.image_id, snapshot, checkpoint, started.process_id, session, artifact, merge, commit
+    )
 
 
 def made_up(like: str) -> str:
@@ -311,6 +327,8 @@ def values(method: Method, mine: Objects) -> dict[str, Any]:
     filled = {
         "command": ["true"], "name": "web", "path": "/f", "data": b"", "rows": 24, "cols": 80, "transfer_id": "t",
         "source": "/nowhere", "size_bytes": 0, "position": 1, "client": "test", "disk_bytes": 1 << 30,
+        "sandbox_ids": [mine.sandbox], "decisions": [model.Resolution(path="f", delete=True)], "sha256": "0" * 64,
+        "target": "/nowhere",
     }  # fmt: skip
     given: dict[str, Any] = {}
     for field in msgspec.structs.fields(method.params):

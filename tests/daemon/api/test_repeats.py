@@ -210,6 +210,10 @@ ELSEWHERE = {
          "snapshot.promote", "snapshot.restore"),
         "tests/daemon/api/test_repeats_of_snapshots.py",
     ),
+    **dict.fromkeys(
+        ("branch.create", "branch.merge", "branch.resolve", "branch.abandon", "branch.commit", "branch.remove"),
+        "tests/daemon/api/test_repeats_of_branches.py",
+    ),
 }  # fmt: skip
 """Those that need another world than this one, and where they are repeated."""
 

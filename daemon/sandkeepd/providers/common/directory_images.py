@@ -38,7 +38,9 @@ class DirectoryImages(Images):
         try:
             self.begin(image_id)
             hide = never_packed(self._layout.state_dir)
-            return await import_tree(request.source, caller, root, owner=self._owner, hide=hide, progress=progress)
+            return await import_tree(
+                request.source, caller, root, owner=self._owner, hide=hide, ignore=request.ignore, progress=progress
+            )
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.remove(image_id)

@@ -14,9 +14,10 @@ import trio
 from sandkeep.errors import CallerError
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
-from sandkeepd.contract.layers import KeptArchive, Layering
+from sandkeepd.contract.layers import KeptArchive, Layering, WorkspaceRoots
 from sandkeepd.host.caller_paths import digest_tree
 from sandkeepd.host.threads import run_in_thread
+from sandkeepd.providers.common.directory_images import require_directories
 from sandkeepd.providers.common.directory_provider import DirectoryProvider
 from sandkeepd.providers.common.layers import Layer
 from sandkeepd.providers.common.views import shown
@@ -54,6 +55,11 @@ class DirectoryLayers(Layering):
     def _copy_shown(self, roots: Sequence[str], target: str) -> None:
         with shown(*roots, above=self._layout.state_dir) as source:
             self._store.copy(source, target)
+
+    async def workspace(self, plan: Mapping[str, Any], image_id: str) -> WorkspaceRoots:
+        roots = self.roots(self.layers_of(plan), image_id if plan.get("over_image", True) else None)
+        await require_directories(roots)
+        return WorkspaceRoots(roots=roots, overlay=self._store.overlay)
 
     def roots(self, names: Iterable[str], image_id: str | None) -> list[str]:
         """Return the directories that a sandbox begins with, each hiding parts of the next."""

@@ -83,8 +83,9 @@ class Builder:
         tree = f"{self._layout.build(image_id)}/{TREE}"
         await trio.to_thread.run_sync(self._make_place, image_id)
         copied = await import_tree(
-            request.source, caller, tree, owner=None, hide=never_packed(self._layout.state_dir), progress=progress
-        )
+            request.source, caller, tree, owner=None, hide=never_packed(self._layout.state_dir),
+            ignore=request.ignore, progress=progress,
+        )  # fmt: skip
         failpoints.reach("docker.staged")
         if copied.size_bytes > MOST_CONTEXT_BYTES:
             message = (

@@ -4,18 +4,20 @@ The engine gets an image made from an archive, or from a copy: a layer, above th
 at the place of a volume are copied by the engine into a new volume.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import SandkeepError, SetupError
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
-from sandkeepd.contract.layers import CopiedChanges, KeptArchive, Layering
+from sandkeepd.contract.layers import CopiedChanges, KeptArchive, Layering, WorkspaceRoots
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.host.threads import run_in_thread
@@ -23,9 +25,11 @@ from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.providers.common.views import open_merged
 from sandkeepd.providers.docker import images as docker_images
 from sandkeepd.providers.docker import layers as docker_layers
+from sandkeepd.providers.docker import workspace
 from sandkeepd.providers.docker.images import untag
 from sandkeepd.providers.docker.layers import Layer
 from sandkeepd.providers.docker.pack import as_layer
+from sandkeepd.providers.docker.plan import Plan
 from sandkeepd.providers.docker.snapshots import DockerSnapshots
 
 if TYPE_CHECKING:
@@ -85,7 +89,8 @@ class DockerLayers(Layering):
 
     async def files_of_layers(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
         """See `Layering.files_of_layers`. The engine keeps the layers beneath as long as one above exists."""
-        return {"image": docker_layers.tag(names[0]), "kept": list(names)}
+        image = docker_layers.tag(names[0]) if names else docker_images.tag(image_id or "")
+        return {"image": image, "kept": list(names)}
 
     async def has_layer(self, name: str) -> bool:
         return await self._engine.call(partial(docker_layers.layer_exists, name=name))
@@ -101,6 +106,21 @@ class DockerLayers(Layering):
             layer = await run_in_thread(partial(as_layer, archive, descriptor), progress, "unpacking the files")
             await progress("giving the files to the Docker engine")
             await self._load(name, beneath, layer)
+
+    async def workspace(self, plan: Mapping[str, Any], image_id: str) -> WorkspaceRoots:
+        """See `Layering.workspace`. A workspace that no layer has is an empty directory of one."""
+        planned = msgspec.convert(plan, Plan)
+        layers = await self._snapshots.files_of_image(planned.image or docker_images.tag(image_id))
+        roots = await self._provider.in_thread(workspace.lowers, layers, planned.workspace)
+        if roots is None:
+            message = f"the workspace {planned.workspace} of its image is behind a link: its files cannot be compared"
+            raise SetupError("not_supported", message)
+        return WorkspaceRoots(roots=roots or [self._empty()], overlay="trusted")
+
+    def _empty(self) -> str:
+        path = f"{self._provider.layout.state_dir}/empty"
+        os.makedirs(path, mode=0o755, exist_ok=True)
+        return path
 
     async def promote(
         self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from sandkeep.errors import SetupError
+from sandkeep.errors import CallerError, SetupError
 from sandkeep_store.archives.tar.contents import Names
 from sandkeep_store.archives.tar.inspect import CheckedArchive
 from sandkeep_store.archives.tar.members import TOP, Member, corrupt, is_too_long, shown
 from sandkeep_store.archives.tar.whiteouts import is_reserved, opaque
-from sandkeep_store.archives.trees.tree import beneath, directory_member, reserved
+from sandkeep_store.archives.trees.tree import Source, beneath, directory_member, reserved
 
 
 class Workspace(Struct, frozen=True, kw_only=True):
@@ -79,6 +79,39 @@ class Rebased:
         if is_too_long(name):
             raise corrupt(f"cannot be extracted: {shown(name)} is longer than a path may be", name)
         return name
+
+
+class Placed:
+    """The members of a layer over a workspace as one over a whole root file system, whose open directory is `image`.
+
+    Raises `not_supported` for a workspace that links lead to.
+    """
+
+    def __init__(self, layer: Source, into: Workspace, image: int) -> None:
+        self._layer = layer
+        self._into = into.path
+        self._above = list(_directories(image, into))[:-1]
+        self._has_data = False
+
+    def __iter__(self) -> Iterator[Member]:
+        yield from self._above
+        self._has_data = True
+        for member in self._layer:
+            member.name = self._renamed(member.name)
+            if member.kind == "hard link":
+                member.target = self._renamed(member.target)
+            yield member
+
+    def data(self) -> Iterator[memoryview]:
+        """See `Source`."""
+        return self._layer.data() if self._has_data else iter(())
+
+    def _renamed(self, name: bytes) -> bytes:
+        placed = self._into if name == TOP else self._into + b"/" + name
+        if is_too_long(placed):
+            message = f"{shown(name)} is longer than a path in an archive may be: rename it"
+            raise CallerError("invalid", message, member=shown(name)[1:-1])
+        return placed
 
 
 def _directories(image: int, workspace: Workspace) -> Iterator[Member]:

@@ -2,6 +2,7 @@
 
 from sandkeep_store.views.folds import (
     artifacts,
+    branches,
     checkpoints,
     daemon,
     images,
@@ -15,6 +16,7 @@ from sandkeep_store.views.folds import (
 
 __all__ = [
     "artifacts",
+    "branches",
     "checkpoints",
     "daemon",
     "images",

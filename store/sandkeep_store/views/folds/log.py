@@ -7,6 +7,7 @@ from sandkeep import events
 from sandkeep.events import Event
 from sandkeep_store.views.artifacts import ArtifactState
 from sandkeep_store.views.blanks import REDACTED, redact_event
+from sandkeep_store.views.branches import CommitState, MergeState
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.folds.locks import forget_before
 from sandkeep_store.views.folds.register import folds
@@ -33,7 +34,7 @@ def _folds(kind: type[_E]) -> Callable[[_Fold[_E]], _Fold[_E]]:
             handler(state, event, fact)
             for held in (
                 state.sandboxes, state.images, state.snapshots, state.checkpoints, state.locks, state.forks,
-                state.sessions, state.artifacts,
+                state.sessions, state.artifacts, state.merges, state.commits,
             ):  # fmt: skip
                 found = held.get(fact.stream)
                 if found is not None:
@@ -80,6 +81,9 @@ def _forget_snapshots(state: State, ended: set[str], sandboxes: set[str]) -> Non
         gone = [name for name, of in held.items() if name in ended or of.sandbox_id in sandboxes]
         for name in gone:
             del held[name]
+    for name in ended:
+        state.merges.pop(name, None)
+        state.commits.pop(name, None)
 
 
 @_folds(events.LogRedactRequested)
@@ -93,7 +97,7 @@ def _redacted(state: State, event: events.LogRedacted, fact: Fact) -> None:
     state.log.redacting = [position for position in state.log.redacting if position != event.position]
     for held in (
         state.images, state.sandboxes, state.processes, state.snapshots, state.checkpoints, state.sessions,
-        state.artifacts,
+        state.artifacts, state.merges, state.commits,
     ):  # fmt: skip
         entity = held.get(event.of)
         if entity is not None:
@@ -111,7 +115,8 @@ def _redacted(state: State, event: events.LogRedacted, fact: Fact) -> None:
 
 
 def _blank(
-    entity: "ImageState | SandboxState | ProcessState | SnapshotState | CheckpointState | SessionState | ArtifactState",
+    entity: "ImageState | SandboxState | ProcessState | SnapshotState | CheckpointState | SessionState | ArtifactState"
+    " | MergeState | CommitState",
     redacted: events.LogRedacted,
 ) -> None:
     """Blank the redacted field. The times distinguish an earlier object with the same id."""

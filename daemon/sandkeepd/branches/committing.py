@@ -1,0 +1,265 @@
+"""Commits of branches to directories of the host, and the plans of such."""
+
+import logging
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import trio
+
+from sandkeep import events, failpoints, ids
+from sandkeep.errors import CallerError, SandkeepError, StateError
+from sandkeep.model import Commit, CommitPath, CommitPlan
+from sandkeep.protocol.methods import BranchCommit, BranchPlan
+from sandkeep.system.descriptors import closing_fd
+from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.views.branches import CommitState
+from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.branches.comparing import Comparing
+from sandkeepd.branches.difference import Difference, Sources, changed_counts, difference, read_only
+from sandkeepd.branches.lineage import Lineage, began_with
+from sandkeepd.branches.merge_files import MergeFiles, Origin, text_of
+from sandkeepd.branches.points import Files, Points
+from sandkeepd.contract.caller import Caller, Progress
+from sandkeepd.core import rules
+from sandkeepd.core.access import Request
+from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Creation, Order
+from sandkeepd.host.host_commit import client as host
+from sandkeepd.host.host_commit.changes import Change
+from sandkeepd.host.host_commit.names import STAGING_PREFIX
+from sandkeepd.host.threads import run_in_thread
+from sandkeepd.host.unnamed_file import unnamed_file
+from sandkeepd.snapshots.layers import LayerReferences
+
+logger = logging.getLogger("sandkeepd")
+
+
+class Committing(Creation[CommitState]):
+    """``branch.commit``, ``branch.plan`` and their handlers."""
+
+    method = "branch.commit"
+    view = "commits"
+    named = "commit_id"
+    failure = events.BranchCommitFailed
+    interrupted = "the daemon stopped during the commit, and the directory is as it was before: commit again"
+
+    def __init__(
+        self, core: Core, points: Points, layers: LayerReferences, files: MergeFiles, comparing: Comparing
+    ) -> None:
+        super().__init__(core)
+        self._points = points
+        self._layers = layers
+        self._files = files
+        self._comparing = comparing
+
+    # -- handlers -----------------------------------------------------------------------------------------------------
+
+    async def commit(self, request: Request[BranchCommit]) -> Commit:
+        """Apply a branch's changes to a directory of the host."""
+        command = request.params
+        sandbox = rules.sandbox(self.core.state, command.sandbox_id)
+        await self._comparing.ready(sandbox)
+        base_id, _ = await self._root(sandbox)
+        caller = request.caller
+        event = events.BranchCommitRequested(
+            owner=sandbox.owner, sandbox_id=sandbox.sandbox_id, target=_absolute(command.target), uid=caller.uid,
+            gid=caller.gid, groups=list(caller.groups), force=command.force, base_id=base_id,
+        )  # fmt: skip
+        made: Commit = await self.run(NewEvent(ids.new_id(ids.COMMIT), event, None, 0), request)
+        return made
+
+    async def plan(self, request: Request[BranchPlan]) -> CommitPlan:
+        """Show what a commit would do."""
+        asked = request.params
+        sandbox = rules.sandbox(self.core.state, asked.sandbox_id)
+        await self._comparing.ready(sandbox)
+        base_id, base = await self._root(sandbox)
+        target = _absolute(asked.target)
+        async with self._compared(sandbox, base, target, request.progress, None) as found:
+            check = partial(host.check, target, request.caller, found.changes)
+            report = await trio.to_thread.run_sync(check, abandon_on_cancel=False)
+        kinds = {change.path: _kind(change) for change in found.changes}
+        named = [(each.path, each.status, each.why) for each in report.paths]
+        paths = [_path(path, kinds[path], status, why) for path, status, why in named]
+        paths += [_path(path, "added", "forbidden", why) for path, why in found.forbidden.items()]
+        counts = {**report.counts, **({"forbidden": len(found.forbidden)} if found.forbidden else {})}
+        return CommitPlan(
+            sandbox_id=sandbox.sandbox_id, target=target, base_id=base_id, counts=counts, paths=paths[: asked.limit]
+        )
+
+    async def origins_of(self, sandbox: SandboxState, progress: Progress) -> list[Origin]:
+        """Return the origins of all that a branch changes of the image, or whatever else it descends from."""
+        await self._comparing.ready(sandbox)
+        _, base = await self._root(sandbox)
+        async with self._compared(sandbox, base, "", progress, None) as found:
+            return found.origins
+
+    # -- carrying out -------------------------------------------------------------------------------------------------
+
+    async def act(self, order: Order[CommitState]) -> Sequence[NewEvent]:
+        """See `Operation.act`."""
+        asked, commit_id = order.subject.requested, order.stream
+        sandbox = self.core.state.sandboxes[asked.sandbox_id]
+        _, base = await self._root(sandbox)
+        with unnamed_file(self._files.state_dir) as contents:
+            async with self._compared(sandbox, base, asked.target, order.progress, contents) as found:
+                digest = await trio.to_thread.run_sync(self._files.keep_record, commit_id, found.origins)
+                failpoints.reach("commit.planned")
+                with closing_fd(read_only(contents)) as readable:
+                    await order.progress(f"writing {len(found.changes)} changes to {asked.target}")
+                    with trio.CancelScope(shield=True):
+                        await trio.to_thread.run_sync(_apply, commit_id, asked, found.changes, readable)
+        failpoints.reach("commit.applied")
+        await self._clean_up(commit_id, order.subject)
+        return [NewEvent(commit_id, events.BranchCommitted(**changed_counts(found.origins), provenance=digest))]
+
+    async def roll_back(self, order: Order[CommitState]) -> None:
+        """See `Operation.roll_back`."""
+        await self._undo(order.stream, order.subject)
+        await trio.to_thread.run_sync(self._files.remove, order.stream)
+
+    async def undo(self, order: Order[CommitState]) -> None:
+        """See `Creation.undo`. The directory is as it was."""
+        await trio.to_thread.run_sync(self._files.remove, order.stream)
+
+    async def _clean_up(self, commit_id: str, commit: CommitState) -> None:
+        """Note that a commit is complete; then remove its mark and its backups from the directory.
+
+        Error handling: if the directory is not to be reached any more, they stay there.
+        """
+        await trio.to_thread.run_sync(self._files.mark_applied, commit_id)
+        failpoints.reach("commit.marked")
+        try:
+            await self._undo(commit_id, commit)
+        except SandkeepError as error:
+            logger.warning("the backups of a commit stay", extra={"commit_id": commit_id, "why": error.message})
+
+    async def _undo(self, commit_id: str, commit: CommitState) -> host.Undone:
+        undo = partial(host.undo, commit.requested.target, caller_of(commit.requested), commit_id)
+        return await trio.to_thread.run_sync(undo, abandon_on_cancel=False)
+
+    async def _recover(self, order: Order[CommitState]) -> None:
+        """Take back what an earlier daemon had begun; or record that it was complete."""
+        commit_id = order.stream
+        applied = await trio.to_thread.run_sync(self._files.is_applied, commit_id)
+        if not applied:
+            try:
+                undone = await self._undo(commit_id, order.subject)
+            except SandkeepError as error:  # the directory is gone, or not to be reached any more
+                await self.fail(order, error)
+                return
+            if undone.leftover:
+                message = f"the daemon stopped during the commit, and {undone.kept_count} files were changed since"
+                await self.fail(
+                    order,
+                    StateError("host_changed", f"{message}: {_backups_in(order.subject.requested.target, commit_id)}"),
+                )
+                return
+            applied = undone.outcome == "complete"
+        if not applied:
+            await super()._recover(order)
+            return
+        digest, origins = await trio.to_thread.run_sync(self._files.found_record, commit_id)
+        await self._clean_up(commit_id, order.subject)
+        event = events.BranchCommitted(**changed_counts(origins), provenance=digest)
+        await self.core.record([NewEvent(commit_id, event)], None)
+
+    # -- the difference -----------------------------------------------------------------------------------------------
+
+    async def _root(self, sandbox: SandboxState) -> tuple[str, Files]:
+        """Return the oldest state that a sandbox descends from, and that is still there: most often its image."""
+        asked, ancestors = sandbox.requested, Lineage(self.core.state).ancestors(sandbox)
+        oldest = sorted(ancestors.values(), key=lambda kept: (kept.time_us, kept.state_id))
+        return await self._points.nearest(asked.provider, oldest, asked.plan)
+
+    @asynccontextmanager
+    async def _compared(
+        self, sandbox: SandboxState, base: Files, target: str, progress: Progress, contents: int | None
+    ) -> AsyncIterator[Difference]:
+        asked, (kind, began) = sandbox.requested, began_with(sandbox)
+        merge = self.core.state.merges.get(began) if kind == "merge" else None
+        merged: Mapping[bytes, Origin] = {}
+        if merge is not None and merge.provenance is not None:
+            origins = await trio.to_thread.run_sync(self._files.record, merge.merge_id, merge.provenance)
+            merged = {origin.path: origin for origin in origins}
+        written: dict[bytes, Origin] = {}
+        for commit in self._earlier(sandbox, target):
+            assert commit.made is not None
+            record = await trio.to_thread.run_sync(self._files.record, commit.commit_id, commit.made.provenance)
+            written |= {origin.path: origin for origin in record}
+        start = Files(provider=asked.provider, image_id=asked.image_id, plan=asked.plan)
+        async with self._comparing.present(sandbox, progress) as now, self._points.opened(base, start, now) as trees:
+            sources = Sources(
+                base=trees[0], start=trees[1], branch=trees[2], label=sandbox.name or sandbox.sandbox_id,
+                ignored=self._points.ignored(sandbox), merge_id=merge.merge_id if merge is not None else None,
+                merged=merged, written=written,
+            )  # fmt: skip
+            yield await run_in_thread(partial(difference, sources, contents), progress, "comparing the files")
+
+    def _earlier(self, sandbox: SandboxState, target: str) -> list[CommitState]:
+        """Return the commits to the same directory by the branch, and by those that it came from, oldest first."""
+        state, lineage = self.core.state, Lineage(self.core.state)
+        until: dict[str, int] = {}
+
+        def walk(one: SandboxState, before_us: int) -> Iterator[tuple[str, int]]:
+            yield one.sandbox_id, before_us
+            for parent in lineage.parents(one):
+                if parent in state.sandboxes:
+                    yield from walk(state.sandboxes[parent], min(before_us, one.requested_us))
+
+        for sandbox_id, before_us in walk(sandbox, 1 << 62):
+            until[sandbox_id] = max(before_us, until.get(sandbox_id, 0))
+        found = [
+            c for c in state.commits.values()
+            if c.status == "ready" and c.requested.target == target and c.requested_us < until.get(c.sandbox_id, 0)
+        ]  # fmt: skip
+        return sorted(found, key=lambda commit: commit.requested_us)
+
+
+def _apply(commit_id: str, asked: events.BranchCommitRequested, changes: Sequence[Change], contents: int) -> None:
+    """Apply changes; first take back what a dead commit of another daemon left there. Blocks.
+
+    The directory keeps the mark of a complete commit until it is known here that it is one.
+    """
+    apply = partial(
+        host.apply, asked.target, caller_of(asked), commit_id, changes, contents,
+        force=None if asked.force else (), clean_up=False,
+    )  # fmt: skip
+    try:
+        apply()
+    except StateError as error:
+        dead = error.data.get("unfinished")
+        if not isinstance(dead, str) or not dead:
+            raise
+        if host.undo(asked.target, caller_of(asked), dead).leftover:
+            message = f"an earlier commit was cut off, and files were changed since: {_backups_in(asked.target, dead)}"
+            raise StateError("conflict", message) from None
+        apply()
+
+
+def _backups_in(target: str, commit_id: str) -> str:
+    place = f"{target}/{os.fsdecode(STAGING_PREFIX)}{commit_id}"
+    return f"they stay, with what they were before in {place}: look at that, and remove it"
+
+
+def caller_of(asked: events.BranchCommitRequested) -> Caller:
+    """Return the recorded credentials of whoever ordered a commit."""
+    return Caller(uid=asked.uid, gid=asked.gid, groups=tuple(asked.groups))
+
+
+def _absolute(target: str) -> str:
+    if not target.startswith("/"):
+        raise CallerError("invalid", f"target: {target[:200]!r} is not an absolute path", field="target")
+    return target.rstrip("/") or "/"
+
+
+def _kind(change: Change) -> Any:
+    return "deleted" if change.new is None else "added" if change.old is None else "changed"
+
+
+def _path(path: bytes, change: Any, status: str, why: str) -> CommitPath:
+    text, raw = text_of(path)
+    return CommitPath(path=text, path_bytes=raw, change=change, status=status, why=why)

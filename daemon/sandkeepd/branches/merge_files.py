@@ -1,0 +1,330 @@
+"""The files of merges and commits below a state directory: ``branches/ID``.
+
+A merge with conflicts has its document, named by the event that tells of it, a spool of merged texts, and blobs of the
+versions that are in conflict. Of one that is done only the record of where each path came from is left, as of a commit.
+Everything here blocks.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from sandkeep import model
+from sandkeep.errors import CallerError, DaemonError, DataError
+from sandkeep.events import MergeRules
+from sandkeep.system import durable
+from sandkeep.system.descriptors import closing_fd
+from sandkeep_store.archives.tar.members import shown
+from sandkeep_store.archives.trees.pack import PackedArchive, write
+from sandkeep_store.archives.trees.rebase import Placed, Workspace
+from sandkeep_store.files.syncfs import flushing
+from sandkeep_store.merging import merge as merging
+from sandkeep_store.merging import resolve as resolving
+from sandkeep_store.merging.layer import MergedLayer
+from sandkeep_store.merging.model import Conflict, Decision, Merge, Policy, Version, from_document, to_document
+from sandkeep_store.merging.trees import Lookup, Progress, TreeState
+from sandkeepd.host.threads import Meter
+from sandkeepd.providers.common.errors import storage_errors
+
+FOLDER: Final = "branches"
+SPOOL: Final = "spool"
+BLOBS: Final = "blobs"
+PROVENANCE: Final = "provenance"
+APPLIED: Final = "applied"
+BASE: Final = "base"
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Origin(Struct, frozen=True, array_like=True):
+    """One line of a record: a path, its change, and the branches that it came from."""
+
+    path: bytes
+    change: model.ChangeKind
+    branches: list[str]
+    how: str
+    merge_id: str | None = None
+    sha256: str = ""
+    """Of a file that was committed, what was written; of a link its target, of a directory nothing."""
+    kind: str = ""
+    mode: int = 0
+    size: int = 0
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """The outcome of a merge or a resolution. `record` names its document."""
+
+    merge: Merge
+    record: str
+
+    @property
+    def conflicts(self) -> int:
+        """The number of conflicts that are left."""
+        return len(self.merge.conflicts)
+
+    @property
+    def changed(self) -> int:
+        """The number of paths at which the result differs from the base."""
+        return len(self.merge.decisions)
+
+
+class MergeFiles:
+    """The files of all merges and commits of one state directory."""
+
+    def __init__(self, state_dir: str) -> None:
+        self.state_dir = state_dir
+
+    def place(self, object_id: str) -> str:
+        """Return the directory of a merge or a commit."""
+        return f"{self.state_dir}/{FOLDER}/{object_id}"
+
+    # -- merges -------------------------------------------------------------------------------------------------------
+
+    def merge(
+        self, merge_id: str, trees: Sequence[TreeState], branches: Sequence[str], rules: MergeRules,
+        ignored: Sequence[bytes], meter: Meter,
+    ) -> Outcome:  # fmt: skip
+        """Merge the trees of branches over the first one. What is left to decide is on the disk when this returns."""
+        place = self.place(merge_id)
+        policy = Policy(
+            rule=rules.policy, branch=rules.ours or "",
+            takes={os.fsencode(path): branch for path, branch in rules.takes.items()},
+        )  # fmt: skip
+        shutil.rmtree(place, ignore_errors=True)
+        with storage_errors(place):
+            os.makedirs(f"{place}/{BLOBS}", mode=0o700)
+            with flushing(place):
+                opened = os.open(f"{place}/{SPOOL}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                with closing_fd(opened) as spool, closing_fd(os.open(f"{place}/{BLOBS}", _DIRECTORY)) as blobs:
+                    merged = merging.merge(
+                        trees[0], dict(zip(branches, trees[1:], strict=True)), policy, spool=spool, blobs=blobs,
+                        ignore=ignored, progress=counting(meter),
+                    )  # fmt: skip
+                return self._outcome(merge_id, merged)
+
+    def _outcome(self, merge_id: str, merged: Merge) -> Outcome:
+        """Write the document, which the outcome's event will name."""
+        record = f"document-{secrets.token_hex(4)}"
+        durable.replace(f"{self.place(merge_id)}/{record}", to_document(merged))
+        return Outcome(merge=merged, record=record)
+
+    def resolve(
+        self,
+        merge_id: str,
+        record: str,
+        decisions: Sequence[model.Resolution],
+        meter: Meter,  # noqa: ARG002
+    ) -> Outcome:
+        """Apply decisions to the conflicts of a merge. Raises `not_found`, `invalid`."""
+        place = self.place(merge_id)
+        merge = self._load(merge_id, record)
+        wanted = {path_of(decision): _resolution(decision) for decision in decisions}
+        with storage_errors(place), closing_fd(os.open(f"{place}/{BLOBS}", _DIRECTORY)) as blobs, flushing(place):
+            resolved = resolving.resolve(merge, wanted, blobs=blobs, now_ns=time.time_ns())
+            return self._outcome(merge_id, resolved)
+
+    def check(self, decisions: Sequence[model.Resolution]) -> None:
+        """Raise `invalid` for decisions that say nothing, or several things, or two of one path."""
+        paths = [path_of(decision) for decision in decisions]
+        if len(set(paths)) < len(paths):
+            raise CallerError("invalid", "decisions: a path is decided twice: give each once", field="decisions")
+        for decision in decisions:
+            said = (decision.take is not None) + decision.delete + (decision.data is not None)
+            if said != 1:
+                message = f"decisions: for {shown(path_of(decision))} give one of take, delete and data"
+                raise CallerError("invalid", message, field="decisions")
+
+    def write_layer(
+        self, merge_id: str, outcome: Outcome, trees: Sequence[TreeState], branches: Sequence[str], output: int,
+        into: "tuple[Workspace, int] | None", meter: Meter,
+    ) -> PackedArchive:  # fmt: skip
+        """Write what a merge without conflicts changes of its base, the first tree, as a layer above that. With `into`
+        it is one above the root file system that has this workspace.
+        """
+        place = self.place(merge_id)
+        views = {name: tree.view for name, tree in zip(branches, trees[1:], strict=True)}
+        opened_spool = os.open(f"{place}/{SPOOL}", os.O_RDONLY | os.O_CLOEXEC)
+        with closing_fd(opened_spool) as spool, closing_fd(os.open(f"{place}/{BLOBS}", _DIRECTORY)) as blobs:
+            layer = MergedLayer(outcome.merge, trees[0].view, views, spool=spool, blobs=blobs)
+            source = layer if into is None else Placed(layer, *into)
+            return write(source, output, "none", layer.remarks, moved=meter)
+
+    def keep_provenance(self, merge_id: str, merge: Merge, base: TreeState) -> str:
+        """Record where each path of a merge came from; return the digest of the record."""
+        with Lookup(base.view) as before:
+            origins = [
+                Origin(path, _change(before.entry(path) is not None, decision), list(decision.branches), decision.how)
+                for path, decision in merge.decisions.items()
+            ]
+        return self.keep_record(merge_id, origins)
+
+    def conflicts(self, merge_id: str, record: str, after: int, limit: int) -> tuple[list[model.Conflict], int | None]:
+        """Return a page of the conflicts that are left, and where the next one begins."""
+        left = self._load(merge_id, record).conflicts
+        end = after + limit
+        return [_shown(conflict) for conflict in left[after:end]], end if end < len(left) else None
+
+    def read_version(self, merge_id: str, sha256: str, offset: int, size: int) -> model.FileContent:
+        """Read a piece of a version in a conflict. Raises `not_found`."""
+        try:
+            opened = os.open(f"{self.place(merge_id)}/{BLOBS}/{sha256}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            message = "there is no such version in the conflicts of this merge"
+            raise CallerError("not_found", message, sha256=sha256) from None
+        with open(opened, "rb", buffering=0) as file:
+            whole, data = os.fstat(opened).st_size, os.pread(file.fileno(), size, offset)
+        return model.FileContent(
+            offset=offset, data=data, size_bytes=whole, mode=0o600, eof=offset + len(data) >= whole
+        )
+
+    def _load(self, merge_id: str, record: str) -> Merge:
+        try:
+            with open(f"{self.place(merge_id)}/{record}", "rb") as file:
+                return from_document(file.read())
+        except FileNotFoundError:
+            message = f"the files of merge {merge_id} are gone: abandon it, and merge again"
+            raise DataError("snapshot_missing", message, merge_id=merge_id) from None
+
+    def keep_only(self, merge_id: str, record: str) -> None:
+        """Remove the documents of a merge that are out of date."""
+        place = self.place(merge_id)
+        for name in os.listdir(place):
+            if name.startswith("document-") and name != record:
+                with suppress(FileNotFoundError):
+                    os.unlink(f"{place}/{name}")
+
+    def forget_work(self, merge_id: str) -> None:
+        """Remove everything but the record of a merge that is done."""
+        place = self.place(merge_id)
+        with suppress(FileNotFoundError):
+            for name in os.listdir(place):
+                if name != PROVENANCE:
+                    _remove(f"{place}/{name}")
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def keep_record(self, object_id: str, origins: Iterable[Origin]) -> str:
+        """Write the record of a merge or a commit, durably; return its digest."""
+        place = self.place(object_id)
+        content = msgspec.msgpack.encode(list(origins))
+        with storage_errors(place):
+            os.makedirs(place, mode=0o700, exist_ok=True)
+            durable.replace(f"{place}/{PROVENANCE}", content)
+        return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+    def record(self, object_id: str, digest: str) -> list[Origin]:
+        """Read a record. Raises `storage_unavailable` for one that is missing or damaged."""
+        with suppress(OSError), open(f"{self.place(object_id)}/{PROVENANCE}", "rb") as file:
+            content = file.read()
+            if digest == f"sha256:{hashlib.sha256(content).hexdigest()}":
+                return msgspec.msgpack.decode(content, type=list[Origin])
+        message = f"the record of {object_id} is missing or damaged in the state directory"
+        raise DaemonError("storage_unavailable", message)
+
+    def found_record(self, object_id: str) -> tuple[str, list[Origin]]:
+        """Read a record whose digest no event has yet; return that, too. Raises `storage_unavailable`."""
+        digest = ""
+        with suppress(OSError), open(f"{self.place(object_id)}/{PROVENANCE}", "rb") as file:
+            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        return digest, self.record(object_id, digest)
+
+    def mark_applied(self, commit_id: str) -> None:
+        """Note, durably, that all changes of a commit are made."""
+        with storage_errors(self.place(commit_id)):
+            durable.replace(f"{self.place(commit_id)}/{APPLIED}", b"")
+
+    def is_applied(self, commit_id: str) -> bool:
+        """Return True if all changes of a commit are known to be made."""
+        return os.path.exists(f"{self.place(commit_id)}/{APPLIED}")
+
+    def remove(self, object_id: str) -> None:
+        """Remove all files of a merge or a commit. Safe to repeat."""
+        _remove(self.place(object_id))
+
+    def sweep(self, known: Collection[str]) -> None:
+        """Remove the files of those that no event knows any more."""
+        with suppress(FileNotFoundError):
+            for name in os.listdir(f"{self.state_dir}/{FOLDER}"):
+                if name not in known:
+                    self.remove(name)
+
+
+def path_of(named: model.Resolution) -> bytes:
+    """Return the path of a decision, as names in trees are. Raises `invalid`."""
+    if (named.path is None) == (named.path_bytes is None):
+        raise CallerError("invalid", "decisions: give path, or path_bytes, of each", field="decisions")
+    path = named.path_bytes if named.path_bytes is not None else os.fsencode(named.path or "")
+    return path.strip(b"/") or b"."
+
+
+def text_of(path: bytes) -> tuple[str, bytes | None]:
+    """Return a path as text, and its bytes if it is not UTF-8."""
+    try:
+        return path.decode(), None
+    except UnicodeDecodeError:
+        return path.decode("utf-8", "backslashreplace"), path
+
+
+def counting(meter: Meter) -> Progress:
+    """Return a function that passes the sum of what it is called with to a meter."""
+    done = 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        meter(done)
+
+    return count
+
+
+def _resolution(decision: model.Resolution) -> resolving.Resolution:
+    if decision.delete:
+        return resolving.Delete()
+    if decision.data is not None:
+        return resolving.TakeContent(decision.data, decision.mode)
+    if decision.take == BASE:
+        return resolving.TakeBase()
+    if decision.take == "all":
+        return resolving.TakeAll()
+    return resolving.TakeBranch(decision.take or "")
+
+
+def _change(had: bool, decision: Decision) -> model.ChangeKind:
+    if decision.entry is None:
+        return "deleted"
+    return "changed" if had else "added"
+
+
+def _shown(conflict: Conflict) -> model.Conflict:
+    path, raw = text_of(conflict.path)
+    sides = [_side(BASE, conflict.base), *(_side(name, version) for name, version in conflict.branches.items())]
+    hunks = [
+        model.ConflictHunk(start=hunk.start + 1, base=hunk.base, versions=hunk.branches) for hunk in conflict.hunks
+    ]
+    return model.Conflict(path=path, path_bytes=raw, kind=conflict.kind, sides=sides, hunks=hunks)
+
+
+def _side(branch: str, version: Version) -> model.ConflictSide:
+    entry = version.entry
+    if entry is None:
+        return model.ConflictSide(branch=branch)
+    return model.ConflictSide(
+        branch=branch, kind=entry.kind, mode=entry.mode, size_bytes=entry.size, sha256=version.sha256 or None,
+        target=entry.target.decode("utf-8", "backslashreplace") if entry.kind == "symlink" else None,
+    )  # fmt: skip
+
+
+def _remove(path: str) -> None:
+    with suppress(FileNotFoundError):
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)

@@ -1,0 +1,195 @@
+"""Commits of branches to directories of the host, with a real daemon."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.expect import refused
+from tests.support.snapshots import sh
+from tests.support.users import command_as
+
+pytestmark = pytest.mark.needs("bwrap")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory of a project, with what no branch gets."""
+    made = tmp_path / "project"
+    (made / ".git" / "hooks").mkdir(parents=True)
+    (made / ".git" / "config").write_text("[core]\n")
+    (made / "node_modules").mkdir()
+    (made / "node_modules" / "kept").write_text("kept\n")
+    (made / "src").mkdir()
+    (made / "src" / "main").write_text("one\ntwo\nthree\n")
+    (made / "gone").write_text("gone\n")
+    for place in (made, *made.parents[:3]):
+        place.chmod(0o755)
+    return made
+
+
+@pytest.fixture
+def branch(client: Any, project: Path) -> Any:
+    made = client.branch.create(source=str(project), ignore=[".git", "node_modules"])
+    yield made.sandboxes[0].sandbox_id
+    for sandbox in client.sandbox.list().sandboxes:
+        client.branch.remove(sandbox.sandbox_id)
+
+
+def seen(root: Path) -> dict[str, str]:
+    """All files of a directory."""
+    return {str(path.relative_to(root)): path.read_text() for path in root.rglob("*") if path.is_file()}
+
+
+def statuses(plan: Any) -> dict[str, str]:
+    return {path.path: path.status for path in plan.paths}
+
+
+def test_only_the_difference_is_applied(client: Any, project: Path, branch: str) -> None:
+    sh(client, branch, "echo four >>src/main; rm gone; echo new >src/new; ln -s main src/link; chmod 755 src/new")
+    before = seen(project)
+    plan = client.branch.plan(branch, str(project))
+    assert (seen(project), plan.counts) == (before, {"apply": 4})
+    done = client.branch.commit(branch, f"{project}/")
+    assert (done.status, done.added, done.changed, done.deleted) == ("ready", 2, 1, 1)
+    del before["gone"]
+    assert seen(project) == before | {
+        "src/main": "one\ntwo\nthree\nfour\n", "src/new": "new\n", "src/link": "one\ntwo\nthree\nfour\n",
+    }  # fmt: skip
+    assert os.readlink(project / "src" / "link") == "main"
+    assert os.stat(project / "src" / "new").st_mode & 0o777 == 0o755
+    assert not any(name.startswith(".sandkeep") for name in os.listdir(project))
+    assert client.branch.plan(branch, str(project)).counts == {}
+    told = client.branch.blame(commit_id=done.commit_id).paths
+    assert {(path.path, path.change, path.how) for path in told} == {
+        ("src/main", "changed", "branch"), ("gone", "deleted", "branch"), ("src/new", "added", "branch"),
+        ("src/link", "added", "branch"),
+    }  # fmt: skip
+    assert client.event.list(type="branch.committed").events[-1].stream == done.commit_id
+
+
+def test_a_branch_goes_on_after_a_commit(client: Any, project: Path, branch: str) -> None:
+    """What it committed before is not taken for a change of the host's, also if it takes that back."""
+    sh(client, branch, "echo four >>src/main; echo new >new")
+    client.branch.commit(branch, str(project))
+    [child] = client.branch.create(sandbox_id=branch, names=["child"]).sandboxes
+    sh(client, child.sandbox_id, "echo five >>src/main; rm new; mkdir empty")
+    done = client.branch.commit("child", str(project))
+    assert (done.added, done.changed, done.deleted) == (1, 1, 1)
+    assert (project / "src" / "main").read_text() == "one\ntwo\nthree\nfour\nfive\n"
+    assert not (project / "new").exists()
+    assert (project / "empty").is_dir()
+    sh(client, "child", "sed -i '$d' src/main; sed -i '$d' src/main")  # as it was in the base
+    client.branch.commit("child", str(project))
+    assert (project / "src" / "main").read_text() == "one\ntwo\nthree\n"
+
+
+def test_what_the_host_changed_is_refused(client: Any, project: Path, branch: str) -> None:
+    sh(client, branch, "echo four >>src/main; echo new >new; rm gone")
+    (project / "src" / "main").write_text("the user's own\n")
+    (project / "new").write_text("the user's, too\n")
+    before = seen(project)
+    plan = client.branch.plan(branch, str(project))
+    assert statuses(plan) == {"src/main": "host_changed", "new": "host_changed", "gone": "apply"}
+    error = refused("host_changed", client.branch.commit, branch, str(project))
+    assert "src/main" in error.message or "new" in error.message
+    assert seen(project) == before
+    client.branch.commit(branch, str(project), force=True)
+    assert (project / "src" / "main").read_text() == "one\ntwo\nthree\nfour\n"
+    assert not (project / "gone").exists()
+
+
+def test_nothing_below_git_is_committed(client: Any, project: Path) -> None:
+    """Not even if the branch was given what is there."""
+    branch = client.branch.create(source=str(project)).sandboxes[0].sandbox_id
+    sh(
+        client, branch,
+        "mkdir -p .git/hooks sub/.GIT; echo evil >.git/hooks/post-commit; echo evil >.git/config; echo x >sub/.GIT/x;"
+        "echo fine >fine",
+    )  # fmt: skip
+    plan = client.branch.plan(branch, str(project))
+    assert {path for path, status in statuses(plan).items() if status == "forbidden"} == {
+        ".git/config", ".git/hooks/post-commit", "sub/.GIT", "sub/.GIT/x"
+    }  # fmt: skip
+    client.branch.commit(branch, str(project))
+    assert (project / "fine").exists()
+    assert (project / ".git" / "config").read_text() == "[core]\n"
+    assert os.listdir(project / ".git" / "hooks") == []
+    assert os.listdir(project / "sub") == []
+    client.branch.remove(branch)
+
+
+def test_no_link_leads_out_of_the_directory(client: Any, project: Path, branch: str, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "main").write_text("one\ntwo\nthree\n")
+    sh(client, branch, "echo four >>src/main")
+    shutil.rmtree(project / "src")
+    os.symlink(outside, project / "src")
+    refused("host_changed", client.branch.commit, branch, str(project))
+    refused("host_changed", client.branch.commit, branch, str(project), force=True)
+    assert (outside / "main").read_text() == "one\ntwo\nthree\n"
+
+
+def test_targets_that_are_none(client: Any, project: Path, branch: str, tmp_path: Path) -> None:
+    sh(client, branch, "echo new >new")
+    for target in ("relative", str(tmp_path / "absent"), str(project / "gone"), f"{project}\n"):
+        assert refused("invalid", client.branch.commit, branch, target).data.get("field", "target") == "target"
+        refused("invalid", client.branch.plan, branch, target)
+    refused("not_found", client.branch.commit, "absent", str(project))
+
+
+@pytest.mark.needs("root")
+def test_with_the_rights_of_the_caller_alone(shared_daemon: Any, tmp_path: Path) -> None:
+    """A user's branch goes into his own directory, as his, and into nobody else's."""
+    own, others = tmp_path / "own", tmp_path / "others"
+    for place in (own, others):
+        place.mkdir(mode=0o755)
+        (place / "file").write_text("file\n")
+    for place in (own, own / "file"):
+        os.chown(place, 65534, 65534)
+    for place in tmp_path.parents[:3]:
+        place.chmod(0o755)
+    tmp_path.chmod(0o755)
+    script = f"""
+from sandkeep.blocking import connect
+from sandkeep.errors import SandkeepError
+with connect({shared_daemon.socket!r}) as client:
+    made = client.branch.create(source={str(own)!r}).sandboxes[0].sandbox_id
+    client.sandbox.exec(made, "echo mine >>file; echo new >new")
+    client.branch.commit(made, {str(own)!r})
+    try:
+        client.branch.commit(made, {str(others)!r}, force=True)
+    except SandkeepError as error:
+        assert error.code == "permission_denied", error
+    else:
+        raise AssertionError("it was done")
+    client.branch.remove(made)
+"""
+    done = subprocess.run(command_as(65534, [sys.executable, "-c", script]), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert (own / "new").stat().st_uid == (own / "file").stat().st_uid == 65534
+    assert (own / "file").read_text() == "file\nmine\n"
+    assert seen(others) == {"file": "file\n"}
+
+
+def test_blame_of_a_branch(client: Any, project: Path, branch: str) -> None:
+    other = client.branch.create(source=str(project), ignore=[".git", "node_modules"]).sandboxes[0].sandbox_id
+    sh(client, branch, "sed -i 1s/one/ONE/ src/main; echo a >a")
+    sh(client, other, "sed -i 3s/three/THREE/ src/main; echo b >b")
+    made = client.branch.merge([branch, other], name="merged")
+    sh(client, "merged", "echo own >own; echo more >>b")
+    told = {path.path: path for path in client.branch.blame(sandbox_id="merged").paths}
+    assert (told["src/main"].branches, told["src/main"].how) == (sorted([branch, other]), "merged")
+    assert (told["a"].branches, told["a"].how, told["a"].merge_id) == ([branch], "taken", made.merge.merge_id)
+    assert (told["own"].branches, told["own"].how, told["own"].merge_id) == (["merged"], "branch", None)
+    assert (told["b"].branches, told["b"].how) == (["merged"], "branch")
+    assert [path.path for path in client.branch.blame(sandbox_id="merged", paths=["src"]).paths] == ["src/main"]
+    done = client.branch.commit("merged", str(project))
+    committed = {path.path: path.branches for path in client.branch.blame(commit_id=done.commit_id).paths}
+    assert committed == {path: told[path].branches for path in told}
+    refused("invalid", client.branch.blame)
+    refused("invalid", client.branch.blame, sandbox_id="merged", commit_id=done.commit_id)
