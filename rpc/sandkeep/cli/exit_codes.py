@@ -14,7 +14,7 @@ EXIT_CODES: Final[dict[int | str, str]] = {
     REFUSED: "Error; or a check found a problem.",
     WRONG_USAGE: "Usage error.",
     TIMED_OUT: "Timeout (exec, run, shell, wait).",
-    OWN_FAILURE: "Sandkeep itself failed (exec, run, shell, attach, wait).",
+    OWN_FAILURE: "Sandkeep itself failed (exec, run, shell, attach, wait, diff).",
     INTERRUPTED: "Interrupted.",
     BROKEN_PIPE: "Broken pipe: the reader of the output has gone.",
     "any": "The process's exit code; 128 + n for signal n (exec, run, shell, attach, wait).",

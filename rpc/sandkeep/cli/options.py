@@ -32,6 +32,15 @@ class Command(click.Command):
         super().__init__(*args, **settings)
         self.examples = tuple(examples)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. For the completion of an option's value, click would give up all others otherwise."""
+        if ctx.resilient_parsing and args and any(self._takes_value(param, args[-1]) for param in self.params):
+            args = args[:-1]
+        return super().parse_args(ctx, args)
+
+    def _takes_value(self, param: click.Parameter, word: str) -> bool:
+        return isinstance(param, click.Option) and word in param.opts and not param.is_flag and not param.count
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """End the help with the examples."""
         super().format_epilog(ctx, formatter)

@@ -27,6 +27,8 @@ COMMANDS: Final = {
     "rm": ("sandboxes:rm", "Terminate sandboxes, with all their processes."),
     "fork": ("snapshots:fork", "Create sandboxes with the files of another."),
     "restore": ("time_travel:restore", "Create a sandbox as another was at an earlier moment."),
+    "diff": ("diff:diff", "Show which files a sandbox changed, or how it differs from another."),
+    "branch": ("sandkeep.cli.root:branch", "Try several changes at once, merge them, and commit them to a directory."),
     "attach-shared": ("sandboxes:attach_shared", "Attach a sandbox that another daemon shares."),
     "detach": ("sandboxes:detach", "Save shared sandboxes, and let other daemons have them."),
     "session": ("sandkeep.cli.root:session", "Make sessions ready, list, keep and close them."),
@@ -58,6 +60,7 @@ COMMANDS: Final = {
 SUBJECTS: Final = {
     "Images": ("image",),
     "Sandboxes": ("create", "ls", "get", "update", "suspend", "resume", "rm", "fork", "restore", "stats", "sandbox"),
+    "Branches": ("diff", "branch"),
     "Sessions": ("session",),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
     "Files": ("cp", "snapshot", "checkpoint", "artifact"),
@@ -86,11 +89,27 @@ SANDBOX_COMMANDS: Final = {
         "rm",
         "fork",
         "restore",
+        "diff",
         "stats",
         "exec",
         "run",
         "history",
     )
+}
+
+BRANCH_COMMANDS: Final = {
+    "create": ("branches:create", "Create branches of a directory, an image, a snapshot or a sandbox."),
+    "ls": ("branches:ls", "Show sandboxes as a tree of what they began with."),
+    "diff": ("diff:diff", "Show which files a branch changed, or how it differs from another."),
+    "merge": ("merges:merge", "Merge branches into a new sandbox."),
+    "merges": ("merges:merges", "List merges."),
+    "conflicts": ("merges:conflicts", "Show the conflicts of a merge."),
+    "show": ("merges:show", "Write one version of a file in conflict to stdout."),
+    "resolve": ("merges:resolve", "Decide conflicts of a merge."),
+    "abandon": ("merges:abandon", "Give up merges that have conflicts."),
+    "commit": ("branch_commit:commit", "Apply the changes of a branch to a directory of this machine."),
+    "blame": ("branch_commit:blame", "Show which branch each path came from."),
+    "rm": ("branches:rm", "Terminate branches."),
 }
 
 SESSION_COMMANDS: Final = {
@@ -274,6 +293,11 @@ def _group(name: str, table: dict[str, tuple[str, str]], text: str) -> LazyGroup
 
 image = _group("image", IMAGE_COMMANDS, "Images: templates from which sandboxes start.")
 sandbox = _group("sandbox", SANDBOX_COMMANDS, "The commands on sandboxes, under their noun.")
+branch = _group(
+    "branch",
+    BRANCH_COMMANDS,
+    "Branches: sandboxes with a common beginning, whose changes are compared, merged and committed.",
+)
 session = _group(
     "session", SESSION_COMMANDS, "Sessions: sandboxes that are ready, with their files, when they are used."
 )

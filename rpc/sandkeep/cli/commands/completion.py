@@ -27,6 +27,7 @@ from sandkeep.cli.options import CLIENT_NAME, command
 from sandkeep.cli.splitting import ShellWord, quoted, split
 from sandkeep.cli.words import LOOKUPS
 from sandkeep.errors import SandkeepError
+from sandkeep.model import Conflict
 
 PATIENCE_S: Final = 1.0
 SCRIPTS: Final = {"bash": "sandkeep.bash", "zsh": "_sandkeep", "fish": "sandkeep.fish"}
@@ -143,6 +144,67 @@ def _snapshots(client: Client) -> list[Item]:
 def _checkpoints(client: Client) -> list[Item]:
     found = client.checkpoint.list().checkpoints
     return [CompletionItem(c.checkpoint_id, help=f"{c.name or c.sandbox_id}, {age(c.created_at)}") for c in found]
+
+
+def _merges(client: Client) -> list[Item]:
+    found = client.branch.merges().merges
+    return [CompletionItem(m.merge_id, help=f"{m.status}, {', '.join(m.branches)}") for m in found]
+
+
+def _sandboxes_or(
+    question: Callable[[Client], list[Item]],
+) -> Callable[[click.Context, str], list[Item]]:
+    """Return a lookup of sandboxes, and of other objects."""
+    return lambda ctx, incomplete: _sandboxes(ctx, incomplete) + _lookup(question)(ctx, incomplete)
+
+
+def _branch_sources(ctx: click.Context, incomplete: str) -> list[Item]:
+    """A directory of the host, or what branches can begin with."""
+    if "/" in incomplete or incomplete[:1] in (".", "~"):
+        return [CompletionItem(incomplete, type="directory")]
+    objects = _sandboxes_or(lambda client: _snapshots(client) + _images(client))
+    return [item for item in _local_files(incomplete) if item.type == "part"] + objects(ctx, incomplete)
+
+
+def _conflicts(ctx: click.Context) -> list[Conflict]:
+    """The conflicts of the merge that was given before."""
+    merge, found = ctx.params.get("merge") or "", list[Conflict]()
+
+    def question(client: Client) -> list[Item]:
+        found.extend(client.branch.conflicts(merge).conflicts)
+        return []
+
+    if merge:
+        _ask(ctx, question)
+    return [conflict for conflict in found if conflict.path_bytes is None]
+
+
+def _conflict_paths(ctx: click.Context, incomplete: str) -> list[Item]:
+    return _matching(incomplete, [CompletionItem(c.path, help=c.kind) for c in _conflicts(ctx)])
+
+
+def _sides(ctx: click.Context, incomplete: str) -> list[Item]:
+    """The versions of the path that was given before, or those of all conflicts."""
+    path = ctx.params.get("path")
+    found = [c.sides for c in _conflicts(ctx) if path in (None, c.path)]
+    return _matching(incomplete, [CompletionItem(name) for name in dict.fromkeys(s.branch for f in found for s in f)])
+
+
+def _decisions(ctx: click.Context, incomplete: str) -> list[Item]:
+    """PATH= until the path is there, then PATH=BRANCH."""
+    found = [c for c in _conflicts(ctx) if f"{c.path}=".startswith(incomplete) or incomplete.startswith(f"{c.path}=")]
+    if len(found) == 1:
+        [one] = found
+        return _matching(incomplete, [CompletionItem(f"{one.path}={side.branch}") for side in one.sides])
+    return [CompletionItem(f"{c.path}=", type="part", help=c.kind) for c in found]
+
+
+def _conflict_files(ctx: click.Context, incomplete: str) -> list[Item]:
+    """PATH= until the path is there, then PATH=FILE of the present directory."""
+    path, equals, file = incomplete.rpartition("=")
+    if equals:
+        return [_prefixed(path + equals, item) for item in _local_files(file)]
+    return _matching(incomplete, [CompletionItem(f"{c.path}=", type="part", help=c.kind) for c in _conflicts(ctx)])
 
 
 def _artifacts(client: Client) -> list[Item]:
@@ -268,6 +330,14 @@ LOOKUPS.update(
         "sandbox": _sandboxes,
         "image": _lookup(_images),
         "image or reference": _lookup(lambda client: _images(client) + _references(client)),
+        "sandbox, snapshot or image": _sandboxes_or(lambda client: _snapshots(client) + _images(client)),
+        "branch source": _branch_sources,
+        "branch, merge or commit": _sandboxes_or(_merges),
+        "merge": _lookup(_merges),
+        "path in conflict": _conflict_paths,
+        "side of a conflict": _sides,
+        "decision": _decisions,
+        "file for a conflict": _conflict_files,
         "session": _lookup(_sessions),
         "snapshot": _lookup(_snapshots),
         "checkpoint": _lookup(_checkpoints),

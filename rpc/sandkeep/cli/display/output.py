@@ -25,7 +25,7 @@ WIDTH: Final = 80
 _COLOURS: Final = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _STATUS: Final = {
     "running": "green", "ready": "green", "creating": "yellow", "starting": "yellow", "stopping": "yellow",
-    "suspending": "yellow", "suspended": "yellow", "resuming": "yellow",
+    "suspending": "yellow", "suspended": "yellow", "resuming": "yellow", "conflicted": "yellow", "resolving": "yellow",
     "removing": "yellow", "failed": "red", "lost": "red", "stopped": "dim", "expired": "dim",
     "terminated": "dim", "removed": "dim", "exited 0": "dim",
     "out of memory": "red",

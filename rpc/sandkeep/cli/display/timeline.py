@@ -94,6 +94,32 @@ def _by_whom(data: dict[str, Any]) -> str:
     return "by another program" if data.get("outside") else str(data.get("reason") or "")
 
 
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("h") else "s")
+
+
+def _branches(data: dict[str, Any]) -> str:
+    names = ", ".join(data.get("names") or map(shorten, data["sandbox_ids"]))
+    return f"{_counted(len(data['sandbox_ids']), 'branch')} of {shorten(data['source_id'])}: {names}"
+
+
+def _merge(data: dict[str, Any]) -> str:
+    called = f", as {data['name']}" if data.get("name") else ""
+    return f"{', '.join(data['branches'])} over {shorten(data['base_id'])}{called}"
+
+
+def _commit(data: dict[str, Any]) -> str:
+    return f"{shorten(data['sandbox_id'])} to {data['target']}" + (", by force" if data.get("force") else "")
+
+
+def _committed(data: dict[str, Any]) -> str:
+    return f"{data['added']} added, {data['changed']} changed, {data['deleted']} deleted"
+
+
+def _conflicts(data: dict[str, Any]) -> str:
+    return f"{_counted(data['conflicts'], 'conflict')}, {data['changed']} paths changed"
+
+
 def _session_start(data: dict[str, Any]) -> str:
     source = shorten(data["restored_from"]) if data.get("restored_from") else data["spec"]["image"]
     asked = f", for {data['reason']}" if data.get("reason") not in ("", None, "session.ensure") else ""
@@ -155,6 +181,15 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
         f"{shorten(data['checkpoint_id'])} into {', '.join(map(shorten, data['sandbox_ids']))}"
     ),
     "archive.remove_requested": _orphans,
+    "branch.create_requested": _branches,
+    "branch.created": lambda data: _paused(data) if data.get("pause_ms") else "",
+    "branch.merge_requested": _merge,
+    "branch.merged": lambda data: f"{data['changed']} paths changed, into {shorten(data['sandbox_id'])}",
+    "branch.conflicted": _conflicts,
+    "branch.resolve_requested": lambda data: _counted(data["decisions"], "decision"),
+    "branch.resolved": lambda data: f"{_counted(data['conflicts'], 'conflict')} left",
+    "branch.commit_requested": _commit,
+    "branch.committed": _committed,
     "process.launch_requested": _launch,
     "process.started": lambda data: f"pid {data['pid']}",
     "process.timed_out": lambda data: f"after {data['timeout_s']:g} s",
@@ -171,7 +206,8 @@ COLOURS: Final = {
     "removed": "dim", "acquired": "green", "contended": "yellow", "acquire_failed": "red", "released": "dim",
     "expired": "red", "stopped": "dim", "start_failed": "red", "stop_failed": "red", "stolen": "yellow",
     "steal_failed": "red",
-    "remove_failed": "red",
+    "remove_failed": "red", "merged": "green", "conflicted": "yellow", "resolved": "green", "merge_failed": "red",
+    "resolve_failed": "red", "abandoned": "dim", "committed": "green", "commit_failed": "red",
 }  # fmt: skip
 """By the second word of a type: green begins, red went wrong, yellow was done to it, dim is over."""
 

@@ -1,0 +1,92 @@
+"""`diff`: the files in which a sandbox differs from its beginning, or from another."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from sandkeep.cli.display import changes
+from sandkeep.cli.display.output import json_line, note, terminal_width
+from sandkeep.cli.display.progress import progress
+from sandkeep.cli.exit_codes import OWN_FAILURE, REFUSED
+from sandkeep.cli.options import Command, Frontend, Refusal, common
+from sandkeep.cli.words import COMPARED, SANDBOX
+from sandkeep.errors import SandkeepError
+from sandkeep.model import Diff
+from sandkeep.protocol.methods import MAX_CHANGES
+
+_END: Final = "--"
+
+
+class PathsCommand(Command):
+    """A command that takes everything after ``--`` as `paths`, also without the optional arguments before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the paths off before the rest is parsed."""
+        end = args.index(_END) if _END in args else len(args)
+        paths = args[end + 1 :]
+        rest = super().parse_args(ctx, args[:end])
+        ctx.params["paths"] = (*(ctx.params.get("paths") or ()), *paths)
+        return rest
+
+
+@click.command(
+    cls=PathsCommand,
+    examples=[
+        "sandkeep diff $BOX",
+        "sandkeep diff $BOX --stat -- src",
+        "sandkeep diff $BOX -u >changes.patch",
+        "sandkeep branch diff one two",
+    ],
+)
+@click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
+@click.argument("other", type=COMPARED, metavar="[OTHER]", required=False)
+@click.argument("paths", nargs=-1, type=click.UNPROCESSED, metavar="[-- PATH...]")
+@click.option("--stat", "form", flag_value="stat", help="Show the number of added and removed lines of each file.")
+@click.option("--unified", "-u", "form", flag_value="unified", help="Show the changed lines, as a patch.")
+@click.option("--name-only", "form", flag_value="names", help="Show only the paths.")
+@click.option("--exit-code", is_flag=True, help="Exit with 1 if there are differences, and with 125 on errors.")
+@common()
+def diff(
+    front: Frontend, sandbox: str, other: str | None, paths: tuple[str, ...], form: str | None, *, exit_code: bool
+) -> int:
+    """Show which files SANDBOX added (A), changed (M) and deleted (D) since its beginning; or its differences from
+    OTHER, a sandbox, snapshot or image. With PATHs, only those at or below them, in the workspace.
+
+    Paths with control characters are quoted as git does. In patches such characters are replaced; --json has the text
+    as it is.
+    """
+    asked: dict[str, Any] = {"unified": form == "unified", "lines": form == "stat"}
+    if form != "unified":  # the limit of paths, rather than the one of text, would cut it
+        asked["limit"] = MAX_CHANGES
+    try:
+        with progress("comparing") as display, front.client() as client:
+            found = client.sandbox.diff(sandbox, other=other, paths=[*paths], progress=display, **asked)
+    except SandkeepError as error:
+        raise Refusal(error, OWN_FAILURE if exit_code else REFUSED, front.as_json) from None
+    _show(front, found, form)
+    return REFUSED if exit_code and found.added + found.changed + found.deleted else 0
+
+
+def _show(front: Frontend, found: Diff, form: str | None) -> None:
+    if front.as_json:
+        return json_line(found)
+    for line in _lines(found, form):
+        print(line)
+    sys.stdout.flush()
+    if form == "unified" and changes.is_altered(found.unified or "") and not sys.stdout.isatty():
+        note("sandkeep: control characters were replaced in the patch: --json has the text as it is")
+    if found.truncated:
+        note("sandkeep: the list was cut: give PATHs to see the rest")
+    return None
+
+
+def _lines(found: Diff, form: str | None) -> Iterator[str]:
+    if form == "unified":
+        return changes.patch_lines(found.unified) if found.unified else iter(())
+    if form == "stat":
+        return changes.stat_lines(found, terminal_width()) if found.files else iter(())
+    if form == "names":
+        return changes.names(found.files)
+    return map(changes.change_line, found.files)
