@@ -1,0 +1,401 @@
+"""Strategies: sandboxes for branches as containers, or on this machine without containers."""
+
+import logging
+import os
+import secrets
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar, Final
+
+from sandkeep.blocking import Client, connect
+from sandkeep.clients.pages import every
+from sandkeep.compat.gcri.config import SandboxConfig, configuration
+from sandkeep.compat.gcri.output import Output, output_of
+from sandkeep.compat.gcri.verification import Aggregated, aggregated, is_ignored, merge_conflict, resolution
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep.model import Capabilities, Conflict, ExecResult, Image, Merged, ProviderChoice
+from sandkeep.protocol.methods import MAX_CHANGES
+from sandkeep.settings.daemon import parse_size
+
+logger = logging.getLogger("sandkeep.compat.gcri")
+
+FALLING_BACK: Final = "Docker unavailable, falling back to LocalSandbox"
+CACHES: Final = frozenset({"__pycache__"})
+"""Ignored names of files that programs make again."""
+
+_PYTHON: Final = 'exec "$(command -v python3 || echo python)" "$1"'
+_MAX_DECISIONS: Final = 10_000
+
+
+class SandboxStrategy(ABC):
+    """A `SandboxProtocol`, for any isolation. `config` is anything that `configuration` reads."""
+
+    provider: ClassVar[str]
+    prefix: ClassVar[str]
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = configuration(config)
+        self._lock = threading.Lock()
+        self._containers: dict[str, str] = {}
+        """Names of sandboxes by iteration and branch, as the originals' registry has them."""
+        self._made: dict[str, None] = {}
+        """Names of all sandboxes that this object made, or began to make, and did not terminate."""
+        self._images: dict[str, None] = {}
+        self._run_labels = {"gcri.run": secrets.token_hex(8)}
+        """Labels of images: one is used again for the same labels only, so these are this object's own."""
+        self._imaging = threading.Lock()
+        """Held while an image is made: of several that are made at once, none is used again for the others."""
+
+    @abstractmethod
+    def _base(self) -> str | None:
+        """Return the reference of the image that a project is put onto."""
+
+    @abstractmethod
+    def _create(self, client: Client, image_id: str, **about: Any) -> None:
+        """Make a sandbox with the limits of the configuration."""
+
+    # -- branches -----------------------------------------------------------------------------------------------------
+
+    def setup_branch(self, iteration: int, branch: int, source_dir: str) -> str:
+        """Make a sandbox for a branch with a copy of `source_dir`, without ignored names; return its id.
+
+        Branches of a directory have one base as long as the directory is unchanged, and can be merged.
+        """
+        container_id = self._name(iteration, branch)
+        with self._making() as made, _daemon() as client:
+            made.append(container_id)
+            image_id, labels = self._image_of(client, source_dir), _labels(iteration, branch)
+            self._create(client, image_id, name=container_id, provider=self.provider, labels=labels)
+            with self._lock:
+                self._containers[_key(iteration, branch)] = container_id
+        return container_id
+
+    def _image_of(self, client: Client, source_dir: str) -> str:
+        """Return an image of a directory: the same one as long as the directory is unchanged."""
+        source = os.path.abspath(source_dir)
+        if not os.path.isdir(source):
+            raise CallerError("not_found", f"{source} is not a directory", path=source)
+        with self._imaging:
+            image: Image = client.image.create(
+                source,
+                provider=self.provider,
+                base=self._base(),
+                ignore=list(self.config.ignore),
+                labels=self._run_labels,
+            )
+            self._images[image.image_id] = None
+        return image.image_id
+
+    def get_container(self, iteration: int, branch: int | str) -> str:
+        """Return the id of the sandbox of a branch, or of ``v_INDEX``, an aggregated one. Raises `not_found`."""
+        try:
+            return self._containers[_key(iteration, branch)]
+        except KeyError:
+            message = f"iteration {iteration} has no branch {branch}: set it up first"
+            raise CallerError("not_found", message) from None
+
+    # -- verification -------------------------------------------------------------------------------------------------
+
+    def setup_verification_branches(
+        self, iteration: int, aggregated_branches: Iterable[Any], source_containers: Mapping[int, str]
+    ) -> dict[int, str]:
+        """Make a sandbox for each aggregated branch, and return their ids by index.
+
+        With one source that is its sandbox, or a copy-on-write copy if another aggregated branch has it already; with
+        several it is a new one, with their merged files. Then terminates the sandboxes that are nobody's source.
+
+        Aggregated branches are objects or mappings with `index` and `source_indices`; with a `file_selection` of their
+        own, its paths come first. Raises `merge_conflict`, with `conflicts` in its data, and `invalid`. When it raises,
+        it has made nothing, and no source has changed.
+        """
+        branches = aggregated(aggregated_branches, source_containers, self.config)
+        claimed = self._claimed(iteration, branches)
+        verified: dict[int, str] = {}
+        with self._making() as made, _daemon() as client:
+            for branch in branches:
+                first = branch.containers[0]
+                if len(branch.containers) > 1:
+                    verified[branch.index] = self._merge(client, iteration, branch, made)
+                elif first in claimed:
+                    verified[branch.index] = self._copy(client, iteration, branch, made)
+                else:
+                    claimed.add(first)
+                    verified[branch.index] = first
+            with self._lock:
+                self._containers |= {_key(iteration, _verified(i)): name for i, name in verified.items()}
+        used = {container_id for branch in branches for container_id in branch.containers}
+        self._clean_up_unused(container_id for container_id in source_containers.values() if container_id not in used)
+        return verified
+
+    def _claimed(self, iteration: int, branches: Iterable[Aggregated]) -> set[str]:
+        """Return the sandboxes of other aggregated branches of the iteration."""
+        these = {_key(iteration, _verified(branch.index)) for branch in branches}
+        prefix = _key(iteration, _verified(""))
+        with self._lock:
+            known = list(self._containers.items())
+        return {container_id for key, container_id in known if key.startswith(prefix) and key not in these}
+
+    def _copy(self, client: Client, iteration: int, branch: Aggregated, made: list[str]) -> str:
+        name, labels = self._name(iteration, _verified(branch.index)), _labels(iteration, _verified(branch.index))
+        made.append(name)
+        client.sandbox.fork(branch.containers[0], names=[name], labels=labels)
+        return name
+
+    def _merge(self, client: Client, iteration: int, branch: Aggregated, made: list[str]) -> str:
+        """Merge the sources of an aggregated branch into a new sandbox, or leave nothing of the merge."""
+        name, policy = f"gcri_merged_{secrets.token_hex(4)}", self.config.merge_policy
+        made.append(name)
+        merged: Merged = client.branch.merge(
+            branch.containers, name=name, policy=policy, ours=branch.containers[0] if policy == "ours" else None,
+            takes=branch.takes, labels=_labels(iteration, _verified(branch.index)),
+        )  # fmt: skip
+        if merged.sandbox is None:
+            self._resolve(client, iteration, branch, merged)
+        return name
+
+    def _resolve(self, client: Client, iteration: int, branch: Aggregated, merged: Merged) -> None:
+        """Take the first source's version of ignored files, such as caches. Raises `merge_conflict` for others."""
+        merge_id = merged.merge.merge_id
+        try:
+            conflicts: list[Conflict] = every(client.branch.conflicts, merge_id=merge_id)
+            others = [each for each in conflicts if not is_ignored(each.path, self.config.ignore)]
+            if others:
+                raise merge_conflict(iteration, branch, others, merged)
+            decisions = [resolution(conflict, branch.containers) for conflict in conflicts]
+            for begin in range(0, len(decisions), _MAX_DECISIONS):
+                client.branch.resolve(merge_id, decisions[begin : begin + _MAX_DECISIONS])
+        except BaseException:
+            with suppress(SandkeepError):  # it is resolved
+                client.branch.abandon(merge_id)
+            raise
+
+    def _clean_up_unused(self, container_ids: Iterable[str]) -> None:
+        for container_id in container_ids:
+            try:
+                self.clean_up_container(container_id)
+            except SandkeepError as error:  # the others are ready; `clean_up_all` tries again
+                logger.warning("an unused branch was not removed", extra={"branch": container_id, "why": str(error)})
+
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def execute_command(self, container_id: str, command: str) -> Output:
+        """Run a shell command in the workspace; return its output, or the reason why there is none."""
+        with _daemon() as client:
+            return self._run(client, container_id, ["sh", "-c", command])
+
+    def execute_python(self, container_id: str, code: str) -> Output:
+        """Run a Python program in the workspace; return its output as `execute_command` does."""
+        script = f"_script_{secrets.token_hex(4)}.py"
+        with _daemon() as client:
+            try:
+                client.sandbox.write_file(container_id, path=script, data=code.encode())
+            except SandkeepError as error:
+                return Output(f"Error: {error.message}")
+            try:
+                return self._run(client, container_id, ["sh", "-c", _PYTHON, "sh", script])
+            finally:
+                with suppress(SandkeepError):  # the sandbox has ended
+                    client.sandbox.exec(container_id, ["rm", "-f", "--", script])
+
+    def _run(self, client: Client, container_id: str, command: list[str]) -> Output:
+        timeout = self.config.timeout
+        try:
+            done: ExecResult = client.sandbox.exec(container_id, command, timeout_s=timeout)
+            return output_of(client, done, timeout)
+        except SandkeepError as error:
+            return Output(f"Error: {error.message}")
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def commit_to_host(self, container_id: str, target_dir: str) -> None:
+        """Apply what a branch changed to `target_dir`, all or none; deletions too, and without ignored names.
+
+        Removes caches from the branch; other ignored files stay in it. Raises `host_changed` if files of the host are
+        not as the branch found them, or as it committed them before.
+        """
+        target = os.path.abspath(target_dir)
+        with _daemon() as client:
+            ignored = self._ignored_in(client, container_id)
+            _remove(client, container_id, ignored & CACHES)
+            others = ignored - CACHES
+            if not others:
+                client.branch.commit(container_id, target)
+                return
+            with self._making() as made:
+                made.append(f"gcri_commit_{secrets.token_hex(4)}")
+                try:
+                    client.sandbox.fork(container_id, names=made)
+                    _remove(client, made[0], others)
+                    client.branch.commit(made[0], target)
+                finally:
+                    self._discard(made)
+
+    def _ignored_in(self, client: Client, container_id: str) -> set[str]:
+        """Return the ignored names that a branch has: its image has none."""
+        image_id = client.sandbox.get(container_id).image_id
+        diff = client.branch.diff(container_id, other=image_id, limit=MAX_CHANGES)
+        if diff.truncated:
+            return set(self.config.ignore)
+        return {name for change in diff.files for name in change.path.split("/")} & set(self.config.ignore)
+
+    # -- cleaning up --------------------------------------------------------------------------------------------------
+
+    def clean_up_container(self, container_id: str) -> None:
+        """Terminate a sandbox. One that has ended is left as it is."""
+        with _daemon() as client:
+            client.sandbox.terminate(container_id)
+        self._forget(container_id)
+
+    def clean_up_all(self) -> None:
+        """Terminate every sandbox that this object made, remove the images, and then raise the first error, if any."""
+        with self._lock:
+            known = dict.fromkeys([*self._containers.values(), *self._made])
+        failures = self._discard(known)
+        self._remove_images()
+        if failures:
+            raise failures[0]
+
+    def _forget(self, container_id: str) -> None:
+        with self._lock:
+            self._made.pop(container_id, None)
+            for key in [key for key, known in self._containers.items() if known == container_id]:
+                del self._containers[key]
+
+    def _remove_images(self) -> None:
+        """Remove the images, but for those of sandboxes that could not be terminated."""
+        with self._imaging:
+            images = list(self._images)
+            if not images:
+                return
+            with _daemon() as client:
+                for image_id in images:
+                    with suppress(StateError, CallerError):  # it is in use, or gone
+                        client.image.remove(image_id)
+                        del self._images[image_id]
+
+    @contextmanager
+    def _making(self) -> Iterator[list[str]]:
+        """Collect the names of sandboxes before they are made, and terminate them if the block fails."""
+        made: list[str] = []
+        try:
+            yield made
+        except BaseException as error:
+            self._discard(made)
+            if not isinstance(error, SandkeepError):  # the daemon may go on with a call that was interrupted
+                self._remember(made)
+            raise
+        self._remember(made)
+
+    def _remember(self, names: Iterable[str]) -> None:
+        with self._lock:
+            self._made |= dict.fromkeys(names)
+
+    def _discard(self, names: Iterable[str]) -> list[SandkeepError]:
+        """Terminate sandboxes, and return the errors; `clean_up_all` tries again what failed."""
+        failures = []
+        for name in names:
+            try:
+                self.clean_up_container(name)
+            except SandkeepError as error:
+                if error.code == "not_found":
+                    self._forget(name)
+                else:
+                    self._remember([name])
+                    failures.append(error)
+        return failures
+
+    def _name(self, iteration: int, branch: int | str) -> str:
+        return f"{self.prefix}_{iteration}_{branch}_{secrets.token_hex(4)}"
+
+
+class DockerSandbox(SandboxStrategy):
+    """Branches as containers."""
+
+    provider = "docker"
+    prefix = "gcri_branch"
+
+    def _base(self) -> str:
+        return self.config.image
+
+    def _create(self, client: Client, image_id: str, **about: Any) -> None:
+        client.sandbox.create(
+            image_id,
+            memory_bytes=parse_size(self.config.memory_limit),
+            cpus=self.config.cpu_limit,
+            network=self.config.network_mode,
+            **about,
+        )
+
+
+class LocalSandbox(SandboxStrategy):
+    """Branches on this machine, without containers."""
+
+    provider = "local"
+    prefix = "gcri_local"
+
+    def _base(self) -> None:
+        return None
+
+    def _create(self, client: Client, image_id: str, **about: Any) -> None:
+        about["memory_bytes"] = parse_size(self.config.memory_limit)
+        about["network"] = "none" if self.config.network_mode == "bridge" else self.config.network_mode
+        try:
+            client.sandbox.create(image_id, cpus=self.config.cpu_limit, **about)
+        except SetupError as error:
+            if "cpus" not in error.message:
+                raise
+            logger.info("processors are not limited", extra={"why": error.message})
+            client.sandbox.create(image_id, **about)
+
+
+def get_sandbox(config: Any = None) -> SandboxStrategy:
+    """Return the strategy for a configuration: Docker if it is enabled and works here, else local sandboxes."""
+    wanted: SandboxConfig = configuration(config)
+    with _daemon() as client:
+        chosen: ProviderChoice = client.provider.choose(enabled=wanted.enabled)
+    if chosen.fell_back:
+        logger.warning(FALLING_BACK, extra={"why": chosen.why})
+    return DockerSandbox(wanted) if chosen.provider == DockerSandbox.provider else LocalSandbox(wanted)
+
+
+def docker_available() -> bool:
+    """Return True if Docker works for the daemon."""
+    with _daemon() as client:
+        found: Capabilities = client.daemon.capabilities()
+    return any(each.works for each in found.providers if each.provider == DockerSandbox.provider)
+
+
+def _daemon() -> Client:
+    return connect(client="gcri")
+
+
+def _key(iteration: int, branch: int | str) -> str:
+    return f"{iteration}_{branch}"
+
+
+def _verified(index: int | str) -> str:
+    """Return what an aggregated branch is called among the branches of its iteration."""
+    return f"v_{index}"
+
+
+def _labels(iteration: int, branch: int | str) -> dict[str, str]:
+    return {"gcri.iteration": str(iteration), "gcri.branch": str(branch)}
+
+
+def _remove(client: Client, container_id: str, names: Collection[str]) -> None:
+    """Remove all that has one of these names from a workspace."""
+    if not names:
+        return
+    tests = [word for name in sorted(names) for word in ("-o", "-name", _literal(name))][1:]
+    command = ["find", ".", "(", *tests, ")", "-prune", "-exec", "rm", "-rf", "--", "{}", "+"]
+    done: ExecResult = client.sandbox.exec(container_id, command)
+    if done.exit_code != 0:
+        why = done.stderr.decode(errors="replace").strip() or done.error or f"exit code {done.exit_code}"
+        raise ProviderError("provider_unavailable", f"ignored files cannot be left out of the commit: {why}")
+
+
+def _literal(name: str) -> str:
+    """Quote a name for ``find -name``."""
+    return "".join(f"\\{char}" if char in "*?[\\" else char for char in name)
