@@ -5,7 +5,7 @@ import os
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Final
 
@@ -13,20 +13,16 @@ from sandkeep.blocking import Client, connect
 from sandkeep.clients.pages import every
 from sandkeep.compat.gcri.config import SandboxConfig, configuration
 from sandkeep.compat.gcri.output import Output, output_of
-from sandkeep.compat.gcri.verification import Aggregated, aggregated, is_ignored, merge_conflict, resolution
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep.compat.gcri.verification import Aggregated, aggregated, merge_conflict
+from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeep.model import Capabilities, Conflict, ExecResult, Image, Merged, ProviderChoice
-from sandkeep.protocol.methods import MAX_CHANGES
 from sandkeep.settings.daemon import parse_size
 
 logger = logging.getLogger("sandkeep.compat.gcri")
 
 FALLING_BACK: Final = "Docker unavailable, falling back to LocalSandbox"
-CACHES: Final = frozenset({"__pycache__"})
-"""Ignored names of files that programs make again."""
 
 _PYTHON: Final = 'exec "$(command -v python3 || echo python)" "$1"'
-_MAX_DECISIONS: Final = 10_000
 
 
 class SandboxStrategy(ABC):
@@ -45,8 +41,9 @@ class SandboxStrategy(ABC):
         self._images: dict[str, None] = {}
         self._run_labels = {"gcri.run": secrets.token_hex(8)}
         """Labels of images: one is used again for the same labels only, so these are this object's own."""
+
         self._imaging = threading.Lock()
-        """Held while an image is made: of several that are made at once, none is used again for the others."""
+        """Held while an image is made: of several that Docker builds at once, none is like the others."""
 
     @abstractmethod
     def _base(self) -> str | None:
@@ -85,6 +82,7 @@ class SandboxStrategy(ABC):
                 ignore=list(self.config.ignore),
                 labels=self._run_labels,
             )
+        with self._lock:
             self._images[image.image_id] = None
         return image.image_id
 
@@ -152,24 +150,13 @@ class SandboxStrategy(ABC):
             takes=branch.takes, labels=_labels(iteration, _verified(branch.index)),
         )  # fmt: skip
         if merged.sandbox is None:
-            self._resolve(client, iteration, branch, merged)
-        return name
-
-    def _resolve(self, client: Client, iteration: int, branch: Aggregated, merged: Merged) -> None:
-        """Take the first source's version of ignored files, such as caches. Raises `merge_conflict` for others."""
-        merge_id = merged.merge.merge_id
-        try:
-            conflicts: list[Conflict] = every(client.branch.conflicts, merge_id=merge_id)
-            others = [each for each in conflicts if not is_ignored(each.path, self.config.ignore)]
-            if others:
-                raise merge_conflict(iteration, branch, others, merged)
-            decisions = [resolution(conflict, branch.containers) for conflict in conflicts]
-            for begin in range(0, len(decisions), _MAX_DECISIONS):
-                client.branch.resolve(merge_id, decisions[begin : begin + _MAX_DECISIONS])
-        except BaseException:
-            with suppress(SandkeepError):  # it is resolved
+            merge_id = merged.merge.merge_id
+            try:
+                conflicts: list[Conflict] = every(client.branch.conflicts, merge_id=merge_id)
+            finally:
                 client.branch.abandon(merge_id)
-            raise
+            raise merge_conflict(iteration, branch, conflicts, merged)
+        return name
 
     def _clean_up_unused(self, container_ids: Iterable[str]) -> None:
         for container_id in container_ids:
@@ -212,33 +199,10 @@ class SandboxStrategy(ABC):
     def commit_to_host(self, container_id: str, target_dir: str) -> None:
         """Apply what a branch changed to `target_dir`, all or none; deletions too, and without ignored names.
 
-        Removes caches from the branch; other ignored files stay in it. Raises `host_changed` if files of the host are
-        not as the branch found them, or as it committed them before.
+        Raises `host_changed` if files of the host are not as the branch found them, or as it committed them before.
         """
-        target = os.path.abspath(target_dir)
         with _daemon() as client:
-            ignored = self._ignored_in(client, container_id)
-            _remove(client, container_id, ignored & CACHES)
-            others = ignored - CACHES
-            if not others:
-                client.branch.commit(container_id, target)
-                return
-            with self._making() as made:
-                made.append(f"gcri_commit_{secrets.token_hex(4)}")
-                try:
-                    client.sandbox.fork(container_id, names=made)
-                    _remove(client, made[0], others)
-                    client.branch.commit(made[0], target)
-                finally:
-                    self._discard(made)
-
-    def _ignored_in(self, client: Client, container_id: str) -> set[str]:
-        """Return the ignored names that a branch has: its image has none."""
-        image_id = client.sandbox.get(container_id).image_id
-        diff = client.branch.diff(container_id, other=image_id, limit=MAX_CHANGES)
-        if diff.truncated:
-            return set(self.config.ignore)
-        return {name for change in diff.files for name in change.path.split("/")} & set(self.config.ignore)
+            client.branch.commit(container_id, os.path.abspath(target_dir))
 
     # -- cleaning up --------------------------------------------------------------------------------------------------
 
@@ -265,15 +229,19 @@ class SandboxStrategy(ABC):
 
     def _remove_images(self) -> None:
         """Remove the images, but for those of sandboxes that could not be terminated."""
-        with self._imaging:
-            images = list(self._images)
-            if not images:
-                return
-            with _daemon() as client:
-                for image_id in images:
-                    with suppress(StateError, CallerError):  # it is in use, or gone
-                        client.image.remove(image_id)
-                        del self._images[image_id]
+        with self._lock:
+            images, self._images = self._images, {}
+        if not images:
+            return
+        with _daemon() as client:
+            for image_id in images:
+                try:
+                    client.image.remove(image_id)
+                except StateError:  # it is in use
+                    with self._lock:
+                        self._images[image_id] = None
+                except CallerError:
+                    pass  # it is gone
 
     @contextmanager
     def _making(self) -> Iterator[list[str]]:
@@ -382,20 +350,3 @@ def _verified(index: int | str) -> str:
 
 def _labels(iteration: int, branch: int | str) -> dict[str, str]:
     return {"gcri.iteration": str(iteration), "gcri.branch": str(branch)}
-
-
-def _remove(client: Client, container_id: str, names: Collection[str]) -> None:
-    """Remove all that has one of these names from a workspace."""
-    if not names:
-        return
-    tests = [word for name in sorted(names) for word in ("-o", "-name", _literal(name))][1:]
-    command = ["find", ".", "(", *tests, ")", "-prune", "-exec", "rm", "-rf", "--", "{}", "+"]
-    done: ExecResult = client.sandbox.exec(container_id, command)
-    if done.exit_code != 0:
-        why = done.stderr.decode(errors="replace").strip() or done.error or f"exit code {done.exit_code}"
-        raise ProviderError("provider_unavailable", f"ignored files cannot be left out of the commit: {why}")
-
-
-def _literal(name: str) -> str:
-    """Quote a name for ``find -name``."""
-    return "".join(f"\\{char}" if char in "*?[\\" else char for char in name)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from sandkeep.compat.gcri.config import SandboxConfig
 from sandkeep.errors import CallerError, StateError
-from sandkeep.model import Conflict, Merged, Resolution
+from sandkeep.model import Conflict, Merged
 
 NAMED_PATHS: Final = 3
 """Maximum number of paths that the message of an error names."""
@@ -81,21 +81,6 @@ def _relative(path: str) -> str:
 
 
 # -- conflicts --------------------------------------------------------------------------------------------------------
-
-
-def is_ignored(path: str, ignored: Iterable[str]) -> bool:
-    """Return True if a component of a path is an ignored name."""
-    return not set(ignored).isdisjoint(path.split("/"))
-
-
-def resolution(conflict: Conflict, containers: Iterable[str]) -> Resolution:
-    """Take the first version that there is, in the order of the sources."""
-    there = {side.branch for side in conflict.sides if side.kind is not None}
-    take = next((container_id for container_id in containers if container_id in there), None)
-    place: dict[str, Any] = {"path": conflict.path} if conflict.path_bytes is None else {
-        "path_bytes": conflict.path_bytes
-    }  # fmt: skip
-    return Resolution(**place, take=take, delete=take is None)
 
 
 def merge_conflict(iteration: int, branch: Aggregated, conflicts: list[Conflict], merged: Merged) -> StateError:
