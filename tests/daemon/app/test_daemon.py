@@ -464,7 +464,7 @@ def test_every_method_refuses_unknown_parameters(client: Any, method: str) -> No
 
 FILLED_IN: dict[str, Any] = {
     "sandbox_id": "sbx_none", "disk_bytes": 1 << 30, "command": ["true"], "name": "n", "path": "/f", "data": b"",
-    "rows": 24, "cols": 80,
+    "rows": 24, "cols": 80, "target": "/nowhere",
     "transfer_id": "t", "entry": b"f", "snapshot_id": "snp_none", "position": 1,
 }  # fmt: skip
 """A value for each parameter that some method on sandboxes needs."""

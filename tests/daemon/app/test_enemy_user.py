@@ -136,7 +136,8 @@ def tried(scene: Scene, attack: Callable[[], list[str]]) -> None:
 
 VALUES: dict[str, Any] = {
     "name": "steady", "command": ["true"], "data": b"x", "rows": 24, "cols": 80, "position": 1, "transfer_id": "cpy_x",
-    "checkpoint_id": "chk_x", "disk_bytes": 1 << 30, "path": "secret",
+    "checkpoint_id": "chk_x", "disk_bytes": 1 << 30, "path": "secret", "merge_id": "mrg_x", "sha256": "0" * 64,
+    "decisions": [{"path": "secret", "delete": True}], "target": "/tmp",
 }  # fmt: skip
 
 

@@ -35,6 +35,8 @@ USES: dict[str, Callable[[Any, str], object]] = {
     "sandbox.copy_out": copy_out,
     "sandbox.copy_in": copy_in,
     "sandbox.fork": lambda client, name: client.sandbox.fork(name),
+    "sandbox.diff": lambda client, name: client.sandbox.diff(name),
+    "branch.diff": lambda client, name: client.branch.diff(name),
     "snapshot.create": lambda client, name: client.snapshot.create(name),
     "artifact.export": lambda client, name: client.artifact.export(name, "file"),
     "session.ensure": lambda client, name: client.session.ensure(id=name),
