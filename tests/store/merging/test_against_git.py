@@ -27,8 +27,8 @@ from tests.support.soak import times
 pytestmark = pytest.mark.skipif(not can_merge(), reason="git is older than 2.38")
 
 ROOT = Path(__file__).parents[3]
-MOST_DIFFERENT = 0.03
-"""Share of the merges of which only one side conflicts."""
+MOST_DIFFERENT = 0.01
+"""Share of the merges of which only one side conflicts, or both at different paths; of few merges, one may."""
 
 
 def check(results: Counter[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,7 +37,7 @@ def check(results: Counter[str], capsys: pytest.CaptureFixture[str]) -> None:
             print(f"\n{summary(results)}")
     assert results["both clean, but different"] == 0
     different = sum(count for what, count in results.items() if what.startswith("only") or "elsewhere" in what)
-    assert different <= MOST_DIFFERENT * results.total()
+    assert different < max(2, MOST_DIFFERENT * results.total())
 
 
 def replay(count: int, seed: int, path: Path, make: Callable[[Random], Triple] = random_triple) -> Counter[str]:
