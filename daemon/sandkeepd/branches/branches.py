@@ -30,11 +30,12 @@ from sandkeep.protocol.methods import (
 )
 from sandkeep_store.views.branches import MergeState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.branches.answers import as_many_as_fit, text_of
 from sandkeepd.branches.committing import Committing
 from sandkeepd.branches.comparing import Comparing
 from sandkeepd.branches.creation import BranchCreation
 from sandkeepd.branches.lineage import Lineage, began_with
-from sandkeepd.branches.merge_files import MergeFiles, Origin, text_of
+from sandkeepd.branches.merge_files import MergeFiles, Origin
 from sandkeepd.branches.merging import MergeParts, MergeRemoval, Merging, Resolving, require_conflicts
 from sandkeepd.branches.points import Points
 from sandkeepd.core.access import Request
@@ -122,8 +123,9 @@ class Branches:
         """Show which branch each path came from."""
         asked = request.params
         origins = [origin for origin in await self._origins(request) if _is_wanted(origin, asked.paths)]
-        end = asked.after + asked.limit
-        shown = [_provenance(origin) for origin in origins[asked.after : end]]
+        wanted = origins[asked.after : asked.after + asked.limit]
+        shown = [_provenance(origin) for origin in as_many_as_fit(wanted, _size_of)]
+        end = asked.after + len(shown)
         return Blame(paths=shown, next=end if end < len(origins) else None)
 
     async def _origins(self, request: Request[BranchBlame]) -> list[Origin]:
@@ -159,6 +161,10 @@ def _shown(sandbox: SandboxState, lineage: Lineage) -> Branch:
         image_id=sandbox.requested.image_id,
         parents=lineage.parents(sandbox),
     )
+
+
+def _size_of(origin: Origin) -> int:
+    return len(origin.path) + sum(map(len, origin.branches)) + 100
 
 
 def _is_wanted(origin: Origin, paths: Sequence[str]) -> bool:

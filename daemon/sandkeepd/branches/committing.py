@@ -17,10 +17,11 @@ from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.branches import CommitState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.branches.answers import as_many_as_fit, text_of
 from sandkeepd.branches.comparing import Comparing
 from sandkeepd.branches.difference import Difference, Sources, changed_counts, difference, read_only
 from sandkeepd.branches.lineage import Lineage, began_with
-from sandkeepd.branches.merge_files import MergeFiles, Origin, text_of
+from sandkeepd.branches.merge_files import MergeFiles, Origin
 from sandkeepd.branches.points import Files, Points
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core import rules
@@ -87,7 +88,11 @@ class Committing(Creation[CommitState]):
         paths += [_path(path, "added", "forbidden", why) for path, why in found.forbidden.items()]
         counts = {**report.counts, **({"forbidden": len(found.forbidden)} if found.forbidden else {})}
         return CommitPlan(
-            sandbox_id=sandbox.sandbox_id, target=target, base_id=base_id, counts=counts, paths=paths[: asked.limit]
+            sandbox_id=sandbox.sandbox_id,
+            target=target,
+            base_id=base_id,
+            counts=counts,
+            paths=list(as_many_as_fit(paths[: asked.limit], lambda path: len(path.path) + 100)),
         )
 
     async def origins_of(self, sandbox: SandboxState, progress: Progress) -> list[Origin]:

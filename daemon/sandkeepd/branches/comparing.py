@@ -15,8 +15,9 @@ from sandkeep_store.merging.compare import Change, changes
 from sandkeep_store.merging.trees import TreeState
 from sandkeep_store.merging.unified import line_counts, unified
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.branches.answers import as_many_as_fit, text_of
 from sandkeepd.branches.lineage import Kept, began_with
-from sandkeepd.branches.merge_files import counting, text_of
+from sandkeepd.branches.merge_files import counting
 from sandkeepd.branches.points import Files, Points
 from sandkeepd.contract.caller import Progress
 from sandkeepd.core import rules
@@ -126,7 +127,7 @@ def _diff(
     counts = {"added": 0, "changed": 0, "deleted": 0}
     for change in found.values():
         counts[_kind(change)] += 1
-    shown = list(found.items())[: asked.limit]
+    shown = list(as_many_as_fit(list(found.items())[: asked.limit], lambda named: len(named[0]) + 100))
     texts, room, is_cut = list[str](), asked.max_bytes, len(shown) < len(found)
     files = []
     for name, change in shown:

@@ -31,6 +31,7 @@ from sandkeep_store.merging import resolve as resolving
 from sandkeep_store.merging.layer import MergedLayer
 from sandkeep_store.merging.model import Conflict, Decision, Merge, Policy, Version, from_document, to_document
 from sandkeep_store.merging.trees import Lookup, Progress, TreeState
+from sandkeepd.branches.answers import as_many_as_fit, text_of
 from sandkeepd.host.threads import Meter
 from sandkeepd.providers.common.errors import storage_errors
 
@@ -169,8 +170,9 @@ class MergeFiles:
     def conflicts(self, merge_id: str, record: str, after: int, limit: int) -> tuple[list[model.Conflict], int | None]:
         """Return a page of the conflicts that are left, and where the next one begins."""
         left = self._load(merge_id, record).conflicts
-        end = after + limit
-        return [_shown(conflict) for conflict in left[after:end]], end if end < len(left) else None
+        shown = [_shown(conflict) for conflict in as_many_as_fit(left[after : after + limit], _size_of)]
+        end = after + len(shown)
+        return shown, end if end < len(left) else None
 
     def read_version(self, merge_id: str, sha256: str, offset: int, size: int) -> model.FileContent:
         """Read a piece of a version in a conflict. Raises `not_found`."""
@@ -265,14 +267,6 @@ def path_of(named: model.Resolution) -> bytes:
     return path.strip(b"/") or b"."
 
 
-def text_of(path: bytes) -> tuple[str, bytes | None]:
-    """Return a path as text, and its bytes if it is not UTF-8."""
-    try:
-        return path.decode(), None
-    except UnicodeDecodeError:
-        return path.decode("utf-8", "backslashreplace"), path
-
-
 def counting(meter: Meter) -> Progress:
     """Return a function that passes the sum of what it is called with to a meter."""
     done = 0
@@ -310,6 +304,12 @@ def _shown(conflict: Conflict) -> model.Conflict:
         model.ConflictHunk(start=hunk.start + 1, base=hunk.base, versions=hunk.branches) for hunk in conflict.hunks
     ]
     return model.Conflict(path=path, path_bytes=raw, kind=conflict.kind, sides=sides, hunks=hunks)
+
+
+def _size_of(conflict: Conflict) -> int:
+    """Return about how many bytes a conflict takes in an answer."""
+    lines = [*(hunk.base for hunk in conflict.hunks), *(v for hunk in conflict.hunks for v in hunk.branches.values())]
+    return len(conflict.path) + sum(len(line) for group in lines for line in group) + 200 * len(conflict.branches)
 
 
 def _side(branch: str, version: Version) -> model.ConflictSide:

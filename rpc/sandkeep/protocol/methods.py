@@ -23,6 +23,9 @@ MAX_FORKS: Final = 256
 MAX_CHANGES: Final = 100_000
 """Maximum number of paths in one answer about changes of files."""
 
+MAX_TEXT_BYTES: Final = 1024 * 1024
+"""Maximum bytes of the text of one `sandbox.diff`."""
+
 MAX_WRITE_BYTES: Final = 8 * 1024 * 1024
 """Maximum bytes of one `sandbox.write_file`. Larger files go by `sandbox.copy_in`, or the stream server."""
 
@@ -436,7 +439,7 @@ class SandboxDiff(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
     unified: bool = False
     lines: bool = False
     limit: Annotated[int, Meta(ge=1, le=MAX_CHANGES)] = 10_000
-    max_bytes: Annotated[int, Meta(ge=0, le=model.MAX_READ_BYTES)] = model.MAX_READ_BYTES
+    max_bytes: Annotated[int, Meta(ge=0, le=MAX_TEXT_BYTES)] = MAX_TEXT_BYTES
 
 
 class BranchCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
