@@ -636,7 +636,7 @@ class BranchMergeRequested(Event, frozen=True, kw_only=True):
 
 class BranchConflicted(Event, frozen=True, kw_only=True):
     """The branches differ in so many places, which wait for ``branch.resolve``. The `points` are kept until then, and
-    as long as the sandbox that is made of them. `record` names what is kept of the merge.
+    as long as the sandbox that is made of them. `record` names what is kept of the merge, of `size_bytes` with them.
     """
 
     type = "branch.conflicted"
@@ -644,6 +644,7 @@ class BranchConflicted(Event, frozen=True, kw_only=True):
     changed: int
     points: list[Point]
     record: str
+    size_bytes: int
 
 
 class BranchMerged(Event, frozen=True, kw_only=True):

@@ -74,7 +74,7 @@ MergeStatus: TypeAlias = Literal["creating", "conflicted", "resolving", "ready",
 MergePolicy: TypeAlias = Literal["fail", "ours", "union", "markers"]
 CommitStatus: TypeAlias = Literal["creating", "ready", "failed"]
 ChangeKind: TypeAlias = Literal["added", "changed", "deleted"]
-BaseKind: TypeAlias = Literal["image", "snapshot", "fork", "merge"]
+BaseKind: TypeAlias = Literal["image", "snapshot", "checkpoint", "fork", "merge"]
 SessionMode: TypeAlias = Literal["docker", "k8s"]
 Network: TypeAlias = Literal["none", "host", "bridge"]
 IsolationMode: TypeAlias = Literal["default", "none"]
@@ -606,8 +606,8 @@ class MergeList(Struct, frozen=True, kw_only=True):
 
 
 class Resolution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decision on the conflict at a path: the version of a branch or of ``base`` (`take`), nothing (`delete`), or
-    this `data`, with this `mode` or the present one.
+    """A decision on the conflict at a path: the version of a branch or of ``base``, or, of names that differ in case,
+    ``all`` (`take`); nothing (`delete`); or this `data`, with this `mode` or the present one.
     """
 
     path: Path | None = None

@@ -38,6 +38,7 @@ from sandkeepd.branches.lineage import Lineage, began_with
 from sandkeepd.branches.merge_files import MergeFiles, Origin
 from sandkeepd.branches.merging import MergeParts, MergeRemoval, Merging, Resolving, require_conflicts
 from sandkeepd.branches.points import Points
+from sandkeepd.branches.work import Work
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Command, DirectCommand, Operation
@@ -59,12 +60,13 @@ class Branches:
         self._termination = sandboxes.termination
         points = Points(core, sandboxes.runtimes, layers, state_dir)
         self._files = MergeFiles(state_dir)
-        parts = MergeParts(sandboxes, layers, points, self._files)
+        self._work = work = Work()
+        parts = MergeParts(sandboxes, layers, points, self._files, work)
         self.creation = BranchCreation(core, images, sandboxes, layers, unpacking, points)
         self.merging, self.resolving = Merging(core, parts), Resolving(core, parts)
         self.removal = MergeRemoval(core, parts)
-        self.comparing = Comparing(core, points, unpacking, layers)
-        self.committing = Committing(core, points, layers, self._files, self.comparing)
+        self.comparing = Comparing(core, points, unpacking, layers, work)
+        self.committing = Committing(core, points, layers, self._files, self.comparing, work)
         self.operations: Sequence[Operation[Any]] = (
             self.creation, self.merging, self.resolving, self.removal, self.committing
         )  # fmt: skip
@@ -110,14 +112,14 @@ class Branches:
             require_conflicts(merge)
             return ConflictList(conflicts=[])
         read = partial(self._files.conflicts, merge.merge_id, merge.record, query.after, query.limit)
-        found, following = await trio.to_thread.run_sync(read)
+        found, following = await self._work.read(merge.owner, read)
         return ConflictList(conflicts=found, next=following)
 
     async def read_version(self, request: Request[VersionRead]) -> FileContent:
         """Read a piece of one version of a file in a conflict."""
         asked = request.params
         read = partial(self._files.read_version, asked.merge_id, asked.sha256, asked.offset, asked.max_bytes)
-        return await trio.to_thread.run_sync(read)
+        return await self._work.read(self._core.state.merges[asked.merge_id].owner, read)
 
     async def blame(self, request: Request[BranchBlame]) -> Blame:
         """Show which branch each path came from."""

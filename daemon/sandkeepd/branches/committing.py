@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from sandkeepd.branches.difference import Difference, Sources, changed_counts, d
 from sandkeepd.branches.lineage import Lineage, began_with
 from sandkeepd.branches.merge_files import MergeFiles, Origin
 from sandkeepd.branches.points import Files, Points
+from sandkeepd.branches.work import Work
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
@@ -31,7 +32,6 @@ from sandkeepd.core.operation import Creation, Order
 from sandkeepd.host.host_commit import client as host
 from sandkeepd.host.host_commit.changes import Change
 from sandkeepd.host.host_commit.names import STAGING_PREFIX
-from sandkeepd.host.threads import run_in_thread
 from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.snapshots.layers import LayerReferences
 
@@ -48,13 +48,14 @@ class Committing(Creation[CommitState]):
     interrupted = "the daemon stopped during the commit, and the directory is as it was before: commit again"
 
     def __init__(
-        self, core: Core, points: Points, layers: LayerReferences, files: MergeFiles, comparing: Comparing
+        self, core: Core, points: Points, layers: LayerReferences, files: MergeFiles, comparing: Comparing, work: Work
     ) -> None:
         super().__init__(core)
         self._points = points
         self._layers = layers
         self._files = files
         self._comparing = comparing
+        self._work = work
 
     # -- handlers -----------------------------------------------------------------------------------------------------
 
@@ -81,7 +82,7 @@ class Committing(Creation[CommitState]):
         target = _absolute(asked.target)
         async with self._compared(sandbox, base, target, request.progress, None) as found:
             check = partial(host.check, target, request.caller, found.changes)
-            report = await trio.to_thread.run_sync(check, abandon_on_cancel=False)
+            report = await self._work.ask(request.caller.uid, check)
         kinds = {change.path: _kind(change) for change in found.changes}
         named = [(each.path, each.status, each.why) for each in report.paths]
         paths = [_path(path, kinds[path], status, why) for path, status, why in named]
@@ -115,8 +116,8 @@ class Committing(Creation[CommitState]):
                 failpoints.reach("commit.planned")
                 with closing_fd(read_only(contents)) as readable:
                     await order.progress(f"writing {len(found.changes)} changes to {asked.target}")
-                    with trio.CancelScope(shield=True):
-                        await trio.to_thread.run_sync(_apply, commit_id, asked, found.changes, readable)
+                    apply = partial(_apply, commit_id, asked, found.changes, readable)
+                    await self._work.ask(asked.uid, apply)
         failpoints.reach("commit.applied")
         await self._clean_up(commit_id, order.subject)
         return [NewEvent(commit_id, events.BranchCommitted(**changed_counts(found.origins), provenance=digest))]
@@ -133,18 +134,18 @@ class Committing(Creation[CommitState]):
     async def _clean_up(self, commit_id: str, commit: CommitState) -> None:
         """Note that a commit is complete; then remove its mark and its backups from the directory.
 
-        Error handling: if the directory is not to be reached any more, they stay there.
+        Error handling: it is complete whatever happens. If the directory is not to be reached any more, they stay.
         """
-        await trio.to_thread.run_sync(self._files.mark_applied, commit_id)
-        failpoints.reach("commit.marked")
         try:
+            await trio.to_thread.run_sync(self._files.mark_applied, commit_id)
+            failpoints.reach("commit.marked")
             await self._undo(commit_id, commit)
         except SandkeepError as error:
             logger.warning("the backups of a commit stay", extra={"commit_id": commit_id, "why": error.message})
 
     async def _undo(self, commit_id: str, commit: CommitState) -> host.Undone:
         undo = partial(host.undo, commit.requested.target, caller_of(commit.requested), commit_id)
-        return await trio.to_thread.run_sync(undo, abandon_on_cancel=False)
+        return await self._work.ask(commit.requested.uid, undo)
 
     async def _recover(self, order: Order[CommitState]) -> None:
         """Take back what an earlier daemon had begun; or record that it was complete."""
@@ -202,24 +203,23 @@ class Committing(Creation[CommitState]):
                 ignored=self._points.ignored(sandbox), merge_id=merge.merge_id if merge is not None else None,
                 merged=merged, written=written,
             )  # fmt: skip
-            yield await run_in_thread(partial(difference, sources, contents), progress, "comparing the files")
+            compare = partial(difference, sources, contents)
+            yield await self._work.compute(sandbox.owner, compare, progress, "comparing the files")
 
     def _earlier(self, sandbox: SandboxState, target: str) -> list[CommitState]:
         """Return the commits to the same directory by the branch, and by those that it came from, oldest first."""
-        state, lineage = self.core.state, Lineage(self.core.state)
-        until: dict[str, int] = {}
+        lives = Lineage(self.core.state).lives(sandbox)
 
-        def walk(one: SandboxState, before_us: int) -> Iterator[tuple[str, int]]:
-            yield one.sandbox_id, before_us
-            for parent in lineage.parents(one):
-                if parent in state.sandboxes:
-                    yield from walk(state.sandboxes[parent], min(before_us, one.requested_us))
+        def is_earlier(commit: CommitState) -> bool:
+            return any(
+                life.sandbox.sandbox_id == commit.sandbox_id
+                and life.era.began_us <= commit.requested_us < life.until_us
+                for life in lives
+            )
 
-        for sandbox_id, before_us in walk(sandbox, 1 << 62):
-            until[sandbox_id] = max(before_us, until.get(sandbox_id, 0))
         found = [
-            c for c in state.commits.values()
-            if c.status == "ready" and c.requested.target == target and c.requested_us < until.get(c.sandbox_id, 0)
+            c for c in self.core.state.commits.values()
+            if c.status == "ready" and c.requested.target == target and is_earlier(c)
         ]  # fmt: skip
         return sorted(found, key=lambda commit: commit.requested_us)
 
@@ -227,22 +227,29 @@ class Committing(Creation[CommitState]):
 def _apply(commit_id: str, asked: events.BranchCommitRequested, changes: Sequence[Change], contents: int) -> None:
     """Apply changes; first take back what a dead commit of another daemon left there. Blocks.
 
-    The directory keeps the mark of a complete commit until it is known here that it is one.
+    The directory keeps the mark of a complete commit until it is known here that it is one. A program that did not
+    answer may have completed it all the same.
     """
+    target, caller = asked.target, caller_of(asked)
     apply = partial(
-        host.apply, asked.target, caller_of(asked), commit_id, changes, contents,
-        force=None if asked.force else (), clean_up=False,
-    )  # fmt: skip
+        host.apply, target, caller, commit_id, changes, contents, force=None if asked.force else (), clean_up=False
+    )
     try:
-        apply()
-    except StateError as error:
-        dead = error.data.get("unfinished")
-        if not isinstance(dead, str) or not dead:
+        try:
+            apply()
+        except StateError as error:
+            dead = error.data.get("unfinished")
+            if not isinstance(dead, str) or not dead:
+                raise
+            if host.undo(target, caller, dead).leftover:
+                message = f"an earlier commit was cut off, and files were changed since: {_backups_in(target, dead)}"
+                raise StateError("conflict", message) from None
+            apply()
+    except SandkeepError as error:
+        if error.code not in ("provider_unavailable", "timeout", "internal"):
             raise
-        if host.undo(asked.target, caller_of(asked), dead).leftover:
-            message = f"an earlier commit was cut off, and files were changed since: {_backups_in(asked.target, dead)}"
-            raise StateError("conflict", message) from None
-        apply()
+        if host.undo(target, caller, commit_id).outcome != "complete":
+            raise
 
 
 def _backups_in(target: str, commit_id: str) -> str:
@@ -258,7 +265,8 @@ def caller_of(asked: events.BranchCommitRequested) -> Caller:
 def _absolute(target: str) -> str:
     if not target.startswith("/"):
         raise CallerError("invalid", f"target: {target[:200]!r} is not an absolute path", field="target")
-    return target.rstrip("/") or "/"
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    return "/" + "/".join(parts)
 
 
 def _kind(change: Change) -> Any:

@@ -19,11 +19,12 @@ from sandkeepd.branches.answers import as_many_as_fit, text_of
 from sandkeepd.branches.lineage import Kept, began_with
 from sandkeepd.branches.merge_files import counting
 from sandkeepd.branches.points import Files, Points
+from sandkeepd.branches.work import Work
 from sandkeepd.contract.caller import Progress
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request, sandbox_called
 from sandkeepd.core.core import Core
-from sandkeepd.host.threads import Meter, run_in_thread
+from sandkeepd.host.threads import Meter
 from sandkeepd.snapshots.forks import layering
 from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.restore import Unpacking, image_beneath, names_of
@@ -35,11 +36,12 @@ MOST_SHOWN_BYTES: Final = 1 << 20
 class Comparing:
     """The comparison of a sandbox with others, and with what is kept."""
 
-    def __init__(self, core: Core, points: Points, unpacking: Unpacking, layers: LayerReferences) -> None:
+    def __init__(self, core: Core, points: Points, unpacking: Unpacking, layers: LayerReferences, work: Work) -> None:
         self._core = core
         self._points = points
         self._unpacking = unpacking
         self._layers = layers
+        self._work = work
 
     async def diff(self, request: Request[SandboxDiff]) -> Diff:
         """Compare a sandbox's workspace with another, a snapshot, an image, or its beginning."""
@@ -53,7 +55,7 @@ class Comparing:
         ):
             ignored = self._points.ignored(sandbox)
             compare = partial(_diff, before, after, asked, ignored, sandbox.sandbox_id, base_id)
-            return await run_in_thread(compare, request.progress, "comparing the files")
+            return await self._work.compute(sandbox.owner, compare, request.progress, "comparing the files")
 
     async def ready(self, sandbox: SandboxState) -> None:
         """Wait until a sandbox is adopted. Raises `not_ready` for one whose files are gone."""
@@ -75,7 +77,11 @@ class Comparing:
         """Yield what a sandbox is compared with, and its id. Raises `not_found`."""
         state, other, asked = self._core.state, request.params.other, sandbox.requested
         if other is None:
-            yield began_with(sandbox)[1], Files(provider=asked.provider, image_id=asked.image_id, plan=asked.plan)
+            kind, began = began_with(sandbox)
+            yield (
+                asked.image_id if kind == "checkpoint" else began,
+                Files(provider=asked.provider, image_id=asked.image_id, plan=asked.plan),
+            )
         elif (image := state.images.get(other)) is not None and request.sees(image.owner):
             provider = rules.ready_image(state, other).requested.provider
             kept = Kept(state_id=other, time_us=0, image_id=other, plan={})

@@ -67,6 +67,9 @@ def difference(sources: Sources, contents: int | None, meter: Meter) -> Differen
                 forbidden[name] = why
                 continue
             before, after = base.entry(name), branch.entry(name)
+            if after is not None and after.kind not in _KINDS:
+                forbidden[name] = after.kind
+                continue
             written = sources.written.get(name)
             old = _as_written(written) if written is not None else writer.entry(sources.base, name, before, keep=False)
             new = writer.entry(sources.branch, name, after, keep=True)
@@ -135,11 +138,18 @@ class _Contents:
                 self._read += len(piece)
                 self._meter(self._read)
                 if keep:
-                    assert self._descriptor is not None
-                    with storage_errors("the contents of the commit"):
-                        write_all(self._descriptor, piece, self._end)
-                    self._end += len(piece)
+                    self._write(piece)
         return digest.hexdigest()
+
+    def _write(self, piece: bytes) -> None:
+        """Append a piece; one of zeros becomes a hole."""
+        assert self._descriptor is not None
+        with storage_errors("the contents of the commit"):
+            if piece.count(0) == len(piece):
+                os.ftruncate(self._descriptor, self._end + len(piece))
+            else:
+                write_all(self._descriptor, piece, self._end)
+        self._end += len(piece)
 
 
 def changed_counts(origins: Sequence[Origin]) -> dict[str, int]:

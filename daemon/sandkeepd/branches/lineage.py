@@ -1,26 +1,30 @@
 """The lineage of sandboxes: the states of files that one descends from, and the nearest that several have in common.
 
 A **state** is what a sandbox had at one moment, and is kept under a name: an image, a snapshot, a fork's files, the
-files of a merge, or a point that was kept for a merge. A sandbox descends from the state that it began with, and from
-each that was kept of it since, as it had just that then. A state descends from what the sandbox that it was kept of
-descended from at that moment; one that was merged, from the points of all its branches.
+files of a merge, or a point that was kept for a merge. A sandbox's life has **eras**: each begins with a state, the
+first one with its own beginning, the others with a restore over its files. In an era a sandbox descends from what that
+begins with, and from each state that was kept of it since. A state descends from what its sandbox descended from at
+that moment; that of a merge, from the points of all branches. The files of a checkpoint cannot be read.
 
 All of it is read from the views.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from sandkeep import ids
 from sandkeep.model import BaseKind
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
 
+NOW = 1 << 62
+
 
 class Kept(Struct, frozen=True, kw_only=True):
-    """A state of the files of `sandbox_id`, kept at `time_us`. It is that of a plan with these `files` above an image;
-    with neither `files` nor `plan` it cannot be read any more.
+    """A state that was kept at `time_us`. Its files are those of a `plan` above an image, those of the image itself if
+    the plan is empty; without a plan it cannot be read any more.
     """
 
     state_id: str
@@ -29,14 +33,45 @@ class Kept(Struct, frozen=True, kw_only=True):
     plan: Mapping[str, Any] | None = None
 
 
+class Era(NamedTuple):
+    """A part of a sandbox's life: when it began, and with which state."""
+
+    began_us: int
+    kind: BaseKind
+    state_id: str
+
+
+class Life(NamedTuple):
+    """A sandbox in one of its eras, before a moment."""
+
+    sandbox: SandboxState
+    era: Era
+    until_us: int
+
+
 def began_with(sandbox: SandboxState) -> tuple[BaseKind, str]:
     """Return the kind and the name of the state that a sandbox began with, or had restored last."""
+    *_, last = eras(sandbox)
+    return last.kind, last.state_id
+
+
+def eras(sandbox: SandboxState) -> Iterator[Era]:
+    """Yield the eras of a sandbox, the first one first."""
     asked = sandbox.requested
-    if asked.fork_id is not None and not sandbox.restored_us:
-        return ("merge" if asked.fork_id.startswith("mrg_") else "fork"), asked.fork_id
-    if sandbox.restored_from is not None:
-        return "snapshot", sandbox.restored_from
-    return "image", asked.image_id
+    if asked.fork_id is not None:
+        is_merge = asked.fork_id.startswith(f"{ids.MERGE}_")
+        yield Era(0, "merge" if is_merge else "fork", asked.fork_id)
+    elif asked.restored_from is not None:
+        yield Era(0, _kind_of(asked.restored_from), asked.restored_from)
+    else:
+        yield Era(0, "image", asked.image_id)
+    own = sandbox.files_replaced[1 if asked.restored_from is not None else 0 :]  # the first is of its creation
+    for replaced in own:
+        yield Era(replaced.time_us, _kind_of(replaced.snapshot_id), replaced.snapshot_id)
+
+
+def _kind_of(state_id: str) -> BaseKind:
+    return "checkpoint" if state_id.startswith(f"{ids.CHECKPOINT}_") else "snapshot"
 
 
 class Lineage:
@@ -57,6 +92,8 @@ class Lineage:
         for snapshot in state.snapshots.values():
             if snapshot.sandbox_id is not None and not (snapshot.requested.include or snapshot.requested.exclude):
                 self._note(snapshot.sandbox_id, snapshot.requested_us, snapshot.snapshot_id)
+        for checkpoint in state.checkpoints.values():
+            self._note(checkpoint.sandbox_id, checkpoint.requested_us, checkpoint.checkpoint_id)
         for merge in state.merges.values():
             for point in merge.points:
                 self._note(point.sandbox_id, merge.requested_us, point.point_id)
@@ -66,30 +103,46 @@ class Lineage:
                     self._plans[point.point_id] = asked.image_id, {**asked.plan, **point.files}
         for sandbox in state.sandboxes.values():
             kind, name = began_with(sandbox)
-            if kind != "image" and not (sandbox.hidden and name in self._plans):
+            if kind not in ("image", "checkpoint") and not (sandbox.hidden and name in self._plans):
                 self._plans[name] = sandbox.requested.image_id, sandbox.requested.plan
 
     def _note(self, sandbox_id: str, time_us: int, state_id: str) -> None:
         self._kept_of.setdefault(sandbox_id, []).append((time_us, state_id))
 
     def parents(self, sandbox: SandboxState) -> list[str]:
-        """Return the sandboxes of which the state was kept that a sandbox began with."""
-        kind, name = began_with(sandbox)
-        if kind == "merge":
-            merge = self._state.merges.get(name)
-            return sorted(merge.requested.branches.values()) if merge is not None else []
-        if kind == "fork":
-            return [sandbox.requested.forked_from] if sandbox.requested.forked_from is not None else []
-        snapshot = self._state.snapshots.get(name) if kind == "snapshot" else None
-        return [snapshot.sandbox_id] if snapshot is not None and snapshot.sandbox_id is not None else []
+        """Return the other sandboxes of which the state was kept that a sandbox began with."""
+        *_, last = eras(sandbox)
+        found = {life.sandbox.sandbox_id for life in self._before(last)}
+        return sorted(found - {sandbox.sandbox_id})
+
+    def lives(self, sandbox: SandboxState) -> list[Life]:
+        """Return all parts of lives that a sandbox's present files come from: its own first."""
+        *_, last = eras(sandbox)
+        seen: dict[tuple[str, int], Life] = {}
+        left = [Life(sandbox, last, NOW)]
+        while left:
+            life = left.pop()
+            key = life.sandbox.sandbox_id, life.era.began_us
+            known = seen.get(key)
+            if known is None or known.until_us < life.until_us:
+                seen[key] = life
+            if known is None:
+                left += self._before(life.era)
+        return list(seen.values())
 
     def ancestors(self, sandbox: SandboxState) -> dict[str, Kept]:
         """Return the states that a sandbox descends from, by their names."""
         found: dict[str, Kept] = {}
-        for kept in self._before(sandbox, 1 << 62, set()):
-            known = found.get(kept.state_id)
-            if known is None or known.time_us < kept.time_us:
-                found[kept.state_id] = kept
+        for life in self.lives(sandbox):
+            for time_us, state_id in self._kept_of.get(life.sandbox.sandbox_id, ()):
+                if life.era.began_us <= time_us < life.until_us:
+                    found[state_id] = self._kept(state_id, time_us)
+            kind, name = life.era.kind, life.era.state_id
+            found[name] = Kept(state_id=name, time_us=0, image_id=name, plan={}) if kind == "image" else self._kept(
+                name, self._time_of(name)
+            )  # fmt: skip
+            image_id = life.sandbox.requested.image_id
+            found[image_id] = Kept(state_id=image_id, time_us=0, image_id=image_id, plan={})
         return found
 
     def common(self, sandboxes: list[SandboxState]) -> list[Kept]:
@@ -100,46 +153,38 @@ class Lineage:
         shared = [kept for name, kept in first.items() if all(name in other for other in others)]
         return sorted(shared, key=lambda kept: (-kept.time_us, kept.state_id))
 
-    def _before(self, sandbox: SandboxState, before_us: int, seen: set[tuple[str, int]]) -> Iterator[Kept]:
-        """Yield the states that a sandbox descended from at a moment."""
-        if (sandbox.sandbox_id, before_us) in seen:
-            return
-        seen.add((sandbox.sandbox_id, before_us))
-        for time_us, state_id in self._kept_of.get(sandbox.sandbox_id, ()):
-            if sandbox.restored_us <= time_us < before_us:
-                yield self._kept(state_id, time_us)
-        kind, name = began_with(sandbox)
-        if kind == "image":
-            yield Kept(state_id=name, time_us=0, image_id=name, plan={})
-            return
-        born_us = min(sandbox.requested_us, before_us)
-        yield self._kept(name, self._time_of(name, born_us))
-        if kind == "merge":
-            yield from self._before_merge(name, seen)
-        else:
-            yield from self._before_source(sandbox, name, seen)
-        yield Kept(state_id=sandbox.requested.image_id, time_us=0, image_id=sandbox.requested.image_id, plan={})
-
-    def _before_source(self, sandbox: SandboxState, name: str, seen: set[tuple[str, int]]) -> Iterator[Kept]:
-        for parent in self.parents(sandbox):
-            source = self._state.sandboxes.get(parent)
-            if source is not None:
-                yield from self._before(source, self._time_of(name, sandbox.requested_us), seen)
-
-    def _before_merge(self, merge_id: str, seen: set[tuple[str, int]]) -> Iterator[Kept]:
-        merge = self._state.merges.get(merge_id)
-        for point in merge.points if merge is not None else ():
-            assert merge is not None
-            yield self._kept(point.point_id, merge.requested_us)
-            branch = self._state.sandboxes.get(point.sandbox_id)
-            if branch is not None:
-                yield from self._before(branch, merge.requested_us, seen)
-
-    def _time_of(self, state_id: str, otherwise_us: int) -> int:
+    def _before(self, era: Era) -> list[Life]:
+        """Return the sandboxes as they were when the state was kept that an era begins with."""
         state = self._state
-        found = state.forks.get(state_id) or state.snapshots.get(state_id) or state.merges.get(state_id)
-        return found.requested_us if found is not None else otherwise_us
+        if era.kind == "merge":
+            merge = state.merges.get(era.state_id)
+            # The points, which bear the time of the merge, are among what it descends from.
+            of = [(branch, merge.requested_us + 1) for branch in merge.requested.branches.values()] if merge else []
+        else:
+            kept = (
+                state.forks.get(era.state_id) or state.snapshots.get(era.state_id)
+                or state.checkpoints.get(era.state_id)
+            )  # fmt: skip
+            of = [(kept.sandbox_id or "", kept.requested_us)] if kept is not None else []
+        return [
+            Life(sandbox, _era_at(sandbox, time_us), time_us)
+            for sandbox_id, time_us in of
+            if (sandbox := state.sandboxes.get(sandbox_id)) is not None
+        ]
+
+    def _time_of(self, state_id: str) -> int:
+        state = self._state
+        found = (
+            state.forks.get(state_id) or state.snapshots.get(state_id) or state.merges.get(state_id)
+            or state.checkpoints.get(state_id)
+        )  # fmt: skip
+        return found.requested_us if found is not None else 0
 
     def _kept(self, state_id: str, time_us: int) -> Kept:
         image_id, plan = self._plans.get(state_id, ("", None))
         return Kept(state_id=state_id, time_us=time_us, image_id=image_id, plan=plan)
+
+
+def _era_at(sandbox: SandboxState, time_us: int) -> Era:
+    """Return the era of a sandbox in which something was kept of it."""
+    return max(era for era in eras(sandbox) if era.began_us <= time_us)

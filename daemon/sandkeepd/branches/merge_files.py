@@ -9,6 +9,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -41,7 +42,10 @@ BLOBS: Final = "blobs"
 PROVENANCE: Final = "provenance"
 APPLIED: Final = "applied"
 BASE: Final = "base"
+ALL: Final = "all"
 
+_BLOCK: Final = 512
+_MOST_REMEMBERED: Final = 32 << 20
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -61,10 +65,11 @@ class Origin(Struct, frozen=True, array_like=True):
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """The outcome of a merge or a resolution. `record` names its document."""
+    """The outcome of a merge or a resolution. `record` names its document; all of it takes `size_bytes`."""
 
     merge: Merge
     record: str
+    size_bytes: int
 
     @property
     def conflicts(self) -> int:
@@ -82,6 +87,9 @@ class MergeFiles:
 
     def __init__(self, state_dir: str) -> None:
         self.state_dir = state_dir
+        self._reading = threading.Lock()
+        """Held while a document is read: it may be large, and who asks for its pages asks for one after the other."""
+        self._last: tuple[str, Merge] | None = None
 
     def place(self, object_id: str) -> str:
         """Return the directory of a merge or a commit."""
@@ -113,9 +121,12 @@ class MergeFiles:
 
     def _outcome(self, merge_id: str, merged: Merge) -> Outcome:
         """Write the document, which the outcome's event will name."""
-        record = f"document-{secrets.token_hex(4)}"
-        durable.replace(f"{self.place(merge_id)}/{record}", to_document(merged))
-        return Outcome(merge=merged, record=record)
+        record, place = f"document-{secrets.token_hex(4)}", self.place(merge_id)
+        document = to_document(merged)
+        durable.replace(f"{place}/{record}", document)
+        blobs = sum(entry.stat(follow_symlinks=False).st_blocks * _BLOCK for entry in os.scandir(f"{place}/{BLOBS}"))
+        size = len(document) + os.stat(f"{place}/{SPOOL}").st_size + blobs
+        return Outcome(merge=merged, record=record, size_bytes=size)
 
     def resolve(
         self,
@@ -188,12 +199,21 @@ class MergeFiles:
         )
 
     def _load(self, merge_id: str, record: str) -> Merge:
-        try:
-            with open(f"{self.place(merge_id)}/{record}", "rb") as file:
-                return from_document(file.read())
-        except FileNotFoundError:
-            message = f"the files of merge {merge_id} are gone: abandon it, and merge again"
-            raise DataError("snapshot_missing", message, merge_id=merge_id) from None
+        path = f"{self.place(merge_id)}/{record}"
+        with self._reading:
+            if self._last is not None and self._last[0] == path:
+                return self._last[1]
+            self._last = None
+            try:
+                with open(path, "rb") as file:
+                    document = file.read()
+            except FileNotFoundError:
+                message = f"the files of merge {merge_id} are gone: abandon it, and merge again"
+                raise DataError("snapshot_missing", message, merge_id=merge_id) from None
+            merge = from_document(document)
+            if len(document) <= _MOST_REMEMBERED:
+                self._last = path, merge
+            return merge
 
     def keep_only(self, merge_id: str, record: str) -> None:
         """Remove the documents of a merge that are out of date."""
@@ -286,7 +306,7 @@ def _resolution(decision: model.Resolution) -> resolving.Resolution:
         return resolving.TakeContent(decision.data, decision.mode)
     if decision.take == BASE:
         return resolving.TakeBase()
-    if decision.take == "all":
+    if decision.take == ALL:
         return resolving.TakeAll()
     return resolving.TakeBranch(decision.take or "")
 

@@ -20,14 +20,14 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.branches import MergeState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.branches.lineage import Lineage
-from sandkeepd.branches.merge_files import MergeFiles, Outcome
+from sandkeepd.branches.merge_files import ALL, BASE, MergeFiles, Outcome
 from sandkeepd.branches.points import Files, Points
+from sandkeepd.branches.work import Work
 from sandkeepd.contract.layers import KeptArchive
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request, sandbox_called
 from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Creation, Order, Removal
-from sandkeepd.host.threads import run_in_thread
 from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.sandboxes.creation import Maker
 from sandkeepd.sandboxes.sandboxes import Sandboxes
@@ -38,6 +38,9 @@ from sandkeepd.snapshots.layers import LayerReferences
 MOST_SHOWN = 1000
 """Maximum number of conflicts in the answer of a merge; ``branch.conflicts`` has all."""
 
+RESERVED = (BASE, ALL)
+"""What no branch is called in a merge, as it means something else in a decision."""
+
 
 class MergeParts(Struct, frozen=True):
     """The parts of the daemon that merges work with."""
@@ -46,6 +49,7 @@ class MergeParts(Struct, frozen=True):
     layers: LayerReferences
     points: Points
     files: MergeFiles
+    work: Work
 
 
 class Finishing(Creation[MergeState]):
@@ -96,7 +100,7 @@ class Finishing(Creation[MergeState]):
                 write = partial(
                     parts.files.write_layer, order.stream, outcome, trees, sorted(asked.branches), output, into
                 )
-                packed = await run_in_thread(write, order.progress, "writing the merged files")
+                packed = await parts.work.compute(asked.owner, write, order.progress, "writing the merged files")
                 keep = partial(parts.files.keep_provenance, order.stream, outcome.merge, trees[0])
                 provenance = await trio.to_thread.run_sync(keep)
             failpoints.reach("branch.packed")
@@ -200,12 +204,9 @@ class Merging(Finishing):
         for name in request.params.sandbox_ids:
             sandbox = rules.sandbox(state, sandbox_called(state, name, request, "sandbox_ids"))
             label = sandbox.name or sandbox.sandbox_id
-            if label in found or label == "base":
-                sandbox_label = sandbox.sandbox_id
-                if sandbox_label in found or found.get(label) is sandbox:
-                    raise CallerError("invalid", f"sandbox_ids: {name!r} is given twice", field="sandbox_ids")
-                label = sandbox_label
-            found[label] = sandbox
+            if sandbox in found.values():
+                raise CallerError("invalid", f"sandbox_ids: {name!r} is given twice", field="sandbox_ids")
+            found[sandbox.sandbox_id if label in found or label in RESERVED else label] = sandbox
         for field in ("provider", "owner"):
             if len({getattr(sandbox.requested, field) for sandbox in found.values()}) > 1:
                 message = f"sandbox_ids: branches of another {field} cannot be merged with these: leave them out"
@@ -238,13 +239,16 @@ class Merging(Finishing):
             compute = partial(
                 parts.files.merge, order.stream, trees, sorted(asked.branches), asked.rules, parts.points.ignored(first)
             )
-            outcome = await run_in_thread(compute, order.progress, "merging")
+            outcome = await parts.work.compute(asked.owner, compute, order.progress, "merging")
         failpoints.reach("branch.compared")
         if outcome.conflicts:
             self.release(order)
+            size = order.context + outcome.size_bytes
+            self.charge(order, asked.owner, "snapshots", size)
             event = events.BranchConflicted(
-                conflicts=outcome.conflicts, changed=outcome.changed, points=points, record=outcome.record
-            )
+                conflicts=outcome.conflicts, changed=outcome.changed, points=points, record=outcome.record,
+                size_bytes=size,
+            )  # fmt: skip
             return [NewEvent(order.stream, event)]
         return await self.finish(order, outcome, points)
 
@@ -252,11 +256,13 @@ class Merging(Finishing):
         asked = order.subject.requested
         await order.progress("keeping what the branches changed")
         taken: dict[str, events.Point] = {}
+        order.context = 0  # the size of the points
 
         async def take(label: str, sandbox_id: str) -> None:
             sandbox = self.core.state.sandboxes[sandbox_id]
             point_id = asked.points[label]
             kept = await self._parts.points.take(sandbox, point_id, order.progress)
+            order.context += kept.size_bytes
             taken[label] = events.Point(sandbox_id=sandbox_id, point_id=point_id, files=kept.files)
 
         failures: list[Exception] = []
@@ -325,7 +331,7 @@ class Resolving(Finishing):
         assert order.request is not None
         assert merge.record is not None
         apply = partial(parts.files.resolve, order.stream, merge.record, order.request.params.decisions)
-        outcome = await run_in_thread(apply, order.progress, "resolving")
+        outcome = await parts.work.compute(merge.owner, apply, order.progress, "resolving")
         failpoints.reach("branch.resolved")
         if outcome.conflicts:
             self.release(order)

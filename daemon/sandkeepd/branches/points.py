@@ -81,7 +81,7 @@ class Points:
         """
         layers = layering(self._core.provider(provider))
         if kept.plan is None:
-            return None
+            return await self._part_of_another(provider, kept.state_id)
         if not kept.plan:
             image = self._core.state.images.get(kept.image_id)
             if image is None or image.status != "ready":
@@ -92,6 +92,18 @@ class Points:
             if not await layers.has_layer(name):
                 return None
         return Files(provider=provider, image_id=kept.image_id, plan=kept.plan)
+
+    async def _part_of_another(self, provider: str, state_id: str) -> Files | None:
+        """Return the files of a state that no sandbox has alone, but one above others: of a fork that was forked."""
+        layers = layering(self._core.provider(provider))
+        for sandbox in self._core.state.sandboxes.values():
+            asked = sandbox.requested
+            if sandbox.hidden or asked.provider != provider or state_id not in (names := layers.layers_of(asked.plan)):
+                continue
+            image_id = asked.image_id if layers.needs_image(asked.plan) else None
+            files = await layers.files_of_layers(names[names.index(state_id) :], image_id)
+            return Files(provider=provider, image_id=asked.image_id, plan={**asked.plan, **files})
+        return None
 
     async def nearest(self, provider: str, candidates: Sequence[Kept], like: Mapping[str, Any]) -> tuple[str, Files]:
         """Return the first of these states that can still be read, by its name. Raises `conflict` if none can."""

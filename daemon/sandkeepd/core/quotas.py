@@ -29,7 +29,7 @@ FREES: Final = {
     "memory": "terminate sandboxes, or ask for less memory (`--memory`)",
     "disk": "terminate sandboxes that have a disk, or ask for less (`--disk`)",
     "images": "remove images (`sandkeep image rm`)",
-    "snapshots": "delete snapshots (`sandkeep snapshot rm`)",
+    "snapshots": "delete snapshots (`sandkeep snapshot rm`), or abandon merges (`sandkeep branch abandon`)",
     "checkpoints": "delete checkpoints (`sandkeep checkpoint rm`)",
     "artifacts": "remove artifacts (`sandkeep artifact rm`)",
     "journals": "terminate sandboxes: the output of ended ones is dropped within a minute, oldest first",
@@ -71,7 +71,9 @@ class Quotas:
         self._artifacts: Counter[str] = Counter()
         self._journals: dict[str, int] = {}
         self._measured_us: dict[str, int] = {}
-        for stream in chain(state.sandboxes, state.images, state.snapshots, state.checkpoints, state.artifacts):
+        for stream in chain(
+            state.sandboxes, state.images, state.snapshots, state.checkpoints, state.artifacts, state.merges
+        ):  # fmt: skip
             self._record(stream)
 
     def limit(self, owner: str, quota: str) -> int | None:
@@ -183,6 +185,8 @@ class Quotas:
             if artifact.exported is None or not artifact.alive:
                 return None
             return Share(artifact.owner, {"artifacts": artifact.exported.size_bytes}, artifact.requested.session_id)
+        if (merge := state.merges.get(stream)) is not None:
+            return Share(merge.owner, {"snapshots": merge.size_bytes}) if merge.waits and merge.size_bytes else None
         if (checkpoint := state.checkpoints.get(stream)) is not None:
             files = checkpoint.stored.files if checkpoint.stored is not None and checkpoint.alive else ()
             return Share(checkpoint.owner, {"checkpoints": sum(file.size_bytes for file in files)}) if files else None

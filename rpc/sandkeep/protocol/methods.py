@@ -48,7 +48,8 @@ MediaType = Annotated[
     str, Meta(max_length=255, pattern=r"^[a-zA-Z0-9!#$&^_.+-]+/[a-zA-Z0-9!#$&^_.+-]+(; ?[a-zA-Z0-9=._+-]+)*$(?!\n)")
 ]
 Ignored = Annotated[
-    list[Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^/\x00]+$(?!\n)")]], Meta(max_length=64)
+    list[Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^(?!\.{1,2}$)[^/\x00]+$(?!\n)")]],
+    Meta(max_length=64),
 ]
 Position = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Where = Position | Token

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from sandkeep_store.merging import clashes as rules
 from sandkeep_store.merging.compare import Change
 from sandkeep_store.merging.content import no_progress, read_text, same_content
-from sandkeep_store.merging.model import ConflictKind, Content, Decision, FromBranch, Policy
+from sandkeep_store.merging.hunks import Shown
+from sandkeep_store.merging.model import ConflictKind, Content, Decision, FromBranch, Policy, ShownHunk
 from sandkeep_store.merging.record import Spool
-from sandkeep_store.merging.text import MOST_TEXT_BYTES, Clash, TextMerge, is_text, merge_text
+from sandkeep_store.merging.text import MOST_TEXT_BYTES, TextMerge, is_text, merge_text
 from sandkeep_store.merging.trees import Entry, Progress
 
 Changes = Mapping[str, Change]
@@ -20,14 +21,14 @@ _MOST_RESTRICTIVE: Final = 0o1777
 
 
 class Undecided(Struct, frozen=True, kw_only=True):
-    """A conflict: its clashing lines, in which `names` are the versions; the merged mode, if that is clear; and the
-    result without the conflict, if there is one.
+    """A conflict: its clashing lines as they are shown; the merged mode, if that is clear; and the result without the
+    conflict, if there is one.
     """
 
     kind: ConflictKind
     mode: int | None = None
-    clashes: Sequence[Clash] = ()
-    names: Sequence[str] = ()
+    hunks: list[ShownHunk] = field(default_factory=list)
+    is_cut: bool = False
     merged: Decision | None = None
 
 
@@ -54,6 +55,7 @@ class Decider:
         self._policy = policy
         self._spool = spool
         self._progress = progress
+        self._shown = Shown()
         self._preferred = policy.branch if policy.rule == "ours" else ""  # a name that no branch has
 
     def decide(self, name: bytes, changes: Changes) -> Outcome:
@@ -204,7 +206,8 @@ class Decider:
             merge = self._by_policy(merge, edited)
             how = f"policy:{self._policy.rule}"
         if merge.clashes:
-            return Undecided(kind="added" if before is None else "content", clashes=merge.clashes, names=edited)
+            hunks, is_cut = self._shown.hunks(merge.clashes, edited)
+            return Undecided(kind="added" if before is None else "content", hunks=hunks, is_cut=is_cut)
         text = merge.text()
         newest = max(entries[branch].mtime_ns for branch in edited)
         entry = structs.replace(entries[edited[0]], size=len(text), mtime_ns=newest, device=0, inode=0, links=1)

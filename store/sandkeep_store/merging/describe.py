@@ -1,14 +1,13 @@
 """Description of conflicts: all that their resolution, and their display, needs when the trees are gone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec import structs
 
 from sandkeep_store.merging.compare import Change
 from sandkeep_store.merging.decide import Undecided
-from sandkeep_store.merging.model import MOST_SHOWN_BYTES, Conflict, ConflictKind, Decision, ShownHunk, Version
+from sandkeep_store.merging.model import Conflict, ConflictKind, Decision, Version
 from sandkeep_store.merging.record import Blobs
-from sandkeep_store.merging.text import Clash
 from sandkeep_store.merging.trees import Entry, look_up
 
 
@@ -22,10 +21,10 @@ class Describer:
 
     def conflict(self, name: bytes, undecided: Undecided, changes: Mapping[str, Change]) -> Conflict:
         """Describe the conflict of one path."""
-        hunks, is_cut = _shown(undecided.clashes, undecided.names)
         merged = undecided.merged if undecided.kind == "mode" else None
         return Conflict(
-            path=name, kind=undecided.kind, paths=(name,), mode=undecided.mode, hunks=hunks, is_cut=is_cut,
+            path=name, kind=undecided.kind, paths=(name,), mode=undecided.mode, hunks=undecided.hunks,
+            is_cut=undecided.is_cut,
             base=self._version(self._base, name, next(iter(changes.values())).before),
             branches={
                 branch: self._version(self._views[branch], name, change.after) for branch, change in changes.items()
@@ -57,28 +56,3 @@ class Describer:
     def _version(self, view: int, name: bytes, entry: Entry | None) -> Version:
         is_file = entry is not None and entry.kind == "file"
         return Version(entry=entry, sha256=self._blobs.copy(view, name) if is_file else "")
-
-
-def _shown(clashes: Sequence[Clash], names: Sequence[str]) -> tuple[list[ShownHunk], bool]:
-    left = MOST_SHOWN_BYTES
-    hunks: list[ShownHunk] = []
-    for clash in clashes:
-        base, left = _decoded(clash.base, left)
-        branches: dict[str, list[str]] = {}
-        for number, lines in clash.versions.items():
-            branches[names[number]], left = _decoded(lines, left)
-        hunks.append(ShownHunk(start=clash.start, base=base, branches=branches))
-        if left < 0:
-            return hunks, True
-    return hunks, False
-
-
-def _decoded(lines: Sequence[bytes], left: int) -> tuple[list[str], int]:
-    """Decode lines while there is room; return what room is left then, less than none if lines were cut."""
-    found: list[str] = []
-    for line in lines:
-        if left < 0:
-            break
-        found.append(line[: left + 1].decode("utf-8", "backslashreplace"))
-        left -= len(line) + 1
-    return found, left

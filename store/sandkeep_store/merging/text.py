@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from sandkeep_store.merging.diff import Hunk, diff, numbered, split_lines
 
-MOST_TEXT_BYTES: Final = 16 << 20
-"""Longer files count as binary."""
+MOST_TEXT_BYTES: Final = 8 << 20
+MOST_LINES: Final = 200_000
+"""Files of more bytes or lines count as binary: lines take many times their length in memory."""
 
 _LOOKED_AT: Final = 8000
 _LF, _CRLF = b"\n", b"\r\n"
@@ -59,8 +60,8 @@ class TextMerge(Struct, frozen=True):
 
 
 def is_text(data: bytes) -> bool:
-    """Return True if a file is text by git's rule: no NUL among the first 8000 bytes."""
-    return b"\0" not in data[:_LOOKED_AT]
+    """Return True if a file is text by git's rule, no NUL among the first 8000 bytes, and has not too many lines."""
+    return b"\0" not in data[:_LOOKED_AT] and data.count(_LF) <= MOST_LINES
 
 
 def merge_text(base: bytes, versions: Sequence[bytes]) -> TextMerge:

@@ -26,6 +26,7 @@ class MergeState(ObjectState, kw_only=True, array_like=True):
     provenance: str | None = None
     sandbox_id: str = ""
     record: str | None = None
+    size_bytes: int = 0
     resolving: int = 0
     resolve_error: tuple[str, str] | None = None
     resolve_interrupted: bool = False

@@ -166,6 +166,35 @@ def test_differences(client: Any, image: str, clean: None) -> None:
     refused("not_found", client.sandbox.diff, one, other="absent")
 
 
+def test_much_is_shown_as_far_as_an_answer_goes(client: Any, image: str, clean: None) -> None:
+    """Names and lines that take six times their length in JSON, and many of them."""
+    one, two = branches(client, image, "one", "two")
+    for box, letter in ((one, "a"), (two, "b")):
+        script = f"""
+import os
+for number in range(30):
+    with open(f"text-{{number}}", "w") as file:
+        file.write("\\x01{letter}\\n" * 50_000)
+for number in range(1500):
+    folder = f"{{number:04}}/" + "/".join(["\\x01" * 250] * 10)
+    os.makedirs(folder)
+    open(f"{{folder}}/{letter}", "w").close()
+"""
+        assert client.sandbox.exec(box, ["python3", "-c", script]).exit_code == 0
+    merged = client.branch.merge([one, two])
+    assert merged.merge.conflicts == 30
+    assert 0 < len(merged.conflicts) <= 30
+    found, after = list[str](), 0
+    while after is not None:
+        page = client.branch.conflicts(merged.merge.merge_id, after=after)
+        found, after = [*found, *(conflict.path for conflict in page.conflicts)], page.next
+    assert sorted(found) == sorted(f"text-{number}" for number in range(30))
+    shown = client.sandbox.diff(one, unified=True, limit=100_000)
+    assert (shown.added, shown.truncated) == (30 + 1500 * 12, True)
+    assert 0 < len(shown.files) < shown.added
+    assert client.branch.blame(sandbox_id=one).next is not None
+
+
 def test_nothing_of_a_hostile_sandbox_is_followed(client: Any, image: str, tmp_path: Path, clean: None) -> None:
     [one] = branches(client, image, "one")
     sh(client, one, "rm -r dir; ln -s /etc dir; ln -s /etc/passwd passwd; mkfifo fifo; ln -s .. up")
@@ -269,6 +298,46 @@ def test_the_base_is_the_nearest_that_all_descend_from(client: Any, image: str, 
     assert (met.merge.base_id, [c.kind for c in met.conflicts]) == (fork, ["deleted"])
     [other] = branches(client, image, "other")
     assert client.branch.merge([other, deep]).merge.base_id == image
+
+
+def test_a_restore_begins_a_new_era(client: Any, image: str, clean: None) -> None:
+    """What was kept of a sandbox before a restore over its own files is an ancestor only as far as the snapshot is."""
+    [first] = branches(client, image, "first")
+    edit(client, first, 1, "1")
+    [second] = [s.sandbox_id for s in client.branch.create(sandbox_id=first).sandboxes]
+    edit(client, first, 1, "2")
+    kept = client.snapshot.create(first).snapshot_id
+    client.sandbox.restore(first, kept)
+    edit(client, second, 20, "second")
+    merged = client.branch.merge([first, second])
+    assert merged.merge.base_id.startswith("frk_")
+    assert sh(client, merged.sandbox.sandbox_id, "sed -n '1p;20p' text") == "2\nsecond\n"
+    assert client.branch.list().branches[0].parents == []
+    client.snapshot.delete(kept)
+
+
+def test_lineages_of_any_depth(client: Any, image: str, clean: None) -> None:
+    """Each merge doubles the ways back; each fork adds a generation."""
+    one, two = branches(client, image, "one", "two")
+    for number in range(14):
+        sh(client, one, f"echo {number} >one-{number}")
+        pair = [client.branch.merge([one, two]).sandbox.sandbox_id for _ in range(2)]
+        for box in (one, two):
+            client.branch.remove(box)
+        one, two = pair
+    assert client.branch.merge([one, two]).merge.status == "ready"
+    assert {f"one-{number}" for number in range(14)} < paths(client, two)
+    assert len(client.branch.blame(sandbox_id=two).paths) == 14
+
+
+def test_a_branch_may_be_called_as_what_decisions_mean(client: Any, image: str, clean: None) -> None:
+    every, base = branches(client, image, "all", "base")
+    sh(client, every, "echo 1 >both")
+    sh(client, base, "echo 2 >both")
+    merge = client.branch.merge(["all", "base"]).merge
+    assert merge.branches == {every: every, base: base}
+    made = client.branch.resolve(merge.merge_id, decisions=[{"path": "both", "take": base}])
+    assert sh(client, made.sandbox.sandbox_id, "cat both") == "2\n"
 
 
 def test_a_merge_descends_from_its_branches_as_they_were(client: Any, image: str, clean: None) -> None:

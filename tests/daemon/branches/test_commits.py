@@ -87,6 +87,32 @@ def test_a_branch_goes_on_after_a_commit(client: Any, project: Path, branch: str
     assert (project / "src" / "main").read_text() == "one\ntwo\nthree\n"
 
 
+def test_a_commit_after_a_branch_was_kept_is_not_its_past(client: Any, project: Path, branch: str) -> None:
+    """A branch of an older snapshot takes nothing back of what was committed since."""
+    kept = client.snapshot.create(branch).snapshot_id
+    sh(client, branch, "echo nine >gone")
+    client.branch.commit(branch, str(project))
+    [older] = client.branch.create(snapshot_id=kept).sandboxes
+    sh(client, older.sandbox_id, "echo new >new")
+    assert statuses(client.branch.plan(older.sandbox_id, str(project))) == {"new": "apply"}
+    client.branch.commit(older.sandbox_id, f"{project}/./")
+    assert (project / "gone").read_text() == "nine\n"
+    client.sandbox.restore(branch, kept)
+    assert statuses(client.branch.plan(branch, str(project))) == {}
+    client.snapshot.delete(kept)
+
+
+def test_holes_stay_holes_and_a_fifo_is_no_files_end(client: Any, project: Path, branch: str) -> None:
+    sh(client, branch, "truncate -s 3G sparse; echo end >>sparse; rm gone; mkfifo gone")
+    plan = client.branch.plan(branch, str(project))
+    assert statuses(plan) == {"sparse": "apply", "gone": "forbidden"}
+    client.branch.commit(branch, str(project))
+    status = os.stat(project / "sparse")
+    assert status.st_size == 3 * 2**30 + 4
+    assert status.st_blocks < 4096
+    assert (project / "gone").read_text() == "gone\n"
+
+
 def test_what_the_host_changed_is_refused(client: Any, project: Path, branch: str) -> None:
     sh(client, branch, "echo four >>src/main; echo new >new; rm gone")
     (project / "src" / "main").write_text("the user's own\n")

@@ -80,11 +80,12 @@ def test_forks_of_forks(client: Any, box: str, shared_daemon: Any) -> None:
 def test_many_generations_do_not_pile_up(client: Any, box: str) -> None:
     made = box
     for generation in range(MOST_LAYERS + 2):
-        sh(client, made, f"echo {generation} >{generation}; rm -f ./{generation - 1}")
+        sh(client, made, f"echo {generation} >{generation}; rm -f ./{generation - 1}; chmod 600 {generation} file")
         older, made = made, client.sandbox.fork(made).sandboxes[0].sandbox_id
         if older != box:
             end(client, older)
     assert paths(client, made) == {"file", "gone", "gone/old", f"{MOST_LAYERS + 1}"}
+    assert sh(client, made, "cat file; stat -c %u file gone | uniq") == f"from the image\n{sh(client, box, 'id -u')}"
     end(client, made)
 
 

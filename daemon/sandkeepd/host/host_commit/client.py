@@ -38,7 +38,7 @@ from sandkeepd.host.processes import TOOL_ENV, ordinary_priority
 
 MAX_CHANGES: Final = 200_000
 TIMEOUT_S: Final = 900.0
-_GRACE_S: Final = 30.0
+_GRACE_S: Final = 10.0
 """Seconds that the program has to take its steps back before it is killed."""
 
 _EXIT_S: Final = 5.0
@@ -414,4 +414,7 @@ def _system_error(number: int, target: str, rest: dict[str, Any]) -> SandkeepErr
     if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF):
         message = f"the file system of {target} cannot exchange files atomically: choose a directory on a local disk"
         return CallerError("invalid", message, field="target", **rest)
+    if number in (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP):
+        message = f"{target} is being changed by another program ({reason}), and nothing was changed: try again"
+        return StateError("conflict", message, **rest)
     return DaemonError("internal", f"the commit to {target} failed: {reason}", **rest)

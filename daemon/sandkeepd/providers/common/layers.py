@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from sandkeep import failpoints
+from sandkeep.errors import ProviderError
 from sandkeep.system.durable import sync_directory
 from sandkeep_store.archives.trees import swap
 from sandkeep_store.archives.trees.overlay import unpack_layer
@@ -24,6 +25,7 @@ from sandkeepd.host.threads import Meter
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.layout import LAYER_MARK, Layout, write_mark
 from sandkeepd.providers.common.tree_copies import copy_tree
+from sandkeepd.providers.common.views import writable
 
 MAKING: Final = "making"
 """The name of a layer's directory until it is complete."""
@@ -89,6 +91,18 @@ class Layers:
     def copy(self, source: int, target: str) -> None:
         """Copy the content of an open directory, one from `open_merged`."""
         copy_tree(source, target, enter=self.enter)
+
+    def give(self, path: str, uid: int) -> None:
+        """Make one uid the owner of all files of a half-made layer. The layers that it was copied from have owners of
+        their own, but a layer has only one.
+        """
+        with writable(os.path.dirname(path)) as place:
+            inside = f"/proc/self/fd/0/{os.path.basename(path)}"
+            argv = ["chown", "--recursive", "--no-dereference", "-P", f"{uid}:{uid}", "--", inside]
+            run = run_tool(argv, stdin=place)
+        if run.returncode:
+            why = run.stderr.decode(errors="replace")[:300]
+            raise ProviderError("provider_unavailable", f"files could not be given to their owner: {why}")
 
     def size_bytes(self, path: str) -> int:
         """Return the bytes that an immutable directory occupies."""

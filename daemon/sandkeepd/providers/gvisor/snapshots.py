@@ -37,7 +37,9 @@ def _receive(pipe: int, into: int) -> None:
 
 def _pack(received: int, request: PackRequest, moved: Meter) -> PackedFiles:
     os.lseek(received, 0, os.SEEK_SET)
-    packed = write(CheckedArchive(received, NO_LIMITS), request.output, CODECS[request.format], Remarks(), moved=moved)
+    remarks = Remarks()
+    archive = CheckedArchive(received, NO_LIMITS, without_device=lambda name: remarks.add(name, "device"))
+    packed = write(archive, request.output, CODECS[request.format], remarks, moved=moved)
     return packed_files(packed, Pause())
 
 

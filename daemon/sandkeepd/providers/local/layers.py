@@ -84,6 +84,8 @@ class LocalLayers(DirectoryLayers):
         with shown(*roots, above=state_dir) as source, held.freeze() as pause:
             failpoints.reach("layer.frozen")
             self._store.copy(source, making)
+        if len(roots) > 1 and held.plan.uid is not None:
+            self._store.give(making, held.plan.uid)
         self._store.complete(name)
         return pause
 

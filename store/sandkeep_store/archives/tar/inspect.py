@@ -70,7 +70,10 @@ def inspect(
 
 
 class CheckedArchive:
-    """One archive, read from its beginning and checked on the way: its members, and the data of the present one."""
+    """One archive, read from its beginning and checked on the way: its members, and the data of the present one.
+
+    Devices are refused, or left out with a call of `without_device`.
+    """
 
     def __init__(
         self,
@@ -80,12 +83,14 @@ class CheckedArchive:
         layer: bool = False,
         moved: Moved | None = None,
         before: "CheckedArchive | None" = None,
+        without_device: Callable[[bytes], None] | None = None,
     ) -> None:
         self._archive = archive
         self._limits = limits
         self._layer = layer
         self._moved = moved
         self._before = before
+        self._without_device = without_device
         self._source = Input(archive)
         self._tally = Tally(limits)
         self._contents = Contents()
@@ -111,6 +116,9 @@ class CheckedArchive:
     def __iter__(self) -> Iterator[Member]:
         with closing(self._chunks):
             for member in self._reader:
+                if self._without_device is not None and member.kind.endswith("device"):
+                    self._without_device(member.name)
+                    continue
                 self._check(member)
                 self._tally.count_implied(self._contents.add(member), member)
                 yield member

@@ -47,7 +47,7 @@ def _conflicted(state: State, event: events.BranchConflicted, fact: Fact) -> Non
     merge = advance(state.merges, event, fact)
     if merge is not None:
         merge.conflicts, merge.changed, merge.points = event.conflicts, event.changed, event.points
-        merge.record = event.record
+        merge.record, merge.size_bytes = event.record, event.size_bytes
 
 
 @folds(events.BranchMerged)
