@@ -303,7 +303,7 @@ async def things(daemon: Inside, source: str, uid: int) -> Objects:
         owner=owner, branches={"box": box}, points={}, base_id=state.requested.image_id, base_plan={},
         image_id=state.requested.image_id, provider="fake", spec=state.spec,
     )  # fmt: skip
-    conflicted = events.BranchConflicted(conflicts=1, changed=1, points=[], record="absent")
+    conflicted = events.BranchConflicted(conflicts=1, changed=1, points=[], record="absent", size_bytes=1)
     committing = events.BranchCommitRequested(
         owner=owner, sandbox_id=box, target="/nowhere", uid=uid, gid=uid, base_id=state.requested.image_id
     )
