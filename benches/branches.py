@@ -72,6 +72,7 @@ def many_rows(client: Any, source: str, root: str) -> Iterator[Row]:
         many.clear()
         copy = seconds(lambda: subprocess.run(["cp", "-a", source, f"{root}/copy"], check=True))
         shutil.rmtree(f"{root}/copy")
+        os.sync()  # what the copy made comes to the disk in the background
         hundred = seconds(lambda: many.branch(MANY))
         many.clear()
         ones += [seconds(lambda: many.branch(1)) for _ in range(3)]
@@ -148,11 +149,13 @@ def merge_rows(client: Any, sources: dict[int, str], root: Path) -> Iterator[Row
         mine, theirs = in_turn(ours[SMALL].merge, git.merge, first=turn % 2 == 0)
         ours[SMALL].clear()
         git.clear()
+        if turn:
+            beside_git.append((mine, theirs))
+    for turn in range(ROUNDS + 1):
         large, small = in_turn(ours[LARGE].merge, ours[SMALL].merge, first=turn % 2 == 1)
         for branches in ours.values():
             branches.clear()
         if turn:
-            beside_git.append((mine, theirs))
             sizes.append((large, small))
     for branches in ours.values():
         branches.end()

@@ -13,7 +13,7 @@ from typing import Any
 
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives.stores.retry import PATIENCE_S
-from sandkeep_store.archives.stores.s3_upload import S3Upload
+from sandkeep_store.archives.stores.s3_upload import COMPLETE_S, S3Upload
 from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.archives.stores.types import (
     CHUNK_BYTES,
@@ -32,6 +32,7 @@ class S3Archives(ArchiveStore):
     def __init__(self, root: Root, storage: Storage = STORAGE, patience_s: float = PATIENCE_S) -> None:
         super().__init__(root, patience_s)
         self._client = connect(storage, patience_s)
+        self._completing = connect(storage, patience_s, COMPLETE_S)
 
     def objects(self, prefix: str = "") -> Iterator[Stored]:
         """See `ArchiveStore.objects`. S3 lists no metadata."""
@@ -71,7 +72,9 @@ class S3Archives(ArchiveStore):
         metadata = {**metadata, WRITE_ID: secrets.token_hex(16)}
         stat = partial(self._stat, path)
         landed = partial(self._landed, path, metadata[WRITE_ID])
-        return S3Upload(self._client, self.root.base, path, metadata, self.patience_s, waiting, stat, landed)
+        return S3Upload(
+            self._client, self._completing, self.root.base, path, metadata, self.patience_s, waiting, stat, landed
+        )
 
     def _stat(self, path: str) -> Stored:
         try:

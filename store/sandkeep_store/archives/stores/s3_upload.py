@@ -36,11 +36,18 @@ class _EndedError(Exception):
     """The upload is over, so no part of it has to be tried again."""
 
 
+COMPLETE_S: Final = 300.0
+"""Seconds until the answer to the completion of an upload, for which the service may copy all of its parts."""
+
+
 @dataclass
 class S3Upload:
-    """See `types.Upload`. `stat` looks up the object; `landed`, given an error, tells if the write took effect."""
+    """See `types.Upload`. `stat` looks up the object; `landed`, given an error, tells if the write took effect.
+    `completing` is a client that waits `COMPLETE_S` for an answer.
+    """
 
     client: Any
+    completing: Any
     bucket: str
     path: str
     metadata: dict[str, str]
@@ -125,7 +132,7 @@ class S3Upload:
             return str(begun["UploadId"])
 
     def _complete(self) -> None:
-        self.client.complete_multipart_upload(
+        self.completing.complete_multipart_upload(
             **self._object, UploadId=self._upload_id, MultipartUpload={"Parts": self._parts}, IfNoneMatch="*"
         )
 
