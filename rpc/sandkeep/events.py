@@ -605,7 +605,7 @@ class Point(Struct, frozen=True, kw_only=True):
 
 
 class MergeRules(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What becomes of that in which branches differ: see ``branch.merge``. `takes` are paths, or what is below them,
+    """The rules for that in which branches differ: see ``branch.merge``. `takes` are paths, or what is below them,
     each with the branch that has its way there.
     """
 

@@ -619,8 +619,8 @@ class Resolution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class CommitPath(Struct, frozen=True, kw_only=True):
-    """What a commit does at one path of the target. `status`: ``apply``; ``same`` (it is so already); ``host_changed``;
-    ``blocked``; ``kept`` (a directory in which something else is); ``forbidden`` (below ``.git``).
+    """The effect of a commit at one path of the target. `status`: ``apply``; ``same`` (it is so already);
+    ``host_changed``; ``blocked``; ``kept`` (a directory in which something else is); ``forbidden`` (below ``.git``).
     """
 
     path: str
@@ -631,7 +631,7 @@ class CommitPath(Struct, frozen=True, kw_only=True):
 
 
 class CommitPlan(Struct, frozen=True, kw_only=True):
-    """What a commit of a branch would do to a directory: the first `paths`, and how many there are of each status."""
+    """The effect that a commit of a branch would have: the first `paths`, and how many there are of each status."""
 
     sandbox_id: str
     target: str
@@ -657,7 +657,7 @@ class Commit(Struct, frozen=True, kw_only=True):
 
 
 class Provenance(Struct, frozen=True, kw_only=True):
-    """Where the state of one path came from: of these `branches`, and `how`: ``taken``, ``alike``, ``merged``,
+    """The origin of the state of one path: of these `branches`, and `how`: ``taken``, ``alike``, ``merged``,
     ``takes``, ``resolved``, ``policy:…``, or ``branch`` for what was changed in the branch itself.
     """
 

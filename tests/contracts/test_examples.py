@@ -215,7 +215,7 @@ def alike(line: str) -> str:
 
 
 def test_the_tournament(daemon: RunningDaemon, place: Path) -> None:
-    """What is printed is what its README shows; the directory has the fixes, and nothing else is left."""
+    """The output is the one in its README; the directory has the fixes, and nothing else is left."""
     here = EXAMPLES / "tournament"
     host = shutil.copytree(here / "project", place / "project", ignore=shutil.ignore_patterns("__pycache__"))
     with daemon.connect() as client:

@@ -8,7 +8,7 @@ from tests.crash.keeping import made, run
 from tests.crash.story import Story
 
 BRANCHING: Final = ("branch.", "commit.")
-"""How the points and events begin that only this tells of."""
+"""Prefixes of the points and events that only this tells of."""
 
 
 def tell(story: Story, source: str, **image_of: Any) -> None:

@@ -12,7 +12,7 @@ from sandkeep import archives
 from sandkeep.ids import new_id
 
 KEEPING: Final = ("snapshot.", "sandbox.fork", "sandbox.restor", "layer.", "fork.", "restore.", "replace.")
-"""How the points and events begin that only this tells of."""
+"""Prefixes of the points and events that only this tells of."""
 
 
 def tell(story: Story, source: str, **image_of: Any) -> None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs("bwrap")
 SIDE_BY_SIDE = 3
 
 NEVER = tuple(f"branch.{what}_failed" for what in ("create", "merge", "resolve", "commit"))
-"""What only comes of a failure; a daemon that starts tells it where an order was not carried out."""
+"""Events of failures only; a daemon that starts records them where an order was not carried out."""
 
 POINTS = [point for point in failpoints.POINTS if point.startswith(BRANCHING)]
 COMMITS = [

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.needs("bwrap")
 SIDE_BY_SIDE = 3
 
 NEVER = ("snapshot.failed", "sandbox.fork_failed", "sandbox.restore_failed")
-"""What only comes of a failure; a daemon that starts tells it where an order was not carried out."""
+"""Events of failures only; a daemon that starts records them where an order was not carried out."""
 
 KINDS = sorted(kind for kind in EVENTS if kind.startswith(KEEPING) and kind not in NEVER)
 POINTS = [point for point in failpoints.POINTS if point.startswith(KEEPING)]

@@ -23,7 +23,7 @@ from sandkeepd.host.cgroups import freezer
 SIDE_BY_SIDE = 3
 
 NEVER = ("sandbox.suspend_failed", "sandbox.resume_failed")
-"""What only comes of a failure; a daemon that starts tells it where an order was not carried out."""
+"""Events of failures only; a daemon that starts records them where an order was not carried out."""
 
 SIDES = (failpoints.BEFORE, failpoints.AFTER)
 KINDS = sorted(kind for kind in EVENTS if kind.startswith(("sandbox.suspend", "sandbox.resume")) and kind not in NEVER)

@@ -63,7 +63,7 @@ class Committing(Creation[CommitState]):
         """Apply a branch's changes to a directory of the host."""
         command = request.params
         sandbox = rules.sandbox(self.core.state, command.sandbox_id)
-        await self._comparing.ready(sandbox)
+        rules.require_files(sandbox)
         base_id, _ = await self._root(sandbox)
         caller = request.caller
         event = events.BranchCommitRequested(
@@ -77,7 +77,7 @@ class Committing(Creation[CommitState]):
         """Show what a commit would do."""
         asked = request.params
         sandbox = rules.sandbox(self.core.state, asked.sandbox_id)
-        await self._comparing.ready(sandbox)
+        rules.require_files(sandbox)
         base_id, base = await self._root(sandbox)
         target = _absolute(asked.target)
         async with self._compared(sandbox, base, target, request.progress, None) as found:
@@ -98,7 +98,7 @@ class Committing(Creation[CommitState]):
 
     async def origins_of(self, sandbox: SandboxState, progress: Progress) -> list[Origin]:
         """Return the origins of all that a branch changes of the image, or whatever else it descends from."""
-        await self._comparing.ready(sandbox)
+        rules.require_files(sandbox)
         _, base = await self._root(sandbox)
         async with self._compared(sandbox, base, "", progress, None) as found:
             return found.origins

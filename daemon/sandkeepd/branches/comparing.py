@@ -47,7 +47,7 @@ class Comparing:
         """Compare a sandbox's workspace with another, a snapshot, an image, or its beginning."""
         asked = request.params
         sandbox = rules.sandbox(self._core.state, asked.sandbox_id)
-        await self.ready(sandbox)
+        rules.require_files(sandbox)
         async with (
             self._other(request, sandbox) as (base_id, base),
             self.present(sandbox, request.progress) as now,
@@ -56,10 +56,6 @@ class Comparing:
             ignored = self._points.ignored(sandbox)
             compare = partial(_diff, before, after, asked, ignored, sandbox.sandbox_id, base_id)
             return await self._work.compute(sandbox.owner, compare, request.progress, "comparing the files")
-
-    async def ready(self, sandbox: SandboxState) -> None:
-        """Wait until a sandbox is adopted. Raises `not_ready` for one whose files are gone."""
-        rules.require_files(sandbox)
 
     @asynccontextmanager
     async def present(self, sandbox: SandboxState, progress: Progress) -> AsyncIterator[Files]:
@@ -97,7 +93,7 @@ class Comparing:
             except CallerError:
                 message = f"other: there is no sandbox, snapshot or image {other!r}"
                 raise CallerError("not_found", message, other=other) from None
-            await self.ready(found)
+            rules.require_files(found)
             async with self.present(found, request.progress) as files:
                 yield found.sandbox_id, files
 

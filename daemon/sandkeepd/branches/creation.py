@@ -1,6 +1,7 @@
 """Creation of branches: several sandboxes that begin with one image, one snapshot, or the files of one sandbox."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct, field
@@ -164,8 +165,7 @@ class BranchCreation(SandboxBatch):
     async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
         """See `Creation.succeeded`."""
         assert order.request is not None
-        for fact in facts[1:]:  # at once: the end of one that nobody makes yet would not be seen
-            self._sandboxes.creation.start(fact, payload=self._maker(order.request, order.payload.snapshot))
+        self.start_each(facts, partial(self._maker, order.request, order.payload.snapshot))
         await order.progress(f"starting {len(order.subject.sandbox_ids)} sandboxes")
 
     def _maker(self, request: Request[Any], snapshot: SnapshotState | None) -> Maker:
@@ -176,17 +176,14 @@ class BranchCreation(SandboxBatch):
 
     async def undone(self, order: Order[ForkState]) -> None:
         """See `Creation.undone`. Removes the copied files."""
-        source = self.core.state.sandboxes.get(order.subject.sandbox_id)
-        if source is not None:
-            await self._layers.drop(source.requested.provider, [order.stream])
+        await self._layers.drop_copies(order.subject)
 
     async def answered(self, request: Request[Any], subject: ForkState) -> BranchCreateResult:  # noqa: ARG002
         """See `Operation.answered`. Raises the error of the first sandbox that failed."""
-        made = [await self._sandboxes.creation.made(sandbox_id) for sandbox_id in subject.sandbox_ids]
+        made = await self.each_made(subject)
         return BranchCreateResult(source_id=subject.sandbox_id, sandboxes=made, pause_ms=subject.pause_ms)
 
     async def make_again(self, request: Request[Any], batch: ForkState, sandbox_ids: Sequence[str]) -> None:
         """See `SandboxBatch.make_again`."""
         snapshot = self.core.state.snapshots.get(batch.sandbox_id)
-        for sandbox_id in sandbox_ids:
-            await self._sandboxes.creation.begin_again(request, sandbox_id, self._maker(request, snapshot))
+        await self.begin_each_again(request, sandbox_ids, partial(self._maker, request, snapshot))

@@ -240,23 +240,23 @@ class MergeFiles:
         with storage_errors(place):
             os.makedirs(place, mode=0o700, exist_ok=True)
             durable.replace(f"{place}/{PROVENANCE}", content)
-        return f"sha256:{hashlib.sha256(content).hexdigest()}"
+        return _digest(content)
 
     def record(self, object_id: str, digest: str) -> list[Origin]:
         """Read a record. Raises `storage_unavailable` for one that is missing or damaged."""
+        return self.found_record(object_id, digest)[1]
+
+    def found_record(self, object_id: str, digest: str | None = None) -> tuple[str, list[Origin]]:
+        """Read a record, and return its digest with it: the given one, or whichever it has if no event has that yet.
+        Raises `storage_unavailable`.
+        """
         with suppress(OSError), open(f"{self.place(object_id)}/{PROVENANCE}", "rb") as file:
             content = file.read()
-            if digest == f"sha256:{hashlib.sha256(content).hexdigest()}":
-                return msgspec.msgpack.decode(content, type=list[Origin])
+            found = _digest(content)
+            if digest in (None, found):
+                return found, msgspec.msgpack.decode(content, type=list[Origin])
         message = f"the record of {object_id} is missing or damaged in the state directory"
         raise DaemonError("storage_unavailable", message)
-
-    def found_record(self, object_id: str) -> tuple[str, list[Origin]]:
-        """Read a record whose digest no event has yet; return that, too. Raises `storage_unavailable`."""
-        digest = ""
-        with suppress(OSError), open(f"{self.place(object_id)}/{PROVENANCE}", "rb") as file:
-            digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        return digest, self.record(object_id, digest)
 
     def mark_applied(self, commit_id: str) -> None:
         """Note, durably, that all changes of a commit are made."""
@@ -340,6 +340,10 @@ def _side(branch: str, version: Version) -> model.ConflictSide:
         branch=branch, kind=entry.kind, mode=entry.mode, size_bytes=entry.size, sha256=version.sha256 or None,
         target=entry.target.decode("utf-8", "backslashreplace") if entry.kind == "symlink" else None,
     )  # fmt: skip
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def _remove(path: str) -> None:

@@ -39,7 +39,7 @@ MOST_SHOWN = 1000
 """Maximum number of conflicts in the answer of a merge; ``branch.conflicts`` has all."""
 
 RESERVED = (BASE, ALL)
-"""What no branch is called in a merge, as it means something else in a decision."""
+"""Labels that no branch has in a merge, as they mean something else in a decision."""
 
 
 class MergeParts(Struct, frozen=True):
@@ -71,12 +71,7 @@ class Finishing(Creation[MergeState]):
         reservations = self._parts.sandboxes.reservations
         names = [asked.name] if asked.name is not None else []
         [sandbox_id] = reservations.several(request, owner, names, 1, asked.spec)
-        try:
-            order = await self.begin(new, request.meta, request, sandbox_id)
-        except BaseException:
-            reservations.release(sandbox_id)
-            raise
-        order.resources.callback(reservations.release, sandbox_id)
+        order = await reservations.hand_over([sandbox_id], lambda: self.begin(new, request.meta, request, sandbox_id))
         return await self.answer(request, order.stream)
 
     def release(self, order: Order[MergeState]) -> None:
@@ -258,24 +253,21 @@ class Merging(Finishing):
         taken: dict[str, events.Point] = {}
         order.context = 0  # the size of the points
 
+        failures: list[Exception] = []
+
         async def take(label: str, sandbox_id: str) -> None:
-            sandbox = self.core.state.sandboxes[sandbox_id]
-            point_id = asked.points[label]
-            kept = await self._parts.points.take(sandbox, point_id, order.progress)
+            sandbox, point_id = self.core.state.sandboxes[sandbox_id], asked.points[label]
+            try:
+                kept = await self._parts.points.take(sandbox, point_id, order.progress)
+            except Exception as error:  # noqa: BLE001  # one of them is raised, not a group
+                failures.append(error)
+                return
             order.context += kept.size_bytes
             taken[label] = events.Point(sandbox_id=sandbox_id, point_id=point_id, files=kept.files)
 
-        failures: list[Exception] = []
-
-        async def take_or_note(label: str, sandbox_id: str) -> None:
-            try:
-                await take(label, sandbox_id)
-            except Exception as error:  # noqa: BLE001  # one of them is raised, not a group
-                failures.append(error)
-
         async with trio.open_nursery() as nursery:
             for label, sandbox_id in asked.branches.items():
-                nursery.start_soon(take_or_note, label, sandbox_id)
+                nursery.start_soon(take, label, sandbox_id)
         if failures:
             raise failures[0]
         return [taken[label] for label in sorted(taken)]

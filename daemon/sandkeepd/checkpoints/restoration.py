@@ -107,8 +107,7 @@ class CheckpointRestoration(SandboxBatch):
 
     async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
         """See `Creation.succeeded`."""
-        for intent in facts[1:]:
-            self._sandboxes.creation.start(intent, payload=self._maker(order.context))
+        self.start_each(facts, partial(self._maker, order.context))
         await _checked(order.context, order.progress)
 
     def _maker(self, opened: OpenCheckpoint) -> Maker:
@@ -116,16 +115,14 @@ class CheckpointRestoration(SandboxBatch):
 
     async def answered(self, request: Request[Any], subject: ForkState) -> CheckpointRestoreResult:  # noqa: ARG002
         """See `Operation.answered`. Raises the error of the first sandbox that failed."""
-        made = [await self._sandboxes.creation.made(sandbox_id) for sandbox_id in subject.sandbox_ids]
         assert subject.checkpoint_id is not None
-        return CheckpointRestoreResult(checkpoint_id=subject.checkpoint_id, sandboxes=made)
+        return CheckpointRestoreResult(checkpoint_id=subject.checkpoint_id, sandboxes=await self.each_made(subject))
 
     async def make_again(self, request: Request[Any], batch: ForkState, sandbox_ids: Sequence[str]) -> None:
         """See `SandboxBatch.make_again`."""
         checkpoint = rules.ready_checkpoint(self.core.state, batch.checkpoint_id or "")
         async with self._open(checkpoint, request.progress) as opened:
-            for sandbox_id in sandbox_ids:
-                await self._sandboxes.creation.begin_again(request, sandbox_id, self._maker(opened))
+            await self.begin_each_again(request, sandbox_ids, partial(self._maker, opened))
             await _checked(opened, request.progress)
 
 

@@ -4,12 +4,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sandkeep.model import SandboxSpec
+from sandkeep.model import Sandbox, SandboxSpec
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.snapshots import ForkState
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Creation
+from sandkeepd.sandboxes.creation import Maker
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 
 
@@ -33,14 +34,30 @@ class SandboxBatch(Creation[ForkState]):
 
         Raises `invalid` and `conflict` for the names, and `quota_exceeded`.
         """
-        sandbox_ids = self._sandboxes.reservations.several(request, owner, names, count, spec)
-        try:
-            order = await self.begin(intent(sandbox_ids), request.meta, request, payload)
-        except BaseException:
-            self._sandboxes.reservations.release(*sandbox_ids)
-            raise
-        order.resources.callback(self._sandboxes.reservations.release, *sandbox_ids)
+        reservations = self._sandboxes.reservations
+        sandbox_ids = reservations.several(request, owner, names, count, spec)
+        order = await reservations.hand_over(
+            sandbox_ids, lambda: self.begin(intent(sandbox_ids), request.meta, request, payload)
+        )
         return await self.answer(request, order.stream)
+
+    def start_each(self, facts: Sequence[Recorded], maker: Callable[[], Maker]) -> None:
+        """Start to make all sandboxes of an outcome on record, each with a maker of its own. `facts` begin with the
+        outcome. The end of one that nobody makes yet would not be seen, so this does not wait.
+        """
+        for intent in facts[1:]:
+            self._sandboxes.creation.start(intent, payload=maker())
+
+    async def begin_each_again(
+        self, request: Request[Any], sandbox_ids: Sequence[str], maker: Callable[[], Maker]
+    ) -> None:
+        """Begin to make some of a batch after all, each with a maker of its own."""
+        for sandbox_id in sandbox_ids:
+            await self._sandboxes.creation.begin_again(request, sandbox_id, maker())
+
+    async def each_made(self, batch: ForkState) -> list[Sandbox]:
+        """Wait until all are made, and return them. Raises the error of the first one that failed."""
+        return [await self._sandboxes.creation.made(sandbox_id) for sandbox_id in batch.sandbox_ids]
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
         """See `Operation.again`. Sandboxes that only a daemon's end kept from being made are made now."""

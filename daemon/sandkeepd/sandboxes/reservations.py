@@ -1,6 +1,6 @@
 """Reservations: uids, names and other unique resources of sandboxes before they are on record."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
+from sandkeepd.core.operation import Order
 from sandkeepd.core.quotas import of_sandbox
 
 
@@ -60,6 +61,18 @@ class Reservations:
         named = dict(zip(chosen, names, strict=True)) if names else dict.fromkeys(chosen)
         self._reserve(request, owner, named, spec, "names")
         return chosen
+
+    async def hand_over(self, sandbox_ids: Sequence[str], begin: Callable[[], Awaitable[Order[Any]]]) -> Order[Any]:
+        """Begin an order that makes reserved sandboxes, and return it. They are released with its resources, or at once
+        if it does not begin.
+        """
+        try:
+            order = await begin()
+        except BaseException:
+            self.release(*sandbox_ids)
+            raise
+        order.resources.callback(self.release, *sandbox_ids)
+        return order
 
     @contextmanager
     def again(self, request: Request[Any], sandbox: SandboxState) -> Iterator[events.SandboxCreateRequested]:

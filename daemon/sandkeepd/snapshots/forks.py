@@ -4,6 +4,7 @@ A provider keeps the source's changes; see `sandboxes.batch` for their use.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sandkeep import events, failpoints, ids
@@ -91,20 +92,18 @@ class Forks(SandboxBatch):
     async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
         """See `Creation.succeeded`."""
         assert order.request is not None
-        for fact in facts[1:]:  # at once: the end of one that nobody makes yet would not be seen
-            self._sandboxes.creation.start(fact, payload=Maker(order.request.params.secrets))
+        self.start_each(facts, partial(Maker, order.request.params.secrets))
         await order.progress(f"starting {len(order.subject.sandbox_ids)} sandboxes")
 
     async def undone(self, order: Order[ForkState]) -> None:
         """See `Creation.undone`. Removes the copied files."""
-        source = self.core.state.sandboxes.get(order.subject.sandbox_id)
-        if source is not None:
-            await self._layers.drop(source.requested.provider, [order.stream])
+        await self._layers.drop_copies(order.subject)
 
     async def answered(self, request: Request[Any], subject: ForkState) -> ForkResult:  # noqa: ARG002
         """See `Operation.answered`. Raises the error of the first sandbox that failed."""
-        made = [await self._sandboxes.creation.made(sandbox_id) for sandbox_id in subject.sandbox_ids]
-        return ForkResult(sandbox_id=subject.sandbox_id, sandboxes=made, pause_ms=subject.pause_ms)
+        return ForkResult(
+            sandbox_id=subject.sandbox_id, sandboxes=await self.each_made(subject), pause_ms=subject.pause_ms
+        )
 
     async def make_again(
         self,
@@ -113,8 +112,7 @@ class Forks(SandboxBatch):
         sandbox_ids: Sequence[str],
     ) -> None:
         """See `SandboxBatch.make_again`. The files are there that the others have."""
-        for sandbox_id in sandbox_ids:
-            await self._sandboxes.creation.begin_again(request, sandbox_id, Maker(request.params.secrets))
+        await self.begin_each_again(request, sandbox_ids, partial(Maker, request.params.secrets))
 
 
 def layering(provider: Provider) -> Layering:

@@ -14,6 +14,7 @@ import trio
 from sandkeep.errors import SandkeepError
 from sandkeep_store.views.branches import MergeState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.snapshots import ForkState
 from sandkeepd.contract.engine import Recovering
 from sandkeepd.contract.layers import Layering
 from sandkeepd.core.core import Core
@@ -94,6 +95,12 @@ class LayerReferences:
         asked = merge.requested
         await self.drop(asked.provider, [merge.merge_id, *asked.points.values()])
         await self.drop_plans(asked.provider, [asked.base_plan, *(point.files for point in merge.points)])
+
+    async def drop_copies(self, batch: ForkState) -> None:
+        """Remove the copied files of a fork, or of branches of a sandbox, if unused. See `release`."""
+        source = self._core.state.sandboxes.get(batch.sandbox_id)
+        if source is not None:
+            await self.drop(source.requested.provider, [batch.fork_id])
 
     async def drop_plans(self, provider_name: str, plans: Sequence[dict[str, Any]]) -> None:
         """Remove the layers of these plans, if unused. See `release`."""

@@ -301,7 +301,7 @@ def test_the_base_is_the_nearest_that_all_descend_from(client: Any, image: str, 
 
 
 def test_a_restore_begins_a_new_era(client: Any, image: str, clean: None) -> None:
-    """What was kept of a sandbox before a restore over its own files is an ancestor only as far as the snapshot is."""
+    """A state kept of a sandbox before a restore over its own files is an ancestor only as far as the snapshot is."""
     [first] = branches(client, image, "first")
     edit(client, first, 1, "1")
     [second] = [s.sandbox_id for s in client.branch.create(sandbox_id=first).sandboxes]
@@ -475,7 +475,7 @@ def test_policies(client: Any, image: str, clean: None) -> None:
 
 
 def test_ignored_names_are_no_branchs(client: Any, source: Path, clean: None) -> None:
-    """What the image was made without is neither compared nor merged, wherever it is."""
+    """Paths that the image was made without are neither compared nor merged, wherever they are."""
     made = client.branch.create(source=str(source), count=2, names=["one", "two"], ignore=["cache", ".git"])
     assert len(made.sandboxes) == 2
     for name in ("one", "two"):

@@ -72,7 +72,7 @@ def test_only_the_difference_is_applied(client: Any, project: Path, branch: str)
 
 
 def test_a_branch_goes_on_after_a_commit(client: Any, project: Path, branch: str) -> None:
-    """What it committed before is not taken for a change of the host's, also if it takes that back."""
+    """An earlier commit of its own is not taken for a change of the host's, also if the branch takes that back."""
     sh(client, branch, "echo four >>src/main; echo new >new")
     client.branch.commit(branch, str(project))
     [child] = client.branch.create(sandbox_id=branch, names=["child"]).sandboxes

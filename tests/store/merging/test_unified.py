@@ -20,7 +20,7 @@ def diffs(before: Any, after: Any, most_bytes: int = 1 << 20) -> list[tuple[byte
 
 
 def files_alone(found: Tree) -> Tree:
-    """What git knows: no directories, no modes but one bit, and text."""
+    """Reduce a tree to what git knows: no directories, no modes but one bit, and text."""
     return complete({
         name: one if one[0] == "symlink" else (one[0], 0o755 if one[1] & 0o100 and one[1] & 1 else 0o644, one[2])
         for name, one in found.items()
