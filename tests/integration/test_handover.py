@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import Make
+from tests.support.counting import counting
 from tests.support.expect import refused, until
 from tests.support.sharing import ID, eventually, metadata
 
@@ -66,7 +67,7 @@ def test_processes_go_on_at_the_other_daemon(request: Any, cluster: Make, place:
     group = cluster(provider="gvisor", settings=request.getfixturevalue(place))
     group.create()
     with group.daemons[0].connect() as client:
-        client.process.launch(ID, "i=0; while :; do i=$((i+1)); echo $i >count; sleep 0.05; done", name="counter")
+        client.process.launch(ID, counting("count", pause_s=0.05), name="counter")
     until(lambda: int(group.sh(0, "cat count || echo 0")) > 3)
     group.attach(1)
     with group.daemons[1].connect() as client:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.counting import counting
 from tests.support.expect import until
 
 from sandkeepd.host.hostile_files import HostileRoot
@@ -13,7 +14,7 @@ from sandkeepd.providers.gvisor import open_files
 
 pytestmark = pytest.mark.needs("runsc")
 
-TICKING = "while :; do sleep 0.1; n=$((n+1)); echo $n >/tmp/ticks.new; mv /tmp/ticks.new /tmp/ticks; echo $n; done"
+TICKING = counting("/tmp/ticks", pause_s=0.1)
 
 
 @pytest.fixture(scope="module")
