@@ -74,8 +74,11 @@ class Branches:
 
     async def sweep(self) -> None:
         """Remove the files of merges and commits that are on no record."""
-        state = self._core.state
-        await trio.to_thread.run_sync(self._files.sweep, {*state.merges, *state.commits})
+        # Looked for first: those that are made meanwhile are on record before they have files.
+        found, state = await trio.to_thread.run_sync(self._files.names), self._core.state
+        left = [name for name in found if name not in state.merges and name not in state.commits]
+        for name in left:
+            await trio.to_thread.run_sync(self._files.remove, name)
 
     async def remove(self, request: Request[BranchRemove]) -> Sandbox:
         """End a branch."""

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -215,13 +215,9 @@ class MergeFiles:
                 self._last = path, merge
             return merge
 
-    def keep_only(self, merge_id: str, record: str) -> None:
-        """Remove the documents of a merge that are out of date."""
-        place = self.place(merge_id)
-        for name in os.listdir(place):
-            if name.startswith("document-") and name != record:
-                with suppress(FileNotFoundError):
-                    os.unlink(f"{place}/{name}")
+    def forget_document(self, merge_id: str, record: str) -> None:
+        """Remove a document of a merge that is out of date. What a dead daemon leaves of others goes with the merge."""
+        _remove(f"{self.place(merge_id)}/{record}")
 
     def forget_work(self, merge_id: str) -> None:
         """Remove everything but the record of a merge that is done."""
@@ -271,12 +267,11 @@ class MergeFiles:
         """Remove all files of a merge or a commit. Safe to repeat."""
         _remove(self.place(object_id))
 
-    def sweep(self, known: Collection[str]) -> None:
-        """Remove the files of those that no event knows any more."""
+    def names(self) -> list[str]:
+        """Return the ids of those that have files."""
         with suppress(FileNotFoundError):
-            for name in os.listdir(f"{self.state_dir}/{FOLDER}"):
-                if name not in known:
-                    self.remove(name)
+            return os.listdir(f"{self.state_dir}/{FOLDER}")
+        return []
 
 
 def path_of(named: model.Resolution) -> bytes:

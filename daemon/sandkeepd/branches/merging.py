@@ -322,6 +322,7 @@ class Resolving(Finishing):
         merge, parts = order.subject, self._parts
         assert order.request is not None
         assert merge.record is not None
+        order.context = merge.record
         apply = partial(parts.files.resolve, order.stream, merge.record, order.request.params.decisions)
         outcome = await parts.work.compute(merge.owner, apply, order.progress, "resolving")
         failpoints.reach("branch.resolved")
@@ -338,8 +339,9 @@ class Resolving(Finishing):
             return await super().recorded(order, facts)
         if merge.resolve_error is not None:  # the layer may be there, and is not needed yet
             await self._parts.layers.drop(merge.requested.provider, [order.stream])
-        if merge.record is not None:
-            await trio.to_thread.run_sync(self._parts.files.keep_only, order.stream, merge.record)
+        elif order.context is not None:
+            # By its name: whoever has the answer may be writing the next document already.
+            await trio.to_thread.run_sync(self._parts.files.forget_document, order.stream, order.context)
         return None
 
     async def answer(self, request: Request[Any], stream: str) -> Any:

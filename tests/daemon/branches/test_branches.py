@@ -427,6 +427,8 @@ def test_they_are_decided_path_by_path(client: Any, conflicted: Any, shared_daem
         merge_id, decisions=[{"path_bytes": b"binary", "take": "two"}, {"path": "gone", "take": "base"}]
     )
     assert [conflict.path for conflict in left.conflicts] == ["dir"]
+    place = f"{shared_daemon.state_dir}/branches/{merge_id}"
+    until(lambda: sum(name.startswith("document-") for name in os.listdir(place)) == 1)
     made = client.branch.resolve(merge_id, decisions=[{"path": "dir", "take": "one"}])
     assert (made.merge.status, made.merge.conflicts, made.sandbox.name) == ("ready", 0, "merged")
     assert sh(client, "merged", "cat text gone dir fine; od -c binary | head -1") == (
@@ -434,7 +436,7 @@ def test_they_are_decided_path_by_path(client: Any, conflicted: Any, shared_daem
     )
     origins = {path.path: path.how for path in client.branch.blame(merge_id=merge_id).paths}
     assert (origins["text"], origins["fine"]) == ("resolved", "taken")
-    assert os.listdir(f"{shared_daemon.state_dir}/branches/{merge_id}") == ["provenance"]
+    until(lambda: os.listdir(place) == ["provenance"])  # the answer does not wait for that
     refused("conflict", client.branch.resolve, merge_id, decisions=[{"path": "dir", "take": "one"}])
     refused("conflict", client.branch.abandon, merge_id)
 
