@@ -127,13 +127,20 @@ obstacle() {
 		done' sh "$top" "$dest" {} +
 }
 
-# Each file is linked under a passing name and renamed over what is there, so nobody sees half of one.
+# Each file is linked under a passing name and renamed over what is there, so nobody sees half of one. Only its owner may set
+# the times of a directory, which that of a pod's volume is not.
 merge() {
 	found=$(obstacle) || exit 1
 	[ -z "$found" ] || refuse "$found"
-	mode=$(stat -c %a -- "$dest")
-	cp -alfT -- "$top" "$dest" || exit 1
-	chmod "$mode" -- "$dest"
+	if [ -O "$dest" ]; then
+		mode=$(stat -c %a -- "$dest")
+		cp -alfT -- "$top" "$dest" || exit 1
+		chmod "$mode" -- "$dest"
+		return
+	fi
+	for entry in "$top"/* "$top"/.[!.]* "$top"/..?*; do
+		! exists "$entry" || cp -alf -- "$entry" "$dest/" || exit 1
+	done
 }
 
 # A directory is moved only by who may write to it.

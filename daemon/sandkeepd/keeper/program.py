@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from sandkeep.errors import SetupError
+
 NAME: Final = ".keeper"
 """Its name in `in`."""
 
@@ -43,6 +45,17 @@ def why_missing() -> str | None:
         return None
     machine = os.uname().machine
     return f"there is no keeper for {machine} machines: make one with scripts/build-keeper, where its compiler is"
+
+
+_MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
+
+
+def read(machine: str) -> bytes:
+    """Return the keeper for a machine, which is named as container images name theirs. Raises `not_supported`."""
+    path = Path(__file__).with_name(f"keeper.{_MACHINES.get(machine, machine)}")
+    if not path.exists():
+        raise SetupError("not_supported", f"there is no keeper for {machine} machines: see scripts/build-keeper")
+    return path.read_bytes()
 
 
 def install(in_dir: str) -> None:
