@@ -431,6 +431,24 @@ def new_service(places: str) -> Iterator[Callable[[], Any]]:
         service.close()
 
 
+# -- a cluster --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def kubernetes() -> Iterator[Any]:
+    """Our double of a Kubernetes cluster, with real containers. Tests mark themselves with ``needs("root")``."""
+    from tests.support.kubernetes.cluster import start_cluster
+    from tests.support.kubernetes.images import unpack
+
+    directory = Path(tempfile.mkdtemp(prefix="skt-cluster-"))
+    directory.chmod(0o755)
+    try:
+        with start_cluster(directory / "cluster", unpack(directory / "images")) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 # -- a Docker engine --------------------------------------------------------------------------------------------------
 
 

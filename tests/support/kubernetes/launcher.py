@@ -1,0 +1,271 @@
+"""Start processes in namespaces of their own: a program of one thread, started with a socket as its only argument.
+
+Requests are packets of descriptors: a memfd with a JSON object, and for a start the write end of a pipe for errors,
+stdin, stdout and stderr. The pipe closes without a word once the program runs. Answers are JSON packets: the pid of a
+start, and the wait status of each process when it ends. When the socket closes, every process is killed.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import termios
+from typing import Any, NoReturn
+
+NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USERS, NEW_PIDS = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+DETACH = 2
+SET_DEATH_SIGNAL, DROP_FROM_BOUNDS, NO_NEW_PRIVILEGES = 1, 24, 38
+CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
+"""What containers of root have: those of Docker."""
+
+LAST_CAPABILITY = 40
+DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
+DEVICE_LINKS = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+LARGEST_PACKET = 4096
+DESCRIPTORS = 5
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *args: Any) -> None:
+    if getattr(_libc, name)(*args) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), f"{name}{args}")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """See mount(2). Raises OSError."""
+    texts = [text.encode() if text is not None else None for text in (source, target, kind, data)]
+    _call("mount", texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
+
+
+# A new container
+
+
+def enter_container(spec: dict[str, Any], cwd: str) -> None:
+    """Make the file systems of a container, in new namespaces, and enter them; with `host`, only below `root`."""
+    _call("unshare", NEW_MOUNTS | NEW_UTS | NEW_IPC)
+    _call("sethostname", spec["hostname"].encode(), len(spec["hostname"].encode()))
+    root = _mount_root(spec)
+    if spec.get("host"):
+        for bind in spec["mounts"]:
+            _make_mount_point(root + bind["target"], os.path.isdir(bind["source"]))
+        mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
+        return
+    opened = [os.open(bind["source"], os.O_PATH | os.O_CLOEXEC) for bind in spec["mounts"]]
+    os.chdir(root)
+    _call("pivot_root", b".", b".")  # what was the root is now mounted above, until it is unmounted below
+    _mount_kernel_files()
+    for bind, source in zip(spec["mounts"], opened, strict=True):
+        _bind(f"/proc/self/fd/{source}", bind["target"], read_only=bind["read_only"])
+    _call("umount2", b".", DETACH)
+    os.makedirs(cwd, exist_ok=True)
+    if spec["read_only"]:
+        mount(None, "/", None, REMOUNT | BIND | RDONLY)
+
+
+def _mount_root(spec: dict[str, Any]) -> str:
+    """Mount the image with a layer in memory above it, which lives as long as the container."""
+    place = spec["directory"]
+    mount("none", "/", None, REC | PRIVATE)
+    mount("tmpfs", place, "tmpfs", NODEV, "mode=0755")
+    for name in ("upper", "work", "root"):
+        os.mkdir(f"{place}/{name}", 0o755)
+    layers = f"lowerdir={spec['image']},upperdir={place}/upper,workdir={place}/work"
+    mount("overlay", f"{place}/root", "overlay", NODEV, layers)
+    return f"{place}/root"
+
+
+def _mount_kernel_files() -> None:
+    for path in ("/proc", "/dev", "/sys"):
+        os.makedirs(path, exist_ok=True)
+    mount("proc", "/proc", "proc", NOSUID | NODEV | NOEXEC)
+    for path in filter(os.path.exists, ("/proc/sys", "/proc/sysrq-trigger")):
+        _bind(path, path, read_only=True)
+    mount("tmpfs", "/dev", "tmpfs", NOSUID | NOEXEC, "mode=0755")
+    for name, numbers in DEVICES.items():
+        os.mknod(f"/dev/{name}", 0o020666, os.makedev(*numbers))
+        os.chmod(f"/dev/{name}", 0o666)
+    for name, target in DEVICE_LINKS.items():
+        os.symlink(target, f"/dev/{name}")
+    os.mkdir("/dev/pts")
+    mount("devpts", "/dev/pts", "devpts", NOSUID | NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
+    os.mkdir("/dev/shm")
+    mount("tmpfs", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
+
+
+def _make_mount_point(path: str, is_directory: bool) -> None:
+    if is_directory:
+        os.makedirs(path, exist_ok=True)
+    elif not os.path.exists(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644))
+
+
+def _bind(source: str, target: str, *, read_only: bool) -> None:
+    _make_mount_point(target, os.path.isdir(source))
+    mount(source, target, None, BIND | REC)
+    if read_only:
+        mount(None, target, None, REMOUNT | BIND | RDONLY | NOSUID | NODEV)
+
+
+# The program
+
+
+def become(process: dict[str, Any]) -> None:
+    """Take the identity of the program to run: session, terminal, directory, user and capabilities."""
+    os.setsid()
+    if process["tty"]:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    if not process["privileged"]:
+        for number in range(LAST_CAPABILITY + 1):
+            if number not in CAPABILITIES or process["drop_all"]:
+                with contextlib.suppress(OSError):  # we do not have it ourselves
+                    _call("prctl", DROP_FROM_BOUNDS, number, 0, 0, 0)
+        os.setgroups(process["groups"])
+        os.setresgid(process["gid"], process["gid"], process["gid"])
+        os.setresuid(process["uid"], process["uid"], process["uid"])
+    if process["no_new_privileges"]:
+        _call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    _call("prctl", SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # last: a change of the user clears it
+    os.chdir(process["cwd"])
+
+
+def run(request: dict[str, Any], fds: list[int]) -> NoReturn:
+    """Become the program that a request asks for; report an error through the first descriptor."""
+    errors, *stdio = fds
+    try:
+        for caught in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+            signal.signal(caught, signal.SIG_DFL)
+        for number, fd in enumerate(stdio):
+            os.dup2(fd, number)
+        process = request["process"]
+        os.umask(0o022)
+        if "container" in request:
+            enter_container(request["container"], process["cwd"])
+        become(process)
+        os.execvpe(process["argv"][0], process["argv"], process["env"])
+    except BaseException as error:
+        os.write(errors, str(error).encode()[:LARGEST_PACKET])
+    os._exit(128)
+
+
+# The service
+
+
+class Launcher:
+    """Forks what is asked for, and reaps it."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        control.set_inheritable(False)
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._children: set[int] = set()
+
+    def serve(self) -> None:
+        """Work until the socket closes, then kill all."""
+        control = self._control.fileno()
+        woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        while True:
+            ready = select.select([control, woken], [], [])[0]
+            if woken in ready:
+                os.read(woken, LARGEST_PACKET)
+                self._reap()
+            if control in ready and not self._receive():
+                break
+        for pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()
+
+    def _reap(self) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            self._children.discard(pid)
+            self._answer(pid=pid, status=status)
+
+    def _answer(self, **fields: int) -> None:
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps(fields).encode())
+
+    def _receive(self) -> bool:
+        try:
+            _, fds, _, _ = socket.recv_fds(self._control, LARGEST_PACKET, DESCRIPTORS)
+        except OSError:
+            return False
+        if not fds:
+            return False
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        try:
+            with open(os.dup(fds[0]), "rb") as file:
+                file.seek(0)
+                self._handle(json.load(file), fds[1:])
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _handle(self, request: dict[str, Any], fds: list[int]) -> None:
+        if "kill" in request:
+            if request["kill"] in self._children:
+                os.kill(request["kill"], request["signal"])
+            return
+        try:
+            pid = self._fork(request, fds)
+        except OSError as error:
+            os.write(fds[0], str(error).encode())
+            pid = 0
+        if pid:
+            self._children.add(pid)
+        self._answer(id=request["id"], pid=pid)
+
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> int:
+        """Fork into the process ids of a new container, or of one that runs."""
+        target = os.pidfd_open(request["enter"]) if "enter" in request else None
+        try:
+            if target is None:
+                _call("unshare", NEW_PIDS)
+            else:
+                _call("setns", target, NEW_PIDS)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                if target is not None:
+                    _enter(target, fds[0])
+                run(request, fds)
+            return pid
+        finally:
+            _call("setns", self._own_pids, NEW_PIDS)
+            if target is not None:
+                os.close(target)
+
+
+def _enter(target: int, errors: int) -> None:
+    """Enter the other namespaces of a container. Ends the process on failure."""
+    try:
+        _call("setns", target, NEW_MOUNTS | NEW_UTS | NEW_IPC)
+    except OSError as error:
+        os.write(errors, str(error).encode())
+        os._exit(128)
+
+
+if __name__ == "__main__":
+    Launcher(socket.socket(fileno=int(sys.argv[1]))).serve()
