@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,26 +11,56 @@ from typing import Any
 import pytest
 from examples.plain_provider import open_plain
 from tests.support.fake_provider import open_fake
+from tests.support.kubernetes.clients import Clients
+from tests.support.kubernetes.images import TOOLS
 
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
+from sandkeep_store.archives.trees.pack import pack
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.images import ImageRequest
 from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.layers import KeptArchive
 from sandkeepd.contract.processes import Exit, Launch
 from sandkeepd.contract.provider import Provider
+from sandkeepd.providers.common.inside import INSIDE
 from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.provider import open_docker
 from sandkeepd.providers.gvisor.provider import open_gvisor
+from sandkeepd.providers.kubernetes import manifests
+from sandkeepd.providers.kubernetes.cluster import Cluster
+from sandkeepd.providers.kubernetes.provider import open_kubernetes
 from sandkeepd.providers.local import strays
 from sandkeepd.providers.local.provider import open_local
 
 UID_BASE = 1_900_000_000
 
+KUBERNETES = pytest.param("kubernetes", marks=pytest.mark.needs("root"))
 KINDS = (
     "plain", "local", "none", pytest.param("docker", marks=pytest.mark.needs("docker")),
-    pytest.param("gvisor", marks=pytest.mark.needs("runsc")),
+    pytest.param("gvisor", marks=pytest.mark.needs("runsc")), KUBERNETES,
 )  # fmt: skip
+
+MISSING: dict[str, dict[str, Any]] = {
+    "docker": {"docker_image_id": f"sha256:{'0a' * 32}"},
+    "kubernetes": {"image": "no-such-image:latest"},
+}
+"""The details of an image that is not there, where there are any."""
+
+NAMESPACE = "conformance"
+SNAPSHOTS = "podsnapshot.gke.io"
+POLICY = {
+    "apiVersion": f"{SNAPSHOTS}/v1", "kind": "PodSnapshotPolicy", "metadata": {"name": NAMESPACE},
+    "spec": {
+        "storageConfigName": NAMESPACE, "triggerConfig": {"type": "manual", "postCheckpoint": "resume"},
+        "selector": {"matchExpressions": [{"key": "sandkeep.sandbox", "operator": "Exists"}]},
+        "snapshotGroupingRules": {"groupByLabelValue": {"labels": ["sandkeep.sandbox"]}},
+    },
+}  # fmt: skip
+STORAGE = {
+    "apiVersion": f"{SNAPSHOTS}/v1", "kind": "PodSnapshotStorageConfig", "metadata": {"name": NAMESPACE},
+    "spec": {"snapshotStorageConfig": {"gcs": {"bucket": "b", "path": "p"}}},
+}  # fmt: skip
 
 
 async def no_progress(sentence: str) -> None:
@@ -52,7 +83,10 @@ class World:
         socket: str | None = None,
         *,
         shared: bool = False,
+        kubeconfig: str | None = None,
     ) -> None:
+        self.kubeconfig = kubeconfig
+        self.files: dict[str, Any] = {}
         self.shared = shared and engine is not None
         self.engine = engine
         self.socket = engine.socket if engine is not None else socket
@@ -71,12 +105,26 @@ class World:
         # Without isolation the code runs as its caller, who must not be root for that to be worth a test.
         self.caller = Caller(uid=40_000, gid=40_000) if uid == 0 else Caller(uid=uid, gid=os.getegid())
 
+    @property
+    def images(self) -> list[str]:
+        """The images that the provider holds: of a cluster none, as its nodes have them."""
+        return [] if self.kind == "kubernetes" else [self.image_id]
+
+    @property
+    def inside(self) -> str:
+        """The directory, inside, that the keeper shares with the daemon."""
+        return manifests.DIRECTORY if self.kind == "kubernetes" else INSIDE
+
     async def open(self, stack: AsyncExitStack) -> None:
         if self.kind == "docker":
             opened = open_docker(str(self.state), disk_limit=1 << 30, log_id=self.log_id, engine=Engine(self.socket))
             self.provider = await stack.enter_async_context(opened)
         elif self.kind == "gvisor":
             opened = open_gvisor(str(self.state), uid_base=UID_BASE, disk_limit=1 << 30, log_id=self.log_id)
+            self.provider = await stack.enter_async_context(opened)
+        elif self.kind == "kubernetes":
+            way = Cluster(self.kubeconfig)
+            opened = open_kubernetes(str(self.state), log_id=self.log_id, cluster=way)
             self.provider = await stack.enter_async_context(opened)
         elif self.kind in ("plain", "fake"):
             opened = (open_plain if self.kind == "plain" else open_fake)(str(self.state), self.log_id)
@@ -89,6 +137,9 @@ class World:
         """Make the image of `source`, unless there is one."""
         if self.details:
             return
+        if self.kubeconfig is not None:
+            await self._fill_workspaces()
+            return
         caller = Caller(uid=os.geteuid(), gid=os.getegid())
         base = None if self.engine is None else self.engine.guest()
         wanted = ImageRequest(kind="directory", source=str(self.source), base=base)
@@ -97,14 +148,29 @@ class World:
         if self.shared:
             self.engine.leave_image(self.image_id, self.log_id, self.details)
 
+    async def _fill_workspaces(self) -> None:
+        """Have the files of `source` in all workspaces: the image is a reference."""
+        wanted = ImageRequest(kind="reference", source=TOOLS)
+        self.details = (await self.provider.images.make(self.image_id, wanted, self.caller, no_progress)).details
+        layers = self.provider.layers
+        assert layers is not None
+        with tempfile.TemporaryFile() as file:
+            directory = os.open(self.source, os.O_RDONLY | os.O_DIRECTORY)
+            made = pack(directory, file.fileno(), codec="none")
+            os.close(directory)
+            archive = KeptArchive(descriptor=file.fileno(), sha256=made.sha256, limits=made.limits)
+            await layers.fill("source", archive, no_progress)
+        self.files = await layers.files_of_layers(["source"], self.image_id)
+
     def plan(self, sandbox_id: str, image_id: str | None = None, **fields: Any) -> dict[str, Any]:
         """The plan of a sandbox, as if there were no other."""
         taken: list[dict[str, Any]] = fields.pop("taken", [])
         image_id = image_id or self.image_id
         spec, details = self.spec(**fields), self.details
         if image_id != self.image_id and details:
-            details = {**details, "docker_image_id": f"sha256:{'0a' * 32}"}
-        return self.provider.plan(sandbox_id, image_id, spec, self.caller, taken, details=details, owner="uid:0")
+            details = {**details, **MISSING[self.kind]}
+        plan = self.provider.plan(sandbox_id, image_id, spec, self.caller, taken, details=details, owner="uid:0")
+        return {**plan, **self.files}
 
     def spec(self, **fields: Any) -> SandboxSpec:
         return SandboxSpec(**{"isolation": "none" if self.kind == "none" else "default", **fields})
@@ -174,12 +240,24 @@ def source(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def namespace(kubernetes: Any) -> str:
+    """The kubeconfig of a namespace in our double of a cluster, in which pods can be saved."""
+    clients = Clients(kubernetes)
+    clients.core.create_namespace({"metadata": {"name": NAMESPACE}})
+    clients.custom.create_cluster_custom_object(SNAPSHOTS, "v1", "podsnapshotstorageconfigs", STORAGE)
+    clients.custom.create_namespaced_custom_object(SNAPSHOTS, "v1", NAMESPACE, "podsnapshotpolicies", POLICY)
+    path = kubernetes.directory / f"kubeconfig-{NAMESPACE}"
+    return str(kubernetes.write_kubeconfig(path, kubernetes.token, NAMESPACE))
+
+
 @pytest.fixture(params=KINDS)
 async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) -> AsyncIterator[World]:
     if request.param == "local" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is missing")
     engine = request.getfixturevalue("dockerd") if request.param == "docker" else None
-    made = World(request.param, tmp_path / "state", source, engine, shared=True)
+    kubeconfig = request.getfixturevalue("namespace") if request.param == "kubernetes" else None
+    made = World(request.param, tmp_path / "state", source, engine, shared=True, kubeconfig=kubeconfig)
     async with AsyncExitStack() as stack:
         await made.open(stack)
         await made.import_image()

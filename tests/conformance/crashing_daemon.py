@@ -1,8 +1,9 @@
 """Stands for a daemon that is killed: makes a sandbox and processes, tells of them, and dies.
 
-python -m tests.conformance.crashing_daemon KIND STATE_DIR IMAGE_ID LOG_ID DETAILS [SOCKET]
+python -m tests.conformance.crashing_daemon KIND STATE_DIR IMAGE_ID LOG_ID DETAILS FILES SOCKET KUBECONFIG
 
-DETAILS are those of the image, as JSON; SOCKET is the Docker engine's.
+DETAILS are those of the image, FILES those of plans, as JSON; SOCKET is the Docker engine's, KUBECONFIG the cluster's:
+empty for the others.
 """
 
 import json
@@ -19,9 +20,10 @@ from tests.conformance.conftest import World, start
 from sandkeep.ids import PROCESS, new_id
 
 
-async def main(kind: str, state: str, image_id: str, log_id: str, details: str, socket: str | None = None) -> None:
-    world = World(kind, Path(state), Path(state), socket=socket)
-    world.image_id, world.log_id, world.details = image_id, log_id, json.loads(details)
+async def main(kind: str, state: str, image_id: str, log_id: str, *more: str) -> None:
+    details, files, socket, kubeconfig = more
+    world = World(kind, Path(state), Path(state), socket=socket or None, kubeconfig=kubeconfig or None)
+    world.image_id, world.log_id, world.details, world.files = image_id, log_id, json.loads(details), json.loads(files)
     async with AsyncExitStack() as stack:
         await world.open(stack)
         instance = await world.sandbox(secrets={"SHARED": "kept"})

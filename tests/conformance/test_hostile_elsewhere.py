@@ -1,4 +1,4 @@
-"""Enemies inside Docker's and gVisor's sandboxes, and enemies who are root inside: they hurt their own sandbox only.
+"""Enemies in sandboxes of Docker, gVisor and a cluster, and enemies who are root inside: they hurt their own only.
 
 One daemon for each provider and user. Of each class of enemies a few are tried; `make soak` tries all.
 """
@@ -23,6 +23,8 @@ DOCKER = [pytest.param(("docker", user), marks=pytest.mark.needs("docker"), id=f
 GVISOR = [pytest.param(("gvisor", user), marks=pytest.mark.needs("runsc"), id=f"gvisor{name}")
           for user, name in ((None, ""), ("0", "-root"))]  # fmt: skip
 
+KUBERNETES = pytest.param(("kubernetes", None), id="kubernetes")
+
 
 @pytest.fixture(scope="module")
 def house(request: pytest.FixtureRequest, places: str) -> Iterator[House]:
@@ -36,10 +38,14 @@ def house(request: pytest.FixtureRequest, places: str) -> Iterator[House]:
         stack.callback(daemon.clear)
         if engine is not None:
             daemon.env["DOCKER_HOST"] = engine.host
+        if kind == "kubernetes":
+            daemon.env["KUBECONFIG"] = request.getfixturevalue("namespace")
         daemon.start()
         client = stack.enter_context(daemon.connect())
         made = House(daemon, client, kind, engine, user)
         yield made
+        if kind == "kubernetes":  # the cluster outlives the module
+            client.sandbox.terminate(made.neighbour)
 
 
 def named(*names: str) -> list[Enemy]:
@@ -55,6 +61,16 @@ def by_name(enemy: Enemy) -> str:
 @pytest.mark.parametrize("house", [DOCKER[0], GVISOR[0]], indirect=True)
 @pytest.mark.parametrize("enemy", named(*QUICK), ids=by_name)
 def test_an_enemy_hurts_itself_only(house: House, enemy: Enemy) -> None:
+    attack(house, enemy)
+
+
+IN_PODS = ("links", "one long answer", "locked answers", "kills", "locked doors", "other keepers")
+"""Those who need no limits, which our double of a cluster does not enforce, and no Python."""
+
+
+@pytest.mark.parametrize("house", [KUBERNETES], indirect=True)
+@pytest.mark.parametrize("enemy", named(*IN_PODS), ids=by_name)
+def test_an_enemy_in_a_pod_hurts_itself_only(house: House, enemy: Enemy) -> None:
     attack(house, enemy)
 
 

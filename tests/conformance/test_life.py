@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import trio
@@ -9,9 +10,22 @@ from tests.conformance.conftest import KINDS, World, run, sh, start
 
 from sandkeepd.contract.instance import Instance
 
-COUNT = "while :; do echo x; sleep 0.01; done"
-pytestmark = pytest.mark.parametrize("world", ["fake", *KINDS[1:]], indirect=True)
-"""The plain provider cannot do that; the fake one is that, and can."""
+COUNT = "while :; do n=$(date +%N); echo $n >>said; echo $n; sleep 0.01; done"
+SAVED = pytest.param("kubernetes", marks=[pytest.mark.needs("root"), pytest.mark.needs("runsc")])
+pytestmark = pytest.mark.parametrize("world", ["fake", *KINDS[1:-1], SAVED], indirect=True)
+"""The plain provider cannot do that; the fake one is that, and can. Of a cluster's pods, gVisor's can be saved."""
+
+
+@pytest.fixture(autouse=True)
+def gvisor_pods(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have pods that can be saved. A snapshot takes a while to be ready, in which its pod goes on."""
+    monkeypatch.setenv("SANDKEEP_KUBERNETES_RUNTIME_CLASS", "gvisor")
+    cluster = request.getfixturevalue("kubernetes") if "kubernetes" in request.node.name else None
+    if cluster is not None:
+        cluster.script(snapshot_delay_s=0.3)
+    yield
+    if cluster is not None:
+        cluster.script(snapshot_delay_s=0)
 
 
 def size(instance: Instance, process_id: str) -> int:
@@ -45,6 +59,13 @@ async def test_what_is_suspended_stands_still_and_goes_on(world: World) -> None:
     assert (asked, pauses.is_paused()) == ([(0, b"hi\n", b"")], False)
     with trio.fail_after(20):
         await instance.wait_output(counting, written, 0)
+    for _ in range(2):
+        await pauses.suspend()
+        await pauses.resume()
+    await instance.signal(counting, signal.SIGKILL)
+    said = instance.read(counting, "stdout", 0, 1 << 20).data
+    assert len(said.splitlines()) > 1
+    assert (await sh(instance, "cat said")).encode().startswith(said)  # there is nothing that it will not remember
 
 
 async def test_what_is_suspended_is_adopted_so_and_can_be_ended(world: World) -> None:
@@ -79,8 +100,10 @@ async def test_what_is_suspended_is_adopted_so_and_can_be_ended(world: World) ->
 
 
 async def test_what_ended_by_itself_is_started_anew_on_its_files(world: World) -> None:
-    if world.kind == "gvisor":  # its files lie in memory; it comes back from checkpoints
+    if world.kind in ("gvisor", "kubernetes"):  # its files go with it; it comes back from checkpoints
         assert world.provider.revival is None
+        restart = (await world.provider.capabilities()).features.get("restart")
+        assert world.kind == "gvisor" or (restart is not None and not restart.works and restart.why)
         return
     assert world.provider.revival is not None
     instance = await world.sandbox({"TOKEN": "first"})

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.conformance.conftest import World, run, sh
+from tests.conformance.conftest import KUBERNETES, World, run, sh
 
 from sandkeepd.host import seccomp
 
@@ -122,6 +122,7 @@ async def test_the_filter_costs_the_sandbox_no_descriptor(world: World) -> None:
         "local",
         pytest.param("docker", marks=pytest.mark.needs("docker")),
         pytest.param("gvisor", marks=pytest.mark.needs("runsc")),
+        KUBERNETES,
     ],
     indirect=True,
 )

@@ -55,7 +55,7 @@ COMMITS = [
 POINTS = [
     point
     for point in failpoints.POINTS
-    if not point.startswith((*GROWTH, *KEEPING, *GVISOR, *BRANCHING, "disk.", "docker.", "lock."))
+    if not point.startswith((*GROWTH, *KEEPING, *GVISOR, *BRANCHING, "disk.", "docker.", "kubernetes.", "lock."))
 ]
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 

@@ -14,6 +14,7 @@ from tests.crash.story import environments
 from sandkeep.demo import traces
 from sandkeepd.host import processes as hostprocess
 from sandkeepd.host.processes import owned_by, pids_where
+from sandkeepd.providers.kubernetes.manifests import PROGRAM
 
 BEGIN = """
 P=/run/sandkeep/out/p EXITS=/run/sandkeep/out/exits IN=/run/sandkeep/in
@@ -223,13 +224,24 @@ class Traces(NamedTuple):
 def traces_of(sandbox_id: str, uid: int | None) -> Traces:
     """Find them. That there are some is what makes their absence mean something later."""
     mark = f"SANDKEEP_SANDBOX={sandbox_id}".encode()
-    found = {int(pid) for pid, env in environments() if mark in env and not _is_runsc(int(pid))}
+    host = f"HOSTNAME={_pod(sandbox_id)}".encode()  # the container of a pod is marked by that alone
+    found = {int(pid) for pid, env in environments() if (mark in env or host in env) and not _is_runsc(int(pid))}
     spaces = {space for pid in found if (space := _pid_namespace(pid)) not in (None, _pid_namespace(os.getpid()))}
     found |= set(pids_where(lambda pid: _pid_namespace(pid) in spaces))
     found |= set(pids_where(lambda pid: _is_runsc(pid) and sandbox_id.encode() in _read(pid, "cmdline")))
     assert found, f"nothing was found of {sandbox_id}: is it still known by what we look for?"
     groups = {group for pid in found for group in _groups(pid)} - set(_groups(os.getpid()))
     return Traces({(pid, hostprocess.start_time(pid)) for pid in found}, groups, uid)
+
+
+def _pod(sandbox_id: str) -> str:
+    return f"sandbox-{sandbox_id.removeprefix('sbx_')}"
+
+
+def keeper_of_pod(sandbox_id: str) -> int:
+    """Return the first process of a pod, whose nodes are this machine."""
+    pids = (pid for pid, _ in traces_of(sandbox_id, None).processes)
+    return next(pid for pid in pids if _read(pid, "cmdline").split(b"\0")[:2] == [PROGRAM.encode(), b"-p"])
 
 
 def _is_runsc(pid: int) -> bool:

@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 
 from tests.support.boxes import at_most
 from tests.support.expect import until
-from tests.support.hostile import Burden, Enemy, Traces, remains, traces_of
+from tests.support.hostile import Burden, Enemy, Traces, keeper_of_pod, remains, traces_of
+from tests.support.kubernetes.images import TOOLS
 
 from sandkeep.errors import SandkeepError
+from sandkeepd.providers.common.inside import INSIDE
 from sandkeepd.providers.docker.engine import AT_ONCE
+from sandkeepd.providers.kubernetes.manifests import DIRECTORY
 
 MEMORY_BUDGET = 48 << 20
 """How much more memory than without it one enemy may cost the daemon, with all who read from it."""
@@ -23,6 +26,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "local": {"pids": 48, "disk_bytes": 32 << 20},
     "docker": {"pids": 48, "disk_bytes": 32 << 20},
     "gvisor": {"memory_bytes": 192 << 20},  # whose own threads would count as processes
+    "kubernetes": {},  # our double of a cluster enforces none
 }
 
 
@@ -47,6 +51,8 @@ class House:
             file.write(SECRET)
 
     def _image(self) -> str:
+        if self.kind == "kubernetes":
+            return str(self.client.image.create(TOOLS, provider=self.kind).image_id)
         source = tempfile.mkdtemp(dir=self.daemon.root)
         os.chmod(source, 0o755)
         with open(f"{source}/file", "w") as file:
@@ -60,13 +66,16 @@ class House:
         made = self.client.sandbox.create(self.image, **given)
         how: dict[str, Any] = {"tty": True} if enemy.tty else {"stdin": True}
         env = {"CANARY": self.canary}
-        self.client.process.launch(made.sandbox_id, name="enemy", command=enemy.program, env=env, **how)
+        program = [word.replace(INSIDE, DIRECTORY) if self.kind == "kubernetes" else word for word in enemy.program]
+        self.client.process.launch(made.sandbox_id, name="enemy", command=program, env=env, **how)
         uid = made.isolation.host_uid if self.kind == "local" else None
         return Box(made.sandbox_id, traces_of(made.sandbox_id, uid if uid != os.geteuid() else None))
 
     def go(self, box: str) -> None:
         """Let it begin, and wait until the harm is being done."""
         place = f"/proc/{self.daemon.process.pid}/root{self.daemon.state_dir}/sandboxes/{box}/out/p"  # disks, too
+        if self.kind == "kubernetes":  # the nodes of our double are this machine
+            place = f"/proc/{keeper_of_pod(box)}/root{DIRECTORY}/out/p"
         os.close(os.open(f"{place}/go", os.O_CREAT | os.O_EXCL))
         until(lambda: os.path.lexists(f"{place}/busy"))
 
@@ -80,14 +89,19 @@ class House:
     def more_descriptors(self) -> list[str]:
         """What the daemon has open since this began. Its connections to an engine come and go, a few at a time."""
         more = self.began.more_descriptors()
-        if self.engine is None or self.began.more_sockets() > AT_ONCE:
+        if (self.engine is None and self.kind != "kubernetes") or self.began.more_sockets() > AT_ONCE:
             return more
         return [what for what in more if not what.startswith("socket:")]
 
     def check_gone(self, box: "Box") -> None:
         """Nothing is left of an enemy's sandbox that has ended."""
-        left = remains(self.daemon.state_dir, box.id, box.traces, self.engine)
-        assert not left, left
+
+        def left() -> list[str]:
+            return remains(self.daemon.state_dir, box.id, box.traces, self.engine)
+
+        if self.kind == "kubernetes":  # a node reaps what ran in a pod after it has said that the pod is gone
+            until(lambda: not left())
+        assert not left(), left()
 
     def end_all(self, boxes: "list[Box]") -> None:
         """End them all at once, and see that nothing is left."""

@@ -149,10 +149,17 @@ class CheckpointRemoval(Removal[CheckpointState]):
 
     async def clear(self, checkpoint: CheckpointState) -> None:
         """Remove all that there is of it besides its record, however often that takes."""
-        checkpoint_id = checkpoint.checkpoint_id
+        checkpoint_id, asked = checkpoint.checkpoint_id, checkpoint.requested
         files = checkpoint.stored.files if checkpoint.stored is not None else []
         then = f"the end of checkpoint {checkpoint_id} is ordered, and will be carried out when that answers"
-        await self.insist(checkpoint_id, partial(self._files.remove, checkpoint.requested.place, files), then)
+
+        async def remove() -> None:
+            provider = self.core.providers.get(asked.provider)
+            if provider is not None and provider.checkpoints is not None:
+                await provider.checkpoints.discard(checkpoint_id)
+            await self._files.remove(asked.place, files)
+
+        await self.insist(checkpoint_id, remove, then, asked.provider)
 
 
 class Checkpoints:

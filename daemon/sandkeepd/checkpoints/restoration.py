@@ -154,6 +154,9 @@ class CheckpointReturn(FileReplacement):
         await self.runtimes.adopted(sandbox.sandbox_id)
         rules.return_to(sandbox, checkpoint)
         provider = await require_here(core, checkpoint)
+        if core.provider(sandbox.requested.provider).replacement is None:
+            message = f"{sandbox.requested.provider} sandboxes are not restored over themselves: make new ones of it"
+            raise SetupError("not_supported", message, checkpoint_id=checkpoint.checkpoint_id)
         event = events.SandboxRestoreRequested(
             checkpoint_id=checkpoint.checkpoint_id,
             plan=provider.plan_like(checkpoint.requested.plan, sandbox.requested.plan),

@@ -38,8 +38,8 @@ class CheckpointResult(Struct, frozen=True, kw_only=True):
 class Checkpointing(Protocol):
     """`provider.checkpoints`: present when sandboxes can be saved with their running processes.
 
-    A checkpoint is some files in a directory. It can be restored any number of times, on this machine or on another one
-    for which `why_not_here` returns None.
+    A checkpoint is some files in a directory, whose name begins with its id. It can be restored any number of times,
+    on this machine or on another one for which `why_not_here` returns None.
     """
 
     def why_no_checkpoint(self, plan: Mapping[str, Any]) -> str | None:
@@ -71,6 +71,10 @@ class Checkpointing(Protocol):
         record as running. On any error the sandbox runs, unless it has ended; the directory's content is of no use
         then.
         """
+        ...
+
+    async def discard(self, checkpoint_id: str) -> None:
+        """Remove all that the back end itself keeps of a checkpoint, complete or half made. Safe to repeat."""
         ...
 
     async def create_from_checkpoint(

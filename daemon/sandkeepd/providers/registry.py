@@ -7,6 +7,7 @@ from sandkeep.settings.daemon import DISK_LIMIT, UID_BASE
 from sandkeepd.contract.provider import Provider
 from sandkeepd.providers.docker.provider import open_docker
 from sandkeepd.providers.gvisor.provider import open_gvisor
+from sandkeepd.providers.kubernetes.provider import open_kubernetes
 from sandkeepd.providers.local.provider import open_local
 
 
@@ -26,5 +27,6 @@ async def open_providers(
         open_local(state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id) as local,
         open_docker(state_dir, disk_limit=disk_limit, log_id=log_id) as docker,
         open_gvisor(state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id) as gvisor,
+        open_kubernetes(state_dir, log_id=log_id) as kubernetes,
     ):
-        yield {local.name: local, docker.name: docker, gvisor.name: gvisor}
+        yield {provider.name: provider for provider in (local, docker, gvisor, kubernetes)}

@@ -100,6 +100,9 @@ class GvisorCheckpoints(Checkpointing):
             paused = (trio.current_time() - began) * 1000 if leave_running else None
         return CheckpointResult(pause_ms=paused, digests=digests)
 
+    async def discard(self, checkpoint_id: str) -> None:
+        """See `Checkpointing.discard`. All of it is in its directory."""
+
     async def create_from_checkpoint(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, plan: dict[str, Any], secrets: Collection[str],
         directory: str,

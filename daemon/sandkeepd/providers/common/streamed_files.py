@@ -1,0 +1,75 @@
+"""Archives of the workspaces of running sandboxes, which the sandbox's own `tar` reads while all goes on.
+
+For providers whose files only the sandbox itself can read. Its output is hostile: it is verified, and written anew.
+"""
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import trio
+
+from sandkeep import failpoints
+from sandkeep.errors import SetupError, StateError
+from sandkeep_store.archives.tar.inspect import CheckedArchive
+from sandkeep_store.archives.trees.pack import NO_LIMITS, PackedArchive, write
+from sandkeep_store.archives.trees.read import Remarks
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest
+from sandkeepd.host.cgroups.pause import Pause
+from sandkeepd.host.threads import Meter, run_in_thread
+from sandkeepd.host.unnamed_file import unnamed_file
+from sandkeepd.keeper.copies import copying
+from sandkeepd.providers.common.errors import storage_errors
+from sandkeepd.providers.common.keeper_provider import HeldInstance
+from sandkeepd.providers.common.packing import CODECS, packed_files
+
+_PIECE_BYTES: Final = 1 << 20
+
+
+async def receive(instance: Instance, workspace: str, into: int) -> None:
+    """Write a tar of a sandbox's workspace to an open file, at its current position."""
+    async with copying(instance, workspace, incoming=False, form="contents") as copy:
+        await trio.to_thread.run_sync(_receive, copy.take_data(), into, abandon_on_cancel=True)
+        await copy.done()
+
+
+def _receive(pipe: int, into: int) -> None:
+    """Read a pipe to its end, and close it. Raises `storage_unavailable`."""
+    with open(pipe, "rb", buffering=0) as source, storage_errors():
+        while data := source.read(_PIECE_BYTES):
+            while data:
+                data = data[os.write(into, data) :]
+
+
+def repack(received: int, request: PackRequest, moved: Meter) -> PackedArchive:
+    """Verify what a sandbox sent, and write it anew."""
+    os.lseek(received, 0, os.SEEK_SET)
+    remarks = Remarks()
+    archive = CheckedArchive(received, NO_LIMITS, without_device=lambda name: remarks.add(name, "device"))
+    return write(archive, request.output, CODECS[request.format], remarks, moved=moved)
+
+
+def running(instances: Mapping[str, HeldInstance], sandbox_id: str) -> HeldInstance:
+    """Return the running instance of a sandbox. Raises `not_ready`."""
+    instance = instances.get(sandbox_id)
+    if instance is None or instance.is_closed or instance.pause.is_on:
+        message = f"sandbox {sandbox_id} is not running, and only a running one can be packed: resume it"
+        raise StateError("not_ready", message, sandbox_id=sandbox_id)
+    return instance
+
+
+async def pack(
+    instance: Instance, workspace: str, request: PackRequest, progress: Progress, state_dir: str
+) -> PackedFiles:
+    """Pack the workspace of a running sandbox. See `Snapshotting.pack`."""
+    if request.include or request.exclude:
+        message = "a snapshot of such a sandbox has its whole workspace: leave out include and exclude"
+        raise SetupError("not_supported", message)
+    with unnamed_file(state_dir) as received:
+        await receive(instance, workspace, received)
+        failpoints.reach("snapshot.copied")
+        work = functools.partial(repack, received, request)
+        return packed_files(await run_in_thread(work, progress, "packing the files"), Pause())

@@ -1,0 +1,120 @@
+"""The files of sandboxes in a cluster: archives of their workspaces, and layers with which new ones begin.
+
+A pod's workspace begins empty. Layers are kept in the state directory, as those of local sandboxes are, and are sent
+into the workspace as a tar stream once the pod runs; a fork is an archive of its source, kept as a layer.
+"""
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from sandkeep import failpoints
+from sandkeep.errors import SetupError
+from sandkeep.model import SandboxSpec
+from sandkeep_store.archives.trees.pack import pack
+from sandkeepd.contract.caller import Progress
+from sandkeepd.contract.images import ImportedImage
+from sandkeepd.contract.instance import Instance
+from sandkeepd.contract.layers import CopiedChanges, KeptArchive
+from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
+from sandkeepd.host.threads import Meter
+from sandkeepd.host.unnamed_file import unnamed_file
+from sandkeepd.keeper.copies import copying
+from sandkeepd.providers.common import streamed_files
+from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
+from sandkeepd.providers.common.layers import Layer, Layers
+from sandkeepd.providers.common.views import shown
+from sandkeepd.providers.kubernetes.plan import WORKSPACE
+
+if TYPE_CHECKING:
+    from sandkeepd.providers.kubernetes.provider import KubernetesProvider
+
+_IMAGE: Final = "the files of a cluster's images are on its nodes alone"
+_INCREMENTAL: Final = "the daemon sees the files of a pod only by its own tar: snapshots are full ones"
+
+
+class KubernetesSnapshots(Snapshotting):
+    """Packs the workspaces of pods that run."""
+
+    takes_root = False
+
+    def __init__(self, provider: "KubernetesProvider") -> None:
+        self._provider = provider
+
+    def files_root(self, plan: Mapping[str, Any]) -> str:
+        return WORKSPACE
+
+    def workspace_in_archives(self, details: Mapping[str, Any]) -> None:
+        return None
+
+    def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
+        return None
+
+    def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
+        return _INCREMENTAL
+
+    async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
+        instance = streamed_files.running(self._provider.instances, source.sandbox_id)
+        state_dir = self._provider.layout.state_dir
+        return await streamed_files.pack(instance, source.handle["workspace"], request, progress, state_dir)
+
+
+class KubernetesLayers(DirectoryLayers):
+    """`Layering` for pods: directories in the state directory, sent into new workspaces."""
+
+    def __init__(self, provider: "KubernetesProvider") -> None:
+        self._provider = provider
+        self._layout, self._in_thread = provider.layout, provider.in_thread
+        self._store = Layers(provider.layout, provider.log_id, 0 if os.geteuid() == 0 else None)
+
+    async def open_image(self, image_id: str) -> int:
+        raise SetupError("not_supported", _IMAGE)
+
+    async def promote(
+        self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress
+    ) -> ImportedImage:
+        raise SetupError("not_supported", f"{_IMAGE}: restore the snapshot into a sandbox instead")
+
+    def needs_image(self, files: Mapping[str, Any]) -> bool:
+        return False
+
+    def roots(self, names: Sequence[str], image_id: str | None) -> list[str]:  # type: ignore[override]
+        """Return the directories that a workspace begins with, each hiding parts of the next."""
+        return [self._store.root(name) for name in names]
+
+    async def files_of_layers(self, names: Sequence[str], image_id: str | None) -> dict[str, Any]:
+        return document([Layer(name=name, uid=self._store.uid) for name in names], over_image=True)
+
+    async def freeze(self, name: str, source: Source) -> CopiedChanges:
+        """See `Layering.freeze`. The source is not frozen: its own tar reads it while all goes on."""
+        instance = streamed_files.running(self._provider.instances, source.sandbox_id)
+        self._layout.prepare()
+        with unnamed_file(self._layout.state_dir) as received, unnamed_file(self._layout.state_dir) as packed:
+            await streamed_files.receive(instance, source.handle["workspace"], received)
+            failpoints.reach("layer.copied")
+            request = PackRequest(name=name, output=packed, catalogue="", format="tar")
+            made = await self._in_thread(streamed_files.repack, received, request, Meter())
+            archive = KeptArchive(descriptor=packed, sha256=made.sha256, limits=made.limits)
+            await self.fill(name, archive, _no_progress)
+        files = document([Layer(name=name, uid=self._store.uid)], over_image=True)
+        return CopiedChanges(files=files, pause_ms=None, size_bytes=made.content_bytes)
+
+    async def send(self, instance: Instance, workspace: str, names: Sequence[str]) -> None:
+        """Put the files of layers into the workspace of a pod that has just begun."""
+        async with copying(instance, workspace, incoming=True, form="contents") as copy:
+            work = functools.partial(self._write, self.roots(names, None), copy.take_data())
+            await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+            await copy.staged()
+            await copy.commit()
+
+    def _write(self, roots: Sequence[str], pipe: int) -> None:
+        """Write the merged view of directories to a pipe as a tar, and close that."""
+        with open(pipe, "wb", buffering=0), shown(*roots, above=self._layout.state_dir) as tree:
+            pack(tree, pipe, codec="none")
+
+
+async def _no_progress(_sentence: str) -> None:
+    pass

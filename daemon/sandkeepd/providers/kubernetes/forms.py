@@ -1,0 +1,76 @@
+"""The resources that a cluster has for sandboxes, and what a namespace needs before the first."""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from sandkeep.errors import SetupError
+from sandkeep.kubernetes import versions
+from sandkeepd.keeper import program
+from sandkeepd.providers.kubernetes import manifests
+from sandkeepd.providers.kubernetes.cluster import CONFIG_MAPS, CONFLICT, NETWORK_POLICIES, PODS, Api, Json, Kind
+from sandkeepd.providers.kubernetes.manifests import Job
+
+Form: TypeAlias = Literal["pod", "sandbox", "claim"]
+"""The object that is made: a plain pod, a Sandbox, or a SandboxClaim."""
+
+
+class Forms(Struct, frozen=True, kw_only=True):
+    """The versions of the resources that a cluster has; None for those that it does not."""
+
+    sandboxes: str | None
+    claims: str | None
+    pod_snapshots: str | None
+
+    def kind(self, form: Form) -> Kind:
+        """Return the kind of the objects of a form."""
+        if form == "sandbox" and self.sandboxes is not None:
+            return Kind(versions.AGENTS.name, self.sandboxes, "sandboxes")
+        if form == "claim" and self.claims is not None:
+            return Kind(versions.EXTENSIONS.name, self.claims, "sandboxclaims")
+        return PODS
+
+    def kinds(self) -> list[Kind]:
+        """Return all kinds of which a sandbox may have an object, the owners of others first."""
+        claim, sandbox, pod = self.kind("claim"), self.kind("sandbox"), PODS
+        return list(dict.fromkeys((claim, sandbox, pod)))
+
+    def form_of(self, job: Job) -> Form:
+        """Return the form for a new sandbox. Raises `not_supported`."""
+        if not job.plan.is_claim:
+            return "sandbox" if self.sandboxes is not None else "pod"
+        if self.claims is None:
+            message = f"the cluster has no {versions.EXTENSIONS.name}: install agent-sandbox's extensions there"
+            raise SetupError("not_supported", message)
+        return "claim"
+
+    def body(self, form: Form, job: Job) -> Json:
+        """Return the object to make."""
+        if form == "sandbox":
+            return manifests.sandbox(job, self.sandboxes or "")
+        return manifests.claim(job, self.claims or "") if form == "claim" else manifests.pod(job)
+
+
+def discover(api: Api) -> Forms:
+    """Ask the cluster for the resources that it has. Blocks."""
+    found, choose = api.groups(), versions.choose_version
+    return Forms(
+        sandboxes=choose(found, versions.AGENTS),
+        claims=choose(found, versions.EXTENSIONS),
+        pod_snapshots=choose(found, versions.POD_SNAPSHOTS),
+    )
+
+
+def prepare_namespace(api: Api, machine: str) -> str:
+    """Put the keeper, and the policy of sandboxes without a network, into the namespace. Blocks. Safe to repeat.
+
+    Returns the name of the ConfigMap with the keeper, which is never changed.
+    """
+    keeper = manifests.keeper_map(program.read(machine))
+    for kind, body in ((CONFIG_MAPS, keeper), (NETWORK_POLICIES, manifests.closed_policy())):
+        try:
+            api.create(kind, body)
+        except Exception as error:
+            if getattr(error, "status", None) != CONFLICT:
+                raise
+    return str(keeper["metadata"]["name"])

@@ -1,0 +1,212 @@
+"""Objects as the cluster shows them: the few fields that matter here, and the conclusions from them. No I/O."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec import Raw, Struct, field
+
+from sandkeepd.contract.instance import Ending
+
+_MOST_SHOWN: Final = 300
+
+_HOPELESS: Final = frozenset(
+    {
+        "CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ImageInspectError",
+        "InvalidImageName", "RunContainerError", "CrashLoopBackOff", "ImagePullBackOff",
+    }
+)  # fmt: skip
+"""Reasons of a waiting container that waiting does not mend. ``ErrImagePull`` is the first of several tries."""
+
+_HOPELESS_CONDITIONS: Final = frozenset(
+    {
+        "InvalidMetadata", "EnvVarsInjectionRejected", "VolumeClaimTemplatesError", "ClaimExpired", "SandboxExpired",
+        "PodFailed", "PodSucceeded", "ReconcilerError", "TemplateNotFound", "WarmPoolNotFound",
+    }
+)  # fmt: skip
+"""Reasons of ``Ready=False`` that waiting does not mend, of Sandboxes and SandboxClaims."""
+
+
+class Condition(Struct, frozen=True):
+    """A condition of an object's status."""
+
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class Waiting(Struct, frozen=True):
+    """The state of a container that does not run yet."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class Terminated(Struct, frozen=True, rename="camel"):
+    """The state of a container that has ended."""
+
+    exit_code: int = -1
+    reason: str = ""
+
+
+class ContainerState(Struct, frozen=True):
+    """The state of a container: one of these."""
+
+    waiting: Waiting | None = None
+    running: Mapping[str, str] | None = None
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(Struct, frozen=True):
+    """A container and its state."""
+
+    name: str = ""
+    state: ContainerState = ContainerState()
+
+
+class Named(Struct, frozen=True):
+    """A reference by name."""
+
+    name: str = ""
+
+
+class Metadata(Struct, frozen=True, rename="camel"):
+    """The metadata that all objects have."""
+
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    finalizers: list[str] | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class Status(Struct, frozen=True, rename="camel"):
+    """The status of a pod, a Sandbox or a SandboxClaim. `sandbox` is the Sandbox that a claim was given."""
+
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: list[Condition] = field(default_factory=list)
+    container_statuses: list[ContainerStatus] = field(default_factory=list)
+    sandbox: Named | None = None
+
+
+class Spec(Struct, frozen=True, rename="camel"):
+    """The part of a Sandbox's spec that runs or suspends it, in both versions."""
+
+    operating_mode: str | None = None
+    replicas: int | None = None
+
+
+class Observed(Struct, frozen=True):
+    """An object of any kind that is watched."""
+
+    metadata: Metadata = Metadata()
+    spec: Spec = Spec()
+    status: Status = Status()
+
+    def label(self, name: str) -> str:
+        """Return a label; empty where there is none."""
+        return (self.metadata.labels or {}).get(name, "")
+
+    def annotation(self, name: str) -> str:
+        """Return an annotation; empty where there is none."""
+        return (self.metadata.annotations or {}).get(name, "")
+
+    def condition(self, kind: str) -> Condition:
+        """Return a condition, an empty one where there is none."""
+        return next((each for each in self.status.conditions if each.type == kind), Condition())
+
+    @property
+    def is_suspended(self) -> bool:
+        """True for a Sandbox that is to have no pod."""
+        return self.spec.operating_mode == "Suspended" or self.spec.replicas == 0
+
+    @property
+    def is_going(self) -> bool:
+        """True if its deletion is under way."""
+        return self.metadata.deletion_timestamp is not None
+
+
+class Event(Struct, frozen=True):
+    """An event of a watch. `object` of an ``ERROR`` is a `Failure`."""
+
+    type: str
+    object: Raw
+
+
+class Failure(Struct, frozen=True):
+    """The Status with which a watch ends: `code` is that of HTTP."""
+
+    code: int = 0
+    message: str = ""
+
+
+def is_running(pod: Observed, container: str) -> bool:
+    """Return True if a pod's container runs."""
+    return not pod.is_going and any(each.state.running is not None for each in _statuses(pod, container))
+
+
+def _statuses(pod: Observed, container: str) -> list[ContainerStatus]:
+    found = pod.status.container_statuses
+    return [each for each in found if each.name == container] if container else found
+
+
+def why_hopeless(found: Observed) -> str | None:
+    """Return the reason why an object that is being started never runs; None while it may still."""
+    name, status = found.metadata.name, found.status
+    if found.is_going:
+        return f"{name} is being deleted"
+    if status.phase in ("Failed", "Succeeded"):
+        return f"pod {name} ended as it started: {_sentence(status.reason, status.message) or _exits(found)}"
+    for each in status.container_statuses:
+        waiting = each.state.waiting
+        if waiting is not None and waiting.reason in _HOPELESS:
+            return f"container {each.name} of pod {name}: {_sentence(waiting.reason, waiting.message)}"
+    ready = found.condition("Ready")
+    if ready.status == "False" and ready.reason in _HOPELESS_CONDITIONS:
+        return f"{name}: {_sentence(ready.reason, ready.message)}"
+    return None
+
+
+def why_waiting(found: Observed | None) -> str:
+    """Return the reason why an object that is being started does not run yet."""
+    if found is None:
+        return "the cluster made no pod for it"
+    for each in found.status.container_statuses:
+        if each.state.waiting is not None and each.state.waiting.reason:
+            return _sentence(each.state.waiting.reason, each.state.waiting.message)
+    for kind in ("PodScheduled", "Ready"):
+        condition = found.condition(kind)
+        if condition.status == "False":
+            return _sentence(condition.reason, condition.message)
+    return f"its phase is {found.status.phase or 'unknown'}"
+
+
+def ending_of(pod: Observed | None) -> Ending:
+    """Return the end of a sandbox whose pod has ended; None is one that is gone."""
+    if pod is None or pod.is_going:
+        return Ending(kind="lost", message="its pod was deleted outside Sandkeep")
+    status = pod.status
+    why = _sentence(status.reason, status.message) or _exits(pod)
+    return Ending(kind="failed", message=f"its pod ended: {why}")
+
+
+def has_ended(pod: Observed | None) -> bool:
+    """Return True for a pod that has ended, or is going; None is one that is gone."""
+    return pod is None or pod.is_going or pod.status.phase in ("Failed", "Succeeded")
+
+
+def _exits(pod: Observed) -> str:
+    ended = [(each.name, each.state.terminated) for each in pod.status.container_statuses if each.state.terminated]
+    codes = [f"container {name}: exit code {end.exit_code}" for name, end in ended]
+    return "; ".join(codes) or "the cluster gives no reason"
+
+
+def _sentence(reason: str, message: str) -> str:
+    text = ": ".join(filter(None, (reason, message)))
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MOST_SHOWN]

@@ -1,0 +1,94 @@
+"""A pod in which a keeper serves: where it is, and how commands run beside it."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import trio
+from msgspec import Struct, field
+
+from sandkeep.errors import ProviderError
+from sandkeepd.providers.kubernetes.cluster import Cluster
+from sandkeepd.providers.kubernetes.exec import ExecStream, open_exec
+from sandkeepd.providers.kubernetes.objects import Made
+
+COPY_S: Final = 60.0
+
+_COPY: Final = """
+umask 022
+for place in /tmp /var/tmp /run "$PWD"; do
+    place=$place/.sandkeep
+    mkdir -p "$place" 2>/dev/null && [ -w "$place" ] && break
+done
+head -c "$0" >"$place/keeper.new" && chmod 755 "$place/keeper.new" && mv "$place/keeper.new" "$place/keeper" || exit
+"$place/keeper" -d "$place/io" && echo "$place" && pwd
+"""
+
+
+class Handle(Struct, frozen=True, kw_only=True):
+    """The running sandbox: its object, its pod, and the keeper in that. `secrets` are the names of the shared ones."""
+
+    namespace: str
+    made: Made
+    pod: str
+    pod_uid: str
+    program: str
+    directory: str
+    workspace: str
+    secrets: list[str] = field(default_factory=list)
+    name: str = ""
+    """The pod with its namespace, for references to the sandbox."""
+
+
+class Pod:
+    """Runs commands in the container of a pod."""
+
+    def __init__(self, cluster: Cluster, namespace: str, name: str) -> None:
+        self._cluster = cluster
+        self.namespace = namespace
+        self.name = name
+
+    @asynccontextmanager
+    async def exec(
+        self, command: Sequence[str], *, stdin: bool = True, stderr: bool = True, tty: bool = False
+    ) -> AsyncIterator[ExecStream]:
+        """Run a command for the length of a block. See `open_exec`."""
+        api = await self._cluster.api()
+        async with open_exec(
+            api.configuration, self.namespace, self.name, command, stdin=stdin, stderr=stderr, tty=tty
+        ) as stream:
+            yield stream
+
+    @asynccontextmanager
+    async def channel(self, command: Sequence[str]) -> AsyncIterator[ExecStream]:
+        """Run a command as `exec` does, in its turn: few of all pods' channels are opened at a time."""
+        async with AsyncExitStack() as stack:
+            async with self._cluster.opening:
+                stream = await stack.enter_async_context(self.exec(command))
+            yield stream
+
+    async def copy_keeper(self, program: bytes) -> tuple[str, str]:
+        """Put the keeper into a container that runs already, and start it there; return its directory, and the one in
+        which the container's programs start.
+
+        Raises `provider_unavailable` where the container has no shell, or no directory that it can write to.
+        """
+        output = b""
+        with trio.move_on_after(COPY_S):
+            async with self.exec(["sh", "-c", _COPY, str(len(program))]) as stream:
+                await stream.send_all(program)
+                while data := await stream.receive_some():
+                    output += data[: 4096 - len(output)]
+                place, _, workspace = output.decode(errors="surrogateescape").rstrip("\n").partition("\n")
+                if await stream.wait() == 0 and place.startswith("/") and workspace.startswith("/"):
+                    return place, workspace
+                raise _not_copied(stream.stderr)
+        raise _not_copied(b"it took too long")
+
+
+def _not_copied(stderr: bytes) -> ProviderError:
+    why = " ".join(stderr.decode(errors="replace").split())[:300] or "it has no shell"
+    message = (
+        f"the keeper cannot be put into the template's container: {why}: it needs sh, and a /tmp that can be written"
+    )
+    return ProviderError("provider_unavailable", message)

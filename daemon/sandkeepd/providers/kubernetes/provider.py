@@ -1,0 +1,372 @@
+"""The Kubernetes provider: sandboxes as pods of a cluster.
+
+`objects` makes the API's objects and follows them by one watch a kind, `manifests` has their content. In each pod a
+keeper runs the processes, as everywhere; one exec that stays open carries its requests and journals to a mirror in the
+state directory, see `keeper.relay`. `plan` decides on a pod, `pods` runs commands in it. See `contract.provider` for
+the interface.
+"""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from sandkeep import failpoints
+from sandkeep.errors import ProviderError, SandkeepError, StateError
+from sandkeep.kubernetes.pod_snapshots import RESTORE_ANNOTATION
+from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
+from sandkeep.settings.daemon import RETAIN_OUTPUT
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.instance import Ending
+from sandkeepd.contract.ledger import Ledger, Swept
+from sandkeepd.contract.processes import Dropped
+from sandkeepd.keeper import program
+from sandkeepd.keeper.relay import Relay
+from sandkeepd.keeper.shared_directory import CONTROL
+from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.common.errors import converted_errors
+from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
+from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
+from sandkeepd.providers.kubernetes import manifests, probe
+from sandkeepd.providers.kubernetes import plan as kubernetes_plan
+from sandkeepd.providers.kubernetes.cluster import PODS, Cluster
+from sandkeepd.providers.kubernetes.files import KubernetesLayers, KubernetesSnapshots
+from sandkeepd.providers.kubernetes.images import KubernetesImages
+from sandkeepd.providers.kubernetes.instance import KubernetesInstance
+from sandkeepd.providers.kubernetes.manifests import LOG_LABEL, SANDBOX_LABEL, Job
+from sandkeepd.providers.kubernetes.objects import Objects
+from sandkeepd.providers.kubernetes.observed import Observed, ending_of, has_ended
+from sandkeepd.providers.kubernetes.plan import Plan
+from sandkeepd.providers.kubernetes.pod_snapshots import (
+    SAVED_ANNOTATION,
+    SUSPENDED_ANNOTATION,
+    KubernetesCheckpoints,
+    PodPauses,
+    PodSaver,
+    is_suspended,
+    suspension,
+)
+from sandkeepd.providers.kubernetes.pods import Handle, Pod
+from sandkeepd.providers.kubernetes.watch import until
+
+READY_S: Final = 30.0
+"""Seconds that the keeper of a pod that runs may take to answer."""
+
+ASKED_S: Final = 20.0
+"""Seconds that the report of capabilities may take."""
+
+
+class KubernetesProvider(KeeperProvider[KubernetesInstance]):
+    """See `Provider`. It runs tasks of its own, so `open_kubernetes` makes it."""
+
+    name = "kubernetes"
+
+    def __init__(
+        self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, cluster: Cluster
+    ) -> None:
+        super().__init__(state_dir, log_id, watcher, nursery)
+        self._token = trio.lowlevel.current_trio_token()
+        self.engine = self.cluster = cluster
+        self.objects = Objects(cluster, log_id, nursery)
+        self.images = self.builder = KubernetesImages(self.objects)
+        self.snapshots = KubernetesSnapshots(self)
+        self.layers = self._layers = KubernetesLayers(self)
+        self._saver = PodSaver(self)
+        self.checkpoints = KubernetesCheckpoints(self, self._saver)
+
+    # Sandboxes
+
+    def default_network(self) -> Network:
+        return "none"
+
+    def plan(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]], *,
+        details: Mapping[str, Any], owner: str = "",
+    ) -> dict[str, Any]:  # fmt: skip
+        self.layout.sandbox(sandbox_id)  # raises `invalid`
+        names = {str(plan.get("name")) for plan in taken}
+        return dict(msgspec.to_builtins(kubernetes_plan.decide(sandbox_id, owner, spec, details, names)))
+
+    async def create(
+        self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
+    ) -> KubernetesInstance:
+        job = partial(self._job, sandbox_id, spec, msgspec.convert(plan, Plan), sorted(secrets))
+        return await self._undone_on_error(sandbox_id, lambda: self._create(job, secrets))
+
+    async def create_from(
+        self, sandbox_id: str, spec: SandboxSpec, plan: Plan, secrets: list[str]
+    ) -> KubernetesInstance:
+        """Make a sandbox of a pod snapshot, which the plan names; `secrets` are the names of those in it."""
+        job = partial(self._job, sandbox_id, spec, plan, secrets)
+        return await self._undone_on_error(sandbox_id, lambda: self._create_restored(job))
+
+    async def _undone_on_error(
+        self, sandbox_id: str, create: Callable[[], Awaitable[KubernetesInstance]]
+    ) -> KubernetesInstance:
+        self.layout.prepare()
+        try:
+            return await create()
+        except BaseException:
+            self.objects.forget_keeper()
+            with trio.CancelScope(shield=True):
+                await self._remove_remains(sandbox_id)
+            raise
+
+    async def _create(self, job: Callable[[], Awaitable[Job]], secrets: Mapping[str, str]) -> KubernetesInstance:
+        made = await job()
+        instance = await self._start(made)
+        await instance.share_secrets(secrets)
+        failpoints.reach("kubernetes.secrets")
+        if made.plan.layers:
+            await self._layers.send(instance, instance.place.workspace, [layer.name for layer in made.plan.layers])
+        return instance
+
+    async def _create_restored(self, job: Callable[[], Awaitable[Job]]) -> KubernetesInstance:
+        instance = await self._start(await job())
+        await instance.remember_earlier()
+        return instance
+
+    async def _remove_remains(self, sandbox_id: str) -> None:
+        """Remove the remains of a failed start; if the cluster does not answer, once it does again."""
+        try:
+            await self.terminate(sandbox_id, {}, {})
+        except SandkeepError:
+            self.nursery.start_soon(self._remove_remains_later, sandbox_id)
+
+    async def _remove_remains_later(self, sandbox_id: str) -> None:
+        await self.cluster.recovered()
+        await self._remove_remains(sandbox_id)
+
+    async def _job(self, sandbox_id: str, spec: SandboxSpec, plan: Plan, secrets: list[str]) -> Job:
+        """Return the parameters of a start, after its namespace was prepared."""
+        keeper = "" if plan.is_claim else await self.objects.keeper(plan.machine)
+        return Job(
+            sandbox_id=sandbox_id, log_id=self.log_id, plan=plan, spec=spec, secrets=secrets, keeper=keeper
+        )  # fmt: skip
+
+    async def _start(self, job: Job) -> KubernetesInstance:
+        """Make the object, and hold its pod once the keeper answers."""
+        await self.objects.watch(PODS)  # the cluster is there, before anything is made
+        await self.in_thread(self._make_mirror, job.sandbox_id)
+        made = await self.objects.make(job)
+        found = await self.objects.await_running(job.sandbox_id, made.form, job.plan.restored_from)
+        handle = await self._handle(job, made, found)
+        instance = self._hold(job.sandbox_id, job.spec, job.plan, _isolation(job.plan, handle), handle)
+        alive = False
+        with trio.move_on_after(READY_S):
+            alive = await instance.is_alive()
+        if not alive:
+            why = instance.why_disconnected or "it does not answer"
+            raise ProviderError("provider_unavailable", f"the keeper in pod {handle.pod} cannot be reached: {why}")
+        return instance
+
+    def _make_mirror(self, sandbox_id: str) -> None:
+        directory = self.layout.sandbox(sandbox_id)
+        with converted_errors():
+            self.layout.discard([f"{directory}/in", f"{directory}/out"])  # of a daemon that was killed in here
+            for name in ("in", "out/p"):
+                os.makedirs(f"{directory}/{name}", mode=0o700)
+            os.mkfifo(f"{directory}/in/{CONTROL}", 0o600)  # here, and not by the relay: a thread may wait for the disk
+            os.mknod(f"{directory}/out/exits", 0o600)
+            write_mark(f"{directory}/{SANDBOX_MARK}", self.log_id)
+
+    async def _handle(self, job: Job, made: Any, found: Observed) -> Handle:
+        api = await self.cluster.api()
+        name, program_path, directory, workspace = found.metadata.name, manifests.PROGRAM, manifests.DIRECTORY, ""
+        if job.plan.is_claim:
+            pod = Pod(self.cluster, api.namespace, name)
+            place, workspace = await pod.copy_keeper(program.read(job.plan.machine))
+            program_path, directory = f"{place}/keeper", f"{place}/io"
+        return Handle(
+            namespace=api.namespace, made=made, pod=name, pod_uid=found.metadata.uid, program=program_path,
+            directory=directory, workspace=workspace or kubernetes_plan.WORKSPACE, secrets=job.secrets,
+            name=f"{api.namespace}/{name}",
+        )  # fmt: skip
+
+    def _hold(
+        self, sandbox_id: str, spec: SandboxSpec, plan: Plan, isolation: Isolation, handle: Handle, *,
+        suspended: bool = False,
+    ) -> KubernetesInstance:  # fmt: skip
+        """Hold a pod, and follow it, until it is released."""
+        files = self.files(sandbox_id)
+        job = Job(
+            sandbox_id=sandbox_id, log_id=self.log_id, plan=plan, spec=spec, secrets=handle.secrets, keeper=""
+        )  # fmt: skip
+        instance = KubernetesInstance(
+            sandbox_id, files, self._watcher, pod=Pod(self.cluster, handle.namespace, handle.pod), place=handle,
+            relay=Relay(files, most_bytes=RETAIN_OUTPUT() or sys.maxsize), nursery=self.nursery, isolation=isolation,
+            handle=msgspec.to_builtins(handle), env=manifests.environment(job),
+            working_dir=spec.working_dir or handle.workspace,
+        )  # fmt: skip
+        instance.scope = trio.CancelScope()
+        instance.pauses = PodPauses(self, self._saver, instance)
+        if suspended:
+            instance.hold_requests()
+            instance.suspended.set(True)
+        self.instances[sandbox_id] = instance
+        self.nursery.start_soon(self._follow, instance)
+        return instance
+
+    async def _follow(self, instance: KubernetesInstance) -> None:
+        """Keep the channel to a pod open until the pod has ended."""
+        with instance.scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(instance.connect)
+                pod = await self._ended_pod(instance)
+                nursery.cancel_scope.cancel()
+            await instance.went(instance.ending or ending_of(pod))
+
+    async def _ended_pod(self, instance: KubernetesInstance) -> Observed | None:
+        """Wait until the pod of a sandbox has ended; return it as it was then, None if it is gone, or another's.
+
+        While suspended, a sandbox has no pod, and ends with its object.
+        """
+        pods = await self.objects.watch(PODS)
+        sandboxes = await self.objects.watch((await self.objects.forms()).kind("sandbox"))
+
+        def look() -> tuple[Observed | None] | None:
+            pod = pods.get(instance.sandbox_id)
+            if instance.suspended.is_on:
+                return None if sandboxes.get(instance.sandbox_id) is not None else (None,)
+            if pod is not None and pod.metadata.uid != instance.place.pod_uid:
+                pod = None
+            if not has_ended(pod):
+                return None
+            if is_suspended(sandboxes.get(instance.sandbox_id)):  # ordered, and the answer to that was lost
+                instance.suspended.set(True)
+                instance.hold_requests()
+                return None
+            return (pod,)
+
+        return (await until(instance.sandbox_id, [pods, sandboxes], look))[0]
+
+    async def _why_ended(self, instance: KubernetesInstance) -> Ending:
+        return ending_of(await self.objects.pod(instance.sandbox_id))
+
+    async def adopt(
+        self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
+    ) -> KubernetesInstance | Ending | None:
+        earlier, decided = msgspec.convert(handle, Handle), msgspec.convert(plan, Plan)
+        pod, sandbox = await self.objects.pod(sandbox_id), await self.objects.sandbox(sandbox_id)
+        suspended = is_suspended(sandbox)
+        if not suspended and (pod is None or not _is_same(pod, earlier, sandbox)):
+            return None
+        if not suspended and has_ended(pod):
+            return ending_of(pod)
+
+        def hold() -> KubernetesInstance:
+            instance = self._hold(sandbox_id, spec, decided, isolation, earlier, suspended=suspended)
+            if pod is not None and not suspended:
+                instance.moved_to(pod.metadata.name, pod.metadata.uid)
+            return instance
+
+        instance = await self._hold_earlier(hold)
+        if instance is not None and not suspended:
+            self.nursery.start_soon(instance.end_earlier_viewers)  # not waited for: the channel may be down
+        return instance
+
+    def running(self, sandbox_id: str) -> KubernetesInstance:
+        """Return the instance of a sandbox that runs. Raises `not_ready`."""
+        instance = self.instances.get(sandbox_id)
+        if instance is None or instance.is_closed or instance.suspended.is_on:
+            message = f"sandbox {sandbox_id} does not run: resume it, or create another"
+            raise StateError("not_ready", message, sandbox_id=sandbox_id)
+        return instance
+
+    async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
+        self._mark_terminated(sandbox_id)
+        sandbox = await self.objects.sandbox(sandbox_id)
+        if sandbox is not None and sandbox.annotation(SAVED_ANNOTATION):
+            await self._saver.remove_triggered(suspension(sandbox_id))
+        await self.objects.delete(sandbox_id)
+        failpoints.reach("kubernetes.deleted")
+        await self.await_end(sandbox_id)
+        await self.in_thread(self.layout.clear, sandbox_id)
+
+    # Output
+
+    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
+        dropped = super().trim_output(sandbox_id, running, most_bytes)
+        self._trim_in_pod(sandbox_id)
+        return dropped
+
+    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
+        super().drop_output(sandbox_id, process_ids)
+        self._trim_in_pod(sandbox_id)
+
+    def _trim_in_pod(self, sandbox_id: str) -> None:
+        """Have the pod free what was dropped from the mirror. Called in a thread."""
+        instance = self.instances.get(sandbox_id)
+        if instance is not None and not instance.is_closed:
+            self._token.run_sync_soon(self.nursery.start_soon, instance.trimmed)
+
+    # All that there is
+
+    async def capabilities(self) -> ProviderCapabilities:
+        return self._with_watches(await probe.capabilities(self.name, self.cluster, self.objects))
+
+    async def found(self) -> tuple[list[str], list[str]]:
+        ours = (labels for _, labels in await self._labels() if labels.get(LOG_LABEL) == self.log_id)
+        return sorted({labels[SANDBOX_LABEL] for labels in ours}), []
+
+    async def _labels(self) -> list[tuple[str, dict[str, str]]]:
+        """Return the names and labels of all objects of sandboxes, of any log."""
+        return [(each.metadata.name, each.metadata.labels or {}) for _, each in await self.objects.listed()]
+
+    async def clean_up(self, ledger: Ledger) -> Swept:
+        """See `Provider.clean_up`. A cluster that only its user's own tools know is not asked without need."""
+        if not self.cluster.is_named and not ledger.plans():
+            return Swept()
+        removed, foreign, failures = dict[str, None](), dict[str, None](), list[SandkeepError]()
+        for name, labels in await self._labels():
+            if labels.get(LOG_LABEL) != self.log_id:
+                foreign[f"sandbox {labels[SANDBOX_LABEL]} of log {labels.get(LOG_LABEL)}: object {name}"] = None
+            elif not ledger.owns_sandbox(labels[SANDBOX_LABEL]):  # asked last, as sandboxes are made meanwhile
+                try:
+                    await self.terminate(labels[SANDBOX_LABEL], {}, {})
+                    removed[f"sandbox {labels[SANDBOX_LABEL]}"] = None
+                except SandkeepError as error:  # it keeps no other from being removed
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+        return Swept(removed=[*removed], foreign=[*foreign])
+
+
+def _is_same(pod: Observed, handle: Handle, sandbox: Observed | None) -> bool:
+    """Return True if a pod is that of the handle, or was restored from it by Sandkeep."""
+    snapshot = sandbox.annotation(SUSPENDED_ANNOTATION) if sandbox is not None else ""
+    restored = bool(snapshot) and pod.annotation(RESTORE_ANNOTATION) == snapshot
+    return pod.metadata.uid == handle.pod_uid or restored
+
+
+def _isolation(plan: Plan, handle: Handle) -> Isolation:
+    limits = {"cpus": plan.cpus, "memory": plan.memory_bytes}
+    held = {name: "cgroup" for name, limit in limits.items() if limit}
+    if plan.disk_bytes:
+        held["disk"] = "eviction by the kubelet"
+    runtime = plan.runtime_class or "the cluster's runtime"
+    return Isolation(
+        mechanism=f"pod ({'its template' if plan.is_claim else runtime})", files="image", host_uid=None,
+        workspace=handle.workspace, limits=held, notes=[probe.NETWORK] if plan.network == "none" else [],
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def open_kubernetes(
+    state_dir: str, *, log_id: str = "", cluster: Cluster | None = None
+) -> AsyncIterator[KubernetesProvider]:
+    """Run the Kubernetes provider, with its background tasks, for the length of a block. The sandboxes outlive it.
+
+    The cluster is not asked before it is needed, so that a daemon starts without one.
+    """
+    way = cluster or Cluster()
+    try:
+        async with running(partial(KubernetesProvider, state_dir, log_id, cluster=way)) as provider:
+            yield provider
+    finally:
+        way.close()
