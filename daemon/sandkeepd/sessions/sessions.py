@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sandkeep import events, ids
 from sandkeep.errors import CallerError, ProviderError, StateError
-from sandkeep.model import SandboxSpec, Session, SessionEnsured, SessionList, SessionSpec
+from sandkeep.model import SandboxSpec, Session, SessionEnsured, SessionList, SessionMode, SessionSpec
 from sandkeep.protocol.clock import now_us
 from sandkeep.protocol.methods import (
     ImageCreate,
@@ -23,6 +23,7 @@ from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
 from sandkeep_store.views.snapshots import SnapshotState
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request, part_of_request
 from sandkeepd.core.core import Core, Tries
@@ -45,6 +46,9 @@ _OF_SANDBOX: Final = (
     "labels",
 )  # fmt: skip
 """Parameters of ``session.ensure`` that are properties of its sandboxes."""
+
+KUBERNETES: Final = "kubernetes"
+"""The provider of sessions in the mode ``k8s``."""
 
 _Limits: TypeAlias = tuple[float | None, float | None]
 """The idle timeout and the longest life in seconds; None for never."""
@@ -258,13 +262,14 @@ class Sessions:
         if asked.image is None and snapshot_id is not None:  # it has all files: the image may be gone
             image_id, provider = snapshot_id, core.provider_of(core.state.snapshots[snapshot_id])
         else:
-            image_id = await self._image_id(request, image)
+            image_id = await self._image_id(request, image, asked.mode)
             provider = core.provider_of_image(image_id)
             rules.ready_image(core.state, image_id)
             made_by = core.provider_of(core.state.snapshots[snapshot_id]) if snapshot_id is not None else provider
             if made_by is not provider:
                 message = f"image: it is for {provider.name} sandboxes, and snapshot {snapshot_id} is of {made_by.name}"
                 raise CallerError("invalid", f"{message} ones: leave one of them out, or give fresh", field="image")
+        mode = _mode_of(provider, asked)
         given = {name: value for name in _OF_SANDBOX if (value := getattr(asked, name)) is not None}
         if before is not None:
             given = {name: getattr(before.sandbox, name) for name in _OF_SANDBOX} | given
@@ -275,6 +280,7 @@ class Sessions:
         check_volumes(request, command.volumes)
         default = _LIMITS_OF_KEY if request.peer.key is not None else (None, None)
         spec = _spec_of(asked, before, image, replace(sandbox, session_id=session_id), default)
+        spec = replace(spec, mode=mode)
         self._require_free(request.owner, session_id)
         return image_id, spec
 
@@ -285,9 +291,13 @@ class Sessions:
             message = f"you have a sandbox called {session_id!r}, which is of no session: choose another id"
             raise StateError("conflict", message, session_id=session_id)
 
-    async def _image_id(self, request: Request[Any], image: str) -> str:
+    async def _image_id(self, request: Request[Any], image: str, mode: SessionMode | None) -> str:
         """Return the id of the caller's image of that id or reference, which is made if need be."""
-        state = self._core.state
+        state, provider = self._core.state, None
+        if mode == "k8s":
+            provider = KUBERNETES
+            if why := (await self._core.provider(provider).capabilities()).why:
+                raise ProviderError("provider_unavailable", f"mode: {why}", field="mode")
         found = state.images.get(image)
         if found is not None and request.sees(found.owner):
             return rules.image(state, image).image_id
@@ -298,9 +308,15 @@ class Sessions:
             raise CallerError("invalid", message, field="image")
         for known in reversed(state.images.values()):
             asked = known.requested
-            if (known.status, asked.kind, asked.source, known.owner) == ("ready", "reference", image, request.owner):
+            if (known.status, asked.kind, asked.source, known.owner) == (
+                "ready",
+                "reference",
+                image,
+                request.owner,
+            ) and ((asked.provider == KUBERNETES) is (provider == KUBERNETES)):
                 return known.image_id
-        made = await self._images.create(part_of_request(request, "image.create", ImageCreate(source=image)))
+        create = ImageCreate(source=image, provider=provider)
+        made = await self._images.create(part_of_request(request, "image.create", create))
         return made.image_id
 
     # -- ending -------------------------------------------------------------------------------------------------------
@@ -340,11 +356,11 @@ def _note(session: SessionState, sandbox: SandboxState | None) -> str | None:
 
 
 def _check(asked: SessionEnsure, session: SessionState | None) -> None:
-    """Raise `provider_unavailable` or `invalid` for parameters that no start could have, ready or not."""
-    if asked.mode == "k8s":
-        message = "mode: there is no provider for Kubernetes here: leave it out, or say docker"
-        raise ProviderError("provider_unavailable", message, field="mode")
+    """Raise `conflict` or `invalid` for parameters that no start could have, ready or not."""
     if session is not None:
+        if asked.mode not in (None, session.spec.mode) and session.status == "ready":
+            message = f"session {session.session_id} is ready in mode {session.spec.mode}: close it first"
+            raise StateError("conflict", message, session_id=session.session_id)
         _limits(asked, (session.spec.idle_timeout_s, session.spec.max_lifetime_s))
 
 
@@ -356,6 +372,15 @@ def _limits(asked: SessionEnsure, own: _Limits) -> _Limits:
         message = "idle_timeout_s cannot exceed max_lifetime_s"
         raise CallerError("invalid", message, field="idle_timeout_s")
     return idle, life
+
+
+def _mode_of(provider: Provider, asked: SessionEnsure) -> SessionMode:
+    """Return the mode of a session on a provider. Raises `invalid` if another is asked for."""
+    mode: SessionMode = "k8s" if provider.name == KUBERNETES else "docker"
+    if asked.mode not in (None, mode):
+        message = f"image: it is for {provider.name} sandboxes: give a reference, or an image for the mode {asked.mode}"
+        raise CallerError("invalid", message, field="image")
+    return mode
 
 
 def _gives_up(asked: SessionEnsure) -> bool:
@@ -373,7 +398,6 @@ def _spec_of(
     idle, life = _limits(asked, own)
     return SessionSpec(
         image=image,
-        mode=asked.mode or (before.mode if before is not None else "docker"),
         sandbox=sandbox,
         idle_timeout_s=idle,
         max_lifetime_s=life,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import trio
 from msgspec.structs import replace
@@ -20,6 +20,9 @@ from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Creation, Handle, Order
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.restore import Restores
+
+_SCHEMES: Final = {"kubernetes": "k8s"}
+"""Schemes of references to sandboxes, where AstraForge calls a provider otherwise."""
 
 
 class Start(NamedTuple):
@@ -81,7 +84,7 @@ class SessionStart(Creation[SessionState]):
         asked, name = sandbox.requested, sandbox.handle.get("name") or sandbox_id
         event = events.SessionStarted(
             sandbox_id=sandbox_id,
-            ref=f"{asked.provider}://{name}",
+            ref=f"{_SCHEMES.get(asked.provider, asked.provider)}://{name}",
             restored_from=asked.restored_from,
             lost=lost,
         )

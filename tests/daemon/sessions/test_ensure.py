@@ -62,4 +62,4 @@ async def test_a_ready_session_has_no_mode_but_docker(daemon: Inside, source: st
     async def ensure() -> None:
         await daemon.call("session.ensure", id="s", mode="k8s")
 
-    await refused_async("provider_unavailable", ensure())
+    await refused_async("conflict", ensure())

@@ -42,6 +42,7 @@ _STREAM: Final = "-"
     metavar="SNAPSHOT",
     help="Begin with the files of this snapshot (default: the session's latest).",
 )
+@click.option("--mode", type=click.Choice(["docker", "k8s"]), help="Where a new session lives: k8s is a cluster.")
 @click.option("--fresh", is_flag=True, help="Begin with the files of the image alone.")
 @sandbox_options
 @common()
