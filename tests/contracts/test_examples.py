@@ -257,6 +257,11 @@ async def test_a_daemon_with_the_plain_provider(place: Path, tmp_path: Path) -> 
         assert await daemon.provider.found() == ([], [sandbox.requested.image_id])
 
 
+ELSEWHERE = {"kubernetes": "test_kubernetes_examples.py"}
+"""Examples that have a test file of their own."""
+
+
 def test_every_example_is_run() -> None:
     here = Path(__file__).read_text()
+    assert all(Path(__file__).with_name(name).exists() for name in ELSEWHERE.values())
     assert [name for name in os.listdir(EXAMPLES) if name not in here and not name.startswith("__")] == []
