@@ -1,0 +1,305 @@
+"""Sandboxes in a cluster, beside the official client that does the same by hand, in the same run and in turns.
+
+The cluster is the double of the tests: what it takes for a pod is the same for both, and it has no precedence. By hand,
+16 threads make the objects that the daemon makes, wait by one watch of all their pods for each to run, open the channel
+to its keeper by an exec, which stays open, and read the first answer.
+"""
+
+import json
+import os
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import trio
+from benches import fair
+from benches.daemon import daemon, seconds
+from benches.docker import MOST_MIB, ms, peak_mib
+from benches.table import Row, show
+from kubernetes import client as official
+from kubernetes import config
+from kubernetes.stream import stream
+from kubernetes.watch import Watch
+from tests.support.kubernetes.cluster import Cluster, start_cluster
+from tests.support.kubernetes.images import BUSYBOX, unpack
+
+from sandkeep.blocking import connect
+from sandkeep.ids import PROCESS, SANDBOX, new_id
+from sandkeep.model import SandboxSpec
+from sandkeepd.contract.caller import Caller
+from sandkeepd.contract.processes import Launch
+from sandkeepd.keeper.relay_frames import begin
+from sandkeepd.providers.kubernetes.cluster import Cluster as Way
+from sandkeepd.providers.kubernetes.manifests import DIRECTORY, LOG_LABEL, PROGRAM
+from sandkeepd.providers.kubernetes.provider import open_kubernetes
+
+Object = dict[str, Any]
+
+CROWD, AT_ONCE = 100, 16
+ROUNDS = 3
+EXECS = 100
+MANY = 1000
+QUIET_S = 5.0
+"""Seconds for which the sandboxes are left alone, and the daemon is to ask nothing."""
+
+MOST_CREATE, MOST_EXEC = 1.3, 0.3
+PLACE = ("agents.x-k8s.io", "v1beta1", "default", "sandboxes")
+BY_HAND = f"{LOG_LABEL}=by-hand"
+AGAIN_S = 0.05
+
+
+class Threads:
+    """Work done by 16 threads, each with a client of its own that `make` makes."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._mine = threading.local()
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+
+    def each(self, work: Callable[[Any, Any], Any], what: Iterator[Any] | range | list[Any]) -> list[Any]:
+        def one(item: Any) -> Any:
+            if not hasattr(self._mine, "client"):
+                self._mine.client = self._make()
+            return work(self._mine.client, item)
+
+        return list(self._pool.map(one, what))
+
+
+class ByHand:
+    """The official client, which makes Sandboxes like that of `box`, a sandbox of the daemon, whose name is `name`."""
+
+    def __init__(self, cluster: Cluster, box: str, name: str) -> None:
+        self._cluster = cluster
+        self._threads = Threads(self._new)
+        self._running: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+        self._channels: list[Any] = []
+        self._core = official.CoreV1Api(self._client())
+        self._custom = official.CustomObjectsApi(self._client())
+        model: Any = self._custom.get_namespaced_custom_object(*PLACE, name)
+        self.log: str = model["metadata"]["labels"][LOG_LABEL]
+        self._text = json.dumps(_blank(model)).replace(box.removeprefix("sbx_"), "{id}")
+        self._execs = official.CoreV1Api(self._client()).connect_get_namespaced_pod_exec
+
+    def _client(self) -> Any:
+        return config.new_client_from_config(str(self._cluster.kubeconfig))  # type: ignore[no-untyped-call]
+
+    def _new(self) -> tuple[Any, Any]:
+        """Clients of a thread; `stream` takes one for itself."""
+        return official.CustomObjectsApi(self._client()), official.CoreV1Api(self._client())
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note for the length of a block which pods run."""
+        watch: Any = Watch()  # type: ignore[no-untyped-call]
+
+        def follow() -> None:
+            pods = self._core.list_namespaced_pod
+            with suppress(Exception):  # it was stopped
+                for event in watch.stream(pods, "default", label_selector=BY_HAND, deserialize=False):
+                    if _runs(event["object"]):
+                        self._running[event["object"]["metadata"]["name"]].set()
+
+        following = threading.Thread(target=follow)
+        following.start()
+        try:
+            yield
+        finally:
+            watch.stop()
+            self.clear()  # the watch hears of that, and ends
+            following.join()
+
+    def make_crowd(self) -> None:
+        self._channels += self._threads.each(self._one, range(CROWD))
+
+    def _one(self, clients: tuple[Any, Any], _: int) -> Any:
+        custom, core = clients
+        body = json.loads(self._text.replace("{id}", new_id(SANDBOX).removeprefix("sbx_")))
+        name = custom.create_namespaced_custom_object(*PLACE, body)["metadata"]["name"]
+        self._running[name].wait()
+        while (channel := _answered(core, name)) is None:  # the keeper is just starting
+            time.sleep(AGAIN_S)
+        return channel
+
+    def clear(self) -> None:
+        for channel in self._channels:
+            channel.close()
+        self._channels.clear()
+        self._running.clear()
+        self._custom.delete_collection_namespaced_custom_object(*PLACE, label_selector=BY_HAND)
+        while self._core.list_namespaced_pod("default", label_selector=BY_HAND, limit=1).items:
+            time.sleep(AGAIN_S)
+
+    def exec(self, pod: str) -> None:
+        """Run `true` to its end."""
+        done = stream(self._execs, pod, "default", command=["true"], stdin=False, stdout=True, stderr=True, tty=False)
+        assert done == "", done
+
+
+def _blank(model: Object) -> Object:
+    """The object as it was sent, with the mark of another log."""
+    metadata = {field: model["metadata"][field] for field in ("name", "labels")}
+    blank = {**model, "metadata": metadata}
+    del blank["status"]
+    log = metadata["labels"][LOG_LABEL]
+    found: Object = json.loads(json.dumps(blank).replace(log, BY_HAND.partition("=")[2]))
+    return found
+
+
+def _runs(pod: Object) -> bool:
+    return any("running" in each.get("state", {}) for each in pod.get("status", {}).get("containerStatuses", []))
+
+
+def _answered(core: Any, pod: str) -> Any:
+    """A channel to a keeper on which it has answered; None if it does not serve yet."""
+    channel = stream(
+        core.connect_get_namespaced_pod_exec, pod, "default", command=[PROGRAM, "-r", DIRECTORY],
+        stdin=True, stdout=True, stderr=True, tty=False, _preload_content=False,
+    )  # fmt: skip
+    answer = ""
+    with suppress(OSError):  # the relay has ended, as there is no keeper yet
+        channel.write_stdin(begin(1 << 30).decode())
+        while channel.is_open() and "ready" not in answer:
+            channel.update(timeout=30)
+            answer += channel.read_stdout(timeout=0) or ""
+    return channel if "ready" in answer else None
+
+
+class Ours:
+    """A daemon, and what its clients do at once."""
+
+    def __init__(self, client: Any, root: str) -> None:
+        self.client = client
+        self.image = client.image.create(BUSYBOX, provider="kubernetes").image_id
+        self._threads = Threads(lambda: connect(f"{root}/sock"))
+        self.boxes: list[str] = []
+
+    def make(self, number: int) -> None:
+        self.boxes += self._threads.each(lambda client, _: client.sandbox.create(self.image).sandbox_id, range(number))
+
+    def clear(self) -> None:
+        self._threads.each(lambda client, box: client.sandbox.terminate(box), self.boxes)
+        self.boxes.clear()
+
+    def memory_mib(self) -> float:
+        return peak_mib(self.client.daemon.status().pid)
+
+
+def asked(cluster: Cluster) -> int:
+    """The requests so far that look for objects."""
+    rows = cluster.requests()["requests"]
+    return sum(row["count"] for row in rows if row["verb"] in ("get", "list") and not row["subresource"])
+
+
+def counts(cluster: Cluster, log: str) -> tuple[int, int, int]:
+    """The watches of a daemon, the kinds of which they are, and the requests of any kind in a quiet while."""
+    watches = [each["resource"] for each in cluster.requests()["watches"] if log in each["labelSelector"]]
+    before = sum(row["count"] for row in cluster.requests()["requests"])
+    time.sleep(QUIET_S)
+    return len(watches), len(set(watches)), sum(row["count"] for row in cluster.requests()["requests"]) - before
+
+
+def crowd_rows(ours: Ours, by_hand: ByHand, cluster: Cluster, log: str) -> Iterator[Row]:
+    times: dict[str, list[float]] = {"ours": [], "bare": []}
+    looked = 0
+    for _ in range(ROUNDS):
+        with by_hand.watching():
+            times["bare"].append(seconds(by_hand.make_crowd))
+        before = asked(cluster)
+        times["ours"].append(seconds(lambda: ours.make(CROWD)))
+        looked += asked(cluster) - before
+        watches, kinds, quiet = counts(cluster, log)
+        looked += quiet
+        ours.clear()
+    ratio = median(times["ours"]) / median(times["bare"])
+    what = f"{CROWD} sandboxes made in a cluster, {AT_ONCE} at a time"
+    figure, floor = (f"{median(taken):.2f} s" for taken in times.values())
+    beside = f"the bare client, the same requests {floor}"
+    yield Row(what, figure, beside, ratio, f"<= {MOST_CREATE}", ratio <= MOST_CREATE)
+    case = f"open watches with {CROWD} sandboxes in a cluster"
+    yield Row(case, str(watches), f"{kinds} kinds of objects", watches / kinds, "<= 1", watches == kinds)
+    case = f"gets and lists while {CROWD} are made, and requests in {QUIET_S:.0f} s after it"
+    yield Row(case, str(looked), "-", "-", "0", not looked)
+
+
+async def channel_times(cluster: Cluster, by_hand: ByHand, state_dir: str) -> tuple[list[float], list[float]]:
+    """Seconds of `true` by a provider alone, from the request to the exit code, and by the official client."""
+    ours, bare = [], []
+    async with open_kubernetes(state_dir, log_id="log_bench", cluster=Way(str(cluster.kubeconfig))) as provider:
+        box, caller = new_id(SANDBOX), Caller(uid=os.geteuid(), gid=os.getegid())
+        plan = provider.plan(box, "img_1", SandboxSpec(), caller, [], details={"image": BUSYBOX}, owner="uid:0")
+        instance = await provider.create(box, "img_1", SandboxSpec(), {}, plan)
+        for _ in range(EXECS):
+            begun = time.perf_counter()
+            process = new_id(PROCESS)
+            await instance.launch(Launch(process_id=process, command=["true"], quick=True))
+            await instance.wait(process)
+            ours.append(time.perf_counter() - begun)
+            instance.forget(process)
+            bare.append(seconds(lambda: by_hand.exec(instance.place.pod)))
+        await provider.terminate(box, {}, {})
+    return ours, bare
+
+
+def request_times(ours: Ours, by_hand: ByHand, box: str, pod: str) -> tuple[list[float], list[float]]:
+    """Seconds of `true` by a request of the Python client, with its commits, and by the official client."""
+    both = [
+        (seconds(lambda: ours.client.sandbox.exec(box, ["true"])), seconds(lambda: by_hand.exec(pod)))
+        for _ in range(EXECS)
+    ]
+    return [mine for mine, _ in both], [bare for _, bare in both]
+
+
+def exec_row(what: str, times: tuple[list[float], list[float]]) -> Row:
+    ours, bare = times
+    ratio = median(ours) / median(bare)
+    beside = f"connect_get_namespaced_pod_exec {ms(bare)}"
+    return Row(f"exec true in a pod, {what}", ms(ours), beside, ratio, f"<= {MOST_EXEC}", ratio <= MOST_EXEC)
+
+
+def memory_row(ours: Ours) -> Row:
+    ours.make(MANY)
+    memory = ours.memory_mib()
+    case = f"the daemon's memory with {MANY:,} sandboxes in a cluster, at its peak"
+    return Row(case, f"{memory:.0f} MiB", "-", memory / MOST_MIB, f"<= {MOST_MIB} MiB", memory <= MOST_MIB)
+
+
+@contextmanager
+def ordinary_cluster(place: Path) -> Iterator[Cluster]:
+    """A cluster, which is neither figure nor floor."""
+    images = unpack(place / "images")
+    with ExitStack() as stack:
+        with fair.ordinary():
+            cluster = stack.enter_context(start_cluster(place / "cluster", images))
+        yield cluster
+
+
+@fair.conditions()
+def run() -> list[Row]:
+    with (
+        tempfile.TemporaryDirectory(prefix="skb-", dir=os.environ.get("SANDKEEP_BENCH_DIR")) as place,
+        ordinary_cluster(Path(place)) as cluster,
+        daemon(KUBECONFIG=str(cluster.kubeconfig)) as (client, root),
+    ):
+        ours = Ours(client, root)
+        box = client.sandbox.create(ours.image).sandbox_id
+        pod = f"sandbox-{box.removeprefix('sbx_')}"
+        by_hand = ByHand(cluster, box, pod)
+        rows = [
+            exec_row("provider alone", trio.run(channel_times, cluster, by_hand, f"{place}/state")),
+            exec_row("both commits durable", request_times(ours, by_hand, box, pod)),
+        ]
+        rows += crowd_rows(ours, by_hand, cluster, by_hand.log)
+        rows.append(memory_row(ours))
+        ours.clear()
+        return rows
+
+
+if __name__ == "__main__":
+    show(run())
