@@ -44,7 +44,7 @@ FOLLOWED = {
 UNTOUCHED = {
     "docs/how-to/install-as-a-service.md": "it installs for the whole machine, as root, under systemd: make vm does; "
     "its units and what they start are tried in test_units.py and tests/daemon/app/test_systemd.py",
-    "docs/how-to/kubernetes.md": "its commands are kubectl's, for a cluster: its manifests and its program are tried in "
+    "docs/how-to/kubernetes.md": "its commands are kubectl's: its manifests and its program are tried in "
     "test_kubernetes_examples.py and test_kubernetes_rbac.py",
     "CONTRIBUTING.md": "it names make's targets, which are looked up below; make test is what runs here",
     "systemd/README.md": "as install-as-a-service.md",
