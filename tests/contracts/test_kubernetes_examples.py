@@ -17,6 +17,7 @@ from kubernetes.dynamic import DynamicClient
 from kubernetes.dynamic.exceptions import DynamicApiError
 from tests.support import rootfs
 from tests.support.documents import ROOT
+from tests.support.expect import until
 from tests.support.kubernetes.cluster import Cluster, start_cluster
 
 from sandkeep.compat.agent_sandbox import PodSnapshotSandboxClient
@@ -144,7 +145,10 @@ def test_the_role_of_clients_grants_what_is_used_and_nothing_else(cluster: Clust
             cluster.faults(method="GET", path=f"{resource}.*watch", status=410, times=1)
         with PodSnapshotSandboxClient(TEMPLATE, None, NAMESPACE, api_client=api) as sandbox:
             assert sandbox.run("echo it runs").stdout == "it runs\n"
-            assert client.CoreV1Api(api).read_namespaced_pod_log(sandbox.pod_name or "", NAMESPACE).startswith("0\n")
+            core, pod = client.CoreV1Api(api), sandbox.pod_name or ""
+            until(
+                lambda: core.read_namespaced_pod_log(pod, NAMESPACE).startswith("0\n")
+            )  # its program is just starting
             cluster.script(snapshot_delay_s=0.5, snapshot_deletion_s=0.5)
             saved = sandbox.checkpoint("save")
             assert saved.exit_code == 0, saved.stderr

@@ -153,8 +153,8 @@ async def test_a_new_daemon_goes_on_at_the_byte(pod: Pod, watcher: Watcher, tmp_
     (tmp_path / "go").touch()
     await until_async(lambda: (pod.directory / "out/p/p1.stdout").stat().st_size >= 6)
     second, instance = pod.relay(), pod.instance(watcher)
+    await instance.remember_earlier()  # at once, as a provider does: what is read before that is remembered by nobody
     async with connected(pod, second):
-        await instance.remember_earlier()
         assert await instance.find("p1") is not None
         assert await instance.find("p2") is None
         assert await instance.was_signalled("p1", 5)

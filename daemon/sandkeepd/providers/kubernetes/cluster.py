@@ -264,9 +264,12 @@ class Cluster:
         while True:
             await trio.sleep(AGAIN_S)
             async with self._probing:
-                with suppress(ProviderError):
+                try:
                     await self.call(Api.groups)
-                    return
+                except SandkeepError as error:
+                    if "engine" in error.data:
+                        continue
+                return  # a refusal is an answer, too
 
     def close(self) -> None:
         """Close the connections."""

@@ -66,7 +66,10 @@ class KubernetesInstance(HeldInstance):
 
     async def end_earlier_viewers(self) -> None:
         """End the viewers of an earlier daemon, whose terminals were its own."""
-        await self._shown.end_earlier()
+        try:
+            await self._shown.end_earlier()
+        except Exception:  # nothing else depends on it
+            logger.exception("viewers in pod %s may be left", self.place.pod)
 
     # The channel
 

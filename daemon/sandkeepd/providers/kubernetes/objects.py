@@ -70,9 +70,12 @@ class Objects:
                 self._forms = await self._cluster.call(forms.discover)
         return self._forms
 
-    def forget_forms(self) -> None:
-        """Ask the cluster anew for its resources at the next use: somebody may have installed some."""
-        self._forms = None
+    async def discover(self) -> Forms:
+        """Ask the cluster anew for its resources: somebody may have installed some. Those known before stay if that
+        fails.
+        """
+        self._forms = await self._cluster.call(forms.discover)
+        return self._forms
 
     async def keeper(self, machine: str) -> str:
         """Return the name of the ConfigMap with the keeper, which is made if need be."""

@@ -31,8 +31,7 @@ async def capabilities(name: str, cluster: Cluster, objects: Objects) -> Provide
             program.read(machine())
             why = ""
             with trio.fail_after(ASKED_S):
-                objects.forget_forms()
-                features = _features(await objects.forms())
+                features = _features(await objects.discover())
         except SandkeepError as error:
             why = error.message
         except trio.TooSlowError:

@@ -52,7 +52,10 @@ from sandkeepd.providers.kubernetes.pod_snapshots import (
     suspension,
 )
 from sandkeepd.providers.kubernetes.pods import Handle, Pod
-from sandkeepd.providers.kubernetes.watch import until
+from sandkeepd.providers.kubernetes.watch import Watch, until
+
+REMOVED_AGAIN_S: Final = 10.0
+"""Seconds until the remains of a failed start are removed again, when the cluster has not done it."""
 
 READY_S: Final = 30.0
 """Seconds that the keeper of a pod that runs may take to answer."""
@@ -127,9 +130,7 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
         return instance
 
     async def _create_restored(self, job: Callable[[], Awaitable[Job]]) -> KubernetesInstance:
-        instance = await self._start(await job())
-        await instance.remember_earlier()
-        return instance
+        return await self._start(await job())
 
     async def _remove_remains(self, sandbox_id: str) -> None:
         """Remove the remains of a failed start; if the cluster does not answer, once it does again."""
@@ -139,6 +140,7 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
             self.nursery.start_soon(self._remove_remains_later, sandbox_id)
 
     async def _remove_remains_later(self, sandbox_id: str) -> None:
+        await trio.sleep(REMOVED_AGAIN_S)
         await self.cluster.recovered()
         await self._remove_remains(sandbox_id)
 
@@ -157,6 +159,8 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
         found = await self.objects.await_running(job.sandbox_id, made.form, job.plan.restored_from)
         handle = await self._handle(job, made, found)
         instance = self._hold(job.sandbox_id, job.spec, job.plan, _isolation(job.plan, handle), handle)
+        if job.plan.restored_from is not None:
+            await instance.remember_earlier()
         alive = False
         with trio.move_on_after(READY_S):
             alive = await instance.is_alive()
@@ -226,8 +230,7 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
 
         While suspended, a sandbox has no pod, and ends with its object.
         """
-        pods = await self.objects.watch(PODS)
-        sandboxes = await self.objects.watch((await self.objects.forms()).kind("sandbox"))
+        pods, sandboxes = await self._watches()
 
         def look() -> tuple[Observed | None] | None:
             pod = pods.get(instance.sandbox_id)
@@ -244,6 +247,15 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
             return (pod,)
 
         return (await until(instance.sandbox_id, [pods, sandboxes], look))[0]
+
+    async def _watches(self) -> tuple[Watch, Watch]:
+        """Return the watches of pods and of Sandboxes, however long the cluster does not answer."""
+        while True:
+            try:
+                kind = (await self.objects.forms()).kind("sandbox")
+                return await self.objects.watch(PODS), await self.objects.watch(kind)
+            except SandkeepError:
+                await self.cluster.recovered()
 
     async def _why_ended(self, instance: KubernetesInstance) -> Ending:
         return ending_of(await self.objects.pod(instance.sandbox_id))

@@ -205,3 +205,22 @@ async def test_a_cluster_that_is_down_is_told_at_once(tmp_path: Path, kubernetes
         with trio.fail_after(10), pytest.raises(ProviderError) as caught:
             await provider.found()
         assert caught.value.data["engine"] == "kubernetes"
+
+
+async def test_what_was_found_out_stays_known_while_the_cluster_fails(
+    provider: KubernetesProvider, kubernetes: Any
+) -> None:
+    instance = await make(provider)
+    fault = {"method": "GET", "path": "^/apis/?$", "status": 503, "times": 1}
+    await trio.to_thread.run_sync(lambda: kubernetes.faults(**fault))
+    assert not (await provider.capabilities()).works
+    assert (await provider.objects.forms()).sandboxes == "v1beta1"
+    assert await runs(instance)
+
+
+async def test_a_refusal_is_an_answer(kubernetes: Any, tmp_path: Path) -> None:
+    kubeconfig = kubernetes.write_kubeconfig(tmp_path / "kubeconfig", "no-such-token")
+    async with open_kubernetes(str(tmp_path / "s"), log_id="l", cluster=Cluster(str(kubeconfig))) as provider:
+        await refused_async("not_configured", provider.found())
+        with trio.fail_after(10):
+            await provider.cluster.recovered()

@@ -273,9 +273,9 @@ async def test_a_copy_whose_daemon_dies_is_undone(instance: ExecInstance, server
 async def test_a_command_that_does_nothing_is_ended(
     instance: ExecInstance, server: ExecServer, incoming: bool, tmp_path: Path
 ) -> None:
-    script = f"trap 'echo ended >{tmp_path}/trapped; exit 1' TERM; while :; do sleep 1000; done"
+    script = f"trap 'echo ended >{tmp_path}/trapped; exit 1' TERM; >{tmp_path}/set; while :; do sleep 1000; done"
     async with shell(instance, script, incoming=incoming):
-        pass
+        await until_async((tmp_path / "set").exists)  # before that it is ended by the signal
     assert (tmp_path / "trapped").read_text() == "ended\n"
     with trio.fail_after(DEADLINE_S):
         await server.no_processes()
