@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import NODEFAULT
 from msgspec.structs import fields
 from tests.crash.story import Story
-from tests.support.expect import refused
+from tests.support.expect import refused, until
 
 from sandkeep import archives
 from sandkeep.ids import SNAPSHOT, new_id
@@ -248,3 +248,5 @@ class World:
             story.ask("sandbox.terminate", sandbox.sandbox_id)
         for image in story.look(lambda client: client.image.list().images):
             story.ask("image.remove", image.image_id)
+        # That of a sandbox is released once its end was answered.
+        until(lambda: story.look(lambda client: client.lock.list().locks) == [])
