@@ -409,8 +409,8 @@ async def test_removed_files_that_are_open_count(world: World) -> None:
     assert isinstance(instance, LocalInstance)
     script = "for n in 1 2 3; do (exec 9>$n; rm $n; head -c 500K /dev/zero >&9; echo; exec sleep 1000) & done; wait"
     process_id = await start(instance, "sh", "-c", script)
-    while instance.read(process_id, "stdout", 0, 10).data != b"\n\n\n":
-        await instance.wait_output(process_id, instance.read(process_id, "stdout", 0, 0).size, 0)
+    while (written := instance.read(process_id, "stdout", 0, 10).data) != b"\n\n\n":
+        await instance.wait_output(process_id, len(written), 0)
     # A process that is just becoming `sleep` cannot be looked into.
     await until_async(lambda: world.provider._occupied_bytes(instance) > 1 << 20)
 
