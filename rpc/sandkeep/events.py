@@ -166,7 +166,7 @@ class LogEventLost(Event, frozen=True, kw_only=True):
 class ImageCreateRequested(Event, frozen=True, kw_only=True):
     """An image is about to be made from `source`: the absolute path of a directory, which is copied, put onto the image
     `base`, or built by its `dockerfile`; the reference of a container image; or the id of a snapshot. Of a directory
-    that is copied the names of `ignore` are left out, at any depth.
+    that is copied the names of `ignore` are left out, at any depth. It is to be called `name`.
     """
 
     type = "image.create_requested"
@@ -180,6 +180,7 @@ class ImageCreateRequested(Event, frozen=True, kw_only=True):
     base: str | None = None
     dockerfile: str | None = None
     ignore: list[str] = field(default_factory=list)
+    name: str | None = None
 
 
 class ImageCreated(Event, frozen=True, kw_only=True):
@@ -209,6 +210,20 @@ class ImageCreateFailed(Failure, frozen=True, kw_only=True):
     """
 
     type = "image.create_failed"
+
+
+class ImageTagged(Event, frozen=True, kw_only=True):
+    """The image's owner means it by `name` from now on, and no other image."""
+
+    type = "image.tagged"
+    name: str
+
+
+class ImageUntagged(Event, frozen=True, kw_only=True):
+    """The image is not called `name` any more: another one is, in the same commit."""
+
+    type = "image.untagged"
+    name: str
 
 
 class ImageRemoveRequested(Event, frozen=True, kw_only=True):

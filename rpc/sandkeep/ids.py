@@ -36,6 +36,10 @@ PREFIXES: Final = frozenset(
 # `$` alone would also accept a final newline in Python; `(?!\n)` means the same in Python and in JSON Schema's dialect.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$(?!\n)"
 MAX_NAME_LENGTH: Final = 64
+IMAGE_NAME_PATTERN: Final = (
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$(?!\n)"
+)
+DEFAULT_TAG: Final = ":latest"
 
 _NAME = re.compile(NAME_PATTERN)
 _LOG_ID = re.compile(r"log_[0-9a-z]{26}")
@@ -74,6 +78,11 @@ def looks_like_id(text: str) -> bool:
     """Return True if `text` has the prefix of an id of any kind."""
     kind, underscore, _ = text.partition("_")
     return bool(underscore) and kind in (*PREFIXES, "log")
+
+
+def image_name(text: str) -> str:
+    """Return the name of an image as it is recorded: ``py`` and ``py:latest`` are the same."""
+    return text.removesuffix(DEFAULT_TAG)
 
 
 def check_own_name(text: str, field: str) -> str:

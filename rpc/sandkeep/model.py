@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from sandkeep.ids import MAX_NAME_LENGTH, NAME_PATTERN
+from sandkeep.ids import IMAGE_NAME_PATTERN, MAX_NAME_LENGTH, NAME_PATTERN
 
 MAX_INLINE_BYTES: Final = 1024 * 1024
 """Maximum bytes of each stream in the answer of an ``exec``. The rest is in the journal."""
@@ -23,6 +23,21 @@ Name: TypeAlias = Annotated[
         pattern=NAME_PATTERN,
         max_length=MAX_NAME_LENGTH,
         description="An id or name: 1 to 64 letters, digits, '_', '.' or '-'.",
+    ),
+]
+ImageName: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=IMAGE_NAME_PATTERN,
+        max_length=256,
+        description="A name for an image, with or without a tag, such as py:3.12.",
+    ),
+]
+ImageWord: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,511}$(?!\n)",
+        description="An image: its id, its name, or the reference that it was made from.",
     ),
 ]
 Timestamp: TypeAlias = Annotated[str, Meta(description="RFC 3339, UTC, microseconds, final Z.")]
@@ -92,7 +107,8 @@ class Image(Struct, frozen=True, kw_only=True):
 
     `source` is a directory's path, the reference of a container image, or the id of a promoted snapshot. `base` is the
     reference of the image below a plain directory, and `dockerfile` the path, below `source`, of the Dockerfile. For
-    Docker's, `docker_image_id` names the content and `docker_image_tag` is the engine's name for it.
+    Docker's, `docker_image_id` names the content and `docker_image_tag` is the engine's name for it. `names` are those
+    that its owner gave it, such as ``py:3.12``.
     """
 
     image_id: str
@@ -113,6 +129,7 @@ class Image(Struct, frozen=True, kw_only=True):
     skipped: list[SkippedFile] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     error: str | None = None
+    names: list[str] = field(default_factory=list)
 
 
 class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

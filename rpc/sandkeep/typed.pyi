@@ -20,6 +20,7 @@ class _QuotaQuery(_Call, total=False):
     owner: str | None
 
 class _ImageCreate(_Change, total=False):
+    name: str | None
     provider: str | None
     base: str | None
     dockerfile: str | None
@@ -380,6 +381,8 @@ class TrioImage:
         """List images."""
     async def get(self, image_id: str, **options: Unpack[_Call]) -> model.Image:
         """Show an image."""
+    async def tag(self, image_id: str, name: str, **options: Unpack[_Change]) -> model.Image:
+        """Give an image a name."""
     async def remove(self, image_id: str, **options: Unpack[_Change]) -> model.Image:
         """Remove an image."""
 
@@ -621,6 +624,8 @@ class BlockingImage:
         """List images."""
     def get(self, image_id: str, **options: Unpack[_Call]) -> model.Image:
         """Show an image."""
+    def tag(self, image_id: str, name: str, **options: Unpack[_Change]) -> model.Image:
+        """Give an image a name."""
     def remove(self, image_id: str, **options: Unpack[_Change]) -> model.Image:
         """Remove an image."""
 

@@ -352,7 +352,15 @@ def create_image(
         base=source.base or default_base if source.kind == "directory" else None,
         dockerfile=source.dockerfile,
         ignore=command.ignore,
+        name=new_image_name(command.name) if command.name is not None else None,
     )
+
+
+def new_image_name(name: str) -> str:
+    """Return a caller's name for an image as it is recorded; raise `invalid` for one that looks like an id."""
+    if ids.looks_like_id(name):
+        raise CallerError("invalid", f"name: {name!r} looks like an id: choose another name", field="name")
+    return ids.image_name(name)
 
 
 def same_content(state: State, image_id: str, digest: str) -> ImageState | None:

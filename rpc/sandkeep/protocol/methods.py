@@ -11,7 +11,7 @@ from msgspec import NODEFAULT, Meta, Struct, field
 
 from sandkeep import model
 from sandkeep.errors import CallerError
-from sandkeep.model import Command, Environment, Labels, Name, Offset, Path, Seconds, Secrets
+from sandkeep.model import Command, Environment, ImageName, ImageWord, Labels, Name, Offset, Path, Seconds, Secrets
 
 OWNER_PATTERN: Final = r"^(uid:[0-9]{1,10}|key:[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)"
 Limit = Annotated[int, Meta(ge=1, le=1000)]
@@ -106,9 +106,13 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Dockerfile. `clean` makes a new image even if one of the same content exists, and builds without the cache. An
     administrator can make it for another `owner`, such as ``key:ci``. Of a plain directory the names of `ignore` are
     left out, at any depth.
+
+    The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is asked for. An older image that has it loses
+    it.
     """
 
     source: Path
+    name: ImageName | None = None
     provider: Name | None = None
     base: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     dockerfile: Path | None = None
@@ -121,13 +125,20 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class ImageRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An image."""
 
-    image_id: Name
+    image_id: ImageWord
 
 
 class ImageRemove(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The image to remove; refused with `in_use` while a sandbox needs it."""
 
-    image_id: Name
+    image_id: ImageWord
+
+
+class ImageTag(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The image that its owner means by `name` from now on. Another one that has the name loses it."""
+
+    image_id: ImageWord
+    name: ImageName
 
 
 class ImageQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,7 +161,7 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     one of that id already, it is attached as by `sandbox.attach_shared`, with its `sandbox_token`, and none is made.
     """
 
-    image_id: Name
+    image_id: ImageWord
     name: Name | None = None
     provider: Name | None = None
     cpus: Cpus | None = None
@@ -435,7 +446,7 @@ class SandboxDiff(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     sandbox_id: Name
-    other: Name | None = None
+    other: ImageWord | None = None
     paths: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)
     unified: bool = False
     lines: bool = False
@@ -453,7 +464,7 @@ class BranchCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: Path | None = None
     ignore: Ignored = field(default_factory=list)
     provider: Name | None = None
-    image_id: Name | None = None
+    image_id: ImageWord | None = None
     snapshot_id: Name | None = None
     sandbox_id: Name | None = None
     count: Annotated[int, Meta(ge=1, le=MAX_FORKS)] = 1
@@ -465,7 +476,7 @@ class BranchCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class BranchQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The branches of an image alone, or all. `all` adds those that ended."""
 
-    image_id: Name | None = None
+    image_id: ImageWord | None = None
     all: bool = False
     after: Name | None = None
     limit: Limit = 1000
@@ -643,7 +654,7 @@ class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
 
     size_bytes: Annotated[int, Meta(ge=0, le=2**62)]
     digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$(?!\n)")] | None = None
-    image_id: Name | None = None
+    image_id: ImageWord | None = None
     format: model.ArchiveFormat = "tar.gz"
     name: Name | None = None
     labels: Labels = field(default_factory=dict)
@@ -847,7 +858,7 @@ class StreamQuery(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ProcessRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process, by its name or its process_id."""
+    """A process, by its name, or by its process_id or how that begins."""
 
     sandbox_id: Name
     name: Name
@@ -915,7 +926,7 @@ class LockAcquire(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class LockRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A lock, by its name, which means its last acquisition here, or by its lock_id."""
+    """A lock, by its name, which means its last acquisition here, or by its lock_id or how that begins."""
 
     name: Name
 
@@ -1022,7 +1033,9 @@ REFERENCES: Final[dict[str, Kind]] = {
     "merge_id": "merge",
     "commit_id": "commit",
 }
-"""The parameters that name an object, in any method, and its kind. A sandbox may go by the name its owner gave."""
+"""The parameters that name an object, in any method, and its kind. It may go by a name that its owner gave, an image
+also by the reference that it was made from, and any by an unambiguous beginning of its id.
+"""
 
 
 def _method(name: str, summary: str, result: Any, params: type[Params] = NoParams, **rest: Any) -> Method:
@@ -1071,6 +1084,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M("image.list", "List images.", model.ImageList, ImageQuery),
         _M("image.get", "Show an image.", model.Image, ImageRef),
+        _M("image.tag", "Give an image a name.", model.Image, ImageTag, intent="image.tagged", deadline_s=60.0),
         _M(
             "image.remove",
             "Remove an image.",

@@ -74,6 +74,9 @@ def test_what_is_no_path_is_a_reference(daemon: RunningDaemon, project: Path) ->
     found = made(daemon, BUSYBOX, cwd=project)
     assert (found["provider"], found["kind"], found["source"]) == ("docker", "reference", BUSYBOX)
     assert found["docker_image_tag"] == BUSYBOX
+    box = daemon.cli("create", f"docker.io/{BUSYBOX}").stdout.decode().strip()
+    assert json.loads(daemon.cli("get", box, "--json").stdout)["image_id"] == found["image_id"]
+    assert daemon.cli("rm", box).returncode == 0
     (project / "test").mkdir()
     (project / "test" / "busybox:1").mkdir()
     assert made(daemon, BUSYBOX, cwd=project)["kind"] == "directory"

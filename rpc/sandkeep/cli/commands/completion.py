@@ -125,7 +125,11 @@ def _sessions(client: Client) -> list[Item]:
 
 
 def _images(client: Client) -> list[Item]:
-    return [CompletionItem(i.image_id, help=f"{i.source}, {age(i.created_at)}") for i in client.image.list().images]
+    return [
+        CompletionItem(word, help=f"{i.source}, {age(i.created_at)}")
+        for i in client.image.list().images
+        for word in (*i.names, i.image_id)
+    ]
 
 
 def _keys(client: Client) -> list[Item]:

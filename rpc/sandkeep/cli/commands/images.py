@@ -17,12 +17,14 @@ from sandkeep.model import Image
     examples=[
         "sandkeep image create .",
         "IMG=$(sandkeep image create ~/project --label team=web)",
+        "sandkeep image create --name py:3.12 ~/project && sandkeep create py:3.12",
         "sandkeep image create python:3.11-slim",
         "sandkeep image create . --dockerfile docker/Dockerfile",
         "sandkeep image create . --base node:22-slim",
     ]
 )
 @click.argument("source", type=SOURCE, metavar="PATH|REF")
+@click.option("--name", metavar="NAME[:TAG]", help="Name of the image, which an older one may lose.")
 @click.option(
     "--provider",
     type=PROVIDER,
@@ -78,13 +80,23 @@ def ls(front: Frontend, everything: bool) -> None:
         images: list[Image] = every(client.image.list, all=everything)
     if front.as_json:
         return json_line(images)
+    named = any(i.names for i in images)
     rows = [
-        (i.image_id, i.status, age(i.created_at), size(i.size_bytes), i.kind, _short(i.docker_image_id), i.source)
+        (
+            i.image_id,
+            *([", ".join(i.names)] if named else []),
+            i.status,
+            age(i.created_at),
+            size(i.size_bytes),
+            i.kind,
+            _short(i.docker_image_id),
+            i.source,
+        )
         for i in images
     ]
     kind, docker = Column("KIND", least=9, spare=True), Column("DOCKER ID", least=12, spare=True)
     source = Column("SOURCE", least=12, shorten=cut_middle)
-    return table(("IMAGE", status(), "AGE", "SIZE", kind, docker, source), rows)
+    return table(("IMAGE", *(["NAME"] if named else []), status(), "AGE", "SIZE", kind, docker, source), rows)
 
 
 def _short(docker_image_id: str | None) -> str:
@@ -104,6 +116,7 @@ def get(front: Frontend, image: str) -> None:
     return facts(
         [
             ("image", found.image_id),
+            ("names", ", ".join(found.names)),
             ("status", found.status),
             ("provider", found.provider),
             ("kind", found.kind),
@@ -120,6 +133,15 @@ def get(front: Frontend, image: str) -> None:
             ("error", found.error),
         ]
     )
+
+
+@command(examples=["sandkeep image tag $IMG py:3.12", "sandkeep image tag python:3.11-slim py"])
+@click.argument("image", type=IMAGE, metavar="IMAGE")
+@click.argument("name", metavar="NAME[:TAG]")
+@common()
+def tag(front: Frontend, image: str, name: str) -> None:
+    """Give an image a name, and print its id. Another image that has the name loses it."""
+    front.for_each("naming", "image.tag", (image,), name=name)
 
 
 @command(examples=["sandkeep image rm $IMG"])
