@@ -1,6 +1,7 @@
 """Common parts of commands: examples in their help, the connection, `--json`, kinds of words, sizes and K=V."""
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
@@ -51,7 +52,7 @@ class Command(click.Command):
 
 def command(name: str | None = None, *, examples: Sequence[str], **settings: Any) -> Callable[[Any], Command]:
     """Make a function a command, as `click.command` does, with examples: each a line of at most 76 characters."""
-    return click.command(name, cls=Command, examples=examples, **settings)
+    return click.command(name, **{"cls": Command, "examples": examples, **settings})
 
 
 class Refusal(click.ClickException):
@@ -164,13 +165,37 @@ class Mount(click.ParamType[Volume]):
         return Volume(source=source, target=target, read_only=mode == "ro")
 
 
+class Time(click.ParamType[str]):
+    """A time in RFC 3339, or how long ago it was, such as ``10m``."""
+
+    name = "time"
+
+    def __init__(self, instead: str = "") -> None:
+        self._instead = instead  # what else the option takes, for the message
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the time as the daemon takes it."""
+        from sandkeep.protocol.clock import now_us, parse_duration, parse_rfc3339, rfc3339
+
+        if not value[:4].isdigit() or value[4:5] != "-":
+            try:
+                ago_s = math.nan if value[-1:].isdigit() else parse_duration(value)
+                return rfc3339(now_us() - int(ago_s * 1e6))
+            except (ValueError, OverflowError):
+                forms = f"give a time ago such as 10m, or one such as 2026-11-22T09:00:00Z{self._instead}"
+                self.fail(f"{value!r} is not a time: {forms}", param, ctx)
+        try:
+            parse_rfc3339(value)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}{self._instead}", param, ctx)
+        return str(value)
+
+
 class At(click.ParamType[dict[str, Any]]):
-    """A moment, as the daemon takes it: a position, a token, or with `times` also a time."""
+    """A moment, as the daemon takes it: a position, a token, or a time."""
 
     name = "moment"
-
-    def __init__(self, *, times: bool) -> None:
-        self._times = times
+    _TIME: Final = Time(", or a position from `sandkeep history`")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
         """Tell which of them it is."""
@@ -180,15 +205,7 @@ class At(click.ParamType[dict[str, Any]]):
             return {"position": int(value)}
         if value.startswith("log_") and ":" in value:
             return {"position": value}
-        if not self._times:
-            self.fail(f"{value!r} is not a position: give a number from `sandkeep history`", param, ctx)
-        from sandkeep.protocol.clock import parse_rfc3339
-
-        try:
-            parse_rfc3339(value)
-        except ValueError as error:
-            self.fail(f"{value!r} {error}, or a position from `sandkeep history`", param, ctx)
-        return {"time": value}
+        return {"time": self._TIME.convert(value, param, ctx)}
 
 
 class Size(click.ParamType[int]):
@@ -202,6 +219,27 @@ class Size(click.ParamType[int]):
             return value if isinstance(value, int) else parse_size(value)
         except ValueError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
+
+
+class Duration(click.ParamType[float]):
+    """A length of time, in seconds: ``90``, ``10s``, ``1h30m``. Outside of `least` to `most` it is refused."""
+
+    name = "duration"
+
+    def __init__(self, least: float = -math.inf, most: float = math.inf) -> None:
+        self._least, self._most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds from text."""
+        from sandkeep.protocol.clock import parse_duration
+
+        try:
+            seconds = value if isinstance(value, float) else parse_duration(value)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}", param, ctx)
+        if not self._least <= seconds <= self._most:
+            self.fail(f"{value!r} is not between {self._least:g} and {self._most:g} seconds", param, ctx)
+        return seconds
 
 
 class Pair(click.ParamType[tuple[str, str]]):
@@ -257,7 +295,7 @@ secret_option = click.option(
 )
 cwd_option = click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Working directory in the sandbox.")
 timeout_option = click.option(
-    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Kill the command and its children after this time."
+    "--timeout", "timeout_s", type=Duration(), metavar="TIME", help="Kill the command and its children after this time."
 )
 label_option = click.option(
     "--label",
@@ -316,11 +354,11 @@ _SANDBOX_OPTIONS: Final = (
     click.option(
         "--idle-timeout",
         "idle_timeout_s",
-        type=float,
-        metavar="SECONDS",
-        help="Terminate it after this time without processes.",
+        type=Duration(),
+        metavar="TIME",
+        help="Terminate it after this time without processes, such as 30m.",
     ),
-    click.option("--max-lifetime", "max_lifetime_s", type=float, metavar="SECONDS", help="Terminate it at this age."),
+    click.option("--max-lifetime", "max_lifetime_s", type=Duration(), metavar="TIME", help="Terminate it at this age."),
     env_option,
     secret_option,
     label_option,

@@ -958,7 +958,8 @@ class EventQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Events after a token, oldest first; with nothing new it waits up to `wait_s` for some. No `after`: from the
     first there is.
 
-    ``after="now"`` answers no event, and the token of this moment.
+    ``after="now"`` answers no event, and the token of this moment. `after` may also be a time, in RFC 3339 with any
+    offset: then the events from that time on, without archived ones.
     """
 
     after: Token | None = None

@@ -26,6 +26,10 @@ def document(done: subprocess.CompletedProcess[bytes]) -> Any:
     return json.loads(one(done))
 
 
+def documents(done: subprocess.CompletedProcess[bytes]) -> list[Any]:
+    return [json.loads(line) for line in lines(done)]
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("project")
@@ -169,15 +173,31 @@ def on_a_terminal(daemon: Any, *words: str) -> list[str]:
 
 
 def test_events_after_a_token(shared_daemon: Any, box: str) -> None:
-    everything = document(shared_daemon.cli("events", "--json"))
+    everything = documents(shared_daemon.cli("events", "--json"))
     assert [event["position"] for event in everything] == list(range(1, len(everything) + 1))
     log_id = document(shared_daemon.cli("status", "--json"))["log_id"]
     last = everything[-1]["position"]
-    assert document(shared_daemon.cli("events", "--after", f"{log_id}:{last - 1}", "--json")) == everything[-1:]
+    assert documents(shared_daemon.cli("events", "--after", f"{log_id}:{last - 1}", "--json")) == everything[-1:]
     assert lines(shared_daemon.cli("events", "--after", "now")) == []
-    assert {e["type"] for e in document(shared_daemon.cli("events", "--type", "sandbox.created", "--json"))} == {
+    assert {e["type"] for e in documents(shared_daemon.cli("events", "--type", "sandbox.created", "--json"))} == {
         "sandbox.created"
     }
+
+
+def test_events_since_a_time(shared_daemon: Any, box: str) -> None:
+    everything = documents(shared_daemon.cli("events", "--json"))
+    created = next(e["position"] for e in everything if e["type"] == "sandbox.created" and e["stream"] == box)
+    time = next(e["time"] for e in everything if e["position"] == created)
+    first = next(e["position"] for e in everything if e["time"] == time)  # one commit may hold several
+    since = documents(shared_daemon.cli("events", "--since", time, "--json"))
+    assert since == [event for event in everything if event["position"] >= first]
+    assert documents(shared_daemon.cli("events", "--since", "400d", "--json")) == everything
+    assert lines(shared_daemon.cli("events", "--since", "0s", "--json")) == []
+    there = document(shared_daemon.cli("get", box, "--at", time, "--json"))
+    assert (there["position"], there["sandbox"]["status"]) == (created, "running")
+    early = shared_daemon.cli("get", box, "--at", "10m")
+    assert early.returncode == 1
+    assert b"did not exist yet" in early.stderr
 
 
 def test_events_are_followed_one_document_a_line(shared_daemon: Any, image: str) -> None:

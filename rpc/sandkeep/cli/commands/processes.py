@@ -10,7 +10,7 @@ from sandkeep.cli.attach.journals import STREAMS
 from sandkeep.cli.attach.session import Descriptors, Reader, exit_code, explain_limits
 from sandkeep.cli.display.output import LIMITS_MET, age, json_line, note, plain, status, table
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.options import Duration, Frontend, command, common
 from sandkeep.cli.words import PROCESS, RUNNING, SANDBOX, SIGNAL
 from sandkeep.clients.pages import every
 from sandkeep.model import Process, ProcessOutput
@@ -113,10 +113,10 @@ def kill(front: Frontend, sandbox: str, name: str, signal_name: str) -> None:
         json_line(process)
 
 
-@command(examples=["sandkeep wait $BOX build", "sandkeep wait $BOX build --timeout 60"])
+@command(examples=["sandkeep wait $BOX build", "sandkeep wait $BOX build --timeout 5m"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=PROCESS, metavar="NAME")
-@click.option("--timeout", type=float, metavar="SECONDS", help="Maximum time to wait; the process keeps running.")
+@click.option("--timeout", type=Duration(), metavar="TIME", help="Maximum time to wait; the process keeps running.")
 @common(OWN_FAILURE)
 def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int:
     """Wait until a process exits, and exit with its code.

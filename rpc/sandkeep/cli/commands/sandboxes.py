@@ -5,10 +5,12 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, size, status, table, when
+from sandkeep.blocking import Client
+from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, moment, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     At,
+    Duration,
     Frontend,
     Size,
     command,
@@ -20,6 +22,7 @@ from sandkeep.cli.options import (
 )
 from sandkeep.cli.words import IMAGE, PROVIDER, SANDBOX
 from sandkeep.clients.pages import every
+from sandkeep.errors import CallerError
 from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 
 
@@ -28,7 +31,7 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
         "sandkeep create $IMG",
         "BOX=$(sandkeep create $IMG --memory 512M --pids 64 --disk 2G)",
         "sandkeep create $IMG --network bridge --volume cache:/var/cache",
-        "sandkeep create $IMG --name tests --env CI=1 --secret TOKEN --idle-timeout 600",
+        "sandkeep create $IMG --name tests --env CI=1 --secret TOKEN --idle-timeout 10m",
     ]
 )
 @click.argument("image", type=IMAGE, metavar="IMAGE")
@@ -70,7 +73,7 @@ def create(front: Frontend, image: str, **spec: Any) -> None:
 @click.argument("name", metavar="ID")
 @click.option("--token", required=True, metavar="TOKEN", help="Token of the sandbox; `-` reads it from stdin.")
 @click.option(
-    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Maximum time to wait for its daemon (default: 120)."
+    "--timeout", "timeout_s", type=Duration(), metavar="TIME", help="Maximum time to wait for its daemon (default: 2m)."
 )
 @secret_option
 @click.option(
@@ -135,16 +138,33 @@ def _remark(sandbox: Sandbox) -> str:
 @command(examples=["sandkeep get $BOX", "sandkeep get $BOX --json | jq .spec", "sandkeep get $BOX --at 17"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.option(
-    "--at", type=At(times=False), metavar="POSITION", help="Show it as it was after this event of `sandkeep history`."
+    "--at",
+    type=At(),
+    metavar="POSITION|TIME",
+    help="Show it as it was after this event of `sandkeep history`, or at this time, such as 10m (ago).",
 )
 @common()
 def get(front: Frontend, sandbox: str, at: dict[str, Any] | None) -> None:
     """Show a sandbox; with --at as it was at a position, with its processes and snapshots."""
     with front.client() as client:
         if at is not None:
-            return _show_at(front, client.event.state_at(sandbox, **at))
+            return _show_at(front, client.event.state_at(sandbox, _position(client, sandbox, **at)))
         found = client.sandbox.get(sandbox)
     return json_line(found) if front.as_json else facts(_describe(found))
+
+
+def _position(client: Client, sandbox: str, position: int | str = 0, time: str = "") -> int | str:
+    """Return the position of the sandbox's last event at or before a time; a given position as it is."""
+    if not time:
+        return position
+    from sandkeep.cli.commands.events import all_events
+
+    history = all_events(client.sandbox.history, sandbox)
+    before = [event.position for event in history if moment(event.time) <= moment(time)]
+    if not before:
+        first = f": it begins at {history[0].time}" if history else ""
+        raise CallerError("not_found", f"{sandbox} did not exist yet at {time}{first}")
+    return before[-1]
 
 
 def _show_at(front: Frontend, found: SandboxAt) -> None:

@@ -10,7 +10,7 @@ import click
 
 from sandkeep.blocking import Client
 from sandkeep.cli.display.output import Column, cut_middle, json_line, moment, note, size, span, table, table_lines
-from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.options import Duration, Frontend, command, common
 from sandkeep.cli.words import SANDBOX
 from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError, StateError
@@ -49,7 +49,7 @@ INTERVAL_S: Final = 1.0
 @command(
     examples=[
         "sandkeep stats",
-        "sandkeep stats $BOX --interval 5 --sort memory",
+        "sandkeep stats $BOX --interval 5s --sort memory",
         "sandkeep stats --once",
         "sandkeep stats --prometheus >/var/lib/node_exporter/sandkeep.prom",
     ]
@@ -57,11 +57,10 @@ INTERVAL_S: Final = 1.0
 @click.argument("sandboxes", nargs=-1, type=SANDBOX, metavar="[SANDBOX]...")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600),
-    metavar="SECONDS",
+    type=Duration(0.1, 3600),
+    metavar="TIME",
     default=INTERVAL_S,
-    show_default=True,
-    help="Time between samples.",
+    help="Time between samples (default: 1s).",
 )
 @click.option("--once", is_flag=True, help="Print one table and exit.")
 @click.option(
