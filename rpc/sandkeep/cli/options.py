@@ -17,7 +17,7 @@ from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
 from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
 from sandkeep.clients.unix_socket import dial
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Volume
 from sandkeep.settings.daemon import parse_size
 
@@ -117,13 +117,24 @@ class Frontend:
         return self._daemon is not None and self._daemon.is_away
 
     def for_each(self, doing: str, method: str, names: Iterable[str], **params: Any) -> None:
-        """Call a method for each object named, and print their ids, or with ``--json`` the answers."""
+        """Call a method for each object named, and print their ids, or with ``--json`` the answers.
+
+        A refusal is reported, and the rest have their turn all the same; the exit code is 1 then.
+        """
+        was_refused = False
         with self.client() as client:
             for name in names:
-                with progress(f"{doing} {name}") as display:
-                    answer = attrgetter(method)(client)(name, progress=display, **params)
+                try:
+                    with progress(f"{doing} {name}") as display:
+                        answer = attrgetter(method)(client)(name, progress=display, **params)
+                except (CallerError, StateError) as error:
+                    Refusal(error, as_json=self.as_json).show()
+                    was_refused = True
+                    continue
                 noun = method.partition(".")[0]
                 json_line(answer) if self.as_json else print(getattr(answer, f"{noun}_id"), flush=True)
+        if was_refused:
+            raise click.exceptions.Exit(1)
 
 
 def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
@@ -270,7 +281,8 @@ class Pair(click.ParamType[tuple[str, str]]):
         return key, os.environ[key]
 
 
-def _to_dict(_: click.Context, __: click.Parameter, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+def to_dict(_: click.Context, __: click.Parameter, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Turn pairs into a mapping: the callback of options that take `Pair` several times."""
     return dict(pairs)
 
 
@@ -280,7 +292,7 @@ env_option = click.option(
     "-e",
     type=Pair(from_environment=True),
     multiple=True,
-    callback=_to_dict,
+    callback=to_dict,
     metavar="K[=V]",
     help="Set an environment variable; K alone takes its value from this environment.",
 )
@@ -289,7 +301,7 @@ secret_option = click.option(
     "secrets",
     type=Pair(from_environment=True),
     multiple=True,
-    callback=_to_dict,
+    callback=to_dict,
     metavar="K[=V]",
     help="Set a secret, which is stored nowhere. K alone is safer: others can see a command line.",
 )
@@ -302,7 +314,7 @@ label_option = click.option(
     "labels",
     type=Pair(from_environment=False),
     multiple=True,
-    callback=_to_dict,
+    callback=to_dict,
     metavar="K=V",
     help="Set a label.",
 )
