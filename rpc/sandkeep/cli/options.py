@@ -1,5 +1,6 @@
 """Common parts of commands: examples in their help, the connection, `--json`, kinds of words, sizes and K=V."""
 
+import contextlib
 import functools
 import math
 import os
@@ -10,6 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from sandkeep.blocking import Client
+from sandkeep.cli.advice import TYPED, nearest, reworded
 from sandkeep.cli.display import output
 from sandkeep.cli.display.output import json_line, note, plain
 from sandkeep.cli.display.progress import note_revival, progress
@@ -35,6 +37,7 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. For the completion of an option's value, click would give up all others otherwise."""
+        ctx.meta[TYPED] = tuple(args)
         if ctx.resilient_parsing and args and any(self._takes_value(param, args[-1]) for param in self.params):
             args = args[:-1]
         return super().parse_args(ctx, args)
@@ -116,6 +119,15 @@ class Frontend:
         """True while waiting for a daemon that has gone."""
         return self._daemon is not None and self._daemon.is_away
 
+    def explain(self, error: SandkeepError) -> SandkeepError:
+        """Return an error of the daemon in the words of the command line, with the nearest name for a missing one."""
+        message = reworded(error, click.get_current_context())
+        with contextlib.suppress(SandkeepError, OSError):
+            if error.code == "not_found" and self._daemon is not None:
+                with self.client() as client:
+                    message += nearest(error, client)
+        return type(error)(error.code, message, **error.data)
+
     def for_each(self, doing: str, method: str, names: Iterable[str], **params: Any) -> None:
         """Call a method for each object named, and print their ids, or with ``--json`` the answers.
 
@@ -128,7 +140,7 @@ class Frontend:
                     with progress(f"{doing} {name}") as display:
                         answer = attrgetter(method)(client)(name, progress=display, **params)
                 except (CallerError, StateError) as error:
-                    Refusal(error, as_json=self.as_json).show()
+                    Refusal(self.explain(error), as_json=self.as_json).show()
                     was_refused = True
                     continue
                 noun = method.partition(".")[0]
@@ -151,7 +163,7 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
             try:
                 return function(frontend, *args, **options)
             except SandkeepError as error:
-                raise Refusal(error, failure_code, as_json) from None
+                raise Refusal(frontend.explain(error), failure_code, as_json) from None
             except BrokenPipeError:
                 raise ReaderLeftError from None
             except OSError as error:
@@ -163,7 +175,7 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
 
 
 class Mount(click.ParamType[Volume]):
-    """A volume and its place: ``SOURCE:PLACE`` or ``SOURCE:PLACE:ro``."""
+    """A volume and its place: ``SOURCE:PLACE`` or ``SOURCE:PLACE:ro``. A source such as ``./x`` is a directory here."""
 
     name = "volume"
 
@@ -173,6 +185,8 @@ class Mount(click.ParamType[Volume]):
         target, _, mode = rest.partition(":")
         if not source or not target.startswith("/") or mode not in ("", "ro", "rw"):
             self.fail(f"{value!r} is not SOURCE:/PLACE or SOURCE:/PLACE:ro", param, ctx)
+        if source.startswith((".", "~")):
+            source = os.path.abspath(os.path.expanduser(source))
         return Volume(source=source, target=target, read_only=mode == "ro")
 
 

@@ -1,5 +1,6 @@
 """Sandboxes: create, list, show, suspend, resume, terminate."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -70,13 +71,25 @@ def create(front: Frontend, image: str, **spec: Any) -> None:
 
     The token by which other daemons attach to a shared sandbox is printed to stderr, and is in the JSON.
     """
-    with progress("starting a sandbox") as display, front.client() as client:
-        sandbox = client.sandbox.create(image, progress=display, **non_empty(**spec))
+    try:
+        with progress("starting a sandbox") as display, front.client() as client:
+            sandbox = client.sandbox.create(image, progress=display, **non_empty(**spec))
+    except CallerError as error:
+        raise _no_image(error, image) from None
     if front.as_json:
         return json_line(sandbox)
     if sandbox.sandbox_token:
         click.echo(f"token: {sandbox.sandbox_token}", err=True)
     return print(sandbox.sandbox_id)
+
+
+def _no_image(error: CallerError, image: str) -> CallerError:
+    """Return the error, or for a reference or directory instead of an image the one that says how to make that."""
+    is_source = any(sign in image for sign in ":/@") or image in (".", "..")
+    if not is_source or not ("image_id" in error.data or error.data.get("field") == "image_id"):
+        return error
+    message = f"there is no image {image!r}: make it with `sandkeep image create {shlex.quote(image)}`, and use its id"
+    return CallerError("not_found", message, image=image)
 
 
 @command(
@@ -209,8 +222,6 @@ def _position(client: Client, sandbox: str, position: int | str = 0, time: str =
 def _show_at(front: Frontend, found: SandboxAt) -> None:
     if front.as_json:
         return json_line(found)
-    import shlex
-
     left_out = f"{found.left_out} more processes or snapshots are not shown" if found.left_out else None
     return facts(
         [
