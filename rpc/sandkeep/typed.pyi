@@ -116,6 +116,7 @@ class _SandboxAttachShared(_Change, total=False):
     allow_host: bool
 
 class _SandboxQuery(_Call, total=False):
+    labels: dict[str, str]
     all: bool
     after: str | None
     limit: int

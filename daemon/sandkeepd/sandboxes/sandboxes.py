@@ -59,7 +59,11 @@ class Sandboxes:
         """List the caller's sandboxes; an administrator sees all."""
         query = request.params
         shown = (
-            s for s in self._core.state.sandboxes.values() if request.sees(s.owner) and (query.all or not s.hidden)
+            s
+            for s in self._core.state.sandboxes.values()
+            if request.sees(s.owner)
+            and (query.all or not s.hidden)
+            and query.labels.items() <= s.requested.spec.labels.items()
         )
         found, following = page(shown, lambda sandbox: sandbox.sandbox_id, query.after, query.limit)
         return SandboxList(sandboxes=[self._view(sandbox) for sandbox in found], next=following)

@@ -1,5 +1,6 @@
 """Common parts of commands: examples in their help, the connection, `--json`, kinds of words, sizes and K=V."""
 
+import contextlib
 import functools
 import math
 import os
@@ -10,6 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from sandkeep.blocking import Client
+from sandkeep.cli.advice import TYPED, nearest, reworded
 from sandkeep.cli.display import output
 from sandkeep.cli.display.output import json_line, note, plain
 from sandkeep.cli.display.progress import note_revival, progress
@@ -17,7 +19,7 @@ from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
 from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
 from sandkeep.clients.unix_socket import dial
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Volume
 from sandkeep.settings.daemon import parse_size
 
@@ -35,6 +37,7 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. For the completion of an option's value, click would give up all others otherwise."""
+        ctx.meta[TYPED] = tuple(args)
         if ctx.resilient_parsing and args and any(self._takes_value(param, args[-1]) for param in self.params):
             args = args[:-1]
         return super().parse_args(ctx, args)
@@ -116,14 +119,34 @@ class Frontend:
         """True while waiting for a daemon that has gone."""
         return self._daemon is not None and self._daemon.is_away
 
+    def explain(self, error: SandkeepError) -> SandkeepError:
+        """Return an error of the daemon in the words of the command line, with the nearest name for a missing one."""
+        message = reworded(error, click.get_current_context())
+        with contextlib.suppress(SandkeepError, OSError):
+            if error.code == "not_found" and self._daemon is not None:
+                with self.client() as client:
+                    message += nearest(error, client)
+        return type(error)(error.code, message, **error.data)
+
     def for_each(self, doing: str, method: str, names: Iterable[str], **params: Any) -> None:
-        """Call a method for each object named, and print their ids, or with ``--json`` the answers."""
+        """Call a method for each object named, and print their ids, or with ``--json`` the answers.
+
+        A refusal is reported, and the rest have their turn all the same; the exit code is 1 then.
+        """
+        was_refused = False
         with self.client() as client:
             for name in names:
-                with progress(f"{doing} {name}") as display:
-                    answer = attrgetter(method)(client)(name, progress=display, **params)
+                try:
+                    with progress(f"{doing} {name}") as display:
+                        answer = attrgetter(method)(client)(name, progress=display, **params)
+                except (CallerError, StateError) as error:
+                    Refusal(self.explain(error), as_json=self.as_json).show()
+                    was_refused = True
+                    continue
                 noun = method.partition(".")[0]
                 json_line(answer) if self.as_json else print(getattr(answer, f"{noun}_id"), flush=True)
+        if was_refused:
+            raise click.exceptions.Exit(1)
 
 
 def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
@@ -140,7 +163,7 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
             try:
                 return function(frontend, *args, **options)
             except SandkeepError as error:
-                raise Refusal(error, failure_code, as_json) from None
+                raise Refusal(frontend.explain(error), failure_code, as_json) from None
             except BrokenPipeError:
                 raise ReaderLeftError from None
             except OSError as error:
@@ -152,7 +175,7 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
 
 
 class Mount(click.ParamType[Volume]):
-    """A volume and its place: ``SOURCE:PLACE`` or ``SOURCE:PLACE:ro``."""
+    """A volume and its place: ``SOURCE:PLACE`` or ``SOURCE:PLACE:ro``. A source such as ``./x`` is a directory here."""
 
     name = "volume"
 
@@ -162,6 +185,8 @@ class Mount(click.ParamType[Volume]):
         target, _, mode = rest.partition(":")
         if not source or not target.startswith("/") or mode not in ("", "ro", "rw"):
             self.fail(f"{value!r} is not SOURCE:/PLACE or SOURCE:/PLACE:ro", param, ctx)
+        if source.startswith((".", "~")):
+            source = os.path.abspath(os.path.expanduser(source))
         return Volume(source=source, target=target, read_only=mode == "ro")
 
 
@@ -270,7 +295,8 @@ class Pair(click.ParamType[tuple[str, str]]):
         return key, os.environ[key]
 
 
-def _to_dict(_: click.Context, __: click.Parameter, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+def to_dict(_: click.Context, __: click.Parameter, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Turn pairs into a mapping: the callback of options that take `Pair` several times."""
     return dict(pairs)
 
 
@@ -280,7 +306,7 @@ env_option = click.option(
     "-e",
     type=Pair(from_environment=True),
     multiple=True,
-    callback=_to_dict,
+    callback=to_dict,
     metavar="K[=V]",
     help="Set an environment variable; K alone takes its value from this environment.",
 )
@@ -289,7 +315,7 @@ secret_option = click.option(
     "secrets",
     type=Pair(from_environment=True),
     multiple=True,
-    callback=_to_dict,
+    callback=to_dict,
     metavar="K[=V]",
     help="Set a secret, which is stored nowhere. K alone is safer: others can see a command line.",
 )
@@ -302,7 +328,7 @@ label_option = click.option(
     "labels",
     type=Pair(from_environment=False),
     multiple=True,
-    callback=_to_dict,
+    callback=to_dict,
     metavar="K=V",
     help="Set a label.",
 )

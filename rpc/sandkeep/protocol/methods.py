@@ -337,8 +337,9 @@ class SandboxRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SandboxQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`all` adds those that ended."""
+    """`all` adds those that ended. `labels` all match."""
 
+    labels: Labels = field(default_factory=dict)
     all: bool = False
     after: Name | None = None
     limit: Limit = 1000

@@ -13,7 +13,8 @@ from sandkeep.cli.attach.relay import Signals, feed
 from sandkeep.cli.display.output import note, plain
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Frontend
-from sandkeep.errors import SetupError, StateError
+from sandkeep.clients.dial import is_lost
+from sandkeep.errors import SandkeepError, SetupError, StateError
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 from sandkeep.protocol.follow import OutputCursor
 
@@ -215,7 +216,10 @@ def follow_running(front: Frontend, process: Process, *, interactive: bool = Fal
         at = (0, 0) if from_start else reader.sizes()
         if interactive:
             feed(front, process)
-        return _follow(front, reader, at)
+        try:
+            return _follow(front, reader, at)
+        except SandkeepError as error:
+            raise left_behind(error, process) from None
 
 
 def attach(front: Frontend, process: Process, *, interactive: bool = False, kill_when_unread: bool = False) -> int:
@@ -230,10 +234,21 @@ def attach(front: Frontend, process: Process, *, interactive: bool = False, kill
     try:
         with Reader(front, process.sandbox_id, process.process_id) as reader:
             return _follow(front, reader, (0, 0))
+    except SandkeepError as error:
+        raise left_behind(error, process) from None
     except OSError:
         if kill_when_unread:
             signals.send("KILL")
         raise
+
+
+def left_behind(error: SandkeepError, process: Process) -> SandkeepError:
+    """Return the error; if the daemon has gone, it says that the process has not, and how to come back to it."""
+    if not is_lost(error):
+        return error
+    way = f"sandkeep attach {process.sandbox_id} {process.process_id}"
+    message = f"{error.message}; process {process.process_id} runs on without the daemon: come back to it with `{way}`"
+    return type(error)(error.code, message, **{**error.data, "process_id": process.process_id})
 
 
 def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:

@@ -1,15 +1,18 @@
 """Images: create from a directory, a Dockerfile or a reference; list, show, remove."""
 
+import contextlib
 import os
 from typing import Any
 
 import click
 
+from sandkeep.cli.advice import suggestion
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, command, common, label_option, non_empty
 from sandkeep.cli.words import FILE, IMAGE, PROVIDER, REFERENCE, SOURCE
 from sandkeep.clients.pages import every
+from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Image
 
 
@@ -48,8 +51,12 @@ def create(front: Frontend, source: str, **options: Any) -> None:
     directory that holds one, is built for Docker. REF is the reference of a container image, such as python:3.11-slim,
     which is pulled if it is missing. An existing path, or a name that begins with `/`, `./`, `../` or `~`, is a PATH.
     """
-    with progress("creating an image") as display, front.client() as client:
-        image = client.image.create(_source(source), progress=display, **non_empty(**options))
+    path_or_ref = _source(source)
+    try:
+        with progress("creating an image") as display, front.client() as client:
+            image = client.image.create(path_or_ref, progress=display, **non_empty(**options))
+    except SandkeepError as error:
+        raise error if os.path.isabs(path_or_ref) else _no_directory(error, source) from None
     if front.as_json:
         return json_line(image)
     if image.skipped_count:
@@ -57,11 +64,26 @@ def create(front: Frontend, source: str, **options: Any) -> None:
     return print(image.image_id)
 
 
+def _no_directory(error: SandkeepError, word: str) -> SandkeepError:
+    """Return the failure of a reference, which may have been meant as a directory of this machine."""
+    if isinstance(error, (CallerError, StateError)) and error.data.get("field") != "source":
+        return error
+    above, name = os.path.split(os.path.expanduser(word.rstrip("/")))
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = [each.name for each in os.scandir(above or ".") if each.is_dir()]
+    near = suggestion(name, names) if ":" not in name else ""
+    message = f"{error.message}; there is no directory {word!r} here either{near}"
+    return type(error)(error.code, message, **error.data)
+
+
 def _source(word: str) -> str:
     """The whole path that a word means, or the reference that it is."""
     if not word:
         raise click.BadParameter("empty: give a directory or a reference", param_hint="PATH|REF")
-    if not (os.path.lexists(word) or word.startswith(("/", "./", "../", "~")) or word in (".", "..")):
+    if not (
+        os.path.lexists(word) or word.startswith(("/", "./", "../", "~")) or word in (".", "..") or word.endswith("/")
+    ):
         return word
     try:
         return os.path.abspath(os.path.expanduser(word))

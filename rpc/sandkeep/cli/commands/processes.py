@@ -116,9 +116,9 @@ def kill(front: Frontend, sandbox: str, name: str, signal_name: str) -> None:
 @command(examples=["sandkeep wait $BOX build", "sandkeep wait $BOX build --timeout 5m"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=PROCESS, metavar="NAME")
-@click.option("--timeout", type=Duration(), metavar="TIME", help="Maximum time to wait; the process keeps running.")
+@click.option("--timeout", "timeout_s", type=Duration(), metavar="TIME", help="Maximum time to wait; it keeps running.")
 @common(OWN_FAILURE)
-def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int:
+def wait(front: Frontend, sandbox: str, name: str, timeout_s: float | None) -> int:
     """Wait until a process exits, and exit with its code.
 
     Exits with 124 when the wait or the process timed out, and with 125 when the process's exit code is unknown.
@@ -127,7 +127,7 @@ def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int
 
     try:
         with Reader(front, sandbox, name) as reader:
-            process = reader.wait(timeout)
+            process = reader.wait(timeout_s)
     except StateError as error:
         if error.code != "timeout":
             raise

@@ -1,12 +1,26 @@
 """Sandboxes: create, list, show, suspend, resume, terminate."""
 
+import shlex
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from sandkeep.blocking import Client
-from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, moment, size, status, table, when
+from sandkeep.cli.display.output import (
+    Column,
+    age,
+    facts,
+    identifier,
+    json_line,
+    moment,
+    note,
+    size,
+    status,
+    table,
+    when,
+)
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     At,
@@ -20,8 +34,8 @@ from sandkeep.cli.options import (
     sandbox_options,
     secret_option,
 )
+from sandkeep.cli.selection import Selection, selection_options
 from sandkeep.cli.words import IMAGE, PROVIDER, SANDBOX
-from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError
 from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 
@@ -57,13 +71,25 @@ def create(front: Frontend, image: str, **spec: Any) -> None:
 
     The token by which other daemons attach to a shared sandbox is printed to stderr, and is in the JSON.
     """
-    with progress("starting a sandbox") as display, front.client() as client:
-        sandbox = client.sandbox.create(image, progress=display, **non_empty(**spec))
+    try:
+        with progress("starting a sandbox") as display, front.client() as client:
+            sandbox = client.sandbox.create(image, progress=display, **non_empty(**spec))
+    except CallerError as error:
+        raise _no_image(error, image) from None
     if front.as_json:
         return json_line(sandbox)
     if sandbox.sandbox_token:
         click.echo(f"token: {sandbox.sandbox_token}", err=True)
     return print(sandbox.sandbox_id)
+
+
+def _no_image(error: CallerError, image: str) -> CallerError:
+    """Return the error, or for a reference or directory instead of an image the one that says how to make that."""
+    is_source = any(sign in image for sign in ":/@") or image in (".", "..")
+    if not is_source or not ("image_id" in error.data or error.data.get("field") == "image_id"):
+        return error
+    message = f"there is no image {image!r}: make it with `sandkeep image create {shlex.quote(image)}`, and use its id"
+    return CallerError("not_found", message, image=image)
 
 
 @command(
@@ -103,29 +129,55 @@ def detach(front: Frontend, sandboxes: tuple[str, ...]) -> None:
     front.for_each("detaching", "sandbox.detach", sandboxes)
 
 
-@command(examples=["sandkeep ls", "sandkeep ls --all --json | jq -r '.[].sandbox_id'"])
+@command(
+    examples=[
+        "sandkeep ls",
+        "sandkeep ls --label team=web --filter status=running",
+        "sandkeep ls --all --json | jq -r '.[].sandbox_id'",
+    ]
+)
 @click.option("--all", "-a", "everything", is_flag=True, help="Include sandboxes that ended.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the ids.")
+@selection_options
 @common()
-def ls(front: Frontend, everything: bool) -> None:
-    """List sandboxes."""
+def ls(
+    front: Frontend, everything: bool, quiet: bool, labels: dict[str, str], filters: tuple[tuple[str, str], ...]
+) -> None:
+    """List sandboxes.
+
+    Filters by different keys all hold; of several values for one key, any may. A name may hold * and ?.
+    """
     with front.client() as client:
-        found: list[Sandbox] = every(client.sandbox.list, all=everything)
+        found = Selection(labels, filters, everything).find(client)
+    if quiet:
+        for sandbox in found:
+            print(sandbox.sandbox_id)
+        return None
     if front.as_json:
         return json_line(found)
-    named = any(s.name for s in found)
-    rows = [
-        (
-            s.sandbox_id,
-            *([s.name or ""] if named else []),
-            s.status + _remark(s),
-            age(s.created_at),
-            s.running_processes,
-            s.image_id,
-        )
-        for s in found
+    return _table(found)
+
+
+def _table(found: list[Sandbox]) -> None:
+    """Print sandboxes as a table. A column of which no sandbox has anything is left out."""
+    labels, parent = Column("LABELS", least=6, spare=True), identifier("PARENT")
+    cells: list[tuple[str | Column, list[object]]] = [
+        ("SANDBOX", [s.sandbox_id for s in found]),
+        ("NAME", [s.name or "" for s in found]),
+        (status(), [s.status + _remark(s) for s in found]),
+        ("AGE", [age(s.created_at) for s in found]),
+        (identifier("IMAGE"), [s.image_id for s in found]),
+        (labels, [_pairs(s.spec.labels) for s in found]),
+        (parent, [s.forked_from or s.restored_from or "" for s in found]),
+        (Column("RUNS", least=4, spare=True), [s.running_processes for s in found]),
     ]
-    columns: list[str | Column] = [status(), "AGE", Column("RUNS", least=4, spare=True), identifier("IMAGE")]
-    return table(("SANDBOX", *(["NAME"] if named else []), *columns), rows)
+    optional = ("NAME", labels, parent)
+    shown = [(title, column) for title, column in cells if title not in optional or any(column)]
+    table([title for title, _ in shown], zip(*(column for _, column in shown), strict=True))
+
+
+def _pairs(values: dict[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in values.items())
 
 
 def _remark(sandbox: Sandbox) -> str:
@@ -170,8 +222,6 @@ def _position(client: Client, sandbox: str, position: int | str = 0, time: str =
 def _show_at(front: Frontend, found: SandboxAt) -> None:
     if front.as_json:
         return json_line(found)
-    import shlex
-
     left_out = f"{found.left_out} more processes or snapshots are not shown" if found.left_out else None
     return facts(
         [
@@ -233,12 +283,48 @@ def describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
     ]
 
 
-@command(examples=["sandkeep rm $BOX", "sandkeep rm tests other"])
-@click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
+@command(
+    examples=["sandkeep rm $BOX", "sandkeep rm tests other", "sandkeep rm --label run=17", "sandkeep rm --all --yes"]
+)
+@click.argument("sandboxes", nargs=-1, type=SANDBOX, metavar="[SANDBOX...]")
+@click.option("--all", "-a", "everything", is_flag=True, help="Terminate all your sandboxes.")
+@selection_options
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
 @common()
-def rm(front: Frontend, sandboxes: tuple[str, ...]) -> None:
-    """Terminate sandboxes, with all their processes, and print their ids. Logs and history stay readable."""
+def rm(
+    front: Frontend,
+    sandboxes: tuple[str, ...],
+    everything: bool,
+    labels: dict[str, str],
+    filters: tuple[tuple[str, str], ...],
+    yes: bool,
+) -> None:
+    """Terminate sandboxes, with all their processes, and print their ids. Logs and history stay readable.
+
+    With --all, --label or --filter: your own that match, also for administrators. That says how many there are, and on
+    a terminal asks first.
+    """
+    chosen = [word for word, given in (("--all", everything), ("--label", labels), ("--filter", filters)) if given]
+    if bool(sandboxes) == bool(chosen):
+        both = f", not SANDBOX and {chosen[0]}" if chosen else ""
+        raise click.UsageError(f"give SANDBOX..., or --all, --label or --filter{both}")
+    if not sandboxes:
+        sandboxes = _own(front, Selection(labels, filters))
+        if sandboxes and not yes and sys.stdin.isatty():
+            click.confirm(f"Terminate {_count(sandboxes)}?", abort=True, err=True)
+        note(f"sandkeep: terminating {_count(sandboxes)}")
     front.for_each("terminating", "sandbox.terminate", sandboxes)
+
+
+def _count(sandboxes: Sequence[str]) -> str:
+    return "1 sandbox" if len(sandboxes) == 1 else f"{len(sandboxes) or 'no'} sandboxes"
+
+
+def _own(front: Frontend, selection: Selection) -> tuple[str, ...]:
+    """Return the ids of the caller's own sandboxes that match: administrators see everybody's."""
+    with front.client() as client:
+        owner = client.daemon.status().owner
+        return tuple(sandbox.sandbox_id for sandbox in selection.find(client) if sandbox.owner == owner)
 
 
 @command(examples=["sandkeep update $BOX --disk 4G"])
