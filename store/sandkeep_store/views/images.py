@@ -50,6 +50,7 @@ class ImageState(ObjectState, kw_only=True, array_like=True):
             dockerfile=self.requested.dockerfile,
             docker_image_id=self.details.get("docker_image_id"),
             docker_image_tag=self.details.get("docker_image_tag"),
+            modal_image_id=self.details.get("modal_image_id"),
             labels=self.requested.labels,
             names=self.names,
             digest=made.digest if made else None,

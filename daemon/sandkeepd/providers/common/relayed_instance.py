@@ -57,6 +57,8 @@ class RelayedInstance(HeldInstance):
         self._connection = trio.CancelScope()
         self._is_connected = False
         self._disconnected = trio.Event()
+        self.broke = trio.Event()
+        """Set when a connection has ended, or could not be opened; a new one after each."""
         self._waiting: int | None = None
         super().__init__(sandbox_id, directory, watcher, inside=directory_there, fed=True, **more)
 
@@ -65,11 +67,19 @@ class RelayedInstance(HeldInstance):
         return self._shown
 
     async def end_earlier_viewers(self) -> None:
-        """End the viewers of an earlier daemon, whose terminals were its own."""
+        """End the viewers of an earlier daemon, whose terminals were its own, and what else hangs on its streams."""
         try:
-            await self._shown.end_earlier()
+            await self._end_earlier()
         except Exception:  # nothing else depends on it
             logger.exception("viewers in %s may be left", self.remote.name)
+
+    async def _end_earlier(self) -> None:
+        await self._shown.end_earlier()
+
+    @property
+    def why_ended(self) -> str | None:
+        """The reason for the sandbox's end, once that is known."""
+        return self._ending.message if self._channel.gone.is_set() else None
 
     # The channel
 
@@ -104,6 +114,8 @@ class RelayedInstance(HeldInstance):
         finally:
             self._is_connected = False
             self._disconnected.set()
+            self.broke.set()
+            self.broke = trio.Event()
 
     def sweep(self) -> None:
         """See `KeeperInstance.sweep`. A relay in the sandbox that takes nothing any more, as when the code inside has

@@ -87,13 +87,13 @@ class RelayedProvider(KeeperProvider[RelayedT]):
             os.mknod(f"{directory}/out/exits", 0o600)
             write_mark(f"{directory}/{SANDBOX_MARK}", self.log_id)
 
-    async def _require_alive(self, instance: RelayedT) -> None:
-        """Wait until the keeper of a new sandbox answers. Raises `provider_unavailable` when it does not."""
+    async def _require_alive(self, instance: RelayedT, ready_s: float = READY_S) -> None:
+        """Wait until the keeper of a new sandbox answers. Raises `provider_unavailable` when it does not, or ends."""
         alive = False
-        with trio.move_on_after(READY_S):
+        with trio.move_on_after(ready_s):
             alive = await instance.is_alive()
         if not alive:
-            why = instance.why_disconnected or "it does not answer"
+            why = instance.why_ended or instance.why_disconnected or "it does not answer"
             message = f"the keeper in {instance.remote.name} cannot be reached: {why}"
             raise ProviderError("provider_unavailable", message)
 

@@ -63,8 +63,8 @@ class RemoteStream(trio.abc.Stream):
         """Close stdin, so that the command reads its end. Raises `not_supported` where only `aclose` can do that."""
 
     @abstractmethod
-    async def resize(self, rows: int, cols: int) -> None:
-        """Give the command's terminal a size."""
+    async def resize(self, rows: int, cols: int, pid: int | None) -> None:
+        """Give the command's terminal another size. `pid` is that of the command, if it has reported it."""
 
     @abstractmethod
     async def wait(self) -> int | None:
@@ -83,9 +83,16 @@ class Remote(Protocol):
     name: str
 
     def exec(
-        self, command: Sequence[str], *, stdin: bool = True, stderr: bool = True, tty: bool = False
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bool = True,
+        stderr: bool = True,
+        size: tuple[int, int] | None = None,
     ) -> AbstractAsyncContextManager[RemoteStream]:
         """Run a command for the length of a block. The block's end closes the connection, and ends no command.
+
+        With a `size`, rows and columns, it runs on a terminal.
 
         Raises `provider_unavailable` when the service does not answer, and when the connection breaks in the block.
         """

@@ -81,14 +81,13 @@ class RemoteViewers(Viewers):
         try:
             async with (
                 trio.lowlevel.FdStream(ours) as side,
-                self._remote.exec(reporting_argv(argv, self._shared.journals), tty=True) as stream,
+                self._remote.exec(reporting_argv(argv, self._shared.journals), size=size) as stream,
             ):
-                await stream.resize(*size)
                 pid, first = await _wait_shown(stream)
                 shown.event.set()
                 with suppress(*_HUNG_UP):
                     await side.send_all(first)
-                    await _connect(side, size, stream)
+                    await _connect(side, size, stream, pid)
         except SandkeepError as error:
             shown.error = error
         finally:
@@ -146,7 +145,7 @@ async def _wait_shown(stream: RemoteStream) -> tuple[int | None, bytes]:
     raise terminal.no_answer()
 
 
-async def _connect(side: trio.lowlevel.FdStream, size: tuple[int, int], stream: RemoteStream) -> None:
+async def _connect(side: trio.lowlevel.FdStream, size: tuple[int, int], stream: RemoteStream, pid: int | None) -> None:
     """Pass bytes and sizes on, until either side has gone."""
     async with trio.open_nursery() as nursery:
 
@@ -159,12 +158,12 @@ async def _connect(side: trio.lowlevel.FdStream, size: tuple[int, int], stream: 
         nursery.start_soon(until_gone, stream, side)
         nursery.start_soon(until_gone, side, stream)
         with suppress(*_HUNG_UP, OSError):  # EIO: it hung up, as its reader sees, too
-            await _follow_size(side.fileno(), size, stream)
+            await _follow_size(side.fileno(), size, stream, pid)
 
 
-async def _follow_size(fd: int, size: tuple[int, int], stream: RemoteStream) -> None:
+async def _follow_size(fd: int, size: tuple[int, int], stream: RemoteStream, pid: int | None) -> None:
     while True:
         await trio.sleep(SIZE_S)
         if (now := _size(fd)) != size:
             size = now
-            await stream.resize(*size)
+            await stream.resize(*size, pid)

@@ -70,7 +70,7 @@ class ExecStream(RemoteStream):
             raise SetupError("not_supported", message)
         await self._send(channels.CLOSE_STDIN)
 
-    async def resize(self, rows: int, cols: int) -> None:
+    async def resize(self, rows: int, cols: int, pid: int | None = None) -> None:
         """Give the command's terminal a size."""
         await self._send(channels.resize_message(rows, cols))
 
