@@ -74,9 +74,9 @@ class Modal:
         """Refuse a token from now on."""
         self.control("POST", "revoke", {"token_id": token_id})
 
-    def expire_tokens(self) -> None:
-        """Let the tokens that the service gave out itself expire."""
-        self.control("POST", "expire", {})
+    def script(self, *, lifetime_s: float) -> None:
+        """Change for how long tokens are valid that the service gives out itself."""
+        self.control("POST", "script", {"lifetime_s": lifetime_s})
 
     def control(self, method: str, what: str, body: Any = None) -> Any:
         """Send a request to `/double/WHAT`."""
@@ -126,14 +126,15 @@ async def _serve(options: argparse.Namespace, stopped: asyncio.Event, announce: 
             for one in objects.all(Sandbox)
         ]
 
-    scripts = {"sandboxes": describe, "issue": access.issue, "revoke": access.revoke, "expire": access.expire}
-    server = Service(scripts)
+    scripts = {"sandboxes": describe, "issue": access.issue, "revoke": access.revoke, "script": access.script}
+    server = Service(scripts, images.uploads)
     plane = SandboxPlane(objects, images, access, sandboxes)
     router = Router(images, access, sandboxes)
     url, control_url = await server.start(
         {api_grpc.ModalClientBase: plane, task_command_router_grpc.TaskCommandRouterBase: router}
     )
     plane.router_url = url
+    plane.upload_url = control_url
     announce({"url": url, "control_url": control_url, "token": access.issue(WORKSPACE)})
     await stopped.wait()
     await sandboxes.close()
