@@ -253,6 +253,15 @@ def test_a_snapshot_is_an_image(boxes: Boxes) -> None:
     assert output(boxes.create(image=later).exec("cat", "/root/new"))[2] == 0
 
 
+def test_a_snapshot_of_the_old_kind(sdk: Any, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODAL_SANDBOX_V2", "0")
+    monkeypatch.setenv("MODAL_USE_LEGACY_FILESYSTEM_SNAPSHOT", "1")
+    with boxes_of(sdk, app) as boxes:
+        made = boxes.create()
+        assert output(made.exec("sh", "-c", "echo old > /old"))[2] == 0
+        assert output(boxes.create(image=made.snapshot_filesystem()).exec("cat", "/old"))[0] == "old\n"
+
+
 def test_what_is_asked_for_is_recorded(boxes: Boxes, modal: Modal, version: str) -> None:
     gpu = {"gpu": "T4:2"} if version == "0" else {}
     made = boxes.create(cpu=0.5, memory=(128, 256), region="eu", block_network=True, timeout=77, idle_timeout=66, **gpu)

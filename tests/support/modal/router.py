@@ -172,7 +172,7 @@ class Router(Plane):
     @serves("TaskSnapshotFilesystem")
     async def snapshot(self, request: Any, call: Call) -> Any:
         sandbox = await self._running(request)
-        return router_pb2.TaskSnapshotFilesystemResponse(image_id=await self._snapshot(sandbox))
+        return router_pb2.TaskSnapshotFilesystemResponse(image_id=(await self._sandboxes.snapshot(sandbox)).id)
 
     @serves("TaskSnapshotDirectory")
     async def snapshot_directory(self, request: Any, call: Call) -> Any:
@@ -180,11 +180,6 @@ class Router(Plane):
         layer = await self._images.snapshot(await sandbox.running(), request.path.decode())
         made = self._images.add(sandbox.workspace, [layer])
         return router_pb2.TaskSnapshotDirectoryResponse(image_id=made.id)
-
-    async def _snapshot(self, sandbox: Sandbox) -> str:
-        container = await sandbox.running()
-        layer = await self._images.snapshot(container)
-        return self._images.add(sandbox.workspace, [layer, *sandbox.layers], sandbox.image).id
 
     @serves("TaskSetNetworkAccess")
     async def set_network(self, request: Any, call: Call) -> Any:

@@ -171,6 +171,13 @@ class SandboxPlane(ControlPlane):
             raise GRPCError(Status.FAILED_PRECONDITION, f"Sandbox {sandbox.id} has already finished")
         return api_pb2.SandboxGetTunnelsResponse(tunnels=sandbox.tunnels.data)
 
+    @serves("SandboxSnapshotFs")
+    async def snapshot(self, request: Any, call: Call) -> Any:
+        sandbox = self._find(request, call)
+        made = await self.sandboxes.snapshot(sandbox)
+        result = api_pb2.GenericResult(status=api_pb2.GenericResult.GENERIC_STATUS_SUCCESS)
+        return api_pb2.SandboxSnapshotFsResponse(image_id=made.id, result=result)
+
     # Stdio of the first version
 
     @serves("SandboxGetLogs")

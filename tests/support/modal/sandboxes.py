@@ -218,6 +218,11 @@ class Sandboxes:
         status = Result.GENERIC_STATUS_FAILURE if code else Result.GENERIC_STATUS_SUCCESS
         return Result(status=status, exitcode=code)
 
+    async def snapshot(self, sandbox: Sandbox) -> Image:
+        """Make an image of the files of a sandbox. Raises GRPCError."""
+        layer = await self._images.snapshot(await sandbox.running())
+        return self._images.add(sandbox.workspace, [layer, *sandbox.layers], sandbox.image)
+
     async def start(
         self,
         sandbox: Sandbox,

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ class Modal:
     url: str
     control_url: str
     token: Mapping[str, str]
+    pid: int
 
     @property
     def environment(self) -> dict[str, str]:
@@ -61,7 +63,9 @@ class Modal:
         self.control("DELETE", "calls")
 
     def sandboxes(self) -> list[dict[str, Any]]:
-        """All sandboxes of all workspaces: `id`, `name`, `tags`, `ended`, and the `definition` that the SDK sent."""
+        """All sandboxes of all workspaces: `id`, `name`, `tags`, `ended`, the `pid` of the first process, and the
+        `definition` that the SDK sent.
+        """
         answer: list[dict[str, Any]] = self.control("POST", "sandboxes", {})
         return answer
 
@@ -121,6 +125,7 @@ async def _serve(options: argparse.Namespace, stopped: asyncio.Event, announce: 
                 "name": one.name,
                 "tags": one.tags,
                 "ended": one.result is not None,
+                "pid": one.container.pid if one.container else None,
                 "definition": MessageToDict(one.definition, preserving_proto_field_name=True),
             }
             for one in objects.all(Sandbox)
@@ -135,7 +140,7 @@ async def _serve(options: argparse.Namespace, stopped: asyncio.Event, announce: 
     )
     plane.router_url = url
     plane.upload_url = control_url
-    announce({"url": url, "control_url": control_url, "token": access.issue(WORKSPACE)})
+    announce({"url": url, "control_url": control_url, "token": access.issue(WORKSPACE), "pid": os.getpid()})
     await stopped.wait()
     await sandboxes.close()
     await server.stop()
