@@ -45,6 +45,11 @@ def test_an_image_is_built_once(boxes: Boxes, sdk: Any, modal: Modal) -> None:
     assert "ImageJoinStreaming" not in modal.calls()["counts"]
 
 
+@pytest.mark.parametrize("reference", ["busybox", "library/busybox", "docker.io/library/busybox:latest"])
+def test_references_are_completed(boxes: Boxes, sdk: Any, reference: str) -> None:
+    assert sdk.Image.from_registry(reference).build(boxes.app).object_id
+
+
 def test_a_reference_that_is_unknown(boxes: Boxes, sdk: Any) -> None:
     with pytest.raises(sdk.exception.ImageBuildError, match="nowhere"):
         sdk.Image.from_registry("nowhere/at:all").build(boxes.app)

@@ -65,7 +65,7 @@ class Images:
         self._objects = objects
         self._launcher = launcher
         self._directory = directory
-        self._references = dict(references)
+        self._references = {_in_full(name): root for name, root in references.items()}
         self._by_definition: dict[tuple[str, str], str] = {}
         self._blobs = directory / "blobs"
         self.uploads = directory / "uploads"
@@ -186,7 +186,7 @@ class Images:
             empty = self._directory / "scratch"
             empty.mkdir(exist_ok=True)
             return Image(id="", workspace=workspace, layers=[empty])
-        root = self._references.get(tag) or self._references.get(f"{tag}:latest")
+        root = self._references.get(_in_full(tag))
         if root is None:
             raise BuildError(f"failed to resolve reference {tag}: not found")
         return Image(id="", workspace=workspace, layers=[Path(root)])
@@ -317,6 +317,16 @@ class _Build:
         code = await started.wait()
         if code:
             raise BuildError(f"The command {shlex.join(spec['argv'])} returned a non-zero code: {code}")
+
+
+def _in_full(reference: str) -> str:
+    """Return a reference with the registry, the namespace and the tag that it leaves out."""
+    host, slash, path = reference.partition("/")
+    if not slash or not (host == "localhost" or "." in host or ":" in host):
+        host, path = "docker.io", reference
+    if host == "docker.io" and "/" not in path:
+        path = f"library/{path}"
+    return f"{host}/{path}" if ":" in path else f"{host}/{path}:latest"
 
 
 def _commands(lines: Iterable[str]) -> list[str]:
