@@ -18,7 +18,7 @@ class Access:
     def __init__(self) -> None:
         self._secrets: dict[str, tuple[str, str]] = {}
         self._issued: dict[str, tuple[str, float]] = {}
-        self.lifetime_s: float = LIFETIME_S
+        self._lifetime_s: float = LIFETIME_S
 
     def issue(self, workspace: str) -> dict[str, str]:
         """Make a token for a workspace, as its settings give it to users."""
@@ -42,7 +42,7 @@ class Access:
 
     def grant(self, subject: str) -> str:
         """Make a token, in the form of a JWT, that stands for a subject until it expires."""
-        expires = time.time() + self.lifetime_s
+        expires = time.time() + self._lifetime_s
         parts = ({"alg": "none"}, {"exp": expires, "sub": subject, "jti": secrets.token_hex(8)})
         token = ".".join([*(_encode(part) for part in parts), "signature"])
         self._issued[token] = (subject, expires)
@@ -56,9 +56,9 @@ class Access:
         if known != subject:
             raise GRPCError(Status.PERMISSION_DENIED, "The token is for another object.")
 
-    def expire(self) -> None:
-        """Let everything that was granted expire."""
-        self._issued.clear()
+    def script(self, lifetime_s: float) -> None:
+        """Change for how long tokens are valid that are granted from now on."""
+        self._lifetime_s = lifetime_s
 
 
 def _encode(part: Mapping[str, Any]) -> str:
