@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
-from sandkeepd.providers.kubernetes.channels import readable
+from sandkeepd.providers.common.remote import readable
 from sandkeepd.providers.kubernetes.endpoint import authorization
 from sandkeepd.providers.kubernetes.observed import Event, Failure
 
