@@ -74,13 +74,33 @@ def discover(api: Api) -> Forms:
 def prepare_namespace(api: Api, machine: str) -> str:
     """Put the keeper, and the policy of sandboxes without a network, into the namespace. Blocks. Safe to repeat.
 
-    Returns the name of the ConfigMap with the keeper, which is never changed.
+    Returns the name of the ConfigMap with the keeper. Raises `provider_unavailable` if somebody has put other content
+    there under its name, or another policy: sandboxes would run that with their secrets, or have a network.
     """
-    keeper = manifests.keeper_map(program.read(machine))
-    for kind, body in ((CONFIG_MAPS, keeper), (NETWORK_POLICIES, manifests.closed_policy())):
-        try:
-            api.create(kind, body)
-        except RefusedError as refused:
-            if refused.status != CONFLICT:
-                raise
+    keeper, policy = manifests.keeper_map(program.read(machine)), manifests.closed_policy()
+    for kind, body in ((CONFIG_MAPS, keeper), (NETWORK_POLICIES, policy)):
+        name = str(body["metadata"]["name"])
+        found = api.document(kind, name) or _create(api, kind, body) or api.document(kind, name) or {}
+        if _content(found) != _content(body):
+            message = f"{name} ({kind.plural}) is not as Sandkeep makes it: see who changed it, and delete it"
+            raise ProviderError("provider_unavailable", message)
     return str(keeper["metadata"]["name"])
+
+
+def _create(api: Api, kind: Kind, body: Json) -> Json | None:
+    """Create an object; return it, or None if another daemon has just made it."""
+    try:
+        api.create(kind, body)
+    except RefusedError as refused:
+        if refused.status != CONFLICT:
+            raise
+        return None
+    return body
+
+
+def _content(found: Json) -> Json:
+    """Return the fields of an object that have an effect, without empty ones, which the API server may leave out."""
+    fields = {name: value for name, value in found.items() if name in ("data", "binaryData", "spec")}
+    if isinstance(spec := fields.get("spec"), dict):
+        fields["spec"] = {name: value for name, value in spec.items() if value}
+    return {name: value for name, value in fields.items() if value}

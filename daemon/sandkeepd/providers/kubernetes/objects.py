@@ -30,6 +30,9 @@ T = TypeVar("T")
 CHANGED_S: Final = 60
 """Seconds after which a single object is looked at again, whether it was changed or not."""
 
+CHECKED_S: Final = 60.0
+"""Seconds after which the keeper and the policy in the namespace are compared again: anybody there can replace them."""
+
 DELETED_S: Final = 60.0
 """Seconds that the cluster may take to delete a sandbox's objects, before the daemon says who holds them."""
 
@@ -54,7 +57,7 @@ class Objects:
         self._log_id = log_id
         self._nursery = nursery
         self._forms: Forms | None = None
-        self._keeper: dict[str, str] = {}
+        self._keeper: dict[str, tuple[str, float]] = {}
         self._watches: dict[Kind, Watch] = {}
         self._preparing = trio.Lock()
 
@@ -75,11 +78,13 @@ class Objects:
         return self._forms
 
     async def keeper(self, machine: str) -> str:
-        """Return the name of the ConfigMap with the keeper, which is made if need be."""
+        """Return the name of the ConfigMap with the keeper, which is made if need be, and compared now and then."""
         async with self._preparing:
-            if machine not in self._keeper:
-                self._keeper[machine] = await self._cluster.call(lambda api: forms.prepare_namespace(api, machine))
-        return self._keeper[machine]
+            name, checked = self._keeper.get(machine, ("", 0.0))
+            if not name or trio.current_time() - checked > CHECKED_S:
+                name = await self._cluster.call(lambda api: forms.prepare_namespace(api, machine))
+                self._keeper[machine] = name, trio.current_time()
+        return name
 
     def forget_keeper(self) -> None:
         """Make the ConfigMap with the keeper again before the next sandbox: somebody may have deleted it."""
