@@ -7,7 +7,7 @@ to a mirror in the state directory, see `keeper.relay` and `RelayedInstance`.
 import os
 import sys
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final, TypeVar
 
 import trio
@@ -50,27 +50,29 @@ class RelayedProvider(KeeperProvider[RelayedT]):
 
     # Making
 
-    async def _undone_on_error(self, sandbox_id: str, create: Callable[[], Awaitable[RelayedT]]) -> RelayedT:
+    async def _undone_on_error(
+        self, sandbox_id: str, plan: Mapping[str, Any], create: Callable[[], Awaitable[RelayedT]]
+    ) -> RelayedT:
         """Make a sandbox, and remove all of it on any error."""
         self.layout.prepare()
         try:
             return await create()
         except BaseException:
             with trio.CancelScope(shield=True):
-                await self._remove_remains(sandbox_id)
+                await self._remove_remains(sandbox_id, plan)
             raise
 
-    async def _remove_remains(self, sandbox_id: str) -> None:
+    async def _remove_remains(self, sandbox_id: str, plan: Mapping[str, Any]) -> None:
         """Remove the remains of a failed start; if the service does not answer, once it does again."""
         try:
-            await self.terminate(sandbox_id, {}, {})
+            await self.terminate(sandbox_id, dict(plan), {})
         except SandkeepError:
-            self.nursery.start_soon(self._remove_remains_later, sandbox_id)
+            self.nursery.start_soon(self._remove_remains_later, sandbox_id, plan)
 
-    async def _remove_remains_later(self, sandbox_id: str) -> None:
+    async def _remove_remains_later(self, sandbox_id: str, plan: Mapping[str, Any]) -> None:
         await trio.sleep(REMOVED_AGAIN_S)
         await self._service.recovered()
-        await self._remove_remains(sandbox_id)
+        await self._remove_remains(sandbox_id, plan)
 
     @abstractmethod
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:

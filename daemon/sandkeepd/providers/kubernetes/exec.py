@@ -11,6 +11,7 @@ from sandkeepd.providers.common.remote import BrokenExecError, Outcome, RemoteSt
 from sandkeepd.providers.kubernetes import channels
 from sandkeepd.providers.kubernetes.channels import Demultiplexer
 from sandkeepd.providers.kubernetes.endpoint import Endpoint, read_endpoint
+from sandkeepd.providers.kubernetes.requests import redacted
 from sandkeepd.providers.kubernetes.websocket import CLOSE_S, RejectedError, WebSocket
 
 if TYPE_CHECKING:
@@ -189,7 +190,9 @@ async def _connect(endpoint: Endpoint, path: str, pod: str) -> WebSocket:
                 raise
             return socket
     except RejectedError as error:
-        raise _refused(error.status, channels.status_message(error.body) or f"HTTP {error.status}", pod) from None
+        body = redacted(error.body.decode("utf-8", "replace"), (value for _, value in endpoint.headers))
+        reason = channels.status_message(body.encode()) or f"HTTP {error.status}"
+        raise _refused(error.status, reason, pod) from None
     except trio.TooSlowError:
         raise _unavailable(endpoint.host_header, f"it took longer than {CONNECT_S:.0f} s") from None
     except (OSError, trio.BrokenResourceError) as error:

@@ -30,7 +30,7 @@ from sandkeepd.providers.kubernetes import manifests
 from sandkeepd.providers.kubernetes.cluster import Api, Json, Kind
 from sandkeepd.providers.kubernetes.instance import KubernetesInstance
 from sandkeepd.providers.kubernetes.manifests import LOG_LABEL
-from sandkeepd.providers.kubernetes.observed import Observed
+from sandkeepd.providers.kubernetes.observed import Metadata, Observed
 from sandkeepd.providers.kubernetes.plan import Plan
 
 if TYPE_CHECKING:
@@ -118,11 +118,8 @@ class PodSaver:
         for plural in (pod_snapshots.TRIGGERS, pod_snapshots.SNAPSHOTS):
             kind = await self.kind(plural)
             found = await self._provider.objects.all(kind)
-            names = [each["metadata"]["name"] for each in found if self._is_of(each, plural, trigger_name)]
-            for name in names:
-                await self._provider.cluster.call(partial(Api.delete, kind=kind, name=name, propagation="Background"))
-            for name in names:
-                await self._provider.objects.await_gone(kind, name)
+            ours = [each["metadata"] for each in found if self._is_of(each, plural, trigger_name)]
+            await self._provider.objects.remove(kind, msgspec.convert(ours, list[Metadata]), "Background")
 
     def _is_of(self, found: Json, plural: str, trigger_name: str) -> bool:
         labels = found["metadata"].get("labels") or {}
@@ -238,7 +235,7 @@ class PodPauses(Pauses):
             return
         version = (await self._provider.objects.forms()).sandboxes or ""
         mark = {"metadata": {"annotations": {SAVED_ANNOTATION: "true"}}}
-        await self._provider.objects.patch(instance.place.made, mark)
+        await self._provider.objects.patch(instance.sandbox_id, instance.place.made, mark)
         async with instance.disconnected():  # all that is requested and said after the snapshot would be undone
             snapshot = await self._saver.save(instance, suspension(instance.sandbox_id))
             with trio.CancelScope(shield=True):
@@ -255,15 +252,16 @@ class PodPauses(Pauses):
         if not self.pause.is_on:
             return
         # Not as last seen by the watch: that may still name the snapshot of an earlier suspension.
-        kind = (await self._provider.objects.forms()).kind("sandbox")
-        sandbox = await self._provider.objects.get(kind, instance.place.made.name) or {}
-        snapshot = (sandbox.get("metadata", {}).get("annotations") or {}).get(SUSPENDED_ANNOTATION, "")
+        kind, made = await self._provider.objects.kind("sandbox"), instance.place.made
+        sandbox = await self._provider.cluster.call(lambda api: api.get(kind, made.name))
+        is_ours = sandbox is not None and sandbox.metadata.uid == made.uid
+        snapshot = sandbox.annotation(SUSPENDED_ANNOTATION) if sandbox is not None and is_ours else ""
         if not snapshot:
             raise StateError("not_ready", f"sandbox {instance.sandbox_id} was not suspended by Sandkeep")
         version = (await self._provider.objects.forms()).sandboxes or ""
         await self._provider.objects.gone_pod(instance.sandbox_id, instance.place.pod_uid)
         await self._patch(snapshot, manifests.running(version, is_on=True))
-        pod = await self._provider.objects.await_running(instance.sandbox_id, "sandbox", snapshot)
+        _, pod = await self._provider.objects.await_running(instance.sandbox_id, made, snapshot)
         instance.moved_to(pod.metadata.name, pod.metadata.uid)
         self.pause.set(False)
         instance.release_requests()
@@ -276,4 +274,4 @@ class PodPauses(Pauses):
             "metadata": {"annotations": {SUSPENDED_ANNOTATION: snapshot}},
             "spec": {**mode, "podTemplate": template},
         }
-        await self._provider.objects.patch(self._instance.place.made, body)
+        await self._provider.objects.patch(self._instance.sandbox_id, self._instance.place.made, body)

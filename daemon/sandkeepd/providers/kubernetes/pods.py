@@ -38,6 +38,8 @@ class Handle(Struct, frozen=True, kw_only=True):
     secrets: list[str] = field(default_factory=list)
     name: str = ""
     """The pod with its namespace, for references to the sandbox."""
+    cluster: str = ""
+    """The address of the API server, and the namespace; empty in handles of earlier versions."""
 
 
 class Pod:

@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.kubernetes.pod_snapshots import RESTORE_ANNOTATION
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeepd.contract.caller import Caller
@@ -32,7 +32,7 @@ from sandkeepd.providers.kubernetes.cluster import PODS, Cluster
 from sandkeepd.providers.kubernetes.images import KubernetesImages
 from sandkeepd.providers.kubernetes.instance import KubernetesInstance
 from sandkeepd.providers.kubernetes.manifests import LOG_LABEL, SANDBOX_LABEL, Job
-from sandkeepd.providers.kubernetes.objects import Objects
+from sandkeepd.providers.kubernetes.objects import Made, Objects
 from sandkeepd.providers.kubernetes.observed import Observed, ending_of, has_ended
 from sandkeepd.providers.kubernetes.plan import Plan
 from sandkeepd.providers.kubernetes.pod_snapshots import (
@@ -45,6 +45,7 @@ from sandkeepd.providers.kubernetes.pod_snapshots import (
     suspension,
 )
 from sandkeepd.providers.kubernetes.pods import Handle, Pod
+from sandkeepd.providers.kubernetes.requests import ENGINE
 from sandkeepd.providers.kubernetes.watch import Watch, until
 
 IMAGE_FILES: Final = "the files of a cluster's images are on its nodes alone"
@@ -68,6 +69,8 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
         self.snapshots = StreamedSnapshots(self, kubernetes_plan.WORKSPACE)
         self.layers = self._layers = StreamedLayers(self, IMAGE_FILES)
         self._saver = PodSaver(self)
+        self._saved = set[str]()
+        """Sandboxes that end, and of which pod snapshots may be left."""
         self.checkpoints = KubernetesCheckpoints(self, self._saver)
 
     # Sandboxes
@@ -86,21 +89,22 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> KubernetesInstance:
-        job = partial(self._job, sandbox_id, spec, msgspec.convert(plan, Plan), sorted(secrets))
-        return await self._undone_on_error(sandbox_id, lambda: self._create(job, secrets))
+        decided = msgspec.convert(plan, Plan)
+        job = partial(self._job, sandbox_id, spec, decided, sorted(secrets))
+        return await self._undone_on_error(sandbox_id, plan, lambda: self._create(job, secrets))
 
     async def create_from(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, secrets: list[str]
     ) -> KubernetesInstance:
         """Make a sandbox of a pod snapshot, which the plan names; `secrets` are the names of those in it."""
         job = partial(self._job, sandbox_id, spec, plan, secrets)
-        return await self._undone_on_error(sandbox_id, lambda: self._create_restored(job))
+        return await self._undone_on_error(sandbox_id, {"name": plan.name}, lambda: self._create_restored(job))
 
     async def _undone_on_error(
-        self, sandbox_id: str, create: Callable[[], Awaitable[KubernetesInstance]]
+        self, sandbox_id: str, plan: Mapping[str, Any], create: Callable[[], Awaitable[KubernetesInstance]]
     ) -> KubernetesInstance:
         try:
-            return await super()._undone_on_error(sandbox_id, create)
+            return await super()._undone_on_error(sandbox_id, plan, create)
         except BaseException:
             self.objects.forget_keeper()
             raise
@@ -129,7 +133,7 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
         await self.objects.watch(PODS)  # the cluster is there, before anything is made
         await self.in_thread(self._make_mirror, job.sandbox_id)
         made = await self.objects.make(job)
-        found = await self.objects.await_running(job.sandbox_id, made.form, job.plan.restored_from)
+        made, found = await self.objects.await_running(job.sandbox_id, made, job.plan.restored_from)
         handle = await self._handle(job, made, found)
         instance = self._hold(job.sandbox_id, job.spec, job.plan, _isolation(job.plan, handle), handle)
         if job.plan.restored_from is not None:
@@ -137,7 +141,7 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
         await self._require_alive(instance)
         return instance
 
-    async def _handle(self, job: Job, made: Any, found: Observed) -> Handle:
+    async def _handle(self, job: Job, made: Made, found: Observed) -> Handle:
         api = await self.cluster.api()
         name, program_path, directory, workspace = found.metadata.name, manifests.PROGRAM, manifests.DIRECTORY, ""
         if job.plan.is_claim:
@@ -147,7 +151,7 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
         return Handle(
             namespace=api.namespace, made=made, pod=name, pod_uid=found.metadata.uid, program=program_path,
             directory=directory, workspace=workspace or kubernetes_plan.WORKSPACE, secrets=job.secrets,
-            name=f"{api.namespace}/{name}",
+            name=f"{api.namespace}/{name}", cluster=api.address,
         )  # fmt: skip
 
     def _hold(
@@ -180,43 +184,45 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
 
         While suspended, a sandbox has no pod, and ends with its object.
         """
-        pods, sandboxes = await self._watches()
+        objects, pods = await self._watches(instance)
+        sandbox_id, made = instance.sandbox_id, instance.place.made
 
         def look() -> tuple[Observed | None] | None:
-            pod = pods.get(instance.sandbox_id)
             if instance.suspended.is_on:
-                return None if sandboxes.get(instance.sandbox_id) is not None else (None,)
-            if pod is not None and pod.metadata.uid != instance.place.pod_uid:
-                pod = None
+                return None if objects.get(sandbox_id, made.uid) is not None else (None,)
+            pod = pods.get(sandbox_id, instance.place.pod_uid)
             if not has_ended(pod):
                 return None
-            if is_suspended(sandboxes.get(instance.sandbox_id)):  # ordered, and the answer to that was lost
+            if is_suspended(objects.get(sandbox_id, made.uid)):  # ordered, and the answer to that was lost
                 instance.suspended.set(True)
                 instance.hold_requests()
                 return None
             return (pod,)
 
-        return (await until(instance.sandbox_id, [pods, sandboxes], look))[0]
+        return (await until(sandbox_id, [pods, objects], look))[0]
 
-    async def _watches(self) -> tuple[Watch, Watch]:
-        """Return the watches of pods and of Sandboxes, however long the cluster does not answer."""
+    async def _watches(self, instance: KubernetesInstance) -> tuple[Watch, Watch]:
+        """Return the watches of a sandbox's object and of pods, however long the cluster does not answer."""
         while True:
             try:
-                kind = (await self.objects.forms()).kind("sandbox")
-                return await self.objects.watch(PODS), await self.objects.watch(kind)
+                kind = await self.objects.kind(instance.place.made.form)
+                return await self.objects.watch(kind), await self.objects.watch(PODS)
             except SandkeepError:
                 await self.cluster.recovered()
 
     async def _why_ended(self, instance: KubernetesInstance) -> Ending:
-        return ending_of(await self.objects.pod(instance.sandbox_id))
+        place = instance.place
+        return ending_of((await self.objects.watch(PODS)).get(instance.sandbox_id, place.pod_uid))
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
     ) -> KubernetesInstance | Ending | None:
         earlier, decided = msgspec.convert(handle, Handle), msgspec.convert(plan, Plan)
-        pod, sandbox = await self.objects.pod(sandbox_id), await self.objects.sandbox(sandbox_id)
-        suspended = is_suspended(sandbox)
-        if not suspended and (pod is None or not _is_same(pod, earlier, sandbox)):
+        own = await self.objects.own(sandbox_id, earlier.made)
+        pod = await self.objects.pod(sandbox_id, earlier.made, earlier.pod_uid)
+        suspended = is_suspended(own)
+        if not suspended and (pod is None or not _is_same(pod, earlier, own)):
+            await self._require_its_cluster(sandbox_id, earlier)
             return None
         if not suspended and has_ended(pod):
             return ending_of(pod)
@@ -232,15 +238,39 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
             self.nursery.start_soon(instance.end_earlier_viewers)  # not waited for: the channel may be down
         return instance
 
+    async def _require_its_cluster(self, sandbox_id: str, place: Handle) -> None:
+        """Raise `provider_unavailable` if the daemon uses another cluster than the one in which a sandbox was made: it
+        is not lost there.
+        """
+        here = (await self.cluster.api()).address
+        if place.cluster not in ("", here):
+            message = (
+                f"sandbox {sandbox_id} is in the cluster {place.cluster}, and the daemon uses {here}: start the daemon "
+                "with the KUBECONFIG of that cluster"
+            )
+            raise ProviderError("provider_unavailable", message, engine=ENGINE)
+
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         self._mark_terminated(sandbox_id)
-        sandbox = await self.objects.sandbox(sandbox_id)
-        if sandbox is not None and sandbox.annotation(SAVED_ANNOTATION):
-            await self._saver.remove_triggered(suspension(sandbox_id))
-        await self.objects.delete(sandbox_id)
+        if handle:
+            await self._delete(sandbox_id, msgspec.convert(handle, Handle))
+        else:
+            await self.objects.delete_labelled(sandbox_id, plan.get("name"))
         failpoints.reach("kubernetes.deleted")
         await self.await_end(sandbox_id)
         await self.in_thread(self.layout.clear, sandbox_id)
+
+    async def _delete(self, sandbox_id: str, place: Handle) -> None:
+        """Delete the objects of a sandbox, and then the pod snapshots that go with it."""
+        own = await self.objects.own(sandbox_id, place.made)
+        if own is None and await self.objects.pod(sandbox_id, place.made, place.pod_uid) is None:
+            await self._require_its_cluster(sandbox_id, place)
+        if own is not None and own.annotation(SAVED_ANNOTATION):
+            self._saved.add(sandbox_id)
+        await self.objects.delete(sandbox_id, place.made, (place.pod, place.pod_uid))
+        if sandbox_id in self._saved:
+            await self._saver.remove_triggered(suspension(sandbox_id))
+            self._saved.discard(sandbox_id)
 
     # All that there is
 
