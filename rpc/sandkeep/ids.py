@@ -42,6 +42,7 @@ IMAGE_NAME_PATTERN: Final = (
 DEFAULT_TAG: Final = ":latest"
 
 _NAME = re.compile(NAME_PATTERN)
+_REPLACEMENT = re.compile(r"\.[0-9a-f]{16}$")
 _LOG_ID = re.compile(r"log_[0-9a-z]{26}")
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS: Final = tuple(a + b for a in _ALPHABET for b in _ALPHABET)
@@ -91,3 +92,10 @@ def check_own_name(text: str, field: str) -> str:
     if looks_like_id(text):
         raise CallerError("invalid", f"{field}: {text!r} looks like an id: choose another name", field=field)
     return text
+
+
+def regular_name(container: str) -> str:
+    """Return the name that a container, or a volume, has when it is its sandbox's only one: one that is to replace
+    another has a mark at its end.
+    """
+    return _REPLACEMENT.sub("", container)

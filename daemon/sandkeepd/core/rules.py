@@ -489,13 +489,13 @@ def argv_of(command: Sequence[str] | str) -> list[str]:
 def launch(
     sandbox: SandboxState, command: ProcessLaunch | SandboxExec, name: str | None, *, taken: bool = False
 ) -> events.ProcessLaunchRequested:
-    """The intent to start a process. `taken`: another one is about to use its name."""
+    """The intent to start a process. The name of one that has ended is free; `taken`: another is about to use it."""
     require_running(sandbox)
     holder = sandbox.named.get(name) if name is not None else None
-    if (holder is not None and not holder.interrupted) or taken:
+    if (holder is not None and not holder.ended) or taken:
         raise StateError(
             "conflict",
-            f"sandbox {sandbox.sandbox_id} has a process called {name!r} on record: choose another name",
+            f"process {name!r} of sandbox {sandbox.sandbox_id} has not ended: choose another name, or kill it first",
             sandbox_id=sandbox.sandbox_id,
             name=name,
         )

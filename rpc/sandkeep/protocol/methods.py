@@ -733,6 +733,8 @@ class HistoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True
 class ProcessLaunch(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command to start. With `stdin` it reads the data of `process.write_stdin`; otherwise it has none.
 
+    A `name` is unique among the processes of the sandbox that have not ended, and refers to the newest that has it.
+
     With `tty` it gets a terminal of `rows` and `cols`, which can be attached to, and its input and output are that
     terminal's: there is no separate stderr. With `durable` its output is on disk before its end is recorded; if the
     disk fails to take it, the daemon's log says so.
@@ -859,7 +861,7 @@ class StreamQuery(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ProcessRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process, by its name, or by its process_id or how that begins."""
+    """A process, by its process_id or how that begins, or the newest of a name."""
 
     sandbox_id: Name
     name: Name

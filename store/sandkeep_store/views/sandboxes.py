@@ -159,5 +159,13 @@ class SandboxState(ObjectState, kw_only=True):
             name=self.name,
             limits_met=dict(self.limits_met),
             moved_to=self.moved_to,
+            container_id=self.handle.get("container_id"),
+            container_name=self._container_name(),
             modal_sandbox_id=self.handle.get("modal_sandbox_id"),
         )
+
+    def _container_name(self) -> str | None:
+        if "container_id" not in self.handle:
+            return None
+        name = self.handle.get("name") or self.requested.plan.get("name")
+        return ids.regular_name(name) if name else None

@@ -138,7 +138,7 @@ def test_the_records_of_crafty_name_what_docker_has(
     monkeypatch.setenv("SANDKEEP_SOCKET", daemon.socket)
     (project / "Dockerfile").write_text(f"FROM {BUSYBOX}\nCOPY hello /hello\n")
     record = crafty.get_image(crafty.create_image(str(project), False, crafty.Provider.DOCKER))
-    assert (record.provider, record.image_path) == (crafty.Provider.DOCKER, "")
+    assert isinstance(record, crafty.DockerImageRecord)
     assert record.docker_image_tag == f"sandkeep:{record.image_id}"
     assert record.docker_image_id is not None
 

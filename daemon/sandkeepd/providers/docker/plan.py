@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sandkeep.errors import CallerError, SetupError
+from sandkeep.ids import regular_name
 from sandkeep.model import Network, SandboxSpec
 from sandkeep.settings import docker as settings
 from sandkeepd.providers.common.inside import inner_user
@@ -32,7 +33,6 @@ RESERVED: Final = "sandkeep."
 """The prefix of our own labels."""
 
 _UID: Final = re.compile(r"uid:[0-9]+")
-_MARK: Final = re.compile(r"\.[0-9a-f]{16}$")
 
 
 class Details(Struct, frozen=True, kw_only=True):
@@ -156,12 +156,7 @@ def _name_of(sandbox_id: str, session_id: str | None, taken: Container[str]) -> 
     owner's is called so.
     """
     name = f"sandbox-{session_id or sandbox_id}"
-    return f"{name}.{token_hex(4)}" if name in taken or _MARK.search(name) else name
-
-
-def regular_name(name: str) -> str:
-    """Return the name that a container has when it is its sandbox's only one."""
-    return _MARK.sub("", name)
+    return f"{name}.{token_hex(4)}" if name in taken or regular_name(name) != name else name
 
 
 def beside(plan: Plan) -> Plan:
@@ -171,7 +166,7 @@ def beside(plan: Plan) -> Plan:
     mark = token_hex(8)
     volume = plan.workspace_volume
     if volume is not None and volume.own:
-        volume = replace(volume, source=_MARK.sub("", volume.source) + f".{mark}")
+        volume = replace(volume, source=regular_name(volume.source) + f".{mark}")
     return replace(plan, name=f"{regular_name(plan.name)}.{mark}", workspace_volume=volume)
 
 

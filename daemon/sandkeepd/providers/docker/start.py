@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SetupError, StateError
+from sandkeep.ids import regular_name
 from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host import mounts
 from sandkeepd.host.hostile_files import NotAFileError
@@ -40,7 +41,7 @@ from sandkeepd.providers.docker.container import (
     labels,
 )
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
-from sandkeepd.providers.docker.plan import Plan, own_volumes, regular_name
+from sandkeepd.providers.docker.plan import Plan, own_volumes
 
 GONE_S: Final = 30.0
 """Seconds that the removal of a container may take."""

@@ -94,7 +94,7 @@ class Reader:
 
     def follow(self, sink: Sink, out_at: int = 0, err_at: int = 0, *, follow: bool = True) -> ProcessOutput:
         """Read to the end, and return the last piece; without `follow`, read the present output."""
-        cursor = OutputCursor(out_at, err_at, follow)
+        cursor = OutputCursor(self._of[1], out_at, err_at, follow)
         while query := cursor.next_query():
             piece = self._read(query)
             cursor.advance(piece)
@@ -164,6 +164,7 @@ class Reader:
         if self._journals is None:
             try:
                 self._journals = Journals(self._client, *self._of)
+                self._stay_with(self._journals.process)
             except SetupError as refused:
                 self._refused = refused
                 raise
@@ -171,7 +172,12 @@ class Reader:
 
     def _read(self, query: dict[str, Any]) -> ProcessOutput:
         piece: ProcessOutput = self._client.process.read(*self._of, **query)
+        self._stay_with(piece)
         return piece
+
+    def _stay_with(self, found: Process | ProcessOutput) -> None:
+        """Read this process from now on: its name can become another's when it has ended."""
+        self._of = (self._of[0], found.process_id)
 
     def process(self) -> Process:
         """The process as it is now."""

@@ -224,7 +224,8 @@ def _processes(ctx: click.Context, incomplete: str, *, running: bool = False) ->
 
     def question(client: Client) -> list[Item]:
         found = client.process.list(sandbox_id=sandbox, all=not running).processes
-        return [CompletionItem(p.name, help=p.status) for p in found if p.named or incomplete[:1] == "p"]
+        newest = {p.name: p for p in found}
+        return [CompletionItem(p.name, help=p.status) for p in newest.values() if p.named or incomplete[:1] == "p"]
 
     return _matching(incomplete, _ask(ctx, question))
 
