@@ -212,8 +212,9 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
         await self._release(instance)
 
     async def aclose(self) -> None:
-        for instance in list(self.instances.values()):
-            await instance.aclose()
+        async with trio.open_nursery() as closing:  # at once: one whose node hangs delays no other
+            for instance in list(self.instances.values()):
+                closing.start_soon(instance.aclose)
         self.instances.clear()
 
     async def sweep(self) -> None:

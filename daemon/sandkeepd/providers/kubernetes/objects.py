@@ -260,9 +260,13 @@ class Objects:
 
     async def _changed(self, kind: Kind, name: str, version: str) -> None:
         """Wait for a change of an object since a version of it, or for the end of the watch."""
+        await self.changed(kind, "", version, name=name)
+
+    async def changed(self, kind: Kind, selector: str, version: str, *, name: str | None = None) -> None:
+        """Wait for a change of objects with these labels since a version, or for the end of the watch."""
 
         def read(api: Api) -> None:
-            next(api.watch(kind, "", version, CHANGED_S, name=name), None)
+            next(api.watch(kind, selector, version, CHANGED_S, name=name), None)
 
         try:
             await self._cluster.stream(read, CHANGED_S)

@@ -299,6 +299,7 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
                     removed[f"sandbox {labels[SANDBOX_LABEL]}"] = None
                 except SandkeepError as error:  # it keeps no other from being removed
                     failures.append(error)
+        removed |= dict.fromkeys(await self._saver.sweep(ledger))
         if failures:
             raise failures[0]
         return Swept(removed=[*removed], foreign=[*foreign])
