@@ -92,7 +92,8 @@ class Image(Struct, frozen=True, kw_only=True):
 
     `source` is a directory's path, the reference of a container image, or the id of a promoted snapshot. `base` is the
     reference of the image below a plain directory, and `dockerfile` the path, below `source`, of the Dockerfile. For
-    Docker's, `docker_image_id` names the content and `docker_image_tag` is the engine's name for it.
+    Docker's, `docker_image_id` names the content and `docker_image_tag` is the engine's name for it; Modal's have
+    `modal_image_id`.
     """
 
     image_id: str
@@ -106,6 +107,7 @@ class Image(Struct, frozen=True, kw_only=True):
     dockerfile: str | None = None
     docker_image_id: str | None = None
     docker_image_tag: str | None = None
+    modal_image_id: str | None = None
     digest: str | None = None
     size_bytes: int = 0
     file_count: int = 0
@@ -198,7 +200,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     it by its `name`, which no other has of the owner's until it has ended. `limits_met` counts the processes that ended
     at each limit; `note` also says at which limit a running one is. One that is shared, and goes on at another daemon,
     has `moved_to`, that one's addresses; `sandbox_token`, by which others attach to it, is in the answer to its
-    creation alone.
+    creation alone. At Modal it is `modal_sandbox_id`.
     """
 
     sandbox_id: str
@@ -227,6 +229,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     limits_met: dict[LimitName, int] = field(default_factory=dict)
     moved_to: list[str] | None = None
     sandbox_token: str | None = None
+    modal_sandbox_id: str | None = None
 
 
 class SessionSpec(Struct, frozen=True, kw_only=True):

@@ -45,6 +45,7 @@ class ImageState(ObjectState, kw_only=True, array_like=True):
             dockerfile=self.requested.dockerfile,
             docker_image_id=self.details.get("docker_image_id"),
             docker_image_tag=self.details.get("docker_image_tag"),
+            modal_image_id=self.details.get("modal_image_id"),
             labels=self.requested.labels,
             digest=made.digest if made else None,
             size_bytes=made.size_bytes if made else 0,

@@ -159,4 +159,5 @@ class SandboxState(ObjectState, kw_only=True):
             name=self.name,
             limits_met=dict(self.limits_met),
             moved_to=self.moved_to,
+            modal_sandbox_id=self.handle.get("modal_sandbox_id"),
         )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeepd.providers.common.remote import BrokenExecError, Outcome, RemoteStream, readable
 from sandkeepd.providers.kubernetes import channels
-from sandkeepd.providers.kubernetes.channels import Demultiplexer, Outcome
+from sandkeepd.providers.kubernetes.channels import Demultiplexer
 from sandkeepd.providers.kubernetes.endpoint import Endpoint, read_endpoint
 from sandkeepd.providers.kubernetes.websocket import CLOSE_S, RejectedError, WebSocket
 
@@ -24,11 +25,7 @@ PIECE_BYTES: Final = 64 * 1024
 STDERR_BYTES: Final = 64 * 1024
 
 
-class BrokenExecError(trio.BrokenResourceError):
-    """Raised when the connection of an exec broke: the command may go on."""
-
-
-class ExecStream(trio.abc.Stream):
+class ExecStream(RemoteStream):
     """A command in a pod. Sending writes to its stdin, receiving reads its stdout to the end of the command.
 
     Nothing is read ahead, so a command whose output nobody receives is held up, also when that is stderr. `stderr` has
@@ -73,7 +70,7 @@ class ExecStream(trio.abc.Stream):
             raise SetupError("not_supported", message)
         await self._send(channels.CLOSE_STDIN)
 
-    async def resize(self, rows: int, cols: int) -> None:
+    async def resize(self, rows: int, cols: int, pid: int | None = None) -> None:
         """Give the command's terminal a size."""
         await self._send(channels.resize_message(rows, cols))
 
@@ -206,7 +203,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _unavailable(server: str, why: object) -> ProviderError:
-    reason = channels.readable(str(why)) or "the connection broke"
+    reason = readable(str(why)) or "the connection broke"
     message = f"the API server at {server} does not answer: {reason}: see that the cluster runs"
     return ProviderError("provider_unavailable", message, engine="kubernetes")
 

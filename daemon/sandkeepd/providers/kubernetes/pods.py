@@ -50,13 +50,20 @@ class Pod:
 
     @asynccontextmanager
     async def exec(
-        self, command: Sequence[str], *, stdin: bool = True, stderr: bool = True, tty: bool = False
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bool = True,
+        stderr: bool = True,
+        size: tuple[int, int] | None = None,
     ) -> AsyncIterator[ExecStream]:
-        """Run a command for the length of a block. See `open_exec`."""
+        """See `Remote.exec` and `open_exec`."""
         api = await self._cluster.api()
         async with open_exec(
-            api.configuration, self.namespace, self.name, command, stdin=stdin, stderr=stderr, tty=tty
+            api.configuration, self.namespace, self.name, command, stdin=stdin, stderr=stderr, tty=size is not None
         ) as stream:
+            if size is not None:
+                await stream.resize(*size)
             yield stream
 
     @asynccontextmanager

@@ -6,9 +6,7 @@ state directory, see `keeper.relay`. `plan` decides on a pod, `pods` runs comman
 the interface.
 """
 
-import os
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -17,25 +15,20 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import ProviderError, SandkeepError, StateError
+from sandkeep.errors import SandkeepError
 from sandkeep.kubernetes.pod_snapshots import RESTORE_ANNOTATION
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
-from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
-from sandkeepd.contract.processes import Dropped
 from sandkeepd.keeper import program
-from sandkeepd.keeper.relay import Relay
-from sandkeepd.keeper.shared_directory import CONTROL
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.common.errors import converted_errors
-from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
-from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
+from sandkeepd.providers.common.keeper_provider import running
+from sandkeepd.providers.common.relayed_provider import RelayedProvider
+from sandkeepd.providers.common.streamed_layers import StreamedLayers, StreamedSnapshots
 from sandkeepd.providers.kubernetes import manifests, probe
 from sandkeepd.providers.kubernetes import plan as kubernetes_plan
 from sandkeepd.providers.kubernetes.cluster import PODS, Cluster
-from sandkeepd.providers.kubernetes.files import KubernetesLayers, KubernetesSnapshots
 from sandkeepd.providers.kubernetes.images import KubernetesImages
 from sandkeepd.providers.kubernetes.instance import KubernetesInstance
 from sandkeepd.providers.kubernetes.manifests import LOG_LABEL, SANDBOX_LABEL, Job
@@ -54,17 +47,13 @@ from sandkeepd.providers.kubernetes.pod_snapshots import (
 from sandkeepd.providers.kubernetes.pods import Handle, Pod
 from sandkeepd.providers.kubernetes.watch import Watch, until
 
-REMOVED_AGAIN_S: Final = 10.0
-"""Seconds until the remains of a failed start are removed again, when the cluster has not done it."""
-
-READY_S: Final = 30.0
-"""Seconds that the keeper of a pod that runs may take to answer."""
+IMAGE_FILES: Final = "the files of a cluster's images are on its nodes alone"
 
 ASKED_S: Final = 20.0
 """Seconds that the report of capabilities may take."""
 
 
-class KubernetesProvider(KeeperProvider[KubernetesInstance]):
+class KubernetesProvider(RelayedProvider[KubernetesInstance]):
     """See `Provider`. It runs tasks of its own, so `open_kubernetes` makes it."""
 
     name = "kubernetes"
@@ -72,13 +61,12 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
     def __init__(
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, cluster: Cluster
     ) -> None:
-        super().__init__(state_dir, log_id, watcher, nursery)
-        self._token = trio.lowlevel.current_trio_token()
-        self.engine = self.cluster = cluster
+        super().__init__(state_dir, log_id, watcher, nursery, cluster)
+        self.cluster = cluster
         self.objects = Objects(cluster, log_id, nursery)
         self.images = self.builder = KubernetesImages(self.objects)
-        self.snapshots = KubernetesSnapshots(self)
-        self.layers = self._layers = KubernetesLayers(self)
+        self.snapshots = StreamedSnapshots(self, kubernetes_plan.WORKSPACE)
+        self.layers = self._layers = StreamedLayers(self, IMAGE_FILES)
         self._saver = PodSaver(self)
         self.checkpoints = KubernetesCheckpoints(self, self._saver)
 
@@ -111,13 +99,10 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
     async def _undone_on_error(
         self, sandbox_id: str, create: Callable[[], Awaitable[KubernetesInstance]]
     ) -> KubernetesInstance:
-        self.layout.prepare()
         try:
-            return await create()
+            return await super()._undone_on_error(sandbox_id, create)
         except BaseException:
             self.objects.forget_keeper()
-            with trio.CancelScope(shield=True):
-                await self._remove_remains(sandbox_id)
             raise
 
     async def _create(self, job: Callable[[], Awaitable[Job]], secrets: Mapping[str, str]) -> KubernetesInstance:
@@ -131,18 +116,6 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
 
     async def _create_restored(self, job: Callable[[], Awaitable[Job]]) -> KubernetesInstance:
         return await self._start(await job())
-
-    async def _remove_remains(self, sandbox_id: str) -> None:
-        """Remove the remains of a failed start; if the cluster does not answer, once it does again."""
-        try:
-            await self.terminate(sandbox_id, {}, {})
-        except SandkeepError:
-            self.nursery.start_soon(self._remove_remains_later, sandbox_id)
-
-    async def _remove_remains_later(self, sandbox_id: str) -> None:
-        await trio.sleep(REMOVED_AGAIN_S)
-        await self.cluster.recovered()
-        await self._remove_remains(sandbox_id)
 
     async def _job(self, sandbox_id: str, spec: SandboxSpec, plan: Plan, secrets: list[str]) -> Job:
         """Return the parameters of a start, after its namespace was prepared."""
@@ -161,23 +134,8 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
         instance = self._hold(job.sandbox_id, job.spec, job.plan, _isolation(job.plan, handle), handle)
         if job.plan.restored_from is not None:
             await instance.remember_earlier()
-        alive = False
-        with trio.move_on_after(READY_S):
-            alive = await instance.is_alive()
-        if not alive:
-            why = instance.why_disconnected or "it does not answer"
-            raise ProviderError("provider_unavailable", f"the keeper in pod {handle.pod} cannot be reached: {why}")
+        await self._require_alive(instance)
         return instance
-
-    def _make_mirror(self, sandbox_id: str) -> None:
-        directory = self.layout.sandbox(sandbox_id)
-        with converted_errors():
-            self.layout.discard([f"{directory}/in", f"{directory}/out"])  # of a daemon that was killed in here
-            for name in ("in", "out/p"):
-                os.makedirs(f"{directory}/{name}", mode=0o700)
-            os.mkfifo(f"{directory}/in/{CONTROL}", 0o600)  # here, and not by the relay: a thread may wait for the disk
-            os.mknod(f"{directory}/out/exits", 0o600)
-            write_mark(f"{directory}/{SANDBOX_MARK}", self.log_id)
 
     async def _handle(self, job: Job, made: Any, found: Observed) -> Handle:
         api = await self.cluster.api()
@@ -203,27 +161,19 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
         )  # fmt: skip
         instance = KubernetesInstance(
             sandbox_id, files, self._watcher, pod=Pod(self.cluster, handle.namespace, handle.pod), place=handle,
-            relay=Relay(files, most_bytes=RETAIN_OUTPUT() or sys.maxsize), nursery=self.nursery, isolation=isolation,
+            relay=self._relay(sandbox_id), nursery=self.nursery, isolation=isolation,
             handle=msgspec.to_builtins(handle), env=manifests.environment(job),
             working_dir=spec.working_dir or handle.workspace,
         )  # fmt: skip
-        instance.scope = trio.CancelScope()
         instance.pauses = PodPauses(self, self._saver, instance)
         if suspended:
             instance.hold_requests()
             instance.suspended.set(True)
-        self.instances[sandbox_id] = instance
-        self.nursery.start_soon(self._follow, instance)
+        self._hold_relayed(instance)
         return instance
 
-    async def _follow(self, instance: KubernetesInstance) -> None:
-        """Keep the channel to a pod open until the pod has ended."""
-        with instance.scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(instance.connect)
-                pod = await self._ended_pod(instance)
-                nursery.cancel_scope.cancel()
-            await instance.went(instance.ending or ending_of(pod))
+    async def _await_end(self, instance: KubernetesInstance) -> Ending:
+        return ending_of(await self._ended_pod(instance))
 
     async def _ended_pod(self, instance: KubernetesInstance) -> Observed | None:
         """Wait until the pod of a sandbox has ended; return it as it was then, None if it is gone, or another's.
@@ -282,14 +232,6 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
             self.nursery.start_soon(instance.end_earlier_viewers)  # not waited for: the channel may be down
         return instance
 
-    def running(self, sandbox_id: str) -> KubernetesInstance:
-        """Return the instance of a sandbox that runs. Raises `not_ready`."""
-        instance = self.instances.get(sandbox_id)
-        if instance is None or instance.is_closed or instance.suspended.is_on:
-            message = f"sandbox {sandbox_id} does not run: resume it, or create another"
-            raise StateError("not_ready", message, sandbox_id=sandbox_id)
-        return instance
-
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         self._mark_terminated(sandbox_id)
         sandbox = await self.objects.sandbox(sandbox_id)
@@ -299,23 +241,6 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
         failpoints.reach("kubernetes.deleted")
         await self.await_end(sandbox_id)
         await self.in_thread(self.layout.clear, sandbox_id)
-
-    # Output
-
-    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
-        dropped = super().trim_output(sandbox_id, running, most_bytes)
-        self._trim_in_pod(sandbox_id)
-        return dropped
-
-    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
-        super().drop_output(sandbox_id, process_ids)
-        self._trim_in_pod(sandbox_id)
-
-    def _trim_in_pod(self, sandbox_id: str) -> None:
-        """Have the pod free what was dropped from the mirror. Called in a thread."""
-        instance = self.instances.get(sandbox_id)
-        if instance is not None and not instance.is_closed:
-            self._token.run_sync_soon(self.nursery.start_soon, instance.trimmed)
 
     # All that there is
 
