@@ -122,7 +122,7 @@ def test_exec_that_takes_too_long_is_killed(boxes: Boxes) -> None:
     made = boxes.create()
     process = made.exec("sleep", "100000", timeout=1)
     assert process.wait() in (-1, 137)
-    assert output(made.exec("sh", "-c", "pidof sleep || echo none"))[0] == "none\n"
+    until(lambda: output(made.exec("sh", "-c", "pidof sleep || echo none"))[0] == "none\n")
 
 
 def test_a_terminal(boxes: Boxes) -> None:

@@ -198,13 +198,14 @@ class Service:
 
     def _cut(self, pattern: str, *, drop: bool) -> int:
         """End calls that are being served: their streams, or the connections with everything on them."""
-        found = [call for call in self._open.values() if re.fullmatch(pattern, call.name)]
-        for call in found:
+        found = {task: call for task, call in self._open.items() if re.fullmatch(pattern, call.name)}
+        for task, call in found.items():
             transport = call.stream._stream._transport
             if drop:
                 transport.abort()
             elif not transport.is_closing():
                 call.stream._stream.reset_nowait()
+            task.cancel()
         return len(found)
 
 

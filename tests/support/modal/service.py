@@ -79,7 +79,7 @@ class Modal:
         self.control("POST", "revoke", {"token_id": token_id})
 
     def script(self, *, lifetime_s: float) -> None:
-        """Change for how long tokens are valid that the service gives out itself."""
+        """Change for how long tokens are valid that the service gives out itself, and refuse those that expired."""
         self.control("POST", "script", {"lifetime_s": lifetime_s})
 
     def control(self, method: str, what: str, body: Any = None) -> Any:

@@ -46,7 +46,7 @@ class Tunnels:
             assert task
             self._connections.add(task)
             try:
-                with self._busy():
+                with contextlib.suppress(asyncio.CancelledError), self._busy():  # `close` cancels it
                     await self._serve(pid, port, reader, writer)
             finally:
                 self._connections.discard(task)
@@ -99,7 +99,7 @@ class Tunnels:
             server.close()
         for task in self._connections:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*self._connections)
         if self._network:
             self._network.shutdown()
 
