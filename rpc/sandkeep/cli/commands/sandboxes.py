@@ -1,11 +1,24 @@
 """Sandboxes: create, list, show, suspend, resume, terminate."""
 
 import sys
+import time
 from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, size, status, table, when
+from sandkeep.cli.display.output import (
+    Column,
+    age,
+    facts,
+    identifier,
+    json_line,
+    moment,
+    size,
+    span,
+    status,
+    table,
+    when,
+)
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     At,
@@ -104,25 +117,31 @@ def detach(front: Frontend, sandboxes: tuple[str, ...]) -> None:
 @click.option("--all", "-a", "everything", is_flag=True, help="Include sandboxes that ended.")
 @common()
 def ls(front: Frontend, everything: bool) -> None:
-    """List sandboxes."""
+    """List sandboxes. AGE is the time since their creation, LEFT the time until they end in any case."""
     with front.client() as client:
         found: list[Sandbox] = every(client.sandbox.list, all=everything)
     if front.as_json:
         return json_line(found)
-    named = any(s.name for s in found)
+    named, limited = any(s.name for s in found), any(s.expires_at for s in found)
     rows = [
         (
             s.sandbox_id,
             *([s.name or ""] if named else []),
             s.status + _remark(s),
             age(s.created_at),
+            *([_left(s)] if limited else []),
             s.running_processes,
             s.image_id,
         )
         for s in found
     ]
-    columns: list[str | Column] = [status(), "AGE", Column("RUNS", least=4, spare=True), identifier("IMAGE")]
+    left = [Column("LEFT", least=4, spare=True)] if limited else []
+    columns: list[str | Column] = [status(), "AGE", *left, Column("RUNS", least=4, spare=True), identifier("IMAGE")]
     return table(("SANDBOX", *(["NAME"] if named else []), *columns), rows)
+
+
+def _left(sandbox: Sandbox) -> str:
+    return "-" if sandbox.expires_at is None else span(moment(sandbox.expires_at) - time.time())
 
 
 def _remark(sandbox: Sandbox) -> str:
@@ -183,6 +202,7 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
         ("owner", sandbox.owner),
         ("created", when(sandbox.created_at)),
         ("ended", when(sandbox.ended_at)),
+        ("ends", f"{sandbox.expires_at}, in {_left(sandbox)}" if sandbox.expires_at else ""),
         ("processes", f"{sandbox.running_processes} running, {sandbox.exec_count} unnamed so far"),
         ("limits met", ", ".join(f"{limit} by {count}" for limit, count in sandbox.limits_met.items())),
         *describe_spec(sandbox.spec),
