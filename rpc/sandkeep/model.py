@@ -216,7 +216,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     it by its `name`, which no other has of the owner's until it has ended. `limits_met` counts the processes that ended
     at each limit; `note` also says at which limit a running one is. One that is shared, and goes on at another daemon,
     has `moved_to`, that one's addresses; `sandbox_token`, by which others attach to it, is in the answer to its
-    creation alone. `container_id` and `container_name` are the Docker engine's, `modal_sandbox_id` is Modal's.
+    creation alone. At `expires_at` its lifetime, or that of its session, is over. `container_id` and `container_name`
+    are the Docker engine's, `modal_sandbox_id` is Modal's.
     """
 
     sandbox_id: str
@@ -245,6 +246,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     limits_met: dict[LimitName, int] = field(default_factory=dict)
     moved_to: list[str] | None = None
     sandbox_token: str | None = None
+    expires_at: Timestamp | None = None
     container_id: str | None = None
     container_name: str | None = None
     modal_sandbox_id: str | None = None
@@ -966,6 +968,7 @@ class SandboxStats(Struct, frozen=True, kw_only=True):
     sampled_at: Timestamp
     name: str | None = None
     session_id: str | None = None
+    created_at: Timestamp | None = None
     expires_at: Timestamp | None = None
     cpu_s: float | None = None
     cpu_user_s: float | None = None

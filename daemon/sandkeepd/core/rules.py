@@ -4,6 +4,7 @@ Nothing here waits, reads or writes. The tables of `sandkeep.lifecycle` say in w
 """
 
 import json
+import math
 import posixpath
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
@@ -31,6 +32,7 @@ from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.moments import Moment, newest
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.sessions import SAVING_S, SessionState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.contract.image_sources import Source
@@ -449,6 +451,24 @@ def sandbox_spec(command: SandboxCreate, *, network: Network, memory_bytes: int 
         field = max("env", "labels", key=lambda name: _size(getattr(spec, name)))
         raise _too_large(field, "variables and labels together are")
     return spec
+
+
+def with_lifetime(
+    spec: SandboxSpec, session: SessionState | None, *, default_s: float | None, longest_s: float | None
+) -> SandboxSpec:
+    """Return the spec with the lifetime of a sandbox, by the default and the maximum of its provider, if it has any.
+
+    The sandbox of a session has the longest life of the session, and then time to be saved.
+    """
+    if default_s is None and longest_s is None:
+        return spec
+    asked_s = spec.max_lifetime_s if session is None else session.spec.max_lifetime_s
+    life_s = default_s if asked_s is None else asked_s
+    if session is not None:
+        life_s = longest_s if life_s is None else min(life_s + SAVING_S, longest_s or math.inf)
+    elif asked_s is None:
+        life_s = longest_s if life_s is None else min(life_s, longest_s or math.inf)
+    return replace(spec, max_lifetime_s=life_s)
 
 
 def asked_spec(asked: events.SandboxCreateRequested | events.CheckpointCreateRequested) -> SandboxSpec:

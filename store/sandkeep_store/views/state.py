@@ -109,6 +109,11 @@ class State:
         name = sandbox.spec.session_id
         return self._session_ids.get((sandbox.owner, name)) if name is not None else None
 
+    def expires_us(self, sandbox: SandboxState) -> int | None:
+        """Return the end of its longest life: of that of its session, if it belongs to one."""
+        session = self.session_of(sandbox)
+        return sandbox.expires_us if session is None else session.expires_us(sandbox)
+
     def index_session(self, session: SessionState) -> None:
         """A session was added."""
         self._session_ids[session.owner, session.session_id] = session

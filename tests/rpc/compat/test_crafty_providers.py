@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import refused, until
+from tests.support.kubernetes.images import TOOLS
 
 from sandkeep.compat import crafty
 from sandkeep.compat.crafty import Provider
@@ -32,6 +33,10 @@ def daemon_for(provider: Provider, places: str, request: pytest.FixtureRequest) 
         engine: Any = request.getfixturevalue("dockerd")
         base = engine.tools()
         daemon.env |= {"DOCKER_HOST": engine.host, "SANDBOX_DOCKER_NETWORK": "none"}
+    if provider is Provider.MODAL:
+        service: Any = request.getfixturevalue("modal")
+        base = TOOLS
+        daemon.env |= service.environment
     daemon.start()
     try:
         yield daemon, base
@@ -44,6 +49,7 @@ def daemon_for(provider: Provider, places: str, request: pytest.FixtureRequest) 
     params=[
         pytest.param(Provider.LOCAL, marks=[pytest.mark.needs("bwrap"), pytest.mark.needs("tmux")]),
         pytest.param(Provider.DOCKER, marks=pytest.mark.needs("docker")),
+        pytest.param(Provider.MODAL, marks=[pytest.mark.needs("root"), pytest.mark.needs("modal")]),
     ],
     ids=lambda provider: provider.value,
 )
@@ -167,3 +173,9 @@ def test_records_have_what_the_provider_knows_them_by(
         assert (image.docker_image_id, image.docker_image_tag) == (container["Image"], f"sandkeep:{image_id}")
         assert isinstance(sandbox, crafty.DockerSandboxRecord)
         assert (sandbox.container_id, f"/{sandbox.container_name}") == (container["Id"], container["Name"])
+    if provider is Provider.MODAL:
+        assert isinstance(image, crafty.ModalImageRecord)
+        assert isinstance(sandbox, crafty.ModalSandboxRecord)
+        there = {each["id"]: each for each in request.getfixturevalue("modal").sandboxes() if not each["ended"]}
+        assert image.modal_image_id is not None
+        assert there[sandbox.modal_sandbox_id or ""]["tags"]["sandkeep-sandbox"] == sandbox_id

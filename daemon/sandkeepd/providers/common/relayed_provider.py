@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from sandkeep.errors import ProviderError, SandkeepError, StateError
-from sandkeep.settings.daemon import RETAIN_OUTPUT
+from sandkeep.settings.daemon import REMOTE_LIFETIME, RETAIN_OUTPUT
 from sandkeepd.contract.engine import Recovering
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.processes import Dropped
@@ -43,6 +43,10 @@ class RelayedProvider(KeeperProvider[RelayedT]):
         super().__init__(state_dir, log_id, watcher, nursery)
         self.engine = self._service = engine
         self._token = trio.lowlevel.current_trio_token()
+
+    def default_lifetime(self) -> float | None:
+        """See `Provider.default_lifetime`."""
+        return REMOTE_LIFETIME()
 
     @abstractmethod
     async def _await_end(self, instance: RelayedT) -> Ending:

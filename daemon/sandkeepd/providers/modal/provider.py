@@ -33,7 +33,7 @@ from sandkeepd.providers.common.streamed_layers import StreamedLayers, StreamedS
 from sandkeepd.providers.modal import plan as modal_plan
 from sandkeepd.providers.modal import probe
 from sandkeepd.providers.modal.images import ModalImages
-from sandkeepd.providers.modal.plan import Plan
+from sandkeepd.providers.modal.plan import MOST_LIFETIME_S, Plan
 from sandkeepd.providers.modal.sandbox import Handle, ModalInstance, ModalRemote, first_argv
 from sandkeepd.providers.modal.sdk import Account, Result, Sdk, Seen
 from sandkeepd.providers.modal.service import Service
@@ -53,6 +53,7 @@ class ModalProvider(RelayedProvider[ModalInstance]):
     """See `Provider`. It runs tasks of its own, so `open_modal` makes it."""
 
     name = "modal"
+    longest_lifetime_s = MOST_LIFETIME_S
 
     def __init__(
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, service: Service

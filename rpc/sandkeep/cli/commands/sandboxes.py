@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from sandkeep.cli.display.output import (
     moment,
     note,
     size,
+    span,
     status,
     table,
     when,
@@ -143,7 +145,7 @@ def detach(front: Frontend, sandboxes: tuple[str, ...]) -> None:
 def ls(
     front: Frontend, everything: bool, quiet: bool, labels: dict[str, str], filters: tuple[tuple[str, str], ...]
 ) -> None:
-    """List sandboxes.
+    """List sandboxes. AGE is the time since their creation, LEFT the time until they end in any case.
 
     Filters by different keys all hold; of several values for one key, any may. A name may hold * and ?.
     """
@@ -161,23 +163,29 @@ def ls(
 def _table(found: list[Sandbox]) -> None:
     """Print sandboxes as a table. A column of which no sandbox has anything is left out."""
     labels, parent = Column("LABELS", least=6, spare=True), identifier("PARENT")
+    left = Column("LEFT", least=4, spare=True)
     cells: list[tuple[str | Column, list[object]]] = [
         ("SANDBOX", [s.sandbox_id for s in found]),
         ("NAME", [s.name or "" for s in found]),
         (status(), [s.status + _remark(s) for s in found]),
         ("AGE", [age(s.created_at) for s in found]),
+        (left, [_left(s) if s.expires_at else "" for s in found]),
         (identifier("IMAGE"), [s.image_id for s in found]),
         (labels, [_pairs(s.spec.labels) for s in found]),
         (parent, [s.forked_from or s.restored_from or "" for s in found]),
         (Column("RUNS", least=4, spare=True), [s.running_processes for s in found]),
     ]
-    optional = ("NAME", labels, parent)
+    optional = ("NAME", left, labels, parent)
     shown = [(title, column) for title, column in cells if title not in optional or any(column)]
     table([title for title, _ in shown], zip(*(column for _, column in shown), strict=True))
 
 
 def _pairs(values: dict[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in values.items())
+
+
+def _left(sandbox: Sandbox) -> str:
+    return "-" if sandbox.expires_at is None else span(moment(sandbox.expires_at) - time.time())
 
 
 def _remark(sandbox: Sandbox) -> str:
@@ -253,6 +261,7 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
         ("owner", sandbox.owner),
         ("created", when(sandbox.created_at)),
         ("ended", when(sandbox.ended_at)),
+        ("ends", f"{sandbox.expires_at}, in {_left(sandbox)}" if sandbox.expires_at else ""),
         ("processes", f"{sandbox.running_processes} running, {sandbox.exec_count} unnamed so far"),
         ("limits met", ", ".join(f"{limit} by {count}" for limit, count in sandbox.limits_met.items())),
         *describe_spec(sandbox.spec),
