@@ -734,8 +734,9 @@ class Process(Struct, frozen=True, kw_only=True):
     With `tty` it runs in a terminal: a tmux session inside the sandbox, which `tmux_session` names. `exit_code` is the
     shell's: 128+n when signal n ended it. `oom_killed` is true if the kernel's OOM killer ended it, or a process it
     waited for. `limits_met` are the limits at which it ended, and `error` says so: ``disk`` and ``pids`` if it failed
-    while the sandbox was at that limit, ``memory`` as `oom_killed`, ``time`` as `timed_out`. `kill_scope` is the target
-    of a kill: the process ``group``.
+    while the sandbox was at that limit, ``memory`` as `oom_killed`, ``time`` as `timed_out`. A process that exited with
+    0 has no `error`, but ``disk`` if the disk became full while it ran. `kill_scope` is the target of a kill: the
+    process ``group``.
     """
 
     process_id: str
@@ -794,7 +795,7 @@ class ProcessOutput(Struct, frozen=True, kw_only=True):
     come.
 
     `stdout_offset` is larger than requested when the beginning of the stream was dropped, as is `stderr_offset`. `note`
-    reports that and any anomaly, such as a journal that became shorter.
+    reports that and any anomaly, such as a journal that became shorter. `limits_met` are as in `Process`.
     """
 
     process_id: str
@@ -809,6 +810,7 @@ class ProcessOutput(Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     timed_out: bool = False
     note: str | None = None
+    limits_met: list[LimitName] = field(default_factory=list)
 
 
 class Attachment(Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ from sandkeepd.contract.image_sources import Seen
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
+from sandkeepd.host.threads import Meter, run_in_thread
 
 MAX_SKIPPED: Final = 100
 """Maximum number of skipped files that are named."""
@@ -83,9 +84,12 @@ echo directory
 
 
 class Survey(Struct, frozen=True, kw_only=True):
-    """The contents of a directory: `names` is an open file of paths for tar, each ended by a NUL."""
+    """The contents of a directory: `names` is an open file of paths for tar, each ended by a NUL; `size_bytes` those of
+    its files.
+    """
 
     names: int
+    size_bytes: int
     skipped: list[SkippedFile]
     skipped_count: int
 
@@ -111,8 +115,8 @@ async def import_tree(
         own = trio.CapacityLimiter(1)  # not the daemon's: a caller can stop the programs that read for him
         survey = await trio.to_thread.run_sync(_survey, source, caller, hide, ignore, limiter=own)
         try:
-            await progress(f"copying {source}")
-            await trio.to_thread.run_sync(_copy, source, caller, target, owner, survey.names, limiter=own)
+            copy = functools.partial(_copy, source, caller, target, owner, survey.names)
+            await run_in_thread(copy, progress, f"copying {source}", limiter=own, total_bytes=survey.size_bytes)
         finally:
             os.close(survey.names)
         await progress("computing the digest")
@@ -225,6 +229,7 @@ class _Listing:
         self._rest = b""
         self._skipped: list[SkippedFile] = []
         self._skipped_count = 0
+        self._size_bytes = 0
 
     def take(self, piece: bytes) -> None:
         """Take some more of ``find``'s output: type, size and path of each entry, ended by a NUL."""
@@ -246,6 +251,7 @@ class _Listing:
             self._refuse("is a file system of the kernel's, such as /proc")
         if kind not in _SKIPPED:
             self._names.write(path + b"\0")
+            self._size_bytes += int(size) if kind == b"f" else 0
             return
         self._skipped_count += 1
         if len(self._skipped) < MAX_SKIPPED:
@@ -259,14 +265,16 @@ class _Listing:
         """Return the result. Its file of names is read-only, as the caller's own programs get it."""
         self._names.flush()
         names = os.open(f"/proc/self/fd/{self._names.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
-        return Survey(names=names, skipped=self._skipped, skipped_count=self._skipped_count)
+        return Survey(
+            names=names, size_bytes=self._size_bytes, skipped=self._skipped, skipped_count=self._skipped_count
+        )
 
 
 def _display(path: bytes) -> str:
     return path[2:].decode("utf-8", "backslashreplace")[:MAX_PATH_BYTES]
 
 
-def _copy(source: str, caller: Caller, target: str, owner: int | None, names: int) -> None:
+def _copy(source: str, caller: Caller, target: str, owner: int | None, names: int, moved: Meter) -> None:
     """Read as the caller, write in the jail."""
     os.makedirs(target, mode=0o700)
     if owner is not None:
@@ -286,7 +294,8 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
                 reader.stdout.close()
             with writer:
                 try:
-                    complaints, errors = _drain({reader.stderr: None, writer.stderr: None}, [reader, writer])
+                    pipes = {reader.stderr: None, writer.stderr: None}
+                    complaints, errors = _drain(pipes, [reader, writer], lambda: moved(_bytes_read(writer.pid)))
                 finally:
                     _kill(writer)
         finally:
@@ -349,9 +358,13 @@ def _jail(place: str, calls: int | None) -> list[str]:
 
 
 def _drain(
-    pipes: Mapping[IO[bytes] | None, Callable[[bytes], None] | None], programs: Sequence["subprocess.Popen[bytes]"]
+    pipes: Mapping[IO[bytes] | None, Callable[[bytes], None] | None],
+    programs: Sequence["subprocess.Popen[bytes]"],
+    beat: Callable[[], None] = lambda: None,
 ) -> list[bytes]:
-    """Read programs' output until they exit, not to the pipes' ends. Keep the beginning of untaken output."""
+    """Read programs' output until they exit, not to the pipes' ends, and call `beat` meanwhile. Keep the beginning of
+    untaken output.
+    """
     takers = {pipe.fileno(): taker for pipe, taker in pipes.items() if pipe}
     output = dict.fromkeys(takers, b"")
     poll = select.poll()
@@ -364,6 +377,7 @@ def _drain(
         silent = False
         while running or not silent:
             _check_cancelled()
+            beat()
             ready = [fd for fd, _ in poll.poll(_PATIENCE_MS if running else 0)]
             silent = not ready
             for fd in ready:
@@ -373,6 +387,13 @@ def _drain(
                 elif not _read_once(fd, takers[fd], output):
                     poll.unregister(fd)
     return list(output.values())
+
+
+def _bytes_read(pid: int) -> int:
+    """Return the bytes that a program has read so far; 0 if the kernel does not say."""
+    with suppress(OSError, KeyError, ValueError), open(f"/proc/{pid}/io", encoding="ascii") as file:
+        return int(dict(line.split(": ") for line in file)["rchar"])
+    return 0
 
 
 def _read_once(fd: int, taker: Callable[[bytes], None] | None, output: dict[int, bytes]) -> bool:

@@ -27,13 +27,14 @@ def reworded(error: SandkeepError, context: click.Context) -> str:
     if param is None or error.code not in ("invalid", "permission_denied"):
         return error.message
     text = _typed(context, param)
-    shown = f" {shlex.quote(text)}" if text and repr(text) not in rest and len(text) <= _MOST_SHOWN else ""
+    is_shown = text.isprintable() and 0 < len(text) <= _MOST_SHOWN and repr(text) not in rest
+    shown = f" {shlex.quote(text)}" if is_shown else ""
     return f"{_title(param)}{shown}: {_BOUND.sub(lambda found: _bound(found, param), rest)}"
 
 
 def _title(param: click.Parameter) -> str:
     if isinstance(param, click.Argument):
-        return (param.metavar or str(param.name)).strip("[].")
+        return (param.metavar or str(param.name)).strip("[].- ")
     return max(param.opts, key=len)
 
 

@@ -79,9 +79,9 @@ NOT_TEXT = b"\xff".decode(errors="surrogateescape")
 @pytest.mark.parametrize(
     ("words", "code", "field"),
     [
-        (("get", NOT_TEXT), 1, "sandbox_id"),
-        (("exec", "BOX", "--", "echo", NOT_TEXT), 125, "command"),
-        (("exec", "BOX", "--env", f"A={NOT_TEXT}", "--", "true"), 125, "env"),
+        (("get", NOT_TEXT), 1, "SANDBOX"),
+        (("exec", "BOX", "--", "echo", NOT_TEXT), 125, "COMMAND"),
+        (("exec", "BOX", "--env", f"A={NOT_TEXT}", "--", "true"), 125, "--env"),
     ],
 )
 def test_words_that_are_not_utf_8_are_refused_by_name(

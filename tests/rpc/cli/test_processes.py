@@ -313,3 +313,31 @@ def test_many_at_once(shared_daemon: Any, box: str) -> None:
     for thread in threads:
         thread.join()
     assert results == [f"{number}\n".encode() for number in range(8)]
+
+
+@pytest.mark.needs("freezer")
+@pytest.mark.parametrize("command", ["exec", "wait", "logs"])
+def test_who_waits_for_a_suspended_sandbox_hears_of_it(shared_daemon: Any, box: str, command: str) -> None:
+    with shared_daemon.connect() as client:
+        script = ["sh", "-c", "echo ready; read line; exit 7"]
+        words = ["exec", box, "-i", "--", *script]
+        if command != "exec":
+            client.process.launch(box, script, name="work", stdin=True)
+            words = [command, box, "work", *(["--follow"] if command == "logs" else [])]
+        with started(shared_daemon, *words) as waiting:
+            if command != "wait":
+                assert waiting.stdout.readline() == b"ready\n"
+            client.sandbox.suspend(box)
+            told = waiting.stderr.readline().decode()
+            assert told == f"sandkeep: sandbox {box} is suspended: `sandkeep resume {box}` continues it\n"
+            client.sandbox.resume(box)
+            client.sandbox.suspend(box)
+            assert waiting.stderr.readline().decode() == told
+            client.sandbox.resume(box)
+            if command == "exec":
+                waiting.stdin.write(b"go\n")
+                waiting.stdin.flush()
+            else:
+                client.process.write_stdin(box, "work", data=b"go\n")
+            assert waiting.wait(60) == (0 if command == "logs" else 7)
+            assert waiting.stderr.read() == b""

@@ -265,6 +265,12 @@ def test_offline_the_store_is_checked_by_its_own_script(new_daemon: Any, project
     assert daemon.cli("store", "rebuild", "--state-dir", daemon.state_dir).returncode == 0
 
 
+def test_the_status_begins_with_what_matters(shared_daemon: Any, box: str) -> None:
+    shown = [line.split()[0] for line in lines(shared_daemon.cli("status"))]
+    assert shown[:5] == ["healthy", "sandboxes", "processes", "images", "daemon"]
+    assert shown.count("leftovers") <= 1
+
+
 # -- choosing by properties -------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final, Self
 
+from sandkeep.cli.attach.frozen import SuspensionWatch
 from sandkeep.cli.attach.journals import STREAMS, Journals, last_lines, write_all
 from sandkeep.cli.attach.relay import Signals, feed
 from sandkeep.cli.display.output import note, plain
@@ -22,6 +23,10 @@ AT_ONCE_S: Final = 0.01
 _BEYOND: Final = 2**62
 """An offset at which no journal has anything."""
 
+_FILLED: Final = (
+    "it exited with 0, but the sandbox's disk became full while it ran: check what it wrote, and remove files, or "
+    "`sandkeep update --disk`"
+)
 FULL_BYTES: Final = 1024 * 1024
 """A piece of that many bytes was cut: more is waiting than one request brings."""
 
@@ -87,6 +92,7 @@ class Reader:
     """
 
     def __init__(self, front: Frontend, sandbox_id: str, name: str) -> None:
+        self._front = front
         self._of = (sandbox_id, name)
         self._client = front.client()
         self._journals: Journals | None = None
@@ -94,6 +100,12 @@ class Reader:
 
     def follow(self, sink: Sink, out_at: int = 0, err_at: int = 0, *, follow: bool = True) -> ProcessOutput:
         """Read to the end, and return the last piece; without `follow`, read the present output."""
+        if follow:
+            with SuspensionWatch(self._front, self._of[0]):
+                return self._follow(sink, out_at, err_at, follow=True)
+        return self._follow(sink, out_at, err_at, follow=False)
+
+    def _follow(self, sink: Sink, out_at: int, err_at: int, *, follow: bool) -> ProcessOutput:
         cursor = OutputCursor(self._of[1], out_at, err_at, follow)
         while query := cursor.next_query():
             piece = self._read(query)
@@ -186,7 +198,8 @@ class Reader:
 
     def wait(self, timeout_s: float | None) -> Process:
         """The process once it has ended. Raises `timeout` when it still runs after that long."""
-        found: Process = self._client.process.wait(*self._of, timeout_s=timeout_s)
+        with SuspensionWatch(self._front, self._of[0]):
+            found: Process = self._client.process.wait(*self._of, timeout_s=timeout_s)
         return found
 
     def __enter__(self) -> Self:
@@ -260,7 +273,7 @@ def left_behind(error: SandkeepError, process: Process) -> SandkeepError:
 def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
     sink: Any = Collector() if front.as_json else Descriptors()
     last = reader.follow(sink, *at)
-    ended = reader.process() if front.as_json or last.exit_code != 0 else None
+    ended = reader.process() if front.as_json or last.exit_code != 0 or last.limits_met else None
     if front.as_json and ended is not None:
         from sandkeep.cli.display.output import json_line
 
@@ -270,17 +283,18 @@ def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
 
 def explain_limits(process: Process) -> None:
     """Say at which limits a process ended: its exit code alone does not."""
-    if process.limits_met and process.error:
-        note(f"sandkeep: {plain(process.error)}")
+    if process.limits_met:
+        note(f"sandkeep: {plain(process.error or _FILLED)}")
 
 
 def exit_code(last: ProcessOutput | Process, process: Process | None) -> int:
     """Return the process's exit code, 124 on timeout, 125 with a message when it is unknown."""
-    if last.timed_out:
-        note("sandkeep: the process timed out")
-        return TIMED_OUT
-    if process and last.exit_code is not None:
+    if process and (last.exit_code is not None or last.timed_out):
         explain_limits(process)
+    if last.timed_out:
+        if process is None or not process.limits_met:
+            note("sandkeep: the process timed out")
+        return TIMED_OUT
     if last.exit_code is not None:
         return last.exit_code
     why = (process.error if process else None) or f"the process is {last.status}"

@@ -38,7 +38,8 @@ def _row(process: Process) -> tuple[object, ...]:
 
 def _status(process: Process) -> str:
     if process.status == "exited" and process.limits_met:
-        return ", ".join(LIMITS_MET.get(limit, limit) for limit in process.limits_met)
+        limits = ", ".join(LIMITS_MET.get(limit, limit) for limit in process.limits_met)
+        return limits if process.exit_code else f"exited 0, {limits}"
     return f"exited {process.exit_code}" if process.status == "exited" else process.status
 
 
@@ -135,4 +136,4 @@ def wait(front: Frontend, sandbox: str, name: str, timeout_s: float | None) -> i
         return TIMED_OUT
     if front.as_json:
         json_line(process)
-    return TIMED_OUT if process.timed_out else exit_code(process, process)
+    return exit_code(process, process)

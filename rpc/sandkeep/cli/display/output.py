@@ -14,11 +14,12 @@ import msgspec
 
 from sandkeep.cli.display.layout import GAP, Column, cut, cut_middle, fit, plain, total_width, wrap
 from sandkeep.cli.display.layout import width as columns_of
+from sandkeep.protocol.amounts import of_total, size
 
 __all__ = [
     "Column", "age", "colour", "cut", "cut_middle", "facts", "has_colour", "identifier", "json_line", "moment", "note",
-    "paint", "plain", "size", "span", "status", "status_colour", "table", "table_lines", "terminal_width", "when",
-    "wrap",
+    "of_total", "paint", "plain", "size", "span", "status", "status_colour", "table", "table_lines", "terminal_width",
+    "when", "wrap",
 ]  # fmt: skip
 
 WIDTH: Final = 80
@@ -159,18 +160,6 @@ LIMITS_MET: Final = {
     "disk": "disk limit", "memory": "out of memory", "pids": "process limit", "time": "time limit",
 }  # fmt: skip
 """Reason for the end of a process, by the limit that it met."""
-
-
-def size(count: int | None) -> str:
-    """Bytes in at most six columns: ``0 B``, ``1.5 KB``, ``512 MB`` (powers of 1024)."""
-    if count is None:
-        return "-"
-    number, unit = float(count), "B"
-    for larger in ("KB", "MB", "GB", "TB"):
-        if number < 1000:
-            break
-        number, unit = number / 1024, larger
-    return f"{number:.1f} {unit}" if unit != "B" and number < 10 else f"{number:.0f} {unit}"
 
 
 def span(seconds: float) -> str:
