@@ -21,6 +21,7 @@ from sandkeep.model import (
     CheckpointFile,
     ImageKind,
     Isolation,
+    LimitField,
     LimitName,
     MergePolicy,
     Place,
@@ -437,13 +438,17 @@ class SandboxMoved(Event, frozen=True, kw_only=True):
 
 
 class SandboxUpdated(Event, frozen=True, kw_only=True):
-    """The sandbox's disk limit is `disk_bytes` from now on. The bytes of a disk of its own are reserved, and `plan` is
-    the provider's with that limit.
+    """The sandbox has these limits from now on; one that is None stays as it is, and those of `unset` are none. The
+    bytes of a disk of its own are reserved, and `plan` is the provider's with these limits.
     """
 
     type = "sandbox.updated"
-    disk_bytes: int
+    disk_bytes: int | None = None
     plan: dict[str, Any] = field(default_factory=dict)
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    pids: int | None = None
+    unset: list[LimitField] = field(default_factory=list)
 
 
 class SandboxFileWritten(Event, frozen=True, kw_only=True):

@@ -134,6 +134,13 @@ class _SandboxExec(_Change, total=False):
     inline_bytes: int
     durable: bool
 
+class _SandboxUpdate(_Change, total=False):
+    cpus: float | None
+    memory_bytes: int | None
+    pids: int | None
+    disk_bytes: int | None
+    network: Literal["none", "host", "bridge"] | None
+
 class _SandboxResume(_Change, total=False):
     secrets: dict[str, str]
 
@@ -435,8 +442,8 @@ class TrioSandbox:
         """Run a command to its end and return its output."""
     async def terminate(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Terminate a sandbox and all its processes."""
-    async def update(self, sandbox_id: str, disk_bytes: int, **options: Unpack[_Change]) -> model.Sandbox:
-        """Change the disk limit of a sandbox."""
+    async def update(self, sandbox_id: str, **options: Unpack[_SandboxUpdate]) -> model.Sandbox:
+        """Change limits of a sandbox, while it runs."""
     async def suspend(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Freeze a sandbox."""
     async def resume(self, sandbox_id: str, **options: Unpack[_SandboxResume]) -> model.Sandbox:
@@ -676,8 +683,8 @@ class BlockingSandbox:
         """Run a command to its end and return its output."""
     def terminate(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Terminate a sandbox and all its processes."""
-    def update(self, sandbox_id: str, disk_bytes: int, **options: Unpack[_Change]) -> model.Sandbox:
-        """Change the disk limit of a sandbox."""
+    def update(self, sandbox_id: str, **options: Unpack[_SandboxUpdate]) -> model.Sandbox:
+        """Change limits of a sandbox, while it runs."""
     def suspend(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Freeze a sandbox."""
     def resume(self, sandbox_id: str, **options: Unpack[_SandboxResume]) -> model.Sandbox:

@@ -373,10 +373,16 @@ class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SandboxUpdate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox, and its new disk limit. A disk of its own can grow, also while it is written to, and not shrink."""
+    """The sandbox, and its new limits; those left out stay as they are. A disk of its own can grow, also while it is
+    written to, and not shrink. No provider can change the `network` of a sandbox: that is refused.
+    """
 
     sandbox_id: Name
-    disk_bytes: DiskBytes
+    cpus: Cpus | None = None
+    memory_bytes: MemoryBytes | None = None
+    pids: ProcessLimit | None = None
+    disk_bytes: DiskBytes | None = None
+    network: model.Network | None = None
 
 
 class SandboxSuspend(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -1201,7 +1207,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.update",
-            "Change the disk limit of a sandbox.",
+            "Change limits of a sandbox, while it runs.",
             model.Sandbox,
             SandboxUpdate,
             intent="sandbox.updated",
