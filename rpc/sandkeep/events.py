@@ -167,7 +167,8 @@ class LogEventLost(Event, frozen=True, kw_only=True):
 class ImageCreateRequested(Event, frozen=True, kw_only=True):
     """An image is about to be made from `source`: the absolute path of a directory, which is copied, put onto the image
     `base`, or built by its `dockerfile`; the reference of a container image; or the id of a snapshot. Of a directory
-    that is copied the names of `ignore` are left out, at any depth. It is to be called `name`.
+    that is copied the names of `ignore` are left out, at any depth, and what `patterns` match. It is to be called
+    `name`.
     """
 
     type = "image.create_requested"
@@ -182,6 +183,7 @@ class ImageCreateRequested(Event, frozen=True, kw_only=True):
     dockerfile: str | None = None
     ignore: list[str] = field(default_factory=list)
     name: str | None = None
+    patterns: list[str] = field(default_factory=list)
 
 
 class ImageCreated(Event, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ class _ImageCreate(_Change, total=False):
     labels: dict[str, str]
     owner: str | None
     ignore: Sequence[str]
+    patterns: Sequence[str]
 
 class _ImageQuery(_Call, total=False):
     all: bool

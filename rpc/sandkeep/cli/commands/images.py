@@ -1,7 +1,7 @@
 """Images: create from a directory, a Dockerfile or a reference; list, show, remove."""
 
 import os
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -12,6 +12,9 @@ from sandkeep.cli.words import FILE, IMAGE, PROVIDER, REFERENCE, SOURCE
 from sandkeep.clients.pages import every
 from sandkeep.model import Image
 
+NOT_SOURCE: Final = (".git", ".venv", "venv")
+"""The names that --source-only leaves out."""
+
 
 @command(
     examples=[
@@ -21,6 +24,7 @@ from sandkeep.model import Image
         "sandkeep image create python:3.11-slim",
         "sandkeep image create . --dockerfile docker/Dockerfile",
         "sandkeep image create . --base node:22-slim",
+        "sandkeep image create . --source-only --ignore 'docs/*.html'",
     ]
 )
 @click.argument("source", type=SOURCE, metavar="PATH|REF")
@@ -38,23 +42,40 @@ from sandkeep.model import Image
 @click.option(
     "--clean", is_flag=True, help="Create a new image even if one has the same content, and build without cache."
 )
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave out files of this name, or of this pattern of .dockerignore (repeatable).",
+)
+@click.option("--source-only", is_flag=True, help="Leave out .git and virtual environments (.venv, venv).")
 @click.option("--owner", metavar="OWNER", help="Create it for another owner, such as key:ci. For administrators.")
 @label_option
 @common()
-def create(front: Frontend, source: str, **options: Any) -> None:
+def create(front: Frontend, source: str, ignore: tuple[str, ...], *, source_only: bool, **options: Any) -> None:
     """Create an image and print its id.
 
     PATH is a directory or a Dockerfile: a plain directory is copied for the local provider; a Dockerfile, or a
     directory that holds one, is built for Docker. REF is the reference of a container image, such as python:3.11-slim,
     which is pulled if it is missing. An existing path, or a name that begins with `/`, `./`, `../` or `~`, is a PATH.
+
+    Of a plain directory its .sandkeepignore, or else its .dockerignore, says what is left out, by Docker's rules.
     """
     with progress("creating an image") as display, front.client() as client:
-        image = client.image.create(_source(source), progress=display, **non_empty(**options))
+        names = [*filter(_is_name, ignore), *(NOT_SOURCE if source_only else ())]
+        patterns = [word for word in ignore if not _is_name(word)]
+        given = non_empty(**options, ignore=names or None, patterns=patterns or None)
+        image = client.image.create(_source(source), progress=display, **given)
     if front.as_json:
         return json_line(image)
     if image.skipped_count:
         note(f"sandkeep: {image.skipped_count} files were left out: sockets and devices cannot be in an image")
     return print(image.image_id)
+
+
+def _is_name(word: str) -> bool:
+    """Tell a name, which is left out at any depth, from a pattern."""
+    return not any(character in word for character in "/*?[!\\")
 
 
 def _source(word: str) -> str:
