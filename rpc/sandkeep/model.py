@@ -78,6 +78,7 @@ SnapshotKind: TypeAlias = Literal["full", "incremental"]
 ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.zst"]
 MomentKind: TypeAlias = Literal["snapshot", "checkpoint"]
 ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
+LimitField: TypeAlias = Literal["cpus", "memory_bytes", "pids", "disk_bytes"]
 LimitName: TypeAlias = Literal["disk", "memory", "pids", "time"]
 LockStatus: TypeAlias = Literal[
     "acquiring", "held", "handing_over", "releasing", "released", "contended", "failed", "expired", "lost", "stealing",

@@ -28,6 +28,7 @@ class _ImageCreate(_Change, total=False):
     labels: dict[str, str]
     owner: str | None
     ignore: Sequence[str]
+    patterns: Sequence[str]
 
 class _ImageQuery(_Call, total=False):
     all: bool
@@ -134,6 +135,13 @@ class _SandboxExec(_Change, total=False):
     timeout_s: float | None
     inline_bytes: int
     durable: bool
+
+class _SandboxUpdate(_Change, total=False):
+    cpus: float | None
+    memory_bytes: int | None
+    pids: int | None
+    disk_bytes: int | None
+    network: Literal["none", "host", "bridge"] | None
 
 class _SandboxResume(_Change, total=False):
     secrets: dict[str, str]
@@ -436,8 +444,8 @@ class TrioSandbox:
         """Run a command to its end and return its output."""
     async def terminate(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Terminate a sandbox and all its processes."""
-    async def update(self, sandbox_id: str, disk_bytes: int, **options: Unpack[_Change]) -> model.Sandbox:
-        """Change the disk limit of a sandbox."""
+    async def update(self, sandbox_id: str, **options: Unpack[_SandboxUpdate]) -> model.Sandbox:
+        """Change limits of a sandbox, while it runs."""
     async def suspend(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Freeze a sandbox."""
     async def resume(self, sandbox_id: str, **options: Unpack[_SandboxResume]) -> model.Sandbox:
@@ -677,8 +685,8 @@ class BlockingSandbox:
         """Run a command to its end and return its output."""
     def terminate(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Terminate a sandbox and all its processes."""
-    def update(self, sandbox_id: str, disk_bytes: int, **options: Unpack[_Change]) -> model.Sandbox:
-        """Change the disk limit of a sandbox."""
+    def update(self, sandbox_id: str, **options: Unpack[_SandboxUpdate]) -> model.Sandbox:
+        """Change limits of a sandbox, while it runs."""
     def suspend(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Freeze a sandbox."""
     def resume(self, sandbox_id: str, **options: Unpack[_SandboxResume]) -> model.Sandbox:

@@ -342,8 +342,9 @@ def create_image(
     directories.
     """
     _require_small(command.labels)
-    if command.ignore and source.kind != "directory":
-        raise CallerError("invalid", "ignore: it goes with a plain directory: leave it out", field="ignore")
+    for field in ("ignore", "patterns"):
+        if getattr(command, field) and source.kind != "directory":
+            raise CallerError("invalid", f"{field}: it goes with a plain directory: leave it out", field=field)
     return events.ImageCreateRequested(
         owner=owner,
         provider=provider,
@@ -354,6 +355,7 @@ def create_image(
         base=source.base or default_base if source.kind == "directory" else None,
         dockerfile=source.dockerfile,
         ignore=command.ignore,
+        patterns=command.patterns,
         name=new_image_name(command.name) if command.name is not None else None,
     )
 

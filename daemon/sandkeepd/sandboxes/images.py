@@ -232,4 +232,5 @@ def _request(requested: events.ImageCreateRequested) -> ImageRequest:
         labels=requested.labels,
         owner=requested.owner,
         ignore=requested.ignore,
+        patterns=requested.patterns,
     )

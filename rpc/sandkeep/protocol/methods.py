@@ -51,6 +51,9 @@ Ignored = Annotated[
     list[Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^(?!\.{1,2}$)[^/\x00]+$(?!\n)")]],
     Meta(max_length=64),
 ]
+Patterns = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00\n]+$(?!\n)")]], Meta(max_length=64)
+]
 Position = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Where = Position | Token
 """A place in the log: a position, as `sandkeep history` shows it, or a token of that log, which names it by its end."""
@@ -104,8 +107,9 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reference are for ``docker``. `dockerfile` is the Dockerfile's path below the directory, if it is not the usual one.
     With `base`, a reference, the directory is put onto that image, as its ``/workspace``, even if it holds a
     Dockerfile. `clean` makes a new image even if one of the same content exists, and builds without the cache. An
-    administrator can make it for another `owner`, such as ``key:ci``. Of a plain directory the names of `ignore` are
-    left out, at any depth.
+    administrator can make it for another `owner`, such as ``key:ci``. Of a plain directory its ``.sandkeepignore``, or
+    else its ``.dockerignore``, says what is left out; then `patterns`, by the same rules, such as ``docs/*.html``, or
+    ``!docs/a.html`` for an exception; and the names of `ignore` are left out, at any depth.
 
     The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is asked for. An older image that has it loses
     it.
@@ -120,6 +124,7 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     labels: Labels = field(default_factory=dict)
     owner: Annotated[str, Meta(pattern=OWNER_PATTERN)] | None = None
     ignore: Ignored = field(default_factory=list)
+    patterns: Patterns = field(default_factory=list)
 
 
 class ImageRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -374,10 +379,16 @@ class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SandboxUpdate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox, and its new disk limit. A disk of its own can grow, also while it is written to, and not shrink."""
+    """The sandbox, and its new limits; those left out stay as they are. A disk of its own can grow, also while it is
+    written to, and not shrink. No provider can change the `network` of a sandbox: that is refused.
+    """
 
     sandbox_id: Name
-    disk_bytes: DiskBytes
+    cpus: Cpus | None = None
+    memory_bytes: MemoryBytes | None = None
+    pids: ProcessLimit | None = None
+    disk_bytes: DiskBytes | None = None
+    network: model.Network | None = None
 
 
 class SandboxSuspend(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -1205,7 +1216,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.update",
-            "Change the disk limit of a sandbox.",
+            "Change limits of a sandbox, while it runs.",
             model.Sandbox,
             SandboxUpdate,
             intent="sandbox.updated",

@@ -459,7 +459,7 @@ WRONG = [
     ("sandbox.create", {"image_id": 3}, "image_id"),
     ("sandbox.create", {"image_id": "img", "colour": "red"}, "colour"),
     ("sandbox.create", {"image_id": "../etc"}, "image_id"),
-    ("sandbox.create", {"image_id": "x" * 65}, "image_id"),
+    ("sandbox.create", {"image_id": "x" * 513}, "image_id"),
     ("sandbox.create", {"image_id": "img", "network": "wifi"}, "network"),
     ("sandbox.create", {"image_id": "img", "memory_bytes": 1}, "memory_bytes"),
     ("sandbox.create", {"image_id": "img", "env": {"A=B": "x"}}, "env"),

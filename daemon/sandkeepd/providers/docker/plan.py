@@ -91,6 +91,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     why_no_shell: str | None = None
     kept: list[str] = field(default_factory=list)
     """The names of the kept files that it begins with, each hiding parts of the next; then `image` is made of these."""
+    updated: bool = False
+    """True if limits that the engine enforces were changed: they are compared when it is adopted."""
 
 
 def default_network() -> Network:
@@ -126,8 +128,7 @@ def decide(
     if spec.disk_bytes is not None:
         require_disk_limit()
     uid, gid = _user(spec, image)
-    if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
-        raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
+    check_memory(spec.memory_bytes)
     _check_labels(spec)
     workspace = workspace_of(image)
     to_itself = (uid, gid) == image.user and (image.writable or uid == 0)
@@ -137,7 +138,7 @@ def decide(
         workspace=workspace, writable=to_itself,
         workspace_volume=_workspace_volume(sandbox_id, owner, workspace, read_only=spec.read_only),
         volumes=_volumes(spec, owner, workspace), read_only_root=spec.read_only or settings.READ_ONLY(),
-        network=_network(spec.network), seccomp=settings.SECCOMP(), pids=_pids(spec.pids),
+        network=_network(spec.network), seccomp=settings.SECCOMP(), pids=limit_pids(spec.pids),
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes or disk_bytes,
         scratch_bytes=min(DEFAULT_SCRATCH_BYTES, (spec.memory_bytes or 2 * DEFAULT_SCRATCH_BYTES) // 2),
     )  # fmt: skip
@@ -191,7 +192,14 @@ def _user(spec: SandboxSpec, image: Details) -> tuple[int, int]:
     return inner_user(decided)
 
 
-def _pids(asked: int | None) -> int:
+def check_memory(asked: int | None) -> None:
+    """Raise `invalid` for a memory limit that the engine refuses."""
+    if asked is not None and asked < LEAST_MEMORY:
+        raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
+
+
+def limit_pids(asked: int | None) -> int:
+    """Return the limit of processes. Raises `permission_denied` for one beyond the administrator's."""
     most = settings.PIDS_LIMIT()
     if most is not None and asked is not None and asked > most:
         raise _beyond(settings.PIDS_LIMIT.name, "pids", f"at most {most}")

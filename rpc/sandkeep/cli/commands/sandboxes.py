@@ -336,13 +336,24 @@ def _own(front: Frontend, selection: Selection) -> tuple[str, ...]:
         return tuple(sandbox.sandbox_id for sandbox in selection.find(client) if sandbox.owner == owner)
 
 
-@command(examples=["sandkeep update $BOX --disk 4G"])
+@command(examples=["sandkeep update $BOX --memory 1G --cpus 2", "sandkeep update $BOX --disk 4G"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
-@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", required=True, help="New disk limit, such as 4G.")
+@click.option("--cpus", type=float, metavar="N", help="New CPU limit, in cores.")
+@click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="New memory limit, such as 512M.")
+@click.option("--pids", type=int, metavar="N", help="New maximum number of processes.")
+@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="New disk limit, such as 4G.")
+@click.option(
+    "--network",
+    type=click.Choice(["none", "host", "bridge"]),
+    help="Refused: a sandbox keeps its first network.",
+)
 @common()
-def update(front: Frontend, sandbox: str, disk_bytes: int) -> None:
-    """Change the disk limit of a sandbox, while it runs, and print its id. A disk of its own can only grow."""
-    front.for_each("updating", "sandbox.update", (sandbox,), disk_bytes=disk_bytes)
+def update(front: Frontend, sandbox: str, **limits: Any) -> None:
+    """Change limits of a sandbox, while it runs, and print its id. A disk of its own can only grow."""
+    given = non_empty(**limits)
+    if not given:
+        raise click.UsageError("give a limit to change: --cpus, --memory, --pids or --disk")
+    front.for_each("updating", "sandbox.update", (sandbox,), **given)
 
 
 @command(examples=["sandkeep suspend $BOX", "sandkeep suspend tests other"])
