@@ -41,7 +41,7 @@ from sandkeepd.providers.docker.container import (
     labels,
 )
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
-from sandkeepd.providers.docker.plan import Plan, own_volumes, regular_name
+from sandkeepd.providers.docker.plan import Plan, own_volumes
 from sandkeepd.providers.docker.resizing import set_limits
 
 GONE_S: Final = 30.0

@@ -22,7 +22,7 @@ from sandkeep_store.archives.trees.pack import pack
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import Building, ImageRequest, Images, ImportedImage
-from sandkeepd.host.caller_paths import import_tree
+from sandkeepd.host.caller_paths import LeftOut, import_tree
 from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.layout import Layout
@@ -86,7 +86,8 @@ class ModalImages(Images, Building):
             await trio.to_thread.run_sync(partial(os.makedirs, f"{place}/context", mode=0o700))
         copied = await import_tree(
             request.source, caller, f"{place}/tree", owner=None, hide=never_packed(self._layout.state_dir),
-            ignore=request.ignore, progress=progress,
+            left_out=LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.kind == "directory"),
+            progress=progress,
         )  # fmt: skip
         failpoints.reach("modal.staged")
         if copied.size_bytes > MOST_CONTEXT_BYTES:
