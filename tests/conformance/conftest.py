@@ -13,6 +13,8 @@ from examples.plain_provider import open_plain
 from tests.support.fake_provider import open_fake
 from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.images import TOOLS
+from tests.support.modal import live
+from tests.support.modal.accounts import account_at, leaving_no_descriptors
 
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
@@ -161,6 +163,8 @@ class World:
         caller = Caller(uid=os.geteuid(), gid=os.getegid())
         base = TOOLS if self.kind == "modal" else None if self.engine is None else self.engine.guest()
         wanted = ImageRequest(kind="directory", source=str(self.source), base=base)
+        if self.account is not None and live.is_wanted():
+            wanted = live.image_of(self.source)
         made = await self.provider.images.make(self.image_id, wanted, caller, no_progress)
         self.details = made.details
         if self.shared:
@@ -270,9 +274,9 @@ def namespace(kubernetes: Any) -> str:
 
 
 @pytest.fixture(scope="session")
-def account(modal: Any) -> Account:
-    """An account at our double of Modal."""
-    return Account(server_url=modal.url, token_id=modal.token["id"], token_secret=modal.token["secret"])
+def account(request: pytest.FixtureRequest) -> Account:
+    """An account at our double of Modal; with ``SANDKEEP_LIVE_MODAL=1`` the real one, of the SDK's own settings."""
+    return Account() if live.is_wanted() else account_at(request.getfixturevalue("modal"))
 
 
 @pytest.fixture(params=KINDS)
@@ -284,6 +288,8 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) ->
     account = request.getfixturevalue("account") if request.param == "modal" else None
     made = World(request.param, tmp_path / "state", source, engine, shared=True, kubeconfig=kubeconfig, account=account)
     async with AsyncExitStack() as stack:
+        if made.account is not None:
+            stack.enter_context(leaving_no_descriptors())
         await made.open(stack)
         await made.import_image()
         try:

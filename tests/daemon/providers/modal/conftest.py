@@ -65,7 +65,7 @@ Opener = Callable[..., AbstractAsyncContextManager[House]]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_is_left(modal: Modal) -> Iterator[None]:
+def _nothing_is_left() -> Iterator[None]:
     with leaving_no_descriptors():
         yield
 

@@ -51,7 +51,7 @@ def test_codes(error: Exception, code: str) -> None:
     "error",
     [
         exception.ConnectionError("refused"), exception.ServiceError("down"), exception.InternalError("oops"),
-        exception.TimeoutError("late"), TimeoutError(), OSError(111, "refused"), TimeoutError(),
+        exception.TimeoutError("late"), TimeoutError(), OSError(111, "refused"),
         grpclib.GRPCError(grpclib.Status.UNAVAILABLE, "away"),
     ],
     ids=lambda error: type(error).__name__,

@@ -8,7 +8,6 @@ import trio
 from tests.daemon.providers.modal.conftest import House
 from tests.support.expect import DEADLINE_S, refused_async
 
-from sandkeep.errors import ProviderError
 from sandkeepd.providers.common.remote import BrokenExecError, Outcome, Remote, RemoteStream
 from sandkeepd.providers.modal import exec as exec_module
 from sandkeepd.providers.modal.exec import STDERR_BYTES
@@ -117,22 +116,28 @@ async def test_a_stream_that_breaks_is_read_on_where_it_was(house: House, remote
 
 
 async def test_a_command_that_is_lost(house: House, remote: Remote) -> None:
-    with pytest.raises(ProviderError, match="command at Modal was lost") as caught:
+    async def lose() -> None:
         async with remote.exec(["sleep", "1000"]) as stream:
-            house.service.fault("TaskExecStdioRead|TaskExecStdinWrite", status="NOT_FOUND")
+            house.service.fault("TaskExecStdioRead|TaskExecStdinWrite", status="NOT_FOUND", times=None)
             house.service.cut("TaskExecStdioRead")
-            with trio.fail_after(DEADLINE_S):
-                await stream.receive_some()
-    assert caught.value.data["engine"] == "modal"
+            await stream.receive_some()
+
+    error = await refused_async("provider_unavailable", lose())
+    assert "the command at Modal was lost" in error.message
+    assert error.data["engine"] == "modal"
 
 
 async def test_input_to_a_command_that_has_ended(remote: Remote) -> None:
     async with remote.exec(["true"]) as stream:
         assert await stream.wait() == 0
-        with trio.fail_after(DEADLINE_S), pytest.raises(BrokenExecError):
+
+        async def send() -> None:
             while True:
                 await stream.send_all(b"more")
                 await trio.sleep(0.01)
+
+        with trio.fail_after(DEADLINE_S), pytest.raises(BrokenExecError):
+            await send()
 
 
 async def test_a_service_that_is_silent(house: House, remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
