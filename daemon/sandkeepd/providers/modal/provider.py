@@ -53,7 +53,7 @@ class ModalProvider(RelayedProvider[ModalInstance]):
     """See `Provider`. It runs tasks of its own, so `open_modal` makes it."""
 
     name = "modal"
-    longest_lifetime_s = MOST_LIFETIME_S
+    longest_lifetime_s: float | None = MOST_LIFETIME_S
 
     def __init__(
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, service: Service
