@@ -13,6 +13,7 @@ from examples.plain_provider import open_plain
 from tests.support.fake_provider import open_fake
 from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.images import TOOLS
+from tests.support.modal.accounts import account_at, leaving_no_descriptors
 
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
@@ -272,7 +273,7 @@ def namespace(kubernetes: Any) -> str:
 @pytest.fixture(scope="session")
 def account(modal: Any) -> Account:
     """An account at our double of Modal."""
-    return Account(server_url=modal.url, token_id=modal.token["id"], token_secret=modal.token["secret"])
+    return account_at(modal)
 
 
 @pytest.fixture(params=KINDS)
@@ -284,6 +285,8 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) ->
     account = request.getfixturevalue("account") if request.param == "modal" else None
     made = World(request.param, tmp_path / "state", source, engine, shared=True, kubeconfig=kubeconfig, account=account)
     async with AsyncExitStack() as stack:
+        if made.account is not None:
+            stack.enter_context(leaving_no_descriptors())
         await made.open(stack)
         await made.import_image()
         try:

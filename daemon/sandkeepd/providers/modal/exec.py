@@ -10,6 +10,7 @@ import trio
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeepd.providers.common.remote import BrokenExecError, Outcome, RemoteStream, readable
 from sandkeepd.providers.modal import errors, sdk
+from sandkeepd.providers.modal.loop import Call
 from sandkeepd.providers.modal.service import ANSWER_S, Service
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class ModalStream(RemoteStream):
         self._rest = bytearray()
         self._stderr = bytearray()
         self._collector: asyncio.Task[None] | None = None
+        self._reading: Call | None = None
+        """The reading of a piece, which goes on when its receiver is cancelled: the piece would be lost."""
         self._outcome: Outcome | None = None
         self._is_over = False
         self._is_shut = False
@@ -77,7 +80,7 @@ class ModalStream(RemoteStream):
 
     async def _next(self) -> bytes | None:
         try:
-            return await anext(self._process.stdout)  # of the reader itself: it goes on after a cancellation
+            return await anext(self._process.stdout)
         except StopAsyncIteration:
             return None
 
@@ -129,7 +132,7 @@ class ModalStream(RemoteStream):
             if self._is_over:
                 await trio.lowlevel.checkpoint()
                 return b""
-            data = await self._run(self._next)
+            data = await self._piece()
             if data is None:
                 await self._note_end()
                 return b""
@@ -139,6 +142,18 @@ class ModalStream(RemoteStream):
         taken = bytes(self._rest[:max_bytes])
         del self._rest[: len(taken)]
         return taken
+
+    async def _piece(self) -> bytes | None:
+        """Return the next bytes of stdout, None at the end."""
+        try:
+            if self._reading is None:
+                self._reading = await self._service.loop.begin(self._next)
+            await self._reading.done.wait()
+            reading, self._reading = self._reading, None
+            data: bytes | None = reading.result()
+        except Exception as error:  # noqa: BLE001 - as above
+            raise BrokenExecError(errors.converted(error).message) from None
+        return data
 
     async def _note_end(self) -> None:
         with trio.move_on_after(END_S):
@@ -159,6 +174,8 @@ class ModalStream(RemoteStream):
 
     async def aclose(self) -> None:
         """Close the command's stdin, which it reads the end of, and stop to read its output."""
+        if self._reading is not None:
+            self._reading.cancel()
         with trio.move_on_after(CLOSE_S, shield=True):
             if not self._is_over:
                 with suppress(BrokenExecError):

@@ -49,7 +49,7 @@ class Loop:
 
         Raises `trio.ClosedResourceError` if the loop is closed.
         """
-        call = _Call(await self._started(), self._tasks, begin)
+        call = await self.begin(begin)
         try:
             await call.done.wait()
         except BaseException:
@@ -58,10 +58,14 @@ class Loop:
         result: T = call.result()
         return result
 
+    async def begin(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> "Call":
+        """Start a coroutine in the loop, whose end its caller waits for by itself, also after a cancellation."""
+        return Call(await self._started(), self._tasks, begin)
+
     def spawn(self, begin: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Run a coroutine in the loop, if that runs, without waiting for it. Its errors are dropped."""
         if self._loop is not None:
-            _Call(self._loop, self._tasks, begin)
+            Call(self._loop, self._tasks, begin)
 
     async def aclose(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Cancel all that runs in the loop, then run `last`. Safe to repeat."""
@@ -69,7 +73,7 @@ class Loop:
         if loop is None:
             return
         with trio.CancelScope(shield=True):
-            call = _Call(loop, set(), lambda: _shut_down(self._tasks, last))
+            call = Call(loop, set(), lambda: _shut_down(self._tasks, last))
             await call.done.wait()
             await trio.to_thread.run_sync(_thread.leave)
 
@@ -116,8 +120,8 @@ async def _shut_down(tasks: "set[asyncio.Task[Any]]", last: Callable[[], Corouti
     await asyncio.sleep(0)  # transports close in the next turn
 
 
-class _Call:
-    """A coroutine under way, of which a task of trio may wait for the end."""
+class Call:
+    """A coroutine under way. `done` is set at its end."""
 
     def __init__(
         self,
