@@ -1,13 +1,14 @@
 """The double of Modal's service serves the real SDK: apps, sandboxes of both versions, their names, tags and ends."""
 
-import contextlib
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from tests.support.expect import until
 from tests.support.kubernetes.images import BARE, BUSYBOX, TOOLS
+from tests.support.modal.boxes import Boxes, boxes_of, new_app, output
 from tests.support.modal.sdk import open_sdk
 from tests.support.modal.service import Modal
 
@@ -24,7 +25,7 @@ def sdk(modal: Modal) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def app(sdk: Any) -> Any:
-    return sdk.App.lookup(f"app-{uuid.uuid4().hex[:8]}", create_if_missing=True)
+    return new_app(sdk)
 
 
 @pytest.fixture(params=VERSIONS)
@@ -33,36 +34,10 @@ def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-class Boxes:
-    """Makes sandboxes of an app, which end with the test."""
-
-    def __init__(self, sdk: Any, app: Any) -> None:
-        self.sdk = sdk
-        self.app = app
-        self.made: list[Any] = []
-
-    def create(self, *argv: str, reference: str = BUSYBOX, **options: Any) -> Any:
-        image = options.pop("image", None) or self.sdk.Image.from_registry(reference)
-        made = self.sdk.Sandbox.create(*argv, app=self.app, image=image, **options)
-        self.made.append(made)
-        return made
-
-    def clear(self) -> None:
-        for made in self.made:
-            made.terminate()
-            with contextlib.suppress(self.sdk.exception.SandboxTimeoutError):
-                made.wait(raise_on_termination=False)
-
-
 @pytest.fixture
 def boxes(sdk: Any, app: Any, version: str) -> Iterator[Boxes]:
-    boxes = Boxes(sdk, app)
-    yield boxes
-    boxes.clear()
-
-
-def output(process: Any) -> tuple[str, str, int]:
-    return process.stdout.read(), process.stderr.read(), process.wait()
+    with boxes_of(sdk, app) as boxes:
+        yield boxes
 
 
 def test_an_app_is_created_once(sdk: Any, app: Any) -> None:
@@ -147,12 +122,12 @@ def test_exec_that_takes_too_long_is_killed(boxes: Boxes) -> None:
     made = boxes.create()
     process = made.exec("sleep", "100000", timeout=1)
     assert process.wait() in (-1, 137)
-    assert output(made.exec("sh", "-c", "pidof sleep || echo none"))[0] == "none\n"
+    until(lambda: output(made.exec("sh", "-c", "pidof sleep || echo none"))[0] == "none\n")
 
 
 def test_a_terminal(boxes: Boxes) -> None:
     made = boxes.create()
-    process = made.exec("sh", "-c", "stty size; tty; read line; echo got $line", pty=True)
+    process = made.exec("sh", "-c", "tty; read line; echo got $line", pty=True)
     process.stdin.write("word\n")
     process.stdin.drain()
     assert process.wait() == 0
@@ -169,14 +144,22 @@ def test_sandboxes_are_apart(boxes: Boxes) -> None:
     assert output(first.exec("sh", "-c", "ls /sys/class/net /proc/sys/net/ipv4/conf | grep -c eth"))[0] == "0\n"
 
 
-def test_terminate_ends_everything(boxes: Boxes) -> None:
+def test_terminate_ends_everything(boxes: Boxes, modal: Modal) -> None:
     made = boxes.create("sleep", "100000")
     process = made.exec("sleep", "100000")
-    made.terminate()
-    assert process.wait() == 137
+    modal.forget_calls()
+    with ThreadPoolExecutor(1) as pool:
+        code = pool.submit(process.wait)
+        until(lambda: "TaskExecWait" in modal.calls()["open"])
+        made.terminate()
+        assert code.result() == 137
     made.wait(raise_on_termination=False)
     assert made.returncode == 137
-    with pytest.raises(boxes.sdk.exception.NotFoundError):
+    missing = boxes.sdk.exception.NotFoundError
+    process.stdin.write("x")
+    with pytest.raises(missing):
+        process.stdin.drain()
+    with pytest.raises(missing):
         boxes.sdk.Sandbox.from_id(made.object_id).exec("true")
     made.terminate()
 
@@ -264,9 +247,19 @@ def test_a_snapshot_is_an_image(boxes: Boxes) -> None:
     later = again.snapshot_filesystem()
     assert output(boxes.create(image=later).exec("cat", "/root/new"))[0] == "new\nsecond\n"
     boxes.sdk.experimental.image_delete(image.object_id)
+    assert output(again.exec("true"))[2] == 0
     with pytest.raises(boxes.sdk.exception.NotFoundError):
         boxes.create(image=boxes.sdk.Image.from_id(image.object_id))
     assert output(boxes.create(image=later).exec("cat", "/root/new"))[2] == 0
+
+
+def test_a_snapshot_of_the_old_kind(sdk: Any, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODAL_SANDBOX_V2", "0")
+    monkeypatch.setenv("MODAL_USE_LEGACY_FILESYSTEM_SNAPSHOT", "1")
+    with boxes_of(sdk, app) as boxes:
+        made = boxes.create()
+        assert output(made.exec("sh", "-c", "echo old > /old"))[2] == 0
+        assert output(boxes.create(image=made.snapshot_filesystem()).exec("cat", "/old"))[0] == "old\n"
 
 
 def test_what_is_asked_for_is_recorded(boxes: Boxes, modal: Modal, version: str) -> None:

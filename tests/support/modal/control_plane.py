@@ -26,6 +26,8 @@ _UNNAMED: Final = {
 class ControlPlane(Plane):
     """What the SDK calls before and beside sandboxes."""
 
+    upload_url: str = ""
+
     def __init__(self, objects: Objects, images: Images, access: Access) -> None:
         super().__init__()
         self.objects = objects
@@ -155,7 +157,15 @@ class ControlPlane(Plane):
     async def put_file(self, request: Any, call: Call) -> Any:
         if request.WhichOneof("data_oneof") == "data":
             self.images.put(request.sha256_hex, request.data)
+        elif request.data_blob_id:
+            self.images.put_upload(request.sha256_hex, request.data_blob_id)
         return api_pb2.MountPutFileResponse(exists=not self.images.missing([request.sha256_hex]))
+
+    @serves("BlobCreate")
+    async def blob(self, request: Any, call: Call) -> Any:
+        blob_id = new_id("bl")
+        urls = api_pb2.UploadUrlList(items=[f"{self.upload_url}/blobs/{blob_id}"])
+        return api_pb2.BlobCreateResponse(blob_ids=[blob_id], upload_urls=urls)
 
     @serves("MountGetOrCreate")
     async def mount(self, request: Any, call: Call) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.support.doubles.processes import ExecProcess
@@ -10,9 +11,11 @@ from tests.support.modal.streams import Input, Output
 
 
 class Exec:
-    """A process that was started in a container; `run` follows it."""
+    """A process that was started in a container; `close` ends what follows it."""
 
-    def __init__(self, started: ExecProcess, *, discard: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, started: ExecProcess, busy: AbstractContextManager[None], *, discard: frozenset[int] = frozenset()
+    ) -> None:
         self._started = started
         self.outputs = {number: Output(discarded=number in discard) for number in (1, 2)}
         self.stdin = Input(started.write, started.close_stdin)
@@ -21,10 +24,12 @@ class Exec:
             asyncio.create_task(self.outputs[1].fill(started.stdout)),
             asyncio.create_task(self.outputs[2].fill(started.stderr)),
         ]
+        self._busy = busy
         self._waiter = asyncio.create_task(self._wait())
 
     async def _wait(self) -> int:
-        self.code = await self._started.wait()
+        with self._busy:
+            self.code = await self._started.wait()
         return self.code
 
     async def wait(self) -> int:
@@ -42,10 +47,17 @@ class Exec:
 
 
 async def start_exec(
-    container: Container, spec: dict[str, Any], *, discard: frozenset[int] = frozenset(), size: tuple[int, int] = (0, 0)
+    container: Container,
+    spec: dict[str, Any],
+    busy: AbstractContextManager[None],
+    *,
+    discard: frozenset[int] = frozenset(),
+    size: tuple[int, int] = (0, 0),
 ) -> Exec:
-    """Start a process. `size` is that of its terminal, in rows and columns. Raises StartError."""
+    """Start a process, for which `busy` is entered. `size` is that of its terminal, in rows and columns. Raises
+    StartError.
+    """
     started = await container.start(spec)
     if any(size):
         started.resize(*size)
-    return Exec(started, discard=discard)
+    return Exec(started, busy, discard=discard)

@@ -65,10 +65,12 @@ class Images:
         self._objects = objects
         self._launcher = launcher
         self._directory = directory
-        self._references = dict(references)
+        self._references = {_in_full(name): root for name, root in references.items()}
         self._by_definition: dict[tuple[str, str], str] = {}
         self._blobs = directory / "blobs"
+        self.uploads = directory / "uploads"
         self._blobs.mkdir(parents=True)
+        self.uploads.mkdir()
 
     def built(self, image_id: str, workspace: str | None) -> Image:
         """Return an image that can be started. Raises GRPCError."""
@@ -115,6 +117,16 @@ class Images:
         if hashlib.sha256(data).hexdigest() != sha256:
             raise GRPCError(Status.INVALID_ARGUMENT, "The data does not have this SHA-256.")
         self._blob(sha256).write_bytes(data)
+
+    def put_upload(self, sha256: str, blob_id: str) -> None:
+        """Keep contents that were uploaded. Raises GRPCError."""
+        upload = self.uploads / Path(blob_id).name
+        if not upload.exists():
+            raise GRPCError(Status.NOT_FOUND, f"Blob {blob_id} not found")
+        with upload.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise GRPCError(Status.INVALID_ARGUMENT, "The data does not have this SHA-256.")
+        upload.rename(self._blob(sha256))
 
     def _blob(self, sha256: str) -> Path:
         if not re.fullmatch(r"[0-9a-f]{64}", sha256):
@@ -174,7 +186,7 @@ class Images:
             empty = self._directory / "scratch"
             empty.mkdir(exist_ok=True)
             return Image(id="", workspace=workspace, layers=[empty])
-        root = self._references.get(tag) or self._references.get(f"{tag}:latest")
+        root = self._references.get(_in_full(tag))
         if root is None:
             raise BuildError(f"failed to resolve reference {tag}: not found")
         return Image(id="", workspace=workspace, layers=[Path(root)])
@@ -244,7 +256,7 @@ class _Build:
         image = self._image
         match word:
             case "RUN":
-                argv = _array(rest) or ["/bin/sh", "-c", rest]
+                argv = _argv(rest, ["/bin/sh", "-c", rest])
                 await self._process(container, containers.process(argv, self._environment(), image.workdir))
             case "COPY" | "ADD":
                 await self._copy(container, rest)
@@ -255,9 +267,9 @@ class _Build:
                 argv = ["mkdir", image.workdir]
                 await self._process(container, containers.process(argv, {}, "/", source=_COPY))
             case "CMD":
-                image.command = _array(rest) or ["/bin/sh", "-c", rest]
+                image.command = _argv(rest, ["/bin/sh", "-c", rest])
             case "ENTRYPOINT":
-                image.entrypoint = _array(rest) or ["/bin/sh", "-c", rest]
+                image.entrypoint = _argv(rest, ["/bin/sh", "-c", rest])
                 image.command = []
             case "ARG":
                 self._argument(rest)
@@ -267,7 +279,7 @@ class _Build:
                 raise BuildError(f"dockerfile parse error: unknown instruction: {word}")
 
     async def _copy(self, container: Container, rest: str) -> None:
-        argv = _array(rest) or shlex.split(rest)
+        argv = _argv(rest, shlex.split(rest))
         while argv and argv[0].startswith("--"):
             flag = argv.pop(0)
             if not flag.startswith("--chmod="):
@@ -307,6 +319,16 @@ class _Build:
             raise BuildError(f"The command {shlex.join(spec['argv'])} returned a non-zero code: {code}")
 
 
+def _in_full(reference: str) -> str:
+    """Return a reference with the registry, the namespace and the tag that it leaves out."""
+    host, slash, path = reference.partition("/")
+    if not slash or not (host == "localhost" or "." in host or ":" in host):
+        host, path = "docker.io", reference
+    if host == "docker.io" and "/" not in path:
+        path = f"library/{path}"
+    return f"{host}/{path}" if ":" in path else f"{host}/{path}:latest"
+
+
 def _commands(lines: Iterable[str]) -> list[str]:
     """Join lines that go on, and drop comments."""
     text = "\n".join(lines)
@@ -324,15 +346,13 @@ def _index_of_from(commands: list[str]) -> int:
     raise BuildError("dockerfile parse error: no build stage in current context")
 
 
-def _array(text: str) -> list[str]:
-    """Return the words of a JSON array, or nothing if this is none."""
-    if not text.startswith("["):
-        return []
+def _argv(text: str, otherwise: list[str]) -> list[str]:
+    """Return the words of a JSON array, or something else if this is none."""
     try:
         found = json.loads(text)
     except ValueError:
-        return []
-    return [str(word) for word in found]
+        return otherwise
+    return [str(word) for word in found] if isinstance(found, list) else otherwise
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

@@ -1,9 +1,11 @@
 """The task command router: processes in sandboxes, their streams, and snapshots of files."""
 
 import asyncio
+import time
 from typing import Any
 
 from grpclib import GRPCError, Status
+from modal_proto import api_pb2
 from modal_proto import task_command_router_pb2 as router_pb2
 from tests.support.doubles.processes import StartError
 from tests.support.modal.access import Access
@@ -134,22 +136,50 @@ class Router(Plane):
         sandbox = await self._running(request)
         if sandbox.entrypoint is None:
             raise GRPCError(Status.FAILED_PRECONDITION, "The sandbox runs no command")
-        await sandbox.entrypoint.stdin.put(request.offset, request.data, eof=request.eof)
+        with sandbox.busy():
+            await sandbox.entrypoint.stdin.put(request.offset, request.data, eof=request.eof)
         return router_pb2.SandboxStdinWriteV2Response()
+
+    @serves("SandboxWaitUntilReady")
+    async def wait_until_ready(self, request: Any, call: Call) -> Any:
+        sandbox = await self._running(request)
+        probe = sandbox.definition.readiness_probe
+        try:
+            async with asyncio.timeout(request.timeout):
+                while not await self._is_ready(sandbox, probe):
+                    await asyncio.sleep((probe.interval_ms or 100) / 1000)
+        except TimeoutError:
+            raise GRPCError(Status.DEADLINE_EXCEEDED, "The sandbox is not ready") from None
+        return router_pb2.SandboxWaitUntilReadyTcrResponse(ready_at=time.time())
+
+    async def _is_ready(self, sandbox: Sandbox, probe: Any) -> bool:
+        """Ask the probe of a sandbox; without one it is ready."""
+        container = await sandbox.running()
+        match probe.WhichOneof("probe_oneof"):
+            case "tcp_port":
+                return await sandbox.tunnels.reaches(container.pid, probe.tcp_port)
+            case "exec_command":
+                argv = list(probe.exec_command.argv)
+                try:
+                    started = await self._sandboxes.start(sandbox, argv, {}, "", api_pb2.PTYInfo(), frozenset((1, 2)))
+                except StartError:
+                    return False
+                return await started.wait() == 0
+        return True
 
     # Files
 
     @serves("TaskSnapshotFilesystem")
     async def snapshot(self, request: Any, call: Call) -> Any:
         sandbox = await self._running(request)
-        return router_pb2.TaskSnapshotFilesystemResponse(image_id=await self._snapshot(sandbox))
+        return router_pb2.TaskSnapshotFilesystemResponse(image_id=(await self._sandboxes.snapshot(sandbox)).id)
 
-    async def _snapshot(self, sandbox: Sandbox) -> str:
-        container = await sandbox.running()
-        image = self._images.built(sandbox.definition.image_id, None)
-        mounts = self._images.mounts(sandbox.definition.mount_ids, sandbox.workspace)
-        layer = await self._images.snapshot(container)
-        return self._images.add(sandbox.workspace, [layer, *mounts, *image.layers], image).id
+    @serves("TaskSnapshotDirectory")
+    async def snapshot_directory(self, request: Any, call: Call) -> Any:
+        sandbox = await self._running(request)
+        layer = await self._images.snapshot(await sandbox.running(), request.path.decode())
+        made = self._images.add(sandbox.workspace, [layer])
+        return router_pb2.TaskSnapshotDirectoryResponse(image_id=made.id)
 
     @serves("TaskSetNetworkAccess")
     async def set_network(self, request: Any, call: Call) -> Any:

@@ -158,6 +158,26 @@ class SandboxPlane(ControlPlane):
         sandbox = self.objects.find(Sandbox, self.sandboxes.of_task(request.task_id).id, call.workspace)
         return api_pb2.TaskGetCommandRouterAccessResponse(**self._access(sandbox))
 
+    @serves("SandboxGetTunnels", "SandboxGetTunnelsV2")
+    async def tunnels(self, request: Any, call: Call) -> Any:
+        sandbox = self._find(request, call)
+        try:
+            async with asyncio.timeout(request.timeout):
+                await sandbox.scheduled.wait()
+        except TimeoutError:
+            result = api_pb2.GenericResult(status=api_pb2.GenericResult.GENERIC_STATUS_TIMEOUT)
+            return api_pb2.SandboxGetTunnelsResponse(result=result)
+        if sandbox.result is not None:
+            raise GRPCError(Status.FAILED_PRECONDITION, f"Sandbox {sandbox.id} has already finished")
+        return api_pb2.SandboxGetTunnelsResponse(tunnels=sandbox.tunnels.data)
+
+    @serves("SandboxSnapshotFs")
+    async def snapshot(self, request: Any, call: Call) -> Any:
+        sandbox = self._find(request, call)
+        made = await self.sandboxes.snapshot(sandbox)
+        result = api_pb2.GenericResult(status=api_pb2.GenericResult.GENERIC_STATUS_SUCCESS)
+        return api_pb2.SandboxSnapshotFsResponse(image_id=made.id, result=result)
+
     # Stdio of the first version
 
     @serves("SandboxGetLogs")
@@ -191,7 +211,8 @@ class SandboxPlane(ControlPlane):
         stdin = sandbox.entrypoint.stdin
         if request.index > sandbox.stdin_index:  # one that is repeated has been written
             sandbox.stdin_index = request.index
-            await stdin.put(stdin.written, request.input, eof=request.eof)
+            with sandbox.busy():
+                await stdin.put(stdin.written, request.input, eof=request.eof)
         return api_pb2.SandboxStdinWriteResponse()
 
 

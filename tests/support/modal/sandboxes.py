@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,8 @@ from tests.support.modal.access import Access
 from tests.support.modal.containers import PATH, Container
 from tests.support.modal.execs import Exec, start_exec
 from tests.support.modal.images import Image, Images
-from tests.support.modal.objects import Objects, Owned, new_id
+from tests.support.modal.objects import App, Objects, Owned, new_id
+from tests.support.modal.tunnels import Tunnels
 
 Result = api_pb2.GenericResult
 _SECOND: Final = "V"
@@ -31,6 +33,8 @@ class Sandbox(Owned):
     app_id: str
     environment: str
     definition: Any
+    image: Image
+    layers: list[Path]
     variables: dict[str, str]
     tags: dict[str, str]
     second: bool
@@ -42,10 +46,37 @@ class Sandbox(Owned):
     execs: dict[str, Exec] = field(default_factory=dict)
     starting: dict[str, asyncio.Lock] = field(default_factory=dict)
     result: Any = None
+    is_over: bool = False
     scheduled: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Future[Any] | None = None
     stdin_index: int = 0
+    tunnels: Tunnels = field(init=False)
+    _users: int = 0
+    _idle: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.tunnels = Tunnels(self.busy)
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keep it from ending because it is idle: for processes, writes to stdin and connections of tunnels."""
+        self._users += 1
+        if self._idle:
+            self._idle.cancel()
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self.watch_idleness()
+
+    def watch_idleness(self) -> None:
+        """Begin to count the time for which it is idle."""
+        if not self._users and self.definition.idle_timeout_secs:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(
+                self.definition.idle_timeout_secs, self.stop, Result.GENERIC_STATUS_IDLE_TIMEOUT
+            )
 
     def stop(self, status: int) -> None:
         """Let it end with a status; the first one counts."""
@@ -55,7 +86,7 @@ class Sandbox(Owned):
     async def running(self) -> Container:
         """Wait until it is scheduled; return its container. Raises GRPCError if it has ended."""
         await self.scheduled.wait()
-        if self.result is not None or self.container is None:
+        if self.is_over or self.container is None:
             raise GRPCError(Status.NOT_FOUND, f"Task {self.task_id} has finished")
         return self.container
 
@@ -74,7 +105,7 @@ class Sandboxes:
         self._last_created = 0.0
 
     def create(
-        self, app: Any, definition: Any, variables: Mapping[str, str], tags: Mapping[str, str], *, second: bool
+        self, app: App, definition: Any, variables: Mapping[str, str], tags: Mapping[str, str], *, second: bool
     ) -> Sandbox:
         """Create a sandbox, which starts in the background. Raises GRPCError."""
         image = self._images.built(definition.image_id, app.workspace)
@@ -93,6 +124,8 @@ class Sandboxes:
                 app_id=app.id,
                 environment=app.environment,
                 definition=definition,
+                image=image,
+                layers=layers,
                 variables=dict(variables),
                 tags=dict(tags),
                 second=second,
@@ -103,7 +136,7 @@ class Sandboxes:
         )
         self._by_task[made.task_id] = made
         made.stopping = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._run(made, image, layers))
+        task = asyncio.create_task(self._run(made))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return made
@@ -121,7 +154,7 @@ class Sandboxes:
             raise GRPCError(Status.NOT_FOUND, f"Task {task_id} not found")
         return found
 
-    def named(self, app: Any, name: str, *, ended: bool = False) -> Sandbox | None:
+    def named(self, app: App, name: str, *, ended: bool = False) -> Sandbox | None:
         """Return the sandbox of an app that has a name: the one that runs, else the last one if it may have ended."""
         found = [one for one in self._objects.all(Sandbox, app.workspace) if (one.app_id, one.name) == (app.id, name)]
         running = [one for one in found if one.result is None]
@@ -140,15 +173,16 @@ class Sandboxes:
             ):
                 yield one
 
-    async def _run(self, sandbox: Sandbox, image: Image, layers: list[Path]) -> None:
-        definition = sandbox.definition
+    async def _run(self, sandbox: Sandbox) -> None:
         try:
             sandbox.container = await containers.start_container(
-                self._launcher, self._directory / sandbox.id, layers, "modal"
+                self._launcher, self._directory / sandbox.id, sandbox.layers, "modal"
             )
-            result = await self._follow(sandbox, image, definition)
+            result = await self._follow(sandbox)
         except StartError as error:
             result = Result(status=Result.GENERIC_STATUS_INIT_FAILURE, exception=str(error), exitcode=128)
+        sandbox.is_over = True  # its processes end before it has its result
+        await sandbox.tunnels.close()
         if sandbox.container:
             await sandbox.container.stop()
         every = [*sandbox.execs.values(), *([sandbox.entrypoint] if sandbox.entrypoint else [])]
@@ -159,16 +193,20 @@ class Sandboxes:
         if sandbox.container:
             await sandbox.container.remove()
 
-    async def _follow(self, sandbox: Sandbox, image: Image, definition: Any) -> Any:
+    async def _follow(self, sandbox: Sandbox) -> Any:
         """Start the command of a sandbox, and wait until it ends, or until the sandbox has to. Raises StartError."""
         assert sandbox.container
         assert sandbox.stopping
         waits: list[asyncio.Future[Any]] = [sandbox.stopping]
-        argv = [*image.entrypoint, *(definition.entrypoint_args or image.command)]
+        definition = sandbox.definition
+        argv = [*sandbox.image.entrypoint, *(definition.entrypoint_args or sandbox.image.command)]
         if argv:
-            sandbox.entrypoint = await self.start(sandbox, argv, {}, definition.workdir, definition.pty_info)
+            idle = contextlib.nullcontext()  # a command that only waits is no use
+            sandbox.entrypoint = await self._start(sandbox, argv, {}, definition.workdir, definition.pty_info, idle)
             waits.append(asyncio.create_task(sandbox.entrypoint.wait()))
+        await sandbox.tunnels.open(sandbox.container.pid, definition.open_ports.ports)
         sandbox.scheduled.set()
+        sandbox.watch_idleness()
         done, _ = await asyncio.wait(
             waits, timeout=definition.timeout_secs or None, return_when=asyncio.FIRST_COMPLETED
         )
@@ -180,6 +218,11 @@ class Sandboxes:
         status = Result.GENERIC_STATUS_FAILURE if code else Result.GENERIC_STATUS_SUCCESS
         return Result(status=status, exitcode=code)
 
+    async def snapshot(self, sandbox: Sandbox) -> Image:
+        """Make an image of the files of a sandbox. Raises GRPCError."""
+        layer = await self._images.snapshot(await sandbox.running())
+        return self._images.add(sandbox.workspace, [layer, *sandbox.layers], sandbox.image)
+
     async def start(
         self,
         sandbox: Sandbox,
@@ -190,8 +233,20 @@ class Sandboxes:
         discard: frozenset[int] = frozenset(),
     ) -> Exec:
         """Start a process in a sandbox whose container runs. Raises StartError."""
+        return await self._start(sandbox, argv, variables, workdir, pty, sandbox.busy(), discard)
+
+    async def _start(
+        self,
+        sandbox: Sandbox,
+        argv: list[str],
+        variables: Mapping[str, str],
+        workdir: str,
+        pty: Any,
+        busy: AbstractContextManager[None],
+        discard: frozenset[int] = frozenset(),
+    ) -> Exec:
         assert sandbox.container
-        image = self._images.built(sandbox.definition.image_id, None)
+        image = sandbox.image
         terminal = {"TERM": pty.env_term or "xterm-256color"} if pty.enabled else {}
         env = {
             "PATH": PATH,
@@ -207,7 +262,7 @@ class Sandboxes:
         cwd = workdir or sandbox.definition.workdir or image.workdir
         spec = containers.process(argv, env, cwd, tty=pty.enabled, source=source)
         size = (pty.winsz_rows, pty.winsz_cols) if pty.enabled else (0, 0)
-        return await start_exec(sandbox.container, spec, discard=discard, size=size)
+        return await start_exec(sandbox.container, spec, busy, discard=discard, size=size)
 
 
 async def wait(sandbox: Sandbox, timeout_s: float) -> None:

@@ -1,11 +1,13 @@
 """The gRPC server of both services, and `/double` over HTTP, by which tests control it."""
 
 import asyncio
+import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import grpclib.server
@@ -65,8 +67,9 @@ class _Lost(Exception):
 class Service:
     """Serves planes on 127.0.0.1, and disturbs their calls as tests say."""
 
-    def __init__(self, scripts: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, scripts: Mapping[str, Callable[..., Any]], blobs: Path) -> None:
         self._scripts = scripts
+        self._blobs = blobs
         self._faults = Faults(Fault)
         self._calls: list[str] = []
         self._open: dict[Any, Call] = {}
@@ -151,6 +154,8 @@ class Service:
     # Control
 
     async def _handle_control(self, request: web.BaseRequest) -> web.Response:
+        if request.method == "PUT":
+            return await self._take_blob(request)
         data = await request.read()
         body = json.loads(data) if data else {}
         try:
@@ -158,6 +163,15 @@ class Service:
         except (msgspec.ValidationError, KeyError, TypeError) as error:
             return web.Response(status=400, text=f"{type(error).__name__}: {error}")
         return web.json_response(answer)
+
+    async def _take_blob(self, request: web.BaseRequest) -> web.Response:
+        """Keep what a client uploads at a URL that `BlobCreate` gave it."""
+        digest = hashlib.md5()
+        with (self._blobs / Path(request.path).name).open("wb") as file:
+            async for data in request.content.iter_any():
+                digest.update(data)
+                file.write(data)
+        return web.Response(headers={"ETag": f'"{digest.hexdigest()}"'})
 
     async def _control(self, method: str, what: str, body: dict[str, Any]) -> Any:
         match method, what:
@@ -184,13 +198,14 @@ class Service:
 
     def _cut(self, pattern: str, *, drop: bool) -> int:
         """End calls that are being served: their streams, or the connections with everything on them."""
-        found = [call for call in self._open.values() if re.fullmatch(pattern, call.name)]
-        for call in found:
+        found = {task: call for task, call in self._open.items() if re.fullmatch(pattern, call.name)}
+        for task, call in found.items():
             transport = call.stream._stream._transport
             if drop:
                 transport.abort()
             elif not transport.is_closing():
                 call.stream._stream.reset_nowait()
+            task.cancel()
         return len(found)
 
 

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ class Modal:
     url: str
     control_url: str
     token: Mapping[str, str]
+    pid: int
 
     @property
     def environment(self) -> dict[str, str]:
@@ -61,7 +63,9 @@ class Modal:
         self.control("DELETE", "calls")
 
     def sandboxes(self) -> list[dict[str, Any]]:
-        """All sandboxes of all workspaces: `id`, `name`, `tags`, `ended`, and the `definition` that the SDK sent."""
+        """All sandboxes of all workspaces: `id`, `name`, `tags`, `ended`, the `pid` of the first process, and the
+        `definition` that the SDK sent.
+        """
         answer: list[dict[str, Any]] = self.control("POST", "sandboxes", {})
         return answer
 
@@ -74,9 +78,9 @@ class Modal:
         """Refuse a token from now on."""
         self.control("POST", "revoke", {"token_id": token_id})
 
-    def expire_tokens(self) -> None:
-        """Let the tokens that the service gave out itself expire."""
-        self.control("POST", "expire", {})
+    def script(self, *, lifetime_s: float) -> None:
+        """Change for how long tokens are valid that the service gives out itself, and refuse those that expired."""
+        self.control("POST", "script", {"lifetime_s": lifetime_s})
 
     def control(self, method: str, what: str, body: Any = None) -> Any:
         """Send a request to `/double/WHAT`."""
@@ -121,20 +125,22 @@ async def _serve(options: argparse.Namespace, stopped: asyncio.Event, announce: 
                 "name": one.name,
                 "tags": one.tags,
                 "ended": one.result is not None,
+                "pid": one.container.pid if one.container else None,
                 "definition": MessageToDict(one.definition, preserving_proto_field_name=True),
             }
             for one in objects.all(Sandbox)
         ]
 
-    scripts = {"sandboxes": describe, "issue": access.issue, "revoke": access.revoke, "expire": access.expire}
-    server = Service(scripts)
+    scripts = {"sandboxes": describe, "issue": access.issue, "revoke": access.revoke, "script": access.script}
+    server = Service(scripts, images.uploads)
     plane = SandboxPlane(objects, images, access, sandboxes)
     router = Router(images, access, sandboxes)
     url, control_url = await server.start(
         {api_grpc.ModalClientBase: plane, task_command_router_grpc.TaskCommandRouterBase: router}
     )
     plane.router_url = url
-    announce({"url": url, "control_url": control_url, "token": access.issue(WORKSPACE)})
+    plane.upload_url = control_url
+    announce({"url": url, "control_url": control_url, "token": access.issue(WORKSPACE), "pid": os.getpid()})
     await stopped.wait()
     await sandboxes.close()
     await server.stop()
