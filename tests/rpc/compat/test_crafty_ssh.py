@@ -15,7 +15,8 @@ from tests.support.expect import refused
 from tests.support.kubernetes.images import TOOLS
 
 from sandkeep.compat import crafty
-from sandkeep.compat.crafty import Provider
+from sandkeep.compat.crafty import Provider, ssh
+from sandkeep.model import Sandbox, SandboxSpec
 
 pytestmark = [
     pytest.mark.needs("root"), pytest.mark.needs("modal"),
@@ -114,3 +115,12 @@ def test_an_image_without_a_server_leaves_no_sandbox(home: Path, tmp_path: Path)
 def test_only_modal_has_tunnels() -> None:
     error = refused("not_supported", crafty.create_sandbox, "img_1", Provider.LOCAL, ssh=True)
     assert "connect_to_sandbox" in error.message
+
+
+@pytest.mark.parametrize("address", ["-oProxyCommand=x:22", "host:port", "a b:22", "host", "host:22\n", "h;x:22"])
+def test_an_address_that_is_none_reaches_no_client(address: str) -> None:
+    sandbox = Sandbox(
+        sandbox_id="sbx_1", image_id="img_1", provider="modal", status="running", owner="uid:0",
+        created_at="2026-11-28T00:00:00Z", spec=SandboxSpec(), ssh_address=address,
+    )  # fmt: skip
+    refused("not_supported", ssh.record, sandbox)
