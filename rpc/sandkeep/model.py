@@ -218,7 +218,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     at each limit; `note` also says at which limit a running one is. One that is shared, and goes on at another daemon,
     has `moved_to`, that one's addresses; `sandbox_token`, by which others attach to it, is in the answer to its
     creation alone. At `expires_at` its lifetime, or that of its session, is over. `container_id` and `container_name`
-    are the Docker engine's, `modal_sandbox_id` is Modal's.
+    are the Docker engine's, `modal_sandbox_id` is Modal's. `ssh_address` is the public ``HOST:PORT`` that leads to an
+    SSH server in it.
     """
 
     sandbox_id: str
@@ -251,6 +252,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     container_id: str | None = None
     container_name: str | None = None
     modal_sandbox_id: str | None = None
+    ssh_address: str | None = None
 
 
 class SessionSpec(Struct, frozen=True, kw_only=True):

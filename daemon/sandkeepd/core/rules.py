@@ -4,7 +4,6 @@ Nothing here waits, reads or writes. The tables of `sandkeep.lifecycle` say in w
 """
 
 import json
-import math
 import posixpath
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
@@ -456,21 +455,22 @@ def sandbox_spec(command: SandboxCreate, *, network: Network, memory_bytes: int 
 
 
 def with_lifetime(
-    spec: SandboxSpec, session: SessionState | None, *, default_s: float | None, longest_s: float | None
+    spec: SandboxSpec, session: SessionState | None, *, default_s: float | None, longest_s: float | None, keep_s: float
 ) -> SandboxSpec:
     """Return the spec with the lifetime of a sandbox, by the default and the maximum of its provider, if it has any.
 
-    The sandbox of a session has the longest life of the session, and then time to be saved.
+    The sandbox of a session has the longest life of the session, and then time to be saved: `keep_s`, in which that
+    may fail, and more.
     """
     if default_s is None and longest_s is None:
         return spec
     asked_s = spec.max_lifetime_s if session is None else session.spec.max_lifetime_s
+    if session is None and asked_s is not None:
+        return spec
     life_s = default_s if asked_s is None else asked_s
-    if session is not None:
-        life_s = longest_s if life_s is None else min(life_s + SAVING_S, longest_s or math.inf)
-    elif asked_s is None:
-        life_s = longest_s if life_s is None else min(life_s, longest_s or math.inf)
-    return replace(spec, max_lifetime_s=life_s)
+    if life_s is not None and session is not None:
+        life_s += keep_s + SAVING_S
+    return replace(spec, max_lifetime_s=min(each for each in (life_s, longest_s) if each is not None))
 
 
 def asked_spec(asked: events.SandboxCreateRequested | events.CheckpointCreateRequested) -> SandboxSpec:

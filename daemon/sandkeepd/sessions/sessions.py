@@ -280,7 +280,8 @@ class Sessions:
         check_volumes(request, command.volumes)
         default = _LIMITS_OF_KEY if request.peer.key is not None else (None, None)
         spec = _spec_of(asked, before, image, replace(sandbox, session_id=session_id), default)
-        spec = replace(spec, mode=mode)
+        life_s = provider.default_lifetime() if spec.max_lifetime_s is None else spec.max_lifetime_s
+        spec = replace(spec, mode=mode, max_lifetime_s=life_s)
         self._require_free(request.owner, session_id)
         return image_id, spec
 

@@ -169,6 +169,7 @@ class SandboxState(ObjectState, kw_only=True):
             container_id=self.handle.get("container_id"),
             container_name=self._container_name(),
             modal_sandbox_id=self.handle.get("modal_sandbox_id"),
+            ssh_address=self.handle.get("ssh_address"),
         )
 
     def _container_name(self) -> str | None:

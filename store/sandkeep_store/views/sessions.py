@@ -12,7 +12,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.view import Fact, ObjectState
 
 SAVING_S: Final = 1800.0
-"""Seconds between the end of a session and that of the lifetime of its sandbox: to start it, and to save its files."""
+"""Least seconds between the end of a session and that of its sandbox's lifetime: to start it, and to save its files."""
 
 
 class SessionState(ObjectState, kw_only=True, array_like=True):

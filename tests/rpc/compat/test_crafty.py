@@ -49,7 +49,7 @@ def sandbox_id(project: str) -> str:
 SIGNATURES: dict[str, tuple[dict[str, type], dict[str, Any]]] = {
     "create_image": ({"file_path": str, "clean": bool, "provider": Provider, "return": str}, {}),
     "list_images": ({"return": tuple[str, ...]}, {}),
-    "create_sandbox": ({"image_id": str, "provider": Provider, "return": str}, {}),
+    "create_sandbox": ({"image_id": str, "provider": Provider, "ssh": bool, "return": str}, {"ssh": False}),
     "list_sandboxes": ({"list_all": bool, "return": tuple[str, ...]}, {"list_all": False}),
     "connect_to_sandbox": ({"sandbox_id": str, "return": type(None)}, {}),
     "terminate_sandbox": ({"sandbox_id": str, "return": type(None)}, {}),

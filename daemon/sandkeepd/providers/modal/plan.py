@@ -20,6 +20,9 @@ GRACE_S: Final = 60
 MOST_LIFETIME_S: Final = 86_400
 """Seconds that Modal lets a sandbox stand at most."""
 
+SSH_PORT: Final = 22
+"""The port of a sandbox to which the tunnel of `modal.ssh` leads."""
+
 LEAST_MEMORY: Final = 128 * 1024**2
 LEAST_CPUS: Final = 0.125
 
@@ -29,11 +32,13 @@ PREFIX: Final = "modal."
 PIDS: Final = "Modal limits no processes: leave out pids"
 DISK: Final = "Modal sets the size of a sandbox's disk by itself: leave out disk_bytes"
 HOST_NETWORK: Final = "a sandbox at Modal has no access to the network of a machine: give none or bridge"
+SSH_NETWORK: Final = "Modal forwards no ports to a sandbox whose network is blocked: give bridge, or no modal.ssh"
 VOLUMES: Final = "sandboxes at Modal have no volumes of this machine: copy files into the workspace"
 READ_ONLY: Final = "Modal has no read-only sandboxes: leave out read_only"
 USER: Final = "sandboxes at Modal run as root, in a machine of their own: leave out user"
 
 _GPU: Final = re.compile(r"[A-Za-z0-9-]{1,32}!?(:[1-8])?")
+_ON: Final = re.compile(r"1")
 _REGION: Final = re.compile(r"[a-z0-9-]{1,32}(,[a-z0-9-]{1,32}){0,15}")
 
 
@@ -58,6 +63,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     lifetime_s: float | None
     gpu: str | None = None
     regions: list[str] = field(default_factory=list)
+    ssh: bool = False
     layers: list[Layer] = field(default_factory=list)
     over_image: bool = True
 
@@ -75,14 +81,18 @@ def decide(owner: str, spec: SandboxSpec, details: Mapping[str, Any]) -> Plan:
         raise SetupError("not_supported", "the image was not made for Modal: make it with provider='modal'") from None
     _require_possible(spec)
     ordered = _ordered(spec.labels)
+    if "ssh" in ordered and spec.network == "none":
+        raise CallerError("invalid", SSH_NETWORK, field="network")
     return Plan(
         owner=owner, modal_image_id=image.modal_image_id, has_files=image.has_files, network=spec.network,
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, lifetime_s=spec.max_lifetime_s, gpu=ordered.get("gpu"),
-        regions=ordered["region"].split(",") if "region" in ordered else [],
+        regions=ordered["region"].split(",") if "region" in ordered else [], ssh="ssh" in ordered,
     )  # fmt: skip
 
 
-_ORDERS: Final = {"gpu": (_GPU, "A10G or H100:2"), "region": (_REGION, "us-east, or us-east,eu-west")}
+_ORDERS: Final = {
+    "gpu": (_GPU, "A10G or H100:2"), "region": (_REGION, "us-east, or us-east,eu-west"), "ssh": (_ON, "1"),
+}  # fmt: skip
 
 
 def _ordered(labels: Mapping[str, str]) -> dict[str, str]:
@@ -134,4 +144,6 @@ def options(plan: Plan) -> dict[str, Any]:
         found["gpu"] = plan.gpu
     if plan.regions:
         found["region"] = plan.regions
+    if plan.ssh:
+        found["unencrypted_ports"] = [SSH_PORT]
     return found

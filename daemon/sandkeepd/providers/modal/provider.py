@@ -6,6 +6,7 @@ carries its requests and journals to a mirror in the state directory. `plan` dec
 commands in it. See `contract.provider` for the interface, and `errors` for how the SDK's errors are told.
 """
 
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -36,8 +37,9 @@ from sandkeepd.providers.modal.images import ModalImages
 from sandkeepd.providers.modal.plan import MOST_LIFETIME_S, Plan
 from sandkeepd.providers.modal.sandbox import Handle, ModalInstance, ModalRemote, first_argv
 from sandkeepd.providers.modal.sdk import Account, Result, Sdk, Seen
-from sandkeepd.providers.modal.service import Service
+from sandkeepd.providers.modal.service import ANSWER_S, Service
 
+HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
 SANDBOX_TAG: Final = "sandkeep-sandbox"
 LOG_TAG: Final = "sandkeep-log"
 OWNER_TAG: Final = "sandkeep-owner"
@@ -94,6 +96,7 @@ class ModalProvider(RelayedProvider[ModalInstance]):
         place = Handle(
             modal_sandbox_id=modal_id, workspace_name=workspace_name, app=settings.APP(),
             environment=(await self.service.sdk()).environment, secrets=sorted(secrets), name=modal_id,
+            ssh_address=await self._ssh_address(sandbox) if plan.ssh else None,
         )  # fmt: skip
         instance = self._hold(sandbox_id, spec, _isolation(plan), place, sandbox)
         await self._require_alive(instance, settings.START_S())
@@ -128,6 +131,15 @@ class ModalProvider(RelayedProvider[ModalInstance]):
             message = f"Modal has the app or the image no more: {error.message}: make the image again with --clean"
             raise CallerError("not_found", message) from None
         return sandbox.object_id, sandbox
+
+    async def _ssh_address(self, sandbox: Any) -> str:
+        """Return the public address of a sandbox's SSH server. Users give it to their SSH clients."""
+        seconds, port = settings.START_S(), modal_plan.SSH_PORT
+        host, public = await self.service.call(lambda sdk: sdk.tunnel(sandbox, port, seconds), seconds + ANSWER_S)
+        if not HOST.fullmatch(host) or not 0 < public < 65536:
+            message = f"Modal gave an address for SSH that is none: {readable(host)}:{public}"
+            raise ProviderError("provider_unavailable", message)
+        return f"{host}:{public}"
 
     def _tags(self, sandbox_id: str, spec: SandboxSpec, plan: Plan) -> dict[str, str]:
         tags = {SANDBOX_TAG: sandbox_id, LOG_TAG: self.log_id, OWNER_TAG: label_value(plan.owner)}

@@ -46,7 +46,8 @@ done 2>&-
 class Handle(Struct, frozen=True, kw_only=True):
     """The running sandbox. Its id means something only in the workspace, and to a token of it.
 
-    `secrets` are the names of the shared ones; `name` is for references to the sandbox.
+    `secrets` are the names of the shared ones; `name` is for references to the sandbox. `ssh_address` is the public
+    ``HOST:PORT`` that leads to its SSH server.
     """
 
     modal_sandbox_id: str
@@ -56,6 +57,7 @@ class Handle(Struct, frozen=True, kw_only=True):
     workspace: str = WORKSPACE
     secrets: list[str] = field(default_factory=list)
     name: str = ""
+    ssh_address: str | None = None
 
 
 def first_argv(program: bytes, *, empties: bool = False) -> list[str]:

@@ -200,6 +200,15 @@ class Sdk:
 
         return _Sandbox._new_hydrated(modal_id, self._client, None)  # noqa: SLF001
 
+    async def tunnel(self, sandbox: "_Sandbox", port: int, timeout_s: int) -> tuple[str, int]:
+        """Return the public host and port that lead to a port of a sandbox, once it runs."""
+        from modal.exception import InternalError
+
+        tunnels = await sandbox.tunnels(timeout_s)
+        if port not in tunnels:
+            raise InternalError(f"there is no tunnel to port {port}")
+        return tunnels[port].tcp_socket
+
     async def named(self, name: str) -> list[Seen]:
         """Return the running sandboxes of the app that have a name, of both of the SDK's versions."""
         from modal.exception import NotFoundError

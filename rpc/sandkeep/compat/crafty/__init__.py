@@ -28,6 +28,7 @@ from sandkeep.compat.crafty.functions import (
     get_image,
     get_process,
     get_sandbox,
+    get_ssh,
     kill_process,
     launch_and_stream_process,
     launch_background_process,
@@ -51,6 +52,7 @@ from sandkeep.compat.crafty.records import (
     Provider,
     SandboxRecord,
 )
+from sandkeep.compat.crafty.ssh import SshRecord
 
 __all__ = [
     "CommandProcess",
@@ -66,6 +68,7 @@ __all__ = [
     "Provider",
     "SandboxExecutor",
     "SandboxRecord",
+    "SshRecord",
     "attach_to_process",
     "connect_to_sandbox",
     "create_image",
@@ -74,6 +77,7 @@ __all__ = [
     "get_image",
     "get_process",
     "get_sandbox",
+    "get_ssh",
     "kill_process",
     "launch_and_stream_process",
     "launch_background_process",

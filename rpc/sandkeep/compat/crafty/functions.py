@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator
-from typing import Final
+from typing import Any, Final
 
 from sandkeep.blocking import Client
 from sandkeep.clients.pages import every
 from sandkeep.compat.crafty import local_directories
+from sandkeep.compat.crafty import ssh as ssh_servers
 from sandkeep.compat.crafty.connection import daemon, kill, text_of
 from sandkeep.compat.crafty.records import (
     SHELL_NAME,
@@ -20,7 +21,8 @@ from sandkeep.compat.crafty.records import (
     process_record,
     sandbox_record,
 )
-from sandkeep.errors import CallerError, StateError
+from sandkeep.compat.crafty.ssh import SshRecord
+from sandkeep.errors import CallerError, SetupError, StateError
 from sandkeep.model import Image, Process, Sandbox
 
 _SHELL: Final = 'exec "$(command -v bash || echo sh)" -i'
@@ -63,12 +65,27 @@ def get_image(image_id: str) -> ImageRecord:
 # -- sandboxes --------------------------------------------------------------------------------------------------------
 
 
-def create_sandbox(image_id: str, provider: Provider) -> str:
-    """Start a sandbox from an image and return its id. The code of a local one is shown as by `get_sandbox`."""
+def create_sandbox(image_id: str, provider: Provider, ssh: bool = False) -> str:
+    """Start a sandbox from an image and return its id. The code of a local one is shown as by `get_sandbox`.
+
+    With `ssh`, one at Modal has an SSH server behind a public address: see `get_ssh`. That needs a network. Its image
+    needs openssh-server: otherwise `not_supported` is raised, and no sandbox is left.
+    """
+    if ssh and Provider(provider) is not Provider.MODAL:
+        raise SetupError("not_supported", "ssh: only sandboxes at Modal have SSH servers: use connect_to_sandbox")
+    options: dict[str, Any] = {"labels": ssh_servers.LABELS, "network": "bridge"} if ssh else {}
     with daemon() as client:
-        made: Sandbox = client.sandbox.create(image_id, provider=Provider(provider).value)
+        made: Sandbox = client.sandbox.create(image_id, provider=Provider(provider).value, **options)
+        if ssh:
+            _start_ssh(client, made)
         _show(client, made)
         return made.sandbox_id
+
+
+def get_ssh(sandbox_id: str) -> SshRecord:
+    """Return what an SSH client needs for a sandbox that was created with `ssh`."""
+    with daemon() as client:
+        return ssh_servers.record(client.sandbox.get(sandbox_id))
 
 
 def list_sandboxes(list_all: bool = False) -> tuple[str, ...]:
@@ -111,6 +128,7 @@ def terminate_sandbox(sandbox_id: str) -> None:
     with daemon() as client:
         ended: Sandbox = client.sandbox.terminate(sandbox_id)
     local_directories.remove(ended.sandbox_id)
+    ssh_servers.remove(ended.sandbox_id)
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
@@ -179,6 +197,16 @@ def kill_process(name: str, sandbox_id: str) -> None:
 def _show(client: Client, sandbox: Sandbox) -> None:
     if sandbox.provider == Provider.LOCAL.value and sandbox.status == "running":
         local_directories.show(client, sandbox)
+
+
+def _start_ssh(client: Client, sandbox: Sandbox) -> None:
+    """Start the SSH server of a new sandbox, which is ended if that fails."""
+    try:
+        ssh_servers.start(client, sandbox)
+    except BaseException:
+        ssh_servers.remove(sandbox.sandbox_id)
+        client.sandbox.terminate(sandbox.sandbox_id)
+        raise
 
 
 def _launch(client: Client, name: str, sandbox_id: str, command: str) -> Process:

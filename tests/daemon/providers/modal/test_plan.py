@@ -30,6 +30,11 @@ def test_everything() -> None:
     }  # fmt: skip
 
 
+def test_a_tunnel_for_ssh() -> None:
+    made = options(plan(network="bridge", labels={"modal.ssh": "1"}))
+    assert made == {"timeout": 86_400, "block_network": False, "unencrypted_ports": [22]}
+
+
 def test_modal_never_ends_one_later_than_it_can() -> None:
     assert options(plan(max_lifetime_s=86_400.0))["timeout"] == 86_400
 
@@ -58,6 +63,8 @@ def test_what_modal_does_not_have(fields: dict[str, Any], field: str) -> None:
         {"labels": {"modal.gpu": "A10G; rm"}},
         {"labels": {"modal.region": "US"}},
         {"labels": {"modal.unknown": "x"}},
+        {"labels": {"modal.ssh": "yes"}, "network": "bridge"},
+        {"labels": {"modal.ssh": "1"}},
     ],
 )
 def test_what_is_malformed(fields: dict[str, Any]) -> None:
