@@ -512,6 +512,8 @@ class TrioProcess:
         """Wait until a process exits."""
     async def signal(self, sandbox_id: str, name: str, **options: Unpack[_ProcessSignal]) -> model.Process:
         """Send a signal to a process and its group."""
+    async def cancel(self, launch: str, **options: Unpack[_Change]) -> methods.CancelledLaunch:
+        """End the process of a launch that its caller gave up."""
     async def write_stdin(self, sandbox_id: str, name: str, **options: Unpack[_ProcessWriteStdin]) -> methods.Written:
         """Write to a process's input, or close it."""
     async def read(self, sandbox_id: str, name: str, **options: Unpack[_ProcessRead]) -> model.ProcessOutput:
@@ -751,6 +753,8 @@ class BlockingProcess:
         """Wait until a process exits."""
     def signal(self, sandbox_id: str, name: str, **options: Unpack[_ProcessSignal]) -> model.Process:
         """Send a signal to a process and its group."""
+    def cancel(self, launch: str, **options: Unpack[_Change]) -> methods.CancelledLaunch:
+        """End the process of a launch that its caller gave up."""
     def write_stdin(self, sandbox_id: str, name: str, **options: Unpack[_ProcessWriteStdin]) -> methods.Written:
         """Write to a process's input, or close it."""
     def read(self, sandbox_id: str, name: str, **options: Unpack[_ProcessRead]) -> model.ProcessOutput:
