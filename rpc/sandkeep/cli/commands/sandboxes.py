@@ -12,6 +12,7 @@ from sandkeep.blocking import Client
 from sandkeep.cli.display.output import (
     Column,
     age,
+    cut_middle,
     facts,
     identifier,
     json_line,
@@ -162,20 +163,21 @@ def ls(
 
 def _table(found: list[Sandbox]) -> None:
     """Print sandboxes as a table. A column of which no sandbox has anything is left out."""
-    labels, parent = Column("LABELS", least=6, spare=True), identifier("PARENT")
+    name = Column("NAME", least=16, shorten=cut_middle)  # the id is there, whole
+    labels, parent = Column("LABELS", least=8, spare=True), identifier("PARENT")
     left = Column("LEFT", least=4, spare=True)
     cells: list[tuple[str | Column, list[object]]] = [
         ("SANDBOX", [s.sandbox_id for s in found]),
-        ("NAME", [s.name or "" for s in found]),
+        (name, [s.name or "" for s in found]),
         (status(), [s.status + _remark(s) for s in found]),
         ("AGE", [age(s.created_at) for s in found]),
         (left, [_left(s) if s.expires_at else "" for s in found]),
-        (identifier("IMAGE"), [s.image_id for s in found]),
         (labels, [_pairs(s.spec.labels) for s in found]),
+        (identifier("IMAGE"), [s.image_id for s in found]),
         (parent, [s.forked_from or s.restored_from or "" for s in found]),
         (Column("RUNS", least=4, spare=True), [s.running_processes for s in found]),
     ]
-    optional = ("NAME", left, labels, parent)
+    optional = (name, left, labels, parent)
     shown = [(title, column) for title, column in cells if title not in optional or any(column)]
     table([title for title, _ in shown], zip(*(column for _, column in shown), strict=True))
 
