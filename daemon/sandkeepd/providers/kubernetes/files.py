@@ -27,7 +27,7 @@ from sandkeepd.providers.common import streamed_files
 from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
 from sandkeepd.providers.common.layers import Layer, Layers
 from sandkeepd.providers.common.views import shown
-from sandkeepd.providers.kubernetes.plan import WORKSPACE
+from sandkeepd.providers.kubernetes.plan import WORKSPACE, require_whole
 
 if TYPE_CHECKING:
     from sandkeepd.providers.kubernetes.provider import KubernetesProvider
@@ -57,6 +57,7 @@ class KubernetesSnapshots(Snapshotting):
         return _INCREMENTAL
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
+        require_whole(source.plan)
         instance = streamed_files.running(self._provider.instances, source.sandbox_id)
         state_dir = self._provider.layout.state_dir
         return await streamed_files.pack(instance, source.handle["workspace"], request, progress, state_dir)
@@ -90,6 +91,7 @@ class KubernetesLayers(DirectoryLayers):
 
     async def freeze(self, name: str, source: Source) -> CopiedChanges:
         """See `Layering.freeze`. The source is not frozen: its own tar reads it while all goes on."""
+        require_whole(source.plan)
         instance = streamed_files.running(self._provider.instances, source.sandbox_id)
         self._layout.prepare()
         with unnamed_file(self._layout.state_dir) as received, unnamed_file(self._layout.state_dir) as packed:
