@@ -169,7 +169,8 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     """The requested properties of a sandbox. Limits mean the same with every provider; None is the provider's default.
 
     `user` is a uid inside the sandbox, or ``uid:gid``. `working_dir` is where processes start. `session_id` is the
-    session that it belongs to; `shared` is there if several daemons share it.
+    session that it belongs to; `shared` is there if several daemons share it. With a `writable_root` programs can be
+    installed into its system.
     """
 
     cpus: float | None = None
@@ -188,6 +189,7 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     max_lifetime_s: float | None = None
     session_id: Name | None = None
     shared: Sharing | None = None
+    writable_root: bool = False
 
 
 class Isolation(Struct, frozen=True, kw_only=True):

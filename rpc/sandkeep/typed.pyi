@@ -110,6 +110,7 @@ class _SandboxCreate(_Change, total=False):
     enable_handoff: bool
     enable_checkpoint_at_idle: bool
     sandbox_token: str | None
+    writable_root: bool
 
 class _SandboxAttachShared(_Change, total=False):
     timeout_s: float

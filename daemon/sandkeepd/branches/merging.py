@@ -13,7 +13,7 @@ import trio
 from msgspec import Struct
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import CallerError, StateError, error_from
+from sandkeep.errors import CallerError, SetupError, StateError, error_from
 from sandkeep.model import Conflict, Merge, Merged
 from sandkeep.protocol.methods import BranchAbandon, BranchMerge, BranchResolve
 from sandkeep_store.eventlog.log import NewEvent, Recorded
@@ -202,6 +202,9 @@ class Merging(Finishing):
             if sandbox in found.values():
                 raise CallerError("invalid", f"sandbox_ids: {name!r} is given twice", field="sandbox_ids")
             found[sandbox.sandbox_id if label in found or label in RESERVED else label] = sandbox
+        if any(sandbox.spec.writable_root for sandbox in found.values()):
+            message = "sandbox_ids: only workspaces are merged, and one has a writable root: fork that instead"
+            raise SetupError("not_supported", message, field="sandbox_ids")
         for field in ("provider", "owner"):
             if len({getattr(sandbox.requested, field) for sandbox in found.values()}) > 1:
                 message = f"sandbox_ids: branches of another {field} cannot be merged with these: leave them out"

@@ -447,7 +447,11 @@ def sandbox_spec(command: SandboxCreate, *, network: Network, memory_bytes: int 
         labels=command.labels,
         idle_timeout_s=command.idle_timeout_s,
         max_lifetime_s=command.max_lifetime_s,
+        writable_root=command.writable_root,
     )
+    if spec.writable_root and spec.read_only:
+        message = "writable_root: with read_only nothing can be written: leave one of them out"
+        raise CallerError("invalid", message, field="writable_root")
     if _size(spec.env) + _size(spec.labels) > MAX_SPEC_BYTES:
         field = max("env", "labels", key=lambda name: _size(getattr(spec, name)))
         raise _too_large(field, "variables and labels together are")

@@ -159,6 +159,10 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     `network` is that of its provider, none unless an administrator said otherwise. `volumes` that are directories of
     the host are for administrators.
 
+    With a `writable_root` a container's own root file system is not read-only, so that programs can be installed;
+    snapshots and forks hold what was changed there. An administrator can forbid it, and there is no `disk_bytes` with
+    it, as only the workspace has an exact one.
+
     With a `name`, which is unique among the owner's sandboxes that have not ended, the owner can use that wherever a
     `sandbox_id` is asked for.
 
@@ -188,6 +192,7 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     enable_handoff: bool = False
     enable_checkpoint_at_idle: bool = False
     sandbox_token: SandboxToken | None = None
+    writable_root: bool = False
 
 
 class SandboxAttachShared(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -31,6 +31,10 @@ from sandkeepd.providers.common.views import shown
 if TYPE_CHECKING:
     from sandkeepd.providers.common.relayed_provider import RelayedProvider
 
+NOT_WHOLE: Final = (
+    "the sandbox has a writable root, and its cluster gives the daemon no access to that: a snapshot would lack what "
+    "was installed; export files of the workspace instead"
+)
 _INCREMENTAL: Final = "the daemon sees the files of such a sandbox only by its own tar: snapshots are full ones"
 
 
@@ -56,6 +60,7 @@ class StreamedSnapshots(Snapshotting):
         return _INCREMENTAL
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
+        require_whole(source.plan)
         instance = streamed_files.running(self._provider.instances, source.sandbox_id)
         state_dir = self._provider.layout.state_dir
         return await streamed_files.pack(instance, source.handle["workspace"], request, progress, state_dir)
@@ -93,6 +98,7 @@ class StreamedLayers(DirectoryLayers):
 
     async def freeze(self, name: str, source: Source) -> CopiedChanges:
         """See `Layering.freeze`. The source is not frozen: its own tar reads it while all goes on."""
+        require_whole(source.plan)
         instance = streamed_files.running(self._provider.instances, source.sandbox_id)
         self._layout.prepare()
         with unnamed_file(self._layout.state_dir) as received, unnamed_file(self._layout.state_dir) as packed:
@@ -121,3 +127,9 @@ class StreamedLayers(DirectoryLayers):
 
 async def _no_progress(_sentence: str) -> None:
     pass
+
+
+def require_whole(plan: Mapping[str, Any]) -> None:
+    """Raise `not_supported` for a sandbox whose root may have changes: the daemon reads its workspace alone."""
+    if plan.get("writable_root"):
+        raise SetupError("not_supported", NOT_WHOLE)

@@ -99,6 +99,7 @@ def _host(
     return {
         "Init": False,  # the keeper is the first process, and reaps
         "CapDrop": ["ALL"],
+        "CapAdd": plan.capabilities or None,
         "SecurityOpt": security,
         "Privileged": False,
         "ReadonlyRootfs": plan.read_only_root,

@@ -93,6 +93,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     """The names of the kept files that it begins with, each hiding parts of the next; then `image` is made of these."""
     updated: bool = False
     """True if limits that the engine enforces were changed: they are compared when it is adopted."""
+    writable_root: bool = False
+    """True if its caller asked for that."""
+    capabilities: list[str] = field(default_factory=list)
+    """The Linux capabilities of root inside."""
 
 
 def default_network() -> Network:
@@ -137,7 +141,8 @@ def decide(
         shell=image.shell, tmux=image.tmux, why_no_shell=image.why,
         workspace=workspace, writable=to_itself,
         workspace_volume=_workspace_volume(sandbox_id, owner, workspace, read_only=spec.read_only),
-        volumes=_volumes(spec, owner, workspace), read_only_root=spec.read_only or settings.READ_ONLY(),
+        volumes=_volumes(spec, owner, workspace), read_only_root=spec.read_only or _read_only_root(spec),
+        writable_root=spec.writable_root, capabilities=INSTALLS if spec.writable_root and uid == 0 else [],
         network=_network(spec.network), seccomp=settings.SECCOMP(), pids=limit_pids(spec.pids),
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes or disk_bytes,
         scratch_bytes=min(DEFAULT_SCRATCH_BYTES, (spec.memory_bytes or 2 * DEFAULT_SCRATCH_BYTES) // 2),
@@ -149,6 +154,13 @@ def workspace_of(image: Details) -> str:
     return image.workdir if _is_free(image.workdir, ["/tmp"]) else WORKSPACE  # noqa: S108 - inside
 
 
+INSTALLS: Final = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID"]
+"""The capabilities without which package managers cannot install; Docker gives these to root by default, and more."""
+
+NO_ROOT_LIMIT: Final = (
+    "disk_bytes: the engine has no exact limit for a writable root, only the measured one that every sandbox has: "
+    "leave out disk, or writable_root"
+)
 NO_DISK_LIMIT: Final = "only root's daemon sees how much a container writes"
 
 
@@ -204,6 +216,17 @@ def limit_pids(asked: int | None) -> int:
     if most is not None and asked is not None and asked > most:
         raise _beyond(settings.PIDS_LIMIT.name, "pids", f"at most {most}")
     return asked or most or settings.DEFAULT_PIDS
+
+
+def _read_only_root(spec: SandboxSpec) -> bool:
+    """Tell if the root is read-only. Raises `permission_denied` and `not_supported` for a writable one."""
+    if not spec.writable_root:
+        return settings.READ_ONLY()
+    if not settings.WRITABLE_ROOT():
+        raise _beyond(settings.WRITABLE_ROOT.name, "writable_root", "the root file system is read-only")
+    if spec.disk_bytes is not None:
+        raise SetupError("not_supported", NO_ROOT_LIMIT, field="disk_bytes")
+    return False
 
 
 def _network(asked: Network) -> str:

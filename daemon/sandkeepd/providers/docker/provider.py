@@ -51,6 +51,8 @@ READY_S: Final = 30.0
 NEWS_S: Final = 3.0
 """Seconds that an engine may take to report why a container ended; after that, the end is reported without a reason."""
 
+_NO_CAPABILITIES: Final = "without any capabilities"
+
 LOOK_AGAIN_S: Final = 0.1
 REMOVED_S: Final = 1.5
 """Seconds to wait after a container's end for its removal, since ``docker rm -f`` kills it first."""
@@ -186,7 +188,8 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         held |= {name: "cgroup" for name, limit in (("memory", plan.memory_bytes), ("cpus", plan.cpus)) if limit}
         notes = []
         if plan.uid == 0:
-            notes.append("its code is root inside, and on the host, without any capabilities")
+            may = f"with the capabilities {', '.join(plan.capabilities)}" if plan.capabilities else _NO_CAPABILITIES
+            notes.append(f"its code is root inside, and on the host, {may}")
         if not counted:
             notes.append(inotify.SHARED)
         if plan.shell is None:

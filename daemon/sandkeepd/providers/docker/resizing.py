@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import SandkeepError, SetupError
 from sandkeepd.contract.resizing import LimitChange, Resizing
 from sandkeepd.host.cgroups import usage
 from sandkeepd.host.cgroups.groups import needs_more, require_enough_memory
 from sandkeepd.providers.docker.engine import Client, RefusedError, post
-from sandkeepd.providers.docker.plan import Plan, check_memory, limit_pids, require_disk_limit
+from sandkeepd.providers.docker.plan import NO_ROOT_LIMIT, Plan, check_memory, limit_pids, require_disk_limit
 
 if TYPE_CHECKING:
     from sandkeepd.providers.docker.instance import DockerInstance
@@ -27,14 +27,16 @@ class DockerResizing(Resizing):
         self._provider = provider
 
     async def reserve(self, sandbox_id: str, plan: dict[str, Any], change: LimitChange) -> dict[str, Any]:
+        decided = msgspec.convert(plan, Plan)
         if change.disk_bytes is not None:
             require_disk_limit()
+            if decided.writable_root:
+                raise SetupError("not_supported", NO_ROOT_LIMIT, field="disk_bytes")
         check_memory(change.memory_bytes)
         limit_pids(change.pids)
         instance = self._provider.instances.get(sandbox_id)
         if change.memory_bytes is not None and instance is not None:
             await self._provider.in_thread(require_enough_memory, instance.cgroups, change.memory_bytes)
-        decided = msgspec.convert(plan, Plan)
         asked = {name: value for name, value in msgspec.structs.asdict(change).items() if value is not None}
         decided = replace(decided, **asked, updated=decided.updated or change.of_group)
         return {**plan, **msgspec.to_builtins(decided)}

@@ -35,6 +35,10 @@ HOST_NETWORK: Final = "a sandbox at Modal has no access to the network of a mach
 SSH_NETWORK: Final = "Modal forwards no ports to a sandbox whose network is blocked: give bridge, or no modal.ssh"
 VOLUMES: Final = "sandboxes at Modal have no volumes of this machine: copy files into the workspace"
 READ_ONLY: Final = "Modal has no read-only sandboxes: leave out read_only"
+WRITABLE_ROOT: Final = (
+    "writable_root: the root of a sandbox at Modal can be written in any case, and snapshots hold the workspace alone: "
+    "leave it out"
+)
 USER: Final = "sandboxes at Modal run as root, in a machine of their own: leave out user"
 
 _GPU: Final = re.compile(r"[A-Za-z0-9-]{1,32}!?(:[1-8])?")
@@ -118,6 +122,7 @@ def _require_possible(spec: SandboxSpec) -> None:
         raise SetupError("not_supported", HOST_NETWORK, field="network")
     wrong = (
         ("pids", PIDS), ("disk_bytes", DISK), ("volumes", VOLUMES), ("read_only", READ_ONLY),
+        ("writable_root", WRITABLE_ROOT),
     )  # fmt: skip
     for name, message in wrong:
         if getattr(spec, name):

@@ -48,6 +48,7 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
         "sandkeep create $IMG",
         "BOX=$(sandkeep create $IMG --memory 512M --pids 64 --disk 2G)",
         "sandkeep create $IMG --network bridge --volume cache:/var/cache",
+        "sandkeep create python:3.12 --writable-root --network bridge",
         "sandkeep create $IMG --name tests --env CI=1 --secret TOKEN --idle-timeout 10m",
     ]
 )
@@ -59,6 +60,11 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 )
 @sandbox_options
 @click.option(
+    "--writable-root",
+    is_flag=True,
+    help="Let programs be installed into the system (apt, pip); for Docker sandboxes.",
+)
+@click.option(
     "--shared", "gcs_sandbox_id", metavar="ID", help="Share it with other daemons, under this id; it is its name."
 )
 @click.option("--handoff", "enable_handoff", is_flag=True, help="Hand it over to a daemon that attaches to it.")
@@ -69,14 +75,15 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
     help="When it is idle, save it and give it up, instead of terminating it.",
 )
 @common()
-def create(front: Frontend, image: str, **spec: Any) -> None:
+def create(front: Frontend, image: str, *, writable_root: bool, **spec: Any) -> None:
     """Create and start a sandbox from IMAGE, and print its id.
 
     The token by which other daemons attach to a shared sandbox is printed to stderr, and is in the JSON.
     """
+    given = non_empty(**spec, writable_root=writable_root or None)
     try:
         with progress("starting a sandbox") as display, front.client() as client:
-            sandbox = client.sandbox.create(image, progress=display, **non_empty(**spec))
+            sandbox = client.sandbox.create(image, progress=display, **given)
     except CallerError as error:
         raise _no_image(error, image) from None
     if front.as_json:
@@ -287,6 +294,7 @@ def describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
         ("pids", spec.pids),
         ("disk", spec.disk_bytes and size(spec.disk_bytes)),
         ("network", spec.network),
+        ("root", "writable" if spec.writable_root else None),
         *(("volume", f"{v.source} at {v.target}{' (read-only)' if v.read_only else ''}") for v in spec.volumes),
         ("shared as", spec.shared and spec.shared.gcs_sandbox_id),
         ("env", ", ".join(f"{key}={value}" for key, value in spec.env.items())),

@@ -154,6 +154,8 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "image.create_requested": _image,
     "image.created": _content,
     "image.reused": lambda data: f"the same as {data['image_id']}",
+    "image.tagged": lambda data: f"called {data['name']}",
+    "image.untagged": lambda data: f"not called {data['name']} any more",
     "sandbox.create_requested": _requested,
     "sandbox.created": _isolation,
     "sandbox.adopted": lambda _: "found running",
