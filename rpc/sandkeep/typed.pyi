@@ -20,6 +20,7 @@ class _QuotaQuery(_Call, total=False):
     owner: str | None
 
 class _ImageCreate(_Change, total=False):
+    name: str | None
     provider: str | None
     base: str | None
     dockerfile: str | None
@@ -27,6 +28,7 @@ class _ImageCreate(_Change, total=False):
     labels: dict[str, str]
     owner: str | None
     ignore: Sequence[str]
+    patterns: Sequence[str]
 
 class _ImageQuery(_Call, total=False):
     all: bool
@@ -133,6 +135,13 @@ class _SandboxExec(_Change, total=False):
     timeout_s: float | None
     inline_bytes: int
     durable: bool
+
+class _SandboxUpdate(_Change, total=False):
+    cpus: float | None
+    memory_bytes: int | None
+    pids: int | None
+    disk_bytes: int | None
+    network: Literal["none", "host", "bridge"] | None
 
 class _SandboxResume(_Change, total=False):
     secrets: dict[str, str]
@@ -381,6 +390,8 @@ class TrioImage:
         """List images."""
     async def get(self, image_id: str, **options: Unpack[_Call]) -> model.Image:
         """Show an image."""
+    async def tag(self, image_id: str, name: str, **options: Unpack[_Change]) -> model.Image:
+        """Give an image a name."""
     async def remove(self, image_id: str, **options: Unpack[_Change]) -> model.Image:
         """Remove an image."""
 
@@ -433,8 +444,8 @@ class TrioSandbox:
         """Run a command to its end and return its output."""
     async def terminate(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Terminate a sandbox and all its processes."""
-    async def update(self, sandbox_id: str, disk_bytes: int, **options: Unpack[_Change]) -> model.Sandbox:
-        """Change the disk limit of a sandbox."""
+    async def update(self, sandbox_id: str, **options: Unpack[_SandboxUpdate]) -> model.Sandbox:
+        """Change limits of a sandbox, while it runs."""
     async def suspend(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Freeze a sandbox."""
     async def resume(self, sandbox_id: str, **options: Unpack[_SandboxResume]) -> model.Sandbox:
@@ -622,6 +633,8 @@ class BlockingImage:
         """List images."""
     def get(self, image_id: str, **options: Unpack[_Call]) -> model.Image:
         """Show an image."""
+    def tag(self, image_id: str, name: str, **options: Unpack[_Change]) -> model.Image:
+        """Give an image a name."""
     def remove(self, image_id: str, **options: Unpack[_Change]) -> model.Image:
         """Remove an image."""
 
@@ -672,8 +685,8 @@ class BlockingSandbox:
         """Run a command to its end and return its output."""
     def terminate(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Terminate a sandbox and all its processes."""
-    def update(self, sandbox_id: str, disk_bytes: int, **options: Unpack[_Change]) -> model.Sandbox:
-        """Change the disk limit of a sandbox."""
+    def update(self, sandbox_id: str, **options: Unpack[_SandboxUpdate]) -> model.Sandbox:
+        """Change limits of a sandbox, while it runs."""
     def suspend(self, sandbox_id: str, **options: Unpack[_Change]) -> model.Sandbox:
         """Freeze a sandbox."""
     def resume(self, sandbox_id: str, **options: Unpack[_SandboxResume]) -> model.Sandbox:

@@ -24,8 +24,8 @@ from sandkeepd.branches.merge_files import ALL, BASE, MergeFiles, Outcome
 from sandkeepd.branches.points import Files, Points
 from sandkeepd.branches.work import Work
 from sandkeepd.contract.layers import KeptArchive
-from sandkeepd.core import rules
-from sandkeepd.core.access import Request, sandbox_called
+from sandkeepd.core import naming, rules
+from sandkeepd.core.access import Request
 from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Creation, Order, Removal
 from sandkeepd.host.unnamed_file import unnamed_file
@@ -197,7 +197,7 @@ class Merging(Finishing):
         """Return the sandboxes by what they are called. Raises `not_found`, `invalid`."""
         state, found = self.core.state, dict[str, SandboxState]()
         for name in request.params.sandbox_ids:
-            sandbox = rules.sandbox(state, sandbox_called(state, name, request, "sandbox_ids"))
+            sandbox = rules.sandbox(state, naming.resolve(state, "sandbox", name, "sandbox_ids", request))
             label = sandbox.name or sandbox.sandbox_id
             if sandbox in found.values():
                 raise CallerError("invalid", f"sandbox_ids: {name!r} is given twice", field="sandbox_ids")
@@ -214,7 +214,7 @@ class Merging(Finishing):
             raise CallerError("invalid", "ours: give it with the policy 'ours', and only then", field="ours")
 
         def label(name: str, field: str) -> str:
-            sandbox_id = sandbox_called(self.core.state, name, request, field)
+            sandbox_id = naming.resolve(self.core.state, "sandbox", name, field, request)
             for label, sandbox in branches.items():
                 if sandbox.sandbox_id == sandbox_id:
                     return label

@@ -29,6 +29,7 @@ from sandkeep.system.descriptors import closing_fd
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.image_sources import Seen
 from sandkeepd.contract.images import ImportedImage
+from sandkeepd.host import ignore as ignored
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 from sandkeepd.host.threads import Meter, run_in_thread
@@ -58,8 +59,8 @@ _PATIENCE_MS: Final = 500
 # files is left out: it may have no end (kcore), or never answer (kmsg).
 _SURVEY: Final = f"""
 cd -- "$SOURCE" || {{ ls -d -- "$SOURCE/"; exit 3; }}
-left=$1
-shift
+left=$1 words=$2
+shift 2
 while [ "$left" -gt 0 ]; do
 	place=$1 left=$((left - 1))
 	shift
@@ -68,12 +69,29 @@ done
 for type in proc sysfs cgroup cgroup2 debugfs tracefs securityfs configfs bpf pstore efivarfs; do
 	set -- "$@" -fstype $type -prune -printf 'K %s %p\\0' -o
 done
-exec find . -maxdepth {MAX_DEPTH} "$@" -printf '%y %s %p\\0'
+while [ "$words" -gt 0 ]; do # to the end: an exception from what is ignored is none from these
+	word=$1 words=$((words - 1))
+	shift
+	set -- "$@" "$word"
+done
+exec find . -maxdepth {MAX_DEPTH} "$@" {ignored.PRINT[0]} '{ignored.PRINT[1]}'
 """
 
 
+IGNORE_FILES: Final = (".sandkeepignore", ".dockerignore")
+"""Files at the top of a directory with patterns of what to leave out; the first that is there counts."""
+
+_MOST_PATTERNS_BYTES: Final = 32 * 1024
+_MOST_PATTERNS: Final = 1000
 _SPECIAL: Final = re.compile(r"[\\*?\[\]]")
 """Characters that mean something in a pattern of find's."""
+
+_READ_PATTERNS: Final = f"""
+cd -- "$SOURCE" || {{ ls -d -- "$SOURCE/"; exit 3; }}
+for name in {" ".join(IGNORE_FILES)}; do
+	[ ! -f "./$name" ] || {{ printf '%s\n' "$name"; exec head -c {_MOST_PATTERNS_BYTES + 1} -- "./$name"; }}
+done
+"""
 
 _LOOK: Final = """
 [ -f "$SOURCE" ] && exec echo file
@@ -81,6 +99,19 @@ cd -- "$SOURCE" || { ls -d -- "$SOURCE/"; exit 3; }
 [ -f "./$DOCKERFILE" ] && exec echo dockerfile
 echo directory
 """
+
+
+class LeftOut(Struct, frozen=True, kw_only=True):
+    """What of a directory is not copied: `names` at any depth; what the patterns match of the first of `IGNORE_FILES`
+    that is there, unless not to go `by_file`, and after these `patterns`.
+    """
+
+    names: Sequence[str] = ()
+    patterns: Sequence[str] = ()
+    by_file: bool = False
+
+
+NOTHING: Final = LeftOut()
 
 
 class Survey(Struct, frozen=True, kw_only=True):
@@ -96,13 +127,13 @@ class Survey(Struct, frozen=True, kw_only=True):
 
 async def import_tree(
     source: str, caller: Caller, target: str, *, owner: int | None, hide: Sequence[str], progress: Progress,
-    ignore: Sequence[str] = (),
+    left_out: LeftOut = NOTHING,
 ) -> ImportedImage:  # fmt: skip
     """Copy the directory `source`, as `caller` may read it, to `target`, which must not exist.
 
     Everything in it then belongs to `owner` (None: to this process's user). Kept are modes, times, symbolic and hard
     links, empty directories, FIFOs and every byte of a name; dropped are setuid and setgid bits; sockets and devices
-    are skipped. The directories `hide` are left out, and the names `ignore` at any depth.
+    are skipped. The directories `hide` are left out, and what is to be `left_out`.
 
     Raises `invalid` (no such directory), `permission_denied` (the first path that cannot be read),
     `storage_unavailable`. The caller removes a partial copy.
@@ -113,7 +144,8 @@ async def import_tree(
     await progress(f"looking at {source}")
     async with _import_limit(caller):
         own = trio.CapacityLimiter(1)  # not the daemon's: a caller can stop the programs that read for him
-        survey = await trio.to_thread.run_sync(_survey, source, caller, hide, ignore, limiter=own)
+        words = await trio.to_thread.run_sync(_left_out, source, caller, left_out, limiter=own)
+        survey = await trio.to_thread.run_sync(_survey, source, caller, hide, words, limiter=own)
         try:
             copy = functools.partial(_copy, source, caller, target, owner, survey.names)
             await run_in_thread(copy, progress, f"copying {source}", limiter=own, total_bytes=survey.size_bytes)
@@ -177,11 +209,46 @@ def _look(source: str, caller: Caller, dockerfile: str) -> Seen:
     return cast("Seen", word)
 
 
-def _survey(source: str, caller: Caller, hide: Sequence[str], ignore: Sequence[str] = ()) -> Survey:
+def _left_out(source: str, caller: Caller, left_out: LeftOut) -> list[str]:
+    """Return the words of find's that pass over what is to be left out. Raises `invalid` for malformed patterns."""
+    names = [word for name in left_out.names for word in ("-name", _SPECIAL.sub(r"\\\g<0>", name), "-prune", "-o")]
+    name, text = _patterns_of(source, caller) if left_out.by_file else ("", "")
+    found = [
+        *_patterns("source", f"{name}: ", text),
+        *_patterns("patterns", "", "\n".join(left_out.patterns)),
+    ]  # fmt: skip
+    if len(found) > _MOST_PATTERNS:
+        raise CallerError("invalid", f"source: there are more than {_MOST_PATTERNS} patterns: shorten {name}")
+    return names + ignored.find_expression(found)
+
+
+def _patterns(field: str, where: str, text: str) -> list[ignored.Pattern]:
+    try:
+        found = ignored.patterns(text)
+        ignored.find_expression(found)
+    except (ValueError, re.error) as error:
+        raise CallerError("invalid", f"{field}: {where}{error}", field=field) from None
+    return found
+
+
+def _patterns_of(source: str, caller: Caller) -> tuple[str, str]:
+    """Return the name and the content of the directory's file of patterns; empty if there is none."""
+    code, output, errors = _run_as(caller, [_READ_PATTERNS], None, SOURCE=source)
+    if code == 3:
+        raise _not_a_directory(source, errors)
+    if code:
+        raise _unreadable(source, errors)
+    name, _, content = output.partition(b"\n")
+    if len(content) > _MOST_PATTERNS_BYTES:
+        message = f"source: {name.decode()} has more than {_MOST_PATTERNS_BYTES >> 10} KiB: shorten it"
+        raise CallerError("invalid", message, field="source")
+    return name.decode(), content.decode("utf-8", "surrogateescape")
+
+
+def _survey(source: str, caller: Caller, hide: Sequence[str], left_out: Sequence[str] = ()) -> Survey:
     with tempfile.TemporaryFile() as found:
         listing = _Listing(source, found)
-        names = [word for name in ignore for word in ("-name", _SPECIAL.sub(r"\\\g<0>", name), "-prune", "-o")]
-        survey = [_SURVEY, "sh", str(len(hide)), *hide, *names]
+        survey = [_SURVEY, "sh", str(len(hide)), str(len(left_out)), *hide, *left_out]
         code, _, errors = _run_as(caller, survey, listing.take, SOURCE=source)
         if code == 3:
             raise _not_a_directory(source, errors)

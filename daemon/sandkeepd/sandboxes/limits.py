@@ -74,6 +74,10 @@ class LimitWatcher:
             notes.append(f"it has {count} processes, which is its limit: end some")
         return "; ".join(notes) or None
 
+    def changed(self) -> None:
+        """Go by the present limits of the sandbox, which were changed."""
+        self._processes.forget_limit()
+
     def close(self) -> None:
         """Release the descriptors."""
         self._processes.close()

@@ -13,6 +13,7 @@ from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.provider import Provider
+from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
@@ -99,6 +100,11 @@ class Reservations:
         the provider, considering all others, changed by `adapt`. `facts` are further fields of the event.
         """
         image, reserved = self._core.state.images.get(image_id), self._reserved[sandbox_id]
+        session_id = spec.session_id
+        session = self._core.state.session_called(reserved.owner, session_id) if session_id is not None else None
+        spec = rules.with_lifetime(
+            spec, session, default_s=provider.default_lifetime(), longest_s=provider.longest_lifetime_s
+        )
         plan = provider.plan(
             sandbox_id, image_id, spec, caller, self._plans(provider.name),
             details=image.details if image is not None else {}, owner=reserved.owner,

@@ -17,7 +17,7 @@ COMMANDS: Final = {
     "status": ("daemon:status", "Show the daemon's status."),
     "capabilities": ("daemon:capabilities", "Show which features work on this machine, and why others do not."),
     "quota": ("daemon:quota", "Show your quotas and their usage."),
-    "image": ("sandkeep.cli.root:image", "Create, list, show and remove images."),
+    "image": ("sandkeep.cli.root:image", "Create, name, list, show and remove images."),
     "create": ("sandboxes:create", "Create and start a sandbox from an image."),
     "ls": ("sandboxes:ls", "List sandboxes."),
     "get": ("sandboxes:get", "Show a sandbox."),
@@ -74,6 +74,7 @@ IMAGE_COMMANDS: Final = {
     "create": ("images:create", "Create an image from a directory, a Dockerfile or a reference."),
     "ls": ("images:ls", "List images."),
     "get": ("images:get", "Show an image."),
+    "tag": ("images:tag", "Give an image a name."),
     "rm": ("images:rm", "Remove images."),
 }
 

@@ -246,6 +246,18 @@ def test_a_follower_far_behind_gets_every_byte_once(new_daemon: Any, tmp_path: P
             assert not said or said.endswith(b" does not answer: waiting for it\n")  # which is told of a slow start
 
 
+def test_followed_logs_stay_with_the_process_that_had_the_name(shared_daemon: Any, client: Any, box: str) -> None:
+    client.process.launch(box, "echo first; read -r line; echo end", stdin=True, name="one")
+    with started(shared_daemon, "logs", box, "one", "--follow") as command:
+        assert command.stdout.readline() == b"first\n"
+        command.send_signal(signal.SIGSTOP)
+        client.process.write_stdin(box, "one", eof=True)
+        client.process.wait(box, "one")
+        client.process.launch(box, "echo something longer than both lines", name="one")
+        command.send_signal(signal.SIGCONT)
+        assert (command.stdout.read(), command.wait()) == (b"end\n", 0)
+
+
 def test_logs_without_follow_end_while_the_process_writes_on(shared_daemon: Any, box: str) -> None:
     shared_daemon.cli("run", box, "endless", "--detach", "--", "sh", "-c", "while :; do echo more; done")
     assert shared_daemon.cli("logs", box, "endless").returncode == 0

@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from sandkeep.ids import regular_name
 from sandkeep.model import SandboxSpec
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.host.processes import OOM_SCORE_ADJ
 from sandkeepd.keeper import program
-from sandkeepd.providers.docker.plan import INSIDE, Plan, Volume, regular_name
+from sandkeepd.providers.docker.plan import INSIDE, Plan, Volume
 from sandkeepd.providers.docker.trees import ImageLayers
 
 SANDBOX_LABEL: Final = "sandkeep.sandbox"

@@ -75,7 +75,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self._kept = DockerLayers(self, snapshots)
         self.revival = self._revival = DockerRevival(self)
         self._replacement = DockerReplacement(self, self._revival)
-        self.resizing = DockerResizing(self)
+        self.resizing = self._resizing = DockerResizing(self)
         self.builder, self.layers, self.replacement = self.images, self._kept, self._replacement
 
     # Sandboxes
@@ -205,7 +205,10 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             await self._revival.halt(sandbox_id, plan, handle)
             return Ending(kind="lost", message=docker_start.RETIRED)
         self._begin_to_follow()
-        return await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
+        instance = await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
+        if instance is not None and decided.updated:
+            self.nursery.start_soon(self._resizing.fit_adopted, instance)  # not by now: the engine may be down
+        return instance
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`. Processes end at once, also when the engine is down; the rest waits for it."""

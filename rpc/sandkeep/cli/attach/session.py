@@ -106,7 +106,7 @@ class Reader:
         return self._follow(sink, out_at, err_at, follow=False)
 
     def _follow(self, sink: Sink, out_at: int, err_at: int, *, follow: bool) -> ProcessOutput:
-        cursor = OutputCursor(out_at, err_at, follow)
+        cursor = OutputCursor(self._of[1], out_at, err_at, follow)
         while query := cursor.next_query():
             piece = self._read(query)
             cursor.advance(piece)
@@ -176,6 +176,7 @@ class Reader:
         if self._journals is None:
             try:
                 self._journals = Journals(self._client, *self._of)
+                self._stay_with(self._journals.process)
             except SetupError as refused:
                 self._refused = refused
                 raise
@@ -183,7 +184,12 @@ class Reader:
 
     def _read(self, query: dict[str, Any]) -> ProcessOutput:
         piece: ProcessOutput = self._client.process.read(*self._of, **query)
+        self._stay_with(piece)
         return piece
+
+    def _stay_with(self, found: Process | ProcessOutput) -> None:
+        """Read this process from now on: its name can become another's when it has ended."""
+        self._of = (self._of[0], found.process_id)
 
     def process(self) -> Process:
         """The process as it is now."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -15,17 +15,23 @@ from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Image
 
+NOT_SOURCE: Final = (".git", ".venv", "venv")
+"""The names that --source-only leaves out."""
+
 
 @command(
     examples=[
         "sandkeep image create .",
         "IMG=$(sandkeep image create ~/project --label team=web)",
+        "sandkeep image create --name py:3.12 ~/project && sandkeep create py:3.12",
         "sandkeep image create python:3.11-slim",
         "sandkeep image create . --dockerfile docker/Dockerfile",
         "sandkeep image create . --base node:22-slim",
+        "sandkeep image create . --source-only --ignore 'docs/*.html'",
     ]
 )
 @click.argument("source", type=SOURCE, metavar="PATH|REF")
+@click.option("--name", metavar="NAME[:TAG]", help="Name of the image, which an older one may lose.")
 @click.option(
     "--provider",
     type=PROVIDER,
@@ -39,20 +45,32 @@ from sandkeep.model import Image
 @click.option(
     "--clean", is_flag=True, help="Create a new image even if one has the same content, and build without cache."
 )
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave out files of this name, or of this pattern of .dockerignore (repeatable).",
+)
+@click.option("--source-only", is_flag=True, help="Leave out .git and virtual environments (.venv, venv).")
 @click.option("--owner", metavar="OWNER", help="Create it for another owner, such as key:ci. For administrators.")
 @label_option
 @common()
-def create(front: Frontend, source: str, **options: Any) -> None:
+def create(front: Frontend, source: str, ignore: tuple[str, ...], *, source_only: bool, **options: Any) -> None:
     """Create an image and print its id.
 
     PATH is a directory or a Dockerfile: a plain directory is copied for the local provider; a Dockerfile, or a
     directory that holds one, is built for Docker. REF is the reference of a container image, such as python:3.11-slim,
     which is pulled if it is missing. An existing path, or a name that begins with `/`, `./`, `../` or `~`, is a PATH.
+
+    Of a plain directory its .sandkeepignore, or else its .dockerignore, says what is left out, by Docker's rules.
     """
     path_or_ref = _source(source)
+    names = [*filter(_is_name, ignore), *(NOT_SOURCE if source_only else ())]
+    patterns = [word for word in ignore if not _is_name(word)]
+    given = non_empty(**options, ignore=names or None, patterns=patterns or None)
     try:
         with progress("creating an image") as display, front.client() as client:
-            image = client.image.create(path_or_ref, progress=display, **non_empty(**options))
+            image = client.image.create(path_or_ref, progress=display, **given)
     except SandkeepError as error:
         raise error if os.path.isabs(path_or_ref) else _no_directory(error, source) from None
     if front.as_json:
@@ -73,6 +91,11 @@ def _no_directory(error: SandkeepError, word: str) -> SandkeepError:
     near = suggestion(name, names) if ":" not in name else ""
     message = f"{error.message}; there is no directory {word!r} here either{near}"
     return type(error)(error.code, message, **error.data)
+
+
+def _is_name(word: str) -> bool:
+    """Tell a name, which is left out at any depth, from a pattern."""
+    return not any(character in word for character in "/*?[!\\")
 
 
 def _source(word: str) -> str:
@@ -100,13 +123,23 @@ def ls(front: Frontend, everything: bool) -> None:
         images: list[Image] = every(client.image.list, all=everything)
     if front.as_json:
         return json_line(images)
+    named = any(i.names for i in images)
     rows = [
-        (i.image_id, i.status, age(i.created_at), size(i.size_bytes), i.kind, _short(i.docker_image_id), i.source)
+        (
+            i.image_id,
+            *([", ".join(i.names)] if named else []),
+            i.status,
+            age(i.created_at),
+            size(i.size_bytes),
+            i.kind,
+            _short(i.docker_image_id),
+            i.source,
+        )
         for i in images
     ]
     kind, docker = Column("KIND", least=9, spare=True), Column("DOCKER ID", least=12, spare=True)
     source = Column("SOURCE", least=12, shorten=cut_middle)
-    return table(("IMAGE", status(), "AGE", "SIZE", kind, docker, source), rows)
+    return table(("IMAGE", *(["NAME"] if named else []), status(), "AGE", "SIZE", kind, docker, source), rows)
 
 
 def _short(docker_image_id: str | None) -> str:
@@ -126,6 +159,7 @@ def get(front: Frontend, image: str) -> None:
     return facts(
         [
             ("image", found.image_id),
+            ("names", ", ".join(found.names)),
             ("status", found.status),
             ("provider", found.provider),
             ("kind", found.kind),
@@ -142,6 +176,15 @@ def get(front: Frontend, image: str) -> None:
             ("error", found.error),
         ]
     )
+
+
+@command(examples=["sandkeep image tag $IMG py:3.12", "sandkeep image tag python:3.11-slim py"])
+@click.argument("image", type=IMAGE, metavar="IMAGE")
+@click.argument("name", metavar="NAME[:TAG]")
+@common()
+def tag(front: Frontend, image: str, name: str) -> None:
+    """Give an image a name, and print its id. Another image that has the name loses it."""
+    front.for_each("naming", "image.tag", (image,), name=name)
 
 
 @command(examples=["sandkeep image rm $IMG"])

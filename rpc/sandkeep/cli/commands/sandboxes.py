@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from sandkeep.cli.display.output import (
     moment,
     note,
     size,
+    span,
     status,
     table,
     when,
@@ -144,7 +146,7 @@ def detach(front: Frontend, sandboxes: tuple[str, ...]) -> None:
 def ls(
     front: Frontend, everything: bool, quiet: bool, labels: dict[str, str], filters: tuple[tuple[str, str], ...]
 ) -> None:
-    """List sandboxes.
+    """List sandboxes. AGE is the time since their creation, LEFT the time until they end in any case.
 
     Filters by different keys all hold; of several values for one key, any may. A name may hold * and ?.
     """
@@ -163,23 +165,29 @@ def _table(found: list[Sandbox]) -> None:
     """Print sandboxes as a table. A column of which no sandbox has anything is left out."""
     name = Column("NAME", least=16, shorten=cut_middle)  # the id is there, whole
     labels, parent = Column("LABELS", least=8, spare=True), identifier("PARENT")
+    left = Column("LEFT", least=4, spare=True)
     cells: list[tuple[str | Column, list[object]]] = [
         ("SANDBOX", [s.sandbox_id for s in found]),
         (name, [s.name or "" for s in found]),
         (status(), [s.status + _remark(s) for s in found]),
         ("AGE", [age(s.created_at) for s in found]),
+        (left, [_left(s) if s.expires_at else "" for s in found]),
         (labels, [_pairs(s.spec.labels) for s in found]),
         (identifier("IMAGE"), [s.image_id for s in found]),
         (parent, [s.forked_from or s.restored_from or "" for s in found]),
         (Column("RUNS", least=4, spare=True), [s.running_processes for s in found]),
     ]
-    optional = (name, labels, parent)
+    optional = (name, left, labels, parent)
     shown = [(title, column) for title, column in cells if title not in optional or any(column)]
     table([title for title, _ in shown], zip(*(column for _, column in shown), strict=True))
 
 
 def _pairs(values: dict[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in values.items())
+
+
+def _left(sandbox: Sandbox) -> str:
+    return "-" if sandbox.expires_at is None else span(moment(sandbox.expires_at) - time.time())
 
 
 def _remark(sandbox: Sandbox) -> str:
@@ -255,6 +263,7 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
         ("owner", sandbox.owner),
         ("created", when(sandbox.created_at)),
         ("ended", when(sandbox.ended_at)),
+        ("ends", f"{sandbox.expires_at}, in {_left(sandbox)}" if sandbox.expires_at else ""),
         ("processes", f"{sandbox.running_processes} running, {sandbox.exec_count} unnamed so far"),
         ("limits met", ", ".join(f"{limit} by {count}" for limit, count in sandbox.limits_met.items())),
         *describe_spec(sandbox.spec),
@@ -329,13 +338,24 @@ def _own(front: Frontend, selection: Selection) -> tuple[str, ...]:
         return tuple(sandbox.sandbox_id for sandbox in selection.find(client) if sandbox.owner == owner)
 
 
-@command(examples=["sandkeep update $BOX --disk 4G"])
+@command(examples=["sandkeep update $BOX --memory 1G --cpus 2", "sandkeep update $BOX --disk 4G"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
-@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", required=True, help="New disk limit, such as 4G.")
+@click.option("--cpus", type=float, metavar="N", help="New CPU limit, in cores.")
+@click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="New memory limit, such as 512M.")
+@click.option("--pids", type=int, metavar="N", help="New maximum number of processes.")
+@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="New disk limit, such as 4G.")
+@click.option(
+    "--network",
+    type=click.Choice(["none", "host", "bridge"]),
+    help="Refused: a sandbox keeps its first network.",
+)
 @common()
-def update(front: Frontend, sandbox: str, disk_bytes: int) -> None:
-    """Change the disk limit of a sandbox, while it runs, and print its id. A disk of its own can only grow."""
-    front.for_each("updating", "sandbox.update", (sandbox,), disk_bytes=disk_bytes)
+def update(front: Frontend, sandbox: str, **limits: Any) -> None:
+    """Change limits of a sandbox, while it runs, and print its id. A disk of its own can only grow."""
+    given = non_empty(**limits)
+    if not given:
+        raise click.UsageError("give a limit to change: --cpus, --memory, --pids or --disk")
+    front.for_each("updating", "sandbox.update", (sandbox,), **given)
 
 
 @command(examples=["sandkeep suspend $BOX", "sandkeep suspend tests other"])

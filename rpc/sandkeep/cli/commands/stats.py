@@ -29,6 +29,7 @@ COLUMNS: Final = (
     Column("READ", least=7, spare=True),
     Column("WRITTEN", least=7, spare=True),
     Column("KILLS", least=5, spare=True),
+    Column("AGE", least=4, spare=True),
     Column("LEFT", least=4, spare=True),
 )
 
@@ -77,7 +78,8 @@ def stats(
 
     On a terminal the table is refreshed until q or Ctrl-C; elsewhere, and with --once, it is printed once, with `-` for
     unknown values. CPU is the load of one cpu, TIME the CPU time; MEMORY excludes the page cache; DISK is what was last
-    found; KILLS are OOM kills; LEFT is the time until it ends. The sandbox of a session goes by the session's id.
+    found; KILLS are OOM kills; AGE is for how long it has stood, LEFT the time until it ends. The sandbox of a session
+    goes by the session's id.
     """
     if prometheus and front.as_json:
         raise click.UsageError("--prometheus and --json cannot be combined")
@@ -174,8 +176,14 @@ def _row(found: SandboxStats, rate: float | None) -> Sequence[object]:
         size(found.io_read_bytes),
         size(found.io_written_bytes),
         _count(found.oom_kills),
-        "-" if (left := _left_s(found)) is None else span(left),
+        *_stands(found),
     )
+
+
+def _stands(found: SandboxStats) -> tuple[str, str]:
+    """Return for how long it has stood, and will at most, at the time of the sample."""
+    stood = "-" if found.created_at is None else span(moment(found.sampled_at) - moment(found.created_at))
+    return stood, "-" if (left := _left_s(found)) is None else span(left)
 
 
 def _left_s(found: SandboxStats) -> float | None:
