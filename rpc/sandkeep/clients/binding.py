@@ -3,27 +3,37 @@
 from collections.abc import Callable
 from functools import cache, partial
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from sandkeep.errors import CallerError, DaemonError
 from sandkeep.ids import new_id
 from sandkeep.protocol.jsonrpc import Answer
-from sandkeep.protocol.methods import METHODS, Method, Mutation
+from sandkeep.protocol.methods import METHODS, Method, Params
 
 T = TypeVar("T")
 
+COLLECTIONS: Final = ("sandboxes", "processes", "images", "snapshots", "checkpoints", "artifacts")
+"""Attributes of a client that answer handles: see `handles`, which only those who use them import."""
+
 
 class Nouns:
-    """Gives an object an attribute for each noun of the table, and that one for each verb: ``client.sandbox.get``.
+    """Gives an object an attribute for each noun of the table, and that one for each verb: ``client.sandbox.get``. In
+    the plural, ``client.sandboxes``, it is a collection of handles.
 
     The object's own `_call` is called with the row, and with the arguments as they were given.
     """
 
     _call: Callable[..., Any]
+    _shield: Callable[..., Any] | None = None
+    """With an event loop: await a function, also when the task is cancelled."""
 
     def __getattr__(self, noun: str) -> Any:
+        if noun in COLLECTIONS:
+            from sandkeep.clients import handles
+
+            return handles.collection(handles.Transport(self, self._call, self._shield), noun)
         if not any(name.startswith(f"{noun}.") for name in METHODS):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {noun!r}", name=noun, obj=self)
         verbs = Verbs(noun, self._call)
@@ -31,7 +41,7 @@ class Nouns:
         return verbs
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(name.partition(".")[0] for name in METHODS)})
+        return sorted({*super().__dir__(), *COLLECTIONS, *(name.partition(".")[0] for name in METHODS)})
 
 
 class Verbs:
@@ -45,12 +55,38 @@ class Verbs:
         row = METHODS.get(f"{self._noun}.{verb}")
         if row is None:
             raise AttributeError(f"there is no method {self._noun}.{verb}", name=verb, obj=self)
-        function = partial(self._call, row)
+        function = ClientMethod(self._call, row)
         setattr(self, verb, function)
         return function
 
     def __dir__(self) -> list[str]:
         return [name.partition(".")[2] for name in METHODS if name.startswith(f"{self._noun}.")]
+
+
+class ClientMethod(partial[Any]):
+    """A row's method of a client: a function with the row's signature and docstring, made for who asks for them."""
+
+    @property
+    def __signature__(self) -> Any:
+        from sandkeep.clients.signatures import signature
+
+        return signature(self.args[0])
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override, mutable-override]
+        from sandkeep.clients.signatures import docstring
+
+        return docstring(self.args[0])
+
+    @property
+    def __name__(self) -> str:
+        return str(self.args[0].name.partition(".")[2])
+
+    def __get__(self, instance: object, owner: type | None = None) -> "ClientMethod":
+        return self  # `help` shows the signature of descriptors and functions, and of no other object
+
+    def __repr__(self) -> str:
+        return f"<method {self.args[0].name} of a Sandkeep client>"
 
 
 def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -59,9 +95,9 @@ def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     A method that changes something gets a command_id if it was given none. Raises TypeError, as a function would, and
     `invalid` for a number that cannot be sent.
     """
-    names, required = _signature(row.params)
-    if len(args) > len(names):
-        raise TypeError(f"{row.name}() takes at most {len(names)} positional arguments, not {len(args)}")
+    names, required, positional = parameters(row.params)
+    if len(args) > positional:
+        raise TypeError(f"{row.name}() takes at most {positional} positional arguments, not {len(args)}")
     params = dict(zip(names, args, strict=False))
     for name, value in kwargs.items():
         if name in params:
@@ -80,10 +116,14 @@ def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
 
 
 @cache
-def _signature(params: type[Mutation]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names that a call may give, in order, and those it must."""
+def parameters(params: type[Params]) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+    """Return the names that a call may give, in order, those it must, and how many of the first may be positional: as
+    in any function, all before one that must be given after one that need not.
+    """
     fields = [field for field in msgspec.structs.fields(params) if field.name != "command_id"]
-    return tuple(field.name for field in fields), tuple(field.name for field in fields if field.required)
+    optional = next((n for n, field in enumerate(fields) if not field.required), len(fields))
+    positional = next((n for n, field in enumerate(fields) if field.required and n > optional), len(fields))
+    return tuple(field.name for field in fields), tuple(field.name for field in fields if field.required), positional
 
 
 def identified(method: str, params: dict[str, Any]) -> dict[str, Any]:

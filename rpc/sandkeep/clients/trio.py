@@ -9,9 +9,9 @@ that notices connects anew, for all.
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -26,9 +26,12 @@ from sandkeep.protocol.jsonrpc import Answer
 from sandkeep.protocol.methods import Method
 
 if TYPE_CHECKING:
-    from sandkeep.typed import TrioMethods
+    from sandkeep.typed import AsyncMethods
 else:
-    TrioMethods = Nouns
+    AsyncMethods = Nouns
+
+SHIELD_S: Final = 120.0
+"""Maximum seconds for which a cancelled block waits until its sandbox has ended."""
 
 
 @asynccontextmanager
@@ -49,7 +52,7 @@ async def connect(
         connected.close()
 
 
-class Client(TrioMethods):
+class Client(AsyncMethods):
     """A connection to the daemon, with a method for each of the table: ``await client.sandbox.get(sandbox_id)``.
 
     Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function
@@ -118,6 +121,10 @@ class Client(TrioMethods):
     async def _call(self, row: Method, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
         check_plain(row.name)
         return outcome(await self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
+
+    async def _shield(self, function: Callable[[], Awaitable[Any]]) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + SHIELD_S):
+            await function()
 
     async def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> Answer:
         retry = Retry(self._daemon, method, params)
