@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache, partial
 from math import isfinite
+from os import PathLike, fspath
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -14,8 +15,15 @@ from sandkeep.protocol.methods import METHODS, Method, Params
 
 T = TypeVar("T")
 
+_PLAIN: Final = frozenset((bytes, bytearray, memoryview, int, float, bool, type(None)))
 COLLECTIONS: Final = ("sandboxes", "processes", "images", "snapshots", "checkpoints", "artifacts")
 """Attributes of a client that answer handles: see `handles`, which only those who use them import."""
+
+
+class Identified:
+    """An object that stands for its `id` in a call."""
+
+    id: str
 
 
 class Nouns:
@@ -46,6 +54,15 @@ class Nouns:
 
 class Verbs:
     """The methods of one noun, as functions."""
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override, mutable-override]
+        from sandkeep.clients.signatures import overview
+
+        return overview(self._noun)
+
+    def __repr__(self) -> str:
+        return f"<methods of {self._noun}: see help()>"
 
     def __init__(self, noun: str, call: Callable[..., Any]) -> None:
         self._noun = noun
@@ -103,16 +120,56 @@ def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
         if name in params:
             raise TypeError(f"{row.name}() got more than one value for {name!r}")
         if name not in names and not (row.mutates and name == "command_id"):
-            raise TypeError(f"{row.name}() has no parameter {name!r}: it takes {', '.join(names) or 'none'}")
+            raise TypeError(f"{row.name}() has no parameter {name!r}: {_suggestion(name, names)}")
         params[name] = value
     if missing := [name for name in required if name not in params]:
         raise TypeError(f"{row.name}() needs {', '.join(missing)}")
     for name, value in params.items():
-        if isinstance(value, float) and not isfinite(value):  # JSON has no such number, and would say null instead
+        if isinstance(value, str):
+            if name in _bytes_of(row.params):
+                params[name] = value.encode()  # in JSON bytes are base64, for which text must not be taken
+        elif type(value) not in _PLAIN:
+            params[name] = _sendable(row, name, value)
+        elif type(value) is float and not isfinite(value):  # JSON has no such number, and would say null instead
             raise CallerError("invalid", f"{name}: must be a finite number, not {value}", field=name)
     if row.mutates and params.get("command_id") is None:
         params["command_id"] = new_id("cmd")
     return params
+
+
+def _sendable(row: Method, name: str, value: Any) -> Any:
+    """Return a value that JSON can express: an object's id, a path as text. Raises TypeError, naming the parameter."""
+    value = _plain(value)
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise TypeError(f"{row.name}() cannot send {name}: {error}") from None
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Identified):
+        return value.id
+    if isinstance(value, PathLike):
+        return fspath(value)
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _suggestion(name: str, names: tuple[str, ...]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, names, 1, 0.5)
+    return f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(names) or 'none'}"
+
+
+@cache
+def _bytes_of(params: type[Params]) -> frozenset[str]:
+    """Return the parameters that are bytes."""
+    return frozenset(field.name for field in msgspec.structs.fields(params) if _is_bytes(field.type))
+
+
+def _is_bytes(annotation: Any) -> bool:
+    return annotation is bytes or any(map(_is_bytes, getattr(annotation, "__args__", ())))
 
 
 @cache

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final
 from msgspec import Struct
 
 from sandkeep import model
-from sandkeep.clients.binding import parameters
+from sandkeep.clients.binding import Identified, parameters
 from sandkeep.clients.signatures import MethodSignature, docstring, fill, signature
 from sandkeep.errors import SandkeepError
 from sandkeep.protocol.methods import METHODS, Method
@@ -98,17 +98,15 @@ class Bound(Struct, frozen=True, kw_only=True):
 
     def steps(self, transport: Transport, ids: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
         """Call it, and answer handles."""
-        given = tuple(map(_plain, args))
-        named = {name: _plain(value) for name, value in kwargs.items()}
-        for name in named:
+        for name in kwargs:
             if name in self.hidden:
                 raise TypeError(f"{self.name}() has no parameter {name!r}: it lists all")
-        result = yield self.row, (*ids, *given), named
+        result = yield self.row, (*ids, *args), kwargs
         if self.many is None or self.kind is None:
             return self._handle(transport, result)
         views = list(getattr(result, self.many))
         while self.is_paged and result.next is not None:
-            result = yield self.row, (*ids, *given), {**named, "after": result.next}
+            result = yield self.row, (*ids, *args), {**kwargs, "after": result.next}
             views += getattr(result, self.many)
         return [_handle(transport, self.kind, view) for view in views]
 
@@ -171,7 +169,7 @@ def _kind_of(view: Any) -> Kind | None:
 # -- the classes ------------------------------------------------------------------------------------------------------
 
 
-class Handle:
+class Handle(Identified):
     """An object of the daemon: its view as of the last call, `info`, whose fields are also the handle's own."""
 
     _kind: ClassVar[Kind]
@@ -183,7 +181,7 @@ class Handle:
         self.info = info
 
     @property
-    def id(self) -> str:
+    def id(self) -> str:  # type: ignore[override]
         """The object's id."""
         return self._ids[-1]
 
@@ -270,13 +268,6 @@ def _path(path: str | os.PathLike[str]) -> dict[str, Any]:
         return {"path": given.decode()}
     except UnicodeDecodeError:
         return {"path_bytes": given}
-
-
-def _plain(value: Any) -> Any:
-    """Return the id of a handle, also in lists; anything else as it is."""
-    if isinstance(value, Handle):
-        return value.id
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _end(ids: tuple[str, ...]) -> Steps:

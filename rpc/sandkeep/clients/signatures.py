@@ -9,12 +9,14 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from inspect import Parameter, Signature, cleandoc
+from os import PathLike
 from typing import Any, Final, Literal
 
 import msgspec
 
+from sandkeep import model
 from sandkeep.clients.binding import parameters
-from sandkeep.protocol.methods import Method, Params
+from sandkeep.protocol.methods import METHODS, Method, Params
 
 _COLUMNS: Final = 72
 """Width of docstrings: `help` indents those of a class by 8 of a terminal's 80 columns."""
@@ -58,6 +60,12 @@ def docstring(row: Method, hidden: Sequence[str] = ()) -> str:
     return fill("\n\n".join([row.summary, *described, " ".join(notes)]))
 
 
+def overview(noun: str) -> str:
+    """Return the methods of a noun, each with its summary."""
+    rows = [row for row in METHODS.values() if row.name.startswith(f"{noun}.")]
+    return fill("\n\n".join(f"{row.name.partition('.')[2]}: {row.summary}" for row in rows))
+
+
 def fill(text: str) -> str:
     """Wrap the paragraphs of a docstring to the width of help texts."""
     wrap = partial(textwrap.fill, width=_COLUMNS, break_long_words=False, break_on_hyphens=False)
@@ -86,13 +94,19 @@ def type_text(annotation: Any) -> str:
 
 
 def plain_type(annotation: Any, *, given: bool = False) -> Any:
-    """Return an annotation without constraints. A `given` list is any sequence, as for type checkers."""
+    """Return an annotation without constraints. What is `given` may be any sequence for a list, text for bytes, an
+    object for a path.
+    """
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if given and annotation == model.Path:
+        return str | PathLike[str]
     if origin is typing.Annotated:
         return plain_type(args[0], given=given)
+    if annotation is bytes and given:
+        return bytes | str
     if origin is None or origin is Literal:
         return annotation
-    plain = tuple(plain_type(arg, given=given) for arg in args)
+    plain = tuple(plain_type(arg, given=given and origin is not dict) for arg in args)
     if origin in (typing.Union, types.UnionType):
         return typing.Union[plain]  # noqa: UP007 - of any number of types
     return (Sequence if origin is list and given else origin)[plain[0] if len(plain) == 1 else plain]

@@ -4,6 +4,7 @@ import inspect
 import pydoc
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from sandkeep.clients import handles
 from sandkeep.clients.binding import Nouns, bind, parameters
 from sandkeep.clients.signatures import signature
 from sandkeep.protocol.methods import METHODS
+
+NOUNS = {name.partition(".")[0] for name in METHODS}
 
 
 class Blocking(Nouns):
@@ -54,8 +57,14 @@ def test_help_says_which_methods_are_awaited() -> None:
 def test_help_fits_a_terminal_of_80_columns() -> None:
     classes = [made for either in (True, False) for made in handles.family(asynchronous=either).values()]
     methods = [member for made in classes for name, member in vars(made).items() if not name.startswith("_")]
-    for thing in (*functions(Async()), *functions(Blocking()), *classes, *methods):
+    for thing in (*functions(Async()), *functions(Blocking()), *classes, *methods, *map(Blocking().__getattr__, NOUNS)):
         assert [line for line in shown(thing).splitlines()[1:] if len(line) > 80] == []
+
+
+def test_help_lists_the_methods_of_a_noun() -> None:
+    text = shown(Blocking().sandbox)
+    assert "exec: Run a command to its end and return its output." in text
+    assert repr(Blocking().quota) == "<methods of quota: see help()>"
 
 
 def test_a_method_has_the_name_and_docstring_of_its_row() -> None:
@@ -73,11 +82,27 @@ def test_a_call_takes_what_the_signature_says(name: str) -> None:
     for number, known in enumerate(names):
         assert (shown[known].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD) == (number < positional)
         assert (shown[known].default is inspect.Parameter.empty) == (known in required)
-    rest = {known: known for known in names[positional:]}
-    given = bind(row, names[:positional], rest)
-    assert {known: given[known] for known in names} == {known: known for known in names}
+    rest = dict.fromkeys(names[positional:], 1)
+    given = bind(row, tuple(range(positional)), rest)
+    assert [given[known] for known in names] == [*range(positional), *rest.values()]
     with pytest.raises(TypeError, match="positional"):
-        bind(row, (*names[:positional], "more"), rest)
+        bind(row, tuple(range(positional + 1)), rest)
+
+
+def test_what_python_programs_have_at_hand_can_be_given() -> None:
+    def sent(method: str, **given: Any) -> dict[str, Any]:
+        return bind(METHODS[method], (), given)
+
+    assert sent("image.create", source=Path("/project"))["source"] == "/project"
+    assert sent("snapshot.create", sandbox_id="a", include=(Path("b"), "c"))["include"] == ["b", "c"]
+    assert sent("sandbox.exec", sandbox_id="a", command="cat", stdin="grüße")["stdin"] == "grüße".encode()
+    assert sent("process.write_stdin", sandbox_id="a", name="b", data=bytearray(b"c"))["data"] == b"c"
+    with pytest.raises(TypeError, match=r"sandbox.exec\(\) cannot send env: .*object"):
+        sent("sandbox.exec", sandbox_id="a", command="cat", env={"A": object()})
+    with pytest.raises(TypeError, match="did you mean 'memory_bytes'"):
+        sent("sandbox.create", image_id="a", memory="1G")
+    with pytest.raises(TypeError, match="it takes sandbox_id"):
+        sent("sandbox.get", sandbox_id="a", zzz=1)
 
 
 def test_whoever_only_calls_does_not_load_what_describes() -> None:
