@@ -16,6 +16,11 @@ from sandkeep.protocol.methods import METHODS, Method, Params
 T = TypeVar("T")
 
 _PLAIN: Final = frozenset((bytes, bytearray, memoryview, int, float, bool, type(None)))
+_SYNONYMS: Final = {
+    "cwd": "working_dir", "workdir": "working_dir", "environment": "env", "input": "stdin", "content": "data",
+}  # fmt: skip
+"""Names that `subprocess`, Docker's SDK and E2B's have for parameters."""
+
 COLLECTIONS: Final = ("sandboxes", "processes", "images", "snapshots", "checkpoints", "artifacts")
 """Attributes of a client that answer handles: see `handles`, which only those who use them import."""
 
@@ -158,7 +163,8 @@ def _plain(value: Any) -> Any:
 def _suggestion(name: str, names: tuple[str, ...]) -> str:
     from difflib import get_close_matches
 
-    close = get_close_matches(name, names, 1, 0.5)
+    known = _SYNONYMS.get(name)
+    close = [known] if known in names else get_close_matches(name, names, 1, 0.5)
     return f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(names) or 'none'}"
 
 
