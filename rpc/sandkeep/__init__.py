@@ -3,14 +3,15 @@
     async with sandkeep.connect() as client:
         result = await client.sandbox.exec(sandbox_id, ["true"])
 
-The same without trio: `sandkeep.blocking.connect`. `StreamClient` follows output and events, attaches, and copies
-files, over websockets. Everything here is imported on first use, so that importing the package costs next to nothing,
-and trio is loaded only by those who use it.
+The same on asyncio is `sandkeep.aio.connect`, and for threads and scripts `sandkeep.blocking.connect`. `StreamClient`
+follows output and events, attaches, and copies files, over websockets. Everything here is imported on first use, so
+that importing the package costs next to nothing, and trio is loaded only by those who use it.
 """
 
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from sandkeep import aio as aio
     from sandkeep import blocking as blocking
     from sandkeep import model as model
     from sandkeep.clients.trio import Client as Client
@@ -49,12 +50,13 @@ __all__ = [
     "SetupError",
     "StateError",
     "StreamClient",
+    "aio",
     "blocking",
     "connect",
     "model",
 ]
 
-_MODULES: Final = ("blocking", "model")
+_MODULES: Final = ("aio", "blocking", "model")
 _HOMES: Final = {"connect": "clients.trio", "Client": "clients.trio", "StreamClient": "stream"}
 """Modules of the names of `__all__`; those of the others, the errors, is `errors`."""
 

@@ -1,13 +1,12 @@
 """Calls that are answered with open descriptors, each on a connection of its own.
 
 The daemon sends copies of its descriptors (SCM_RIGHTS) attached to a ``descriptors`` notification, ahead of the answer.
-`Handover` parses the messages, without I/O, for both clients; `Handed` is the blocking one's. Received descriptors
-belong to the receiver and are close-on-exec; others are closed here.
+`Handover` is such a call without I/O, as `exchange` is of others; `Handed` is the blocking client's. Received
+descriptors belong to the receiver and are close-on-exec; others are closed here.
 """
 
 import os
-import time
-from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, SCM_RIGHTS, SOL_SOCKET, socket
+from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, SCM_RIGHTS, SOL_SOCKET
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Self
 
@@ -15,7 +14,9 @@ from msgspec import DecodeError
 
 from sandkeep.clients.binding import bind, outcome
 from sandkeep.clients.dial import GREETING_ID, Daemon, Retry
-from sandkeep.clients.unix_socket import dial
+from sandkeep.clients.exchange import DIAL, PAUSE, RECEIVE_DESCRIPTORS, SEND, Steps
+from sandkeep.clients.threads import run
+from sandkeep.clients.unix_socket import Socket
 from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.protocol import jsonrpc
 from sandkeep.protocol.jsonrpc import Answer
@@ -26,7 +27,7 @@ CHUNK_BYTES: Final = 64 * 1024
 ANCILLARY_BYTES: Final = CMSG_SPACE(253 * 4)
 """Room for as many as one message can carry: those that nobody asked for are seen, and closed."""
 
-RECEIVE_FLAGS: Final = MSG_CMSG_CLOEXEC
+FLAGS: Final = MSG_CMSG_CLOEXEC
 _REQUEST_ID: Final = 1
 _STREAMS: Final = frozenset({"sandbox.copy_in", "sandbox.copy_out", "snapshot.import"})
 """Methods whose descriptors end with the call; those of others stay valid without it."""
@@ -48,15 +49,50 @@ class Handover:
         self._arrived: list[int] = []
         self._received: list[int] | None = None
         self._handed_over = False
+        self.sock: Socket | None = None
+        """The present connection, from `begin` on. It changes when the call is made again."""
 
-    @property
-    def path(self) -> str:
-        """Path of the socket."""
-        return self._daemon.path
+    def begin(self) -> Steps[None]:
+        """Connect, and send the request, as soon as the daemon is there."""
+        failure = self.retry.failure()
+        while True:
+            yield PAUSE, None, self.retry.pause(failure)
+            try:
+                self.sock = yield DIAL, None, self._daemon.path
+                yield SEND, self.sock, self._request()
+            except SandkeepError as error:
+                failure = error
+            except OSError:
+                self._let_go()
+            else:
+                return self.retry.connected()
 
-    def request(self) -> bytes:
-        """Return the first bytes on a new connection."""
+    def _request(self) -> bytes:
         return self._daemon.greeting() + jsonrpc.request(_REQUEST_ID, self.row.name, self.retry.params)
+
+    def receive(self) -> Steps[list[int]]:
+        """Wait for the descriptors, which then belong to the caller. Raises the daemon's errors."""
+        while (given := self.received()) is None:
+            yield from self.read_message()
+        return given
+
+    def finish(self) -> Steps[Any]:
+        """Wait until the call is through, and return its typed result."""
+        while (answer := self.answer) is None:
+            yield from self.read_message()
+        return outcome(answer, self.row.result)
+
+    def read_message(self) -> Steps[None]:
+        """Wait for a message, and handle it. Raises when the connection is lost and the call is not repeatable."""
+        try:
+            data, ancillary, flags, _ = yield RECEIVE_DESCRIPTORS, self.sock, (CHUNK_BYTES, ANCILLARY_BYTES, FLAGS)
+        except OSError:
+            data, ancillary, flags = b"", [], 0
+        try:
+            self.feed(data, ancillary, flags)
+        except EOFError:
+            self._restart()
+            yield from self.begin()
 
     def feed(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], flags: int) -> None:
         """Take the result of one ``recvmsg``. Raises `SandkeepError` when it contradicts the method's row, and EOFError
@@ -72,10 +108,10 @@ class Handover:
             if not data or self._lines.overflowed:
                 raise EOFError
         except DecodeError:
-            self.close()
+            self._close_descriptors()
             raise self._not_understood() from None
         except BaseException:
-            self.close()
+            self._close_descriptors()
             raise
 
     def _handle(self, answer: Answer) -> None:
@@ -96,34 +132,34 @@ class Handover:
             raise self._not_understood()
         self._received, self._arrived = self._arrived, []
         if self._handed_over:  # the caller has those of the connection before
-            self.close()
+            self._close_descriptors()
 
     def received(self) -> list[int] | None:
         """Hand over the descriptors; None before they or an answer have come. Raises the call's error."""
         if self._received is None:
             if self.answer is not None:
-                self.result(self.answer)  # raises: only an error comes without descriptors
+                outcome(self.answer, self.row.result)  # raises: only an error comes without descriptors
             return None
         given, self._received = self._received, []
         self._handed_over = True
         return given
 
-    def result(self, answer: Answer) -> Any:
-        """The answer as its row's type, or its error raised."""
-        return outcome(answer, self.row.result)
-
-    def restart(self) -> None:
-        """Repeat the call after its connection was lost. Raises that error when a stream was begun, which cannot be
-        resumed, or when the call must not be repeated.
+    def _restart(self) -> None:
+        """Prepare to repeat the call after its connection was lost. Raises that error when a stream was begun, which
+        cannot be resumed, or when the call must not be repeated.
         """
         if self._handed_over and self.row.name in _STREAMS:
             message = "the daemon went away during the copy, which may be incomplete: start it again"
-            raise StateError("not_ready", message, socket=self.path)
+            raise StateError("not_ready", message, socket=self._daemon.path)
         failure = self.retry.failure(self.answer)
         self.retry.lost(failure)
         self.close()
         self._received = None
         self._lines = LineBuffer()
+
+    def _let_go(self) -> None:
+        if self.sock is not None:
+            self.sock.close()
 
     def _not_understood(self) -> DaemonError:
         message = (
@@ -132,7 +168,11 @@ class Handover:
         return DaemonError("internal", message)
 
     def close(self) -> None:
-        """Close the descriptors that were not handed to the caller."""
+        """Close the connection, and the descriptors that were not handed to the caller."""
+        self._let_go()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
         for descriptor in (*self._arrived, *(self._received or ())):
             os.close(descriptor)
         self._arrived = []
@@ -149,41 +189,15 @@ class Handed:
 
     def __init__(self, handover: Handover) -> None:
         self._handover = handover
-        self._sock = self._begin()
-
-    def _begin(self) -> socket:
-        """Connect, and send the request, as soon as the daemon is there."""
-        retry = self._handover.retry
-        failure = retry.failure()
-        while True:
-            time.sleep(retry.pause(failure))
-            try:
-                sock = dial(self._handover.path)
-            except SandkeepError as error:
-                failure = error
-                continue
-            try:
-                sock.sendall(self._handover.request())
-            except OSError:
-                sock.close()
-            except BaseException:
-                sock.close()
-                raise
-            else:
-                retry.connected()
-                return sock
+        run(handover.begin())
 
     def receive(self) -> list[int]:
         """Wait for the descriptors. The caller owns and closes them. Raises the daemon's errors."""
-        while (given := self._handover.received()) is None:
-            self.read_message()
-        return given
+        return run(self._handover.receive())
 
     def answer(self) -> Any:
         """Wait until the call is through, and answer its typed result. Descriptors not received before may be later."""
-        while (answer := self._handover.answer) is None:
-            self.read_message()
-        return self._handover.result(answer)
+        return run(self._handover.finish())
 
     @property
     def answered(self) -> bool:
@@ -192,24 +206,14 @@ class Handed:
 
     def fileno(self) -> int:
         """Descriptor for a selector while there is no answer. It changes when the call is made again."""
-        return self._sock.fileno()
+        return self._handover.sock.fileno() if self._handover.sock is not None else -1
 
     def read_message(self) -> None:
         """Wait for a message, and handle it. Raises when the connection is lost and the call is not repeatable."""
-        try:
-            data, ancillary, flags, _ = self._sock.recvmsg(CHUNK_BYTES, ANCILLARY_BYTES, RECEIVE_FLAGS)
-        except OSError:
-            data, ancillary, flags = b"", [], 0
-        try:
-            self._handover.feed(data, ancillary, flags)
-        except EOFError:
-            self._handover.restart()
-            self._sock.close()
-            self._sock = self._begin()
+        run(self._handover.read_message())
 
     def close(self) -> None:
         """Let go of the connection, and of descriptors that were not received."""
-        self._sock.close()
         self._handover.close()
 
     def __enter__(self) -> Self:

@@ -1,13 +1,26 @@
-"""Connection to the daemon's socket, for clients that block."""
+"""Connection to the daemon's socket, for every client."""
 
+import errno
+import os
 from _socket import AF_UNIX, SOCK_STREAM, socket  # wrapped by the socket module, whose import takes 3 ms
+from contextlib import suppress
 
 from sandkeep.clients.dial import cannot_connect
 
 
-def dial(path: str) -> socket:
+class Socket(socket):
+    """A socket that is closed as soon as nobody refers to it: an interrupt may come between any two steps of its owner,
+    also between its creation and the block that closes it.
+    """
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            self.close()
+
+
+def dial(path: str) -> Socket:
     """Connect to the Unix socket `path`; the caller closes it. Raises as `blocking.connect` does."""
-    sock = socket(AF_UNIX, SOCK_STREAM)
+    sock = Socket(AF_UNIX, SOCK_STREAM)
     try:
         sock.connect(path)
     except OSError as error:
@@ -17,3 +30,18 @@ def dial(path: str) -> socket:
         sock.close()
         raise
     return sock
+
+
+def dial_at_once(path: str) -> Socket | None:
+    """Return a connected socket that does not block; None while the daemon's queue of new clients is full, for which a
+    Unix socket cannot be waited. Raises as `dial` does.
+    """
+    sock = Socket(AF_UNIX, SOCK_STREAM)
+    sock.setblocking(False)
+    number = sock.connect_ex(path)
+    if number == 0:
+        return sock
+    sock.close()
+    if number == errno.EAGAIN:
+        return None
+    raise cannot_connect(path, OSError(number, os.strerror(number)))

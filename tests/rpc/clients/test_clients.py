@@ -1,22 +1,25 @@
-"""Both clients against the real server: what is sent, what comes back, and what happens when one side goes away."""
+"""All clients against the real server: what is sent, what comes back, and what happens when one side goes away."""
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from tests.support.clients import KINDS, Body, Kind, caught
 
 import sandkeep
 from sandkeep import blocking, model
-from sandkeep.clients.trio import Client
+from sandkeep.clients import exchange
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeepd.api.listener import listening
 from sandkeepd.api.server import Server
@@ -88,7 +91,7 @@ class Handler:
 
 
 class House:
-    """A server on a socket."""
+    """A server on a socket, on trio; clients are in threads of their own."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -96,20 +99,20 @@ class House:
         self.server = Server(self.handler)
         self.scope = trio.CancelScope()
         self.stopped = trio.Event()
+        self._token = trio.lowlevel.current_trio_token()
 
     async def run(self, *, task_status: Any) -> None:
         with listening(self.path) as listener, self.scope:
             await self.server.serve(listener, task_status=task_status)
         self.stopped.set()
 
-    async def in_thread(self, work: Callable[[blocking.Client], Any]) -> Any:
-        """What `work` answers, given a blocking client in a thread."""
+    def let_go(self) -> None:
+        """Have all calls that wait go on. For clients' threads."""
+        self._token.run_sync_soon(self.handler.release.set)
 
-        def run() -> Any:
-            with blocking.connect(self.path) as client:
-                return work(client)
-
-        return await trio.to_thread.run_sync(run)
+    async def use(self, kind: Kind, body: Body, **options: Any) -> Any:
+        """What the body answers, given a client of that kind."""
+        return await trio.to_thread.run_sync(partial(kind.run, self.path, body, **options))
 
 
 @pytest.fixture
@@ -123,89 +126,109 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         await built.stopped.wait()
 
 
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each of the clients in turn."""
+    found: Kind = request.param
+    return found
+
+
 # -- calling ----------------------------------------------------------------------------------------------------------
 
 
-async def test_both_clients_get_typed_results(house: House) -> None:
-    async with sandkeep.connect(house.path, client="me") as client:
+async def test_results_are_typed(house: House, kind: Kind) -> None:
+    async def body(client: Any) -> Any:
         assert await client.daemon.ping() == model.Pong(version="me", pid=os.getpid())
-        result = await client.sandbox.exec("sbx_1", ["cat"], stdin=b"\x00\xff")
-        assert isinstance(result, model.ExecResult)
-        assert result.stdout == b"\x00\xff"
-    assert await house.in_thread(lambda c: c.sandbox.exec("sbx_1", ["cat"], stdin=b"\x00\xff")) == result
-    assert (await house.in_thread(lambda c: c.daemon.ping())).version == "python"
+        return await client.sandbox.exec("sbx_1", ["cat"], stdin=b"\x00\xff")
+
+    result = await house.use(kind, body, client="me")
+    assert isinstance(result, model.ExecResult)
+    assert result.stdout == b"\x00\xff"
 
 
-async def test_errors_are_the_same_classes_again_and_not_in_groups(house: House) -> None:
+async def test_the_name_of_a_client_is_python_unless_given(house: House, kind: Kind) -> None:
+    assert (await house.use(kind, lambda client: _awaited(client.daemon.ping()))).version == "python"
+
+
+async def _awaited(work: Any) -> Any:
+    return await work
+
+
+async def test_errors_are_the_same_classes_again_and_not_in_groups(house: House, kind: Kind) -> None:
     with pytest.raises(CallerError, match="no such sandbox") as caught:
-        async with sandkeep.connect(house.path) as client:
-            await client.sandbox.get("sbx_9")
+        await house.use(kind, lambda client: _awaited(client.sandbox.get("sbx_9")))
     assert caught.value.code == "not_found"
     assert caught.value.data == {"sandbox_id": "sbx_9"}
-    with pytest.raises(CallerError) as again:
-        await house.in_thread(lambda client: client.sandbox.get("sbx_9"))
-    assert again.value.data == caught.value.data
 
 
-async def test_parameters_are_checked_as_a_function_would(house: House) -> None:
-    async with sandkeep.connect(house.path) as client:
-        untyped: Any = client
+async def test_parameters_are_checked_as_a_function_would(house: House, kind: Kind) -> None:
+    async def body(client: Any) -> None:
         with pytest.raises(TypeError, match=r"sandbox.get\(\) needs sandbox_id"):
-            await untyped.sandbox.get()
+            await client.sandbox.get()
         with pytest.raises(TypeError, match="more than one value for 'sandbox_id'"):
-            await untyped.sandbox.get("a", sandbox_id="a")
+            await client.sandbox.get("a", sandbox_id="a")
         with pytest.raises(TypeError, match="at most 1 positional"):
-            await untyped.sandbox.get("a", "b")
+            await client.sandbox.get("a", "b")
         with pytest.raises(TypeError, match="no parameter 'command_id'"):
-            await untyped.sandbox.get("a", command_id="c")
+            await client.sandbox.get("a", command_id="c")
         with pytest.raises(AttributeError, match=r"no method sandbox.fly"):
-            await untyped.sandbox.fly()
+            await client.sandbox.fly()
         with pytest.raises(AttributeError, match="'banana'"):
-            await untyped.banana.peel()
+            await client.banana.peel()
         assert {"sandbox", "process", "call"} <= set(dir(client))
         assert {"get", "exec"} <= set(dir(client.sandbox))
+
+    await house.use(kind, body)
     assert house.handler.calls == []
 
 
-async def test_every_change_has_a_command_id_of_its_own(house: House) -> None:
-    async with sandkeep.connect(house.path) as client:
+async def test_every_change_has_a_command_id_of_its_own(house: House, kind: Kind) -> None:
+    async def body(client: Any) -> None:
         for given in ({}, {}, {"command_id": "mine"}):
             await client.sandbox.exec("sbx_1", "true", **given)
+
+    await house.use(kind, body)
     first, second, third = (call.params.command_id for call in house.handler.calls)  # type: ignore[attr-defined]
     assert first.startswith("cmd_")
     assert first != second
     assert third == "mine"
 
 
-async def test_progress_is_told(house: House) -> None:
+async def test_progress_is_told(house: House, kind: Kind) -> None:
     told: list[str] = []
-    async with sandkeep.connect(house.path) as client:
-        await client.sandbox.exec("sbx_1", "true", progress=told.append)
-    await house.in_thread(lambda client: client.sandbox.exec("sbx_1", "true", progress=told.append))
-    assert told == ["launching", "running"] * 2
+    await house.use(kind, lambda client: _awaited(client.sandbox.exec("sbx_1", "true", progress=told.append)))
+    assert told == ["launching", "running"]
 
 
-async def test_a_method_can_be_called_by_its_name(house: House) -> None:
-    async with sandkeep.connect(house.path) as client:
+async def test_a_method_can_be_called_by_its_name(house: House, kind: Kind) -> None:
+    async def body(client: Any) -> None:
         assert (await client.call("daemon.ping"))["version"] == "python"
-    assert (await house.in_thread(lambda client: client.call("rpc.discover")))["openrpc"]
-    with pytest.raises(CallerError, match="is not a method"):
-        await house.in_thread(lambda client: client.call("no.such"))
+        assert (await client.call("rpc.discover"))["openrpc"]
+        with pytest.raises(CallerError, match="is not a method"):
+            await client.call("no.such")
+
+    await house.use(kind, body)
 
 
-async def test_the_name_goes_out_with_the_first_request(tmp_path: Path) -> None:
+def test_the_name_goes_out_with_the_first_request(tmp_path: Path, kind: Kind) -> None:
     path = str(tmp_path / "s")
-    with listening(path) as listener:
-        listener.settimeout(30)
-        with blocking.connect(path, client="me") as client:
-            thread = threading.Thread(target=lambda: client.daemon.ping())
-            thread.start()
-            server = listener.accept()[0]
-            server.settimeout(30)
-            first = [msgspec.json.decode(line) for line in server.recv(65536).splitlines()]
+    first: list[Any] = []
+
+    def serve(listener: socket.socket) -> None:
+        with listener.accept()[0] as server:
+            server.settimeout(60)
+            said = b""
+            while said.count(b"\n") < 2:
+                said += server.recv(65536)
+            first.extend(msgspec.json.decode(line) for line in said.splitlines())
             server.sendall(b'{"jsonrpc":"2.0","id":1,"result":{"version":"1","pid":1}}\n')
-            thread.join()
-            server.close()
+
+    with listening(path) as listener:
+        listener.settimeout(60)
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        kind.run(path, lambda client: _awaited(client.daemon.ping()), client="me")
+        thread.join()
     assert [(message["method"], message["id"]) for message in first] == [("rpc.hello", 0), ("daemon.ping", 1)]
     assert first[0]["params"] == {"client": "me"}
 
@@ -213,168 +236,200 @@ async def test_the_name_goes_out_with_the_first_request(tmp_path: Path) -> None:
 # -- side by side -----------------------------------------------------------------------------------------------------
 
 
-async def test_many_tasks_share_a_connection(house: House) -> None:
-    answers: list[int] = []
+async def test_many_tasks_share_a_client(house: House, kind: Kind) -> None:
+    """And they leave as many connections as were in use at once, or fewer, which later calls use again."""
 
-    async def ask(client: Client, number: int) -> None:
-        result = await client.sandbox.exec("sbx_1", "cat", stdin=str(number).encode())
-        assert result.stdout == str(number).encode()
-        answers.append(number)
+    async def body(client: Any) -> list[int]:
+        async def ask(number: int) -> int:
+            result = await client.sandbox.exec("sbx_1", "cat", stdin=str(number).encode())
+            return int(result.stdout)
 
-    async with sandkeep.connect(house.path) as client, trio.open_nursery() as nursery:
-        for number in range(200):
-            nursery.start_soon(ask, client, number)
-    assert sorted(answers) == list(range(200))
-
-
-async def test_a_quick_call_overtakes_one_that_waits(house: House) -> None:
-    ended: list[int | None] = []
-
-    async def wait(client: Client) -> None:
-        ended.append((await client.process.wait("sbx_1", "p")).exit_code)
-
-    async with sandkeep.connect(house.path) as client, trio.open_nursery() as nursery:
-        nursery.start_soon(wait, client)
-        nursery.start_soon(wait, client)
-        await wait_all_tasks_blocked()
-        await client.daemon.ping()
-        assert ended == []
-        house.handler.release.set()
-    assert ended == [7, 7]
-
-
-async def test_whoever_reads_may_be_cancelled(house: House) -> None:
-    """The first of those who wait reads for all; when it gives up, another must take over."""
-    ended: list[int | None] = []
-
-    async def wait(client: Client, scope: trio.CancelScope) -> None:
-        with scope:
-            ended.append((await client.process.wait("sbx_1", "p")).exit_code)
-
-    async with sandkeep.connect(house.path) as client, trio.open_nursery() as nursery:
-        scopes = [trio.CancelScope() for _ in range(5)]
-        for scope in scopes:
-            nursery.start_soon(wait, client, scope)
-            await wait_all_tasks_blocked()
-        for scope in scopes[:3]:
-            scope.cancel()
-            await wait_all_tasks_blocked()
-        house.handler.release.set()
-        with trio.fail_after(20):
-            while len(ended) < 2:
-                await wait_all_tasks_blocked(0.01)
-    assert ended == [7, 7]
-
-
-async def test_answers_that_nobody_waits_for_do_not_block_a_large_request(house: House) -> None:
-    """Cancelled calls leave more answers behind than the daemon holds before it reads on: somebody must take them."""
-    async with sandkeep.connect(house.path) as client:
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                for _ in range(MAX_CALLS + 1):
-                    nursery.start_soon(client.image.list)
-                await wait_all_tasks_blocked()
-                scope.cancel()
-        assert len(house.handler.calls) == MAX_CALLS
-        house.handler.release.set()
-        with trio.fail_after(20):
-            result = await client.sandbox.exec("sbx_1", "cat", stdin=bytes(4 * 1024 * 1024))
-        assert len(result.stdout) == 4 * 1024 * 1024
-        assert len(house.handler.calls) == MAX_CALLS + 2
-
-
-async def test_threads_share_a_blocking_client(house: House) -> None:
-    def work(client: blocking.Client) -> list[bytes]:
-        found: list[bytes] = []
-
-        def ask(number: int) -> None:
-            found.append(client.sandbox.exec("sbx_1", "cat", stdin=b"%d" % number).stdout)
-
-        threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        assert await kind.together(*(partial(ask, number) for number in range(200))) == list(range(200))
+        found: list[int] = []
+        for number in range(20):
+            found.append(await ask(number))
         return found
 
-    assert sorted(await house.in_thread(work)) == sorted(b"%d" % number for number in range(16))
+    assert await house.use(kind, body) == list(range(20))
+    assert len(house.handler.calls) == 220
+
+
+async def test_more_calls_than_connections_all_get_their_turn(
+    house: House, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "MAX_CONNECTIONS", 3)
+
+    async def body(client: Any) -> None:
+        async def ask(number: int) -> None:
+            assert (await client.sandbox.exec("sbx_1", "cat", stdin=b"%d" % number)).stdout == b"%d" % number
+            most.append(house.server.statistics().connections)
+
+        await kind.together(*(partial(ask, number) for number in range(30)))
+
+    most: list[int] = []
+    await house.use(kind, body)
+    assert max(most) <= 3
+
+
+async def test_a_quick_call_overtakes_those_that_wait(house: House, kind: Kind) -> None:
+    """However many wait: more than the daemon carries out at once for one connection."""
+
+    async def body(client: Any) -> list[Any]:
+        async def wait() -> int | None:
+            code: int | None = (await client.process.wait("sbx_1", "p")).exit_code
+            return code
+
+        async def look() -> None:
+            while len(house.handler.calls) < MAX_CALLS + 2:
+                await client.daemon.ping()
+            house.let_go()
+
+        return await kind.together(*[wait] * (MAX_CALLS + 2), look)
+
+    assert await house.use(kind, body) == [*[7] * (MAX_CALLS + 2), None]
+
+
+async def test_a_call_that_is_given_up_leaves_the_client_usable(house: House) -> None:
+    """On trio and asyncio; its connection is closed, which ends a call that only waits. For threads see below."""
+
+    async def on_trio(client: Any) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(client.process.wait, "sbx_1", "p")
+            while len(house.handler.calls) < 5:
+                await client.daemon.ping()
+            nursery.cancel_scope.cancel()
+
+    async def on_asyncio(client: Any) -> None:
+        tasks = [asyncio.ensure_future(client.process.wait("sbx_1", "p")) for _ in range(5)]
+        while len(house.handler.calls) < 5:
+            await client.daemon.ping()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert all(task.cancelled() for task in tasks)
+
+    for kind, give_up in zip(KINDS, (on_trio, on_asyncio), strict=False):
+        house.handler.calls.clear()
+
+        async def body(client: Any, give_up: Any = give_up) -> None:
+            await give_up(client)
+            assert (await client.sandbox.exec("sbx_1", "cat", stdin=bytes(4 * 1024 * 1024))).exit_code == 0
+            while house.server.statistics().calls_in_flight:
+                await client.daemon.ping()
+
+        await house.use(kind, body)
 
 
 def test_an_interrupted_call_leaves_the_client_usable(tmp_path: Path) -> None:
-    """Ctrl-C while a command waits: what comes late for it is not taken for the answer to the next."""
+    """Ctrl-C while a command waits: the next call has another connection, where nothing comes late for this one."""
     path = str(tmp_path / "s")
     told = b'{"jsonrpc":"2.0","method":"progress","params":{"request":1,"message":"waiting"}}\n'
-    answers = b"".join(b'{"jsonrpc":"2.0","id":%d,"result":{"version":"%d","pid":1}}\n' % (n, n) for n in (1, 2))
+    hello = b'{"jsonrpc":"2.0","id":0,"result":{"version":"1","log_id":"log_1"}}\n'
+    answer = b'{"jsonrpc":"2.0","id":1,"result":{"version":"2","pid":1}}\n'
 
     def interrupt(message: str) -> None:
         raise KeyboardInterrupt(message)
 
     with listening(path) as listener, blocking.connect(path) as client, listener.accept()[0] as server:
+        listener.settimeout(60)
         server.sendall(told)
         with pytest.raises(KeyboardInterrupt, match="waiting"):
             client.daemon.ping(progress=interrupt)
-        server.sendall(answers)
+        server.settimeout(60)
+        with suppress(ConnectionResetError):
+            while server.recv(65536):
+                pass  # it is closed
+
+        def serve() -> None:
+            with listener.accept()[0] as again:
+                again.settimeout(60)
+                for line in (hello, answer):
+                    again.recv(65536)
+                    again.sendall(line)
+                while again.recv(65536):
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
         assert client.daemon.ping().version == "2"
+        client.close()
+        thread.join()
+
+
+async def test_a_forked_process_has_connections_of_its_own(house: House) -> None:
+    """The parent's stay with it, whatever the child does with the client: calls, or closes it."""
+
+    def use(client: blocking.Client) -> bytes:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                found = client.sandbox.exec("sbx_1", "cat", stdin=b"child").stdout
+                client.close()
+                code = 0 if found == b"child" else 2
+            finally:
+                os._exit(code)
+        found = bytes(client.sandbox.exec("sbx_1", "cat", stdin=b"parent").stdout)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return found + bytes(client.sandbox.exec("sbx_1", "cat", stdin=b" again").stdout)
+
+    def run() -> bytes:
+        with blocking.connect(house.path) as client:
+            client.daemon.ping()
+            return use(client)
+
+    assert await trio.to_thread.run_sync(run) == b"parent again"
 
 
 # -- following --------------------------------------------------------------------------------------------------------
 
 
-async def test_events_are_followed_and_resumed(house: House) -> None:
-    async with sandkeep.connect(house.path) as client:
+async def test_events_are_followed_and_resumed(house: House, kind: Kind) -> None:
+    async def body(client: Any) -> list[int]:
         reader = client.follow_events()
         assert [(await anext(reader)).position for _ in range(3)] == [1, 2, 3]
         assert reader.token == "log:3"
-        rest = [event.position async for event in client.follow_events(reader.token, follow=False)]
-    assert rest == [4, 5]
-    assert await house.in_thread(lambda c: [event.position for event in c.follow_events("log:1", follow=False)]) == [
-        2,
-        3,
-        4,
-        5,
-    ]
+        return [event.position async for event in client.follow_events(reader.token, follow=False)]
+
+    assert await house.use(kind, body) == [4, 5]
 
 
-async def test_output_is_read_to_its_end_and_resumed(house: House) -> None:
-    async with sandkeep.connect(house.path) as client:
+async def test_output_is_read_to_its_end_and_resumed(house: House, kind: Kind) -> None:
+    async def body(client: Any) -> None:
         pieces = [piece async for piece in client.read_output("sbx_1", "p")]
         assert b"".join(piece.stdout for piece in pieces) == OUTPUT
         assert pieces[-1].ended
         there = [piece async for piece in client.read_output("sbx_1", "p", 4, follow=False)]
         assert b"".join(piece.stdout for piece in there) == OUTPUT[4:]
-    blockwise = await house.in_thread(lambda c: list(c.read_output("sbx_1", "p", 8)))
-    assert b"".join(piece.stdout for piece in blockwise) == OUTPUT[8:]
+
+    await house.use(kind, body)
 
 
 # -- when it cannot work ----------------------------------------------------------------------------------------------
 
 
-async def connect_both(path: str) -> list[SandkeepError]:
-    found = []
+def refusal(kind: Kind, path: str) -> SandkeepError:
     with pytest.raises(SandkeepError) as caught:
-        blocking.connect(path)
-    found.append(caught.value)
-    with pytest.raises(SandkeepError) as caught:
-        async with sandkeep.connect(path):
-            pass
-    return [*found, caught.value]
+        kind.run(path, lambda client: _awaited(client.daemon.ping()))
+    return caught.value
 
 
-async def test_no_daemon_is_said_with_what_to_do(tmp_path: Path) -> None:
+def test_no_daemon_is_said_with_what_to_do(tmp_path: Path, kind: Kind) -> None:
     path = str(tmp_path / "s")
-    for failure in await connect_both(path):
-        assert isinstance(failure, StateError)
-        assert failure.code == "not_ready"
-        assert failure.message == f"no daemon is listening on {path}: start one with `sandkeep daemon`"
+    failure = refusal(kind, path)
+    assert isinstance(failure, StateError)
+    assert failure.code == "not_ready"
+    assert failure.message == f"no daemon is listening on {path}: start one with `sandkeep daemon`"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(path)
-    assert [failure.code for failure in await connect_both(path)] == ["not_ready"] * 2
+    assert refusal(kind, path).code == "not_ready"
 
 
-async def test_a_path_that_cannot_be_a_socket_is_the_settings_fault(tmp_path: Path) -> None:
-    for failure in await connect_both(str(tmp_path / ("x" * 120))):
-        assert isinstance(failure, SetupError)
-        assert "SANDKEEP_SOCKET" in failure.message
+def test_a_path_that_cannot_be_a_socket_is_the_settings_fault(tmp_path: Path, kind: Kind) -> None:
+    failure = refusal(kind, str(tmp_path / ("x" * 120)))
+    assert isinstance(failure, SetupError)
+    assert "SANDKEEP_SOCKET" in failure.message
 
 
 @pytest.mark.needs("root")
@@ -400,7 +455,7 @@ def _code_as_nobody(path: str) -> int:
     return 3
 
 
-async def test_a_daemon_that_goes_away_is_told_with_the_command_id(tmp_path: Path) -> None:
+def test_a_daemon_that_goes_away_is_told_with_the_command_id(tmp_path: Path, kind: Kind) -> None:
     path = str(tmp_path / "s")
 
     def answer_nothing(listener: socket.socket) -> None:
@@ -408,52 +463,41 @@ async def test_a_daemon_that_goes_away_is_told_with_the_command_id(tmp_path: Pat
         server.recv(65536)
         server.close()
 
-    for connect_and_call in (_call_blocking, _call_trio):
-        with listening(path) as listener:
-            listener.settimeout(30)
-            thread = threading.Thread(target=answer_nothing, args=(listener,))
-            thread.start()
-            with pytest.raises(
-                StateError, match=r"closed the connection before it answered sandbox\.terminate"
-            ) as caught:
-                await connect_and_call(path)
-            thread.join()
-        assert caught.value.code == "not_ready"
-        assert caught.value.data == {"socket": path, "command_id": "mine"}
+    with listening(path) as listener:
+        listener.settimeout(60)
+        thread = threading.Thread(target=answer_nothing, args=(listener,))
+        thread.start()
+        with pytest.raises(StateError, match=r"closed the connection before it answered sandbox\.terminate") as caught:
+            kind.run(path, lambda client: _awaited(client.sandbox.terminate("sbx_1", command_id="mine")), patience_s=0)
+        thread.join()
+    assert caught.value.code == "not_ready"
+    assert caught.value.data == {"socket": path, "command_id": "mine"}
 
 
-async def _call_trio(path: str) -> None:
-    async with sandkeep.connect(path, patience_s=0) as client:
-        await client.sandbox.terminate("sbx_1", command_id="mine")
-
-
-async def _call_blocking(path: str) -> None:
-    with blocking.connect(path, patience_s=0) as client:
-        client.sandbox.terminate("sbx_1", command_id="mine")
-
-
-async def test_a_request_that_is_too_long_is_refused_with_the_daemons_own_words(house: House) -> None:
-    async with sandkeep.connect(house.path) as client:
+async def test_a_request_that_is_too_long_is_refused_with_the_daemons_own_words(house: House, kind: Kind) -> None:
+    async def body(client: Any) -> None:
         with pytest.raises(SandkeepError, match="a message has at most"):
             await client.sandbox.exec("sbx_1", "cat", stdin=bytes(13 * 1024 * 1024))
         assert (await client.daemon.ping()).version == "python"  # on another connection
-    with pytest.raises(SandkeepError, match="a message has at most"):
-        await house.in_thread(lambda c: c.sandbox.exec("sbx_1", "cat", stdin=bytes(13 * 1024 * 1024)))
+
+    await house.use(kind, body)
 
 
-async def test_closing_ends_the_calls_under_way(house: House) -> None:
-    failures: list[str] = []
+async def test_closing_ends_the_calls_under_way(house: House, kind: Kind) -> None:
+    async def body(client: Any) -> list[Any]:
+        async def wait() -> str:
+            return (await caught(client.process.wait("sbx_1", "p"))).code
 
-    async def wait(client: Client) -> None:
-        with pytest.raises(StateError) as caught:
-            await client.process.wait("sbx_1", "p")
-        failures.append(caught.value.code)
+        async def close() -> None:
+            while len(house.handler.calls) < 2:
+                await client.daemon.ping()
+            client.close()
 
-    async with trio.open_nursery() as nursery, sandkeep.connect(house.path) as client:
-        nursery.start_soon(wait, client)
-        nursery.start_soon(wait, client)
-        await wait_all_tasks_blocked()
-    assert failures == ["not_ready"] * 2
+        codes = await kind.together(wait, wait, close)
+        assert (await caught(client.daemon.ping())).code == "not_ready"
+        return codes
+
+    assert await house.use(kind, body) == ["not_ready", "not_ready", None]
 
 
 # -- what is imported -------------------------------------------------------------------------------------------------
@@ -474,6 +518,11 @@ def test_the_blocking_client_imports_no_trio_and_little_else() -> None:
     loaded = loaded_by("import sandkeep; sandkeep.blocking.connect")
     assert not {"trio", "trio_websocket", "socket", "asyncio", "threading", "logging", "subprocess", "json"} & loaded
     assert "sandkeep.protocol.methods" in loaded
+
+
+def test_the_client_on_asyncio_imports_no_trio() -> None:
+    loaded = loaded_by("import sandkeep.aio; sandkeep.aio.connect")
+    assert not {"trio", "trio_websocket"} & loaded
 
 
 def test_everything_public_is_there() -> None:

@@ -3,19 +3,19 @@ daemon.
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.clients import KINDS, Kind, OnThreads, drive
 
-import sandkeep
 from sandkeep import blocking
 from sandkeep.errors import CallerError, SandkeepError, StateError
 
 pytestmark = pytest.mark.needs("bwrap")
 
-Story = Callable[[Any, str], Awaitable[None]]
+Story = Callable[[Any, str], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +33,6 @@ async def of(value: Any) -> Any:
 
 async def every(iterable: Any) -> list[Any]:
     return [each async for each in iterable] if hasattr(iterable, "__aiter__") else list(iterable)
-
-
-def without_a_loop(work: Coroutine[Any, Any, None]) -> None:
-    """Run a story on a blocking client: it never waits for anything."""
-    with pytest.raises(StopIteration):
-        work.send(None)
 
 
 # -- what they do -----------------------------------------------------------------------------------------------------
@@ -180,12 +174,10 @@ def nothing_is_left(shared_daemon: Any) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_without_an_event_loop(shared_daemon: Any, project: str, story: Any) -> None:
-    with blocking.connect(shared_daemon.socket) as client:
-        without_a_loop(story(client, project))
-
-
-@pytest.mark.parametrize("story", STORIES)
-async def test_on_trio(shared_daemon: Any, project: str, story: Story) -> None:
-    async with sandkeep.connect(shared_daemon.socket) as client:
-        await story(client, project)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_first_hour(shared_daemon: Any, project: str, kind: Kind, story: Story) -> None:
+    if isinstance(kind, OnThreads):
+        with blocking.connect(shared_daemon.socket) as client:
+            drive(story(client, project))
+    else:
+        kind.run(shared_daemon.socket, lambda client: story(client, project))

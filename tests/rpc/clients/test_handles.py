@@ -1,10 +1,12 @@
 """Handles against a real daemon, for clients with and without an event loop."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import trio
+from tests.support.clients import Kind, OnAsyncio, OnTrio
 
 import sandkeep
 from sandkeep import blocking, model
@@ -159,8 +161,9 @@ def test_handles_are_told_apart_and_their_mistakes_named(client: Any, sandbox: b
         _ = blocking.Banana  # type: ignore[attr-defined]
 
 
-async def test_the_same_on_trio(shared_daemon: Any, image: blocking.Image) -> None:
-    async with sandkeep.connect(shared_daemon.socket) as client:
+@pytest.mark.parametrize("kind", [OnTrio(), OnAsyncio()], ids=lambda kind: kind.name)
+def test_the_same_on_an_event_loop(shared_daemon: Any, image: blocking.Image, kind: Kind) -> None:
+    async def body(client: sandkeep.Client) -> None:
         async with await client.sandboxes.create(image.id) as sandbox:
             assert isinstance(sandbox, sandkeep.AsyncSandbox)
             assert (await sandbox.exec("cat main.txt")).stdout == b"of the image\n"
@@ -168,16 +171,16 @@ async def test_the_same_on_trio(shared_daemon: Any, image: blocking.Image) -> No
             assert await sandbox.files.read_text("file") == "text"
             process = await sandbox.processes.launch("echo out")
             assert [piece.stdout async for piece in process.output() if piece.stdout] == [b"out\n"]
-            async with trio.open_nursery() as nursery:
-                for fork in await sandbox.fork(3):
-                    nursery.start_soon(fork.terminate)
+            await kind.together(*(fork.terminate for fork in await sandbox.fork(3)))
             events = [event async for event in sandbox.events(follow=False)]
             assert isinstance(events[0], model.Event)
         assert (await sandbox.refresh()).status == "stopped"
         assert await client.sandboxes.list() == []
 
+    kind.run(shared_daemon.socket, body)
 
-async def test_a_cancelled_block_ends_its_sandbox(shared_daemon: Any, image: blocking.Image) -> None:
+
+async def test_a_block_that_trio_cancels_ends_its_sandbox(shared_daemon: Any, image: blocking.Image) -> None:
     async with sandkeep.connect(shared_daemon.socket) as client:
         with trio.CancelScope() as scope:
             async with await client.sandboxes.create(image.id) as sandbox:
@@ -185,6 +188,30 @@ async def test_a_cancelled_block_ends_its_sandbox(shared_daemon: Any, image: blo
                 await trio.sleep_forever()
         assert scope.cancelled_caught
         assert (await sandbox.refresh()).status == "stopped"
+
+
+def test_a_block_that_asyncio_cancels_ends_its_sandbox(shared_daemon: Any, image: blocking.Image) -> None:
+    """Also when it is cancelled again meanwhile."""
+
+    async def block(sandbox: sandkeep.AsyncSandbox, inside: asyncio.Event) -> None:
+        async with sandbox:
+            inside.set()
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with sandkeep.aio.connect(shared_daemon.socket) as client:
+            sandbox = await client.sandboxes.create(image.id)
+            inside = asyncio.Event()
+            task = asyncio.create_task(block(sandbox, inside))
+            await inside.wait()
+            while not task.done():
+                task.cancel()
+                await asyncio.sleep(0)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await sandbox.refresh()).status == "stopped"
+
+    asyncio.run(main())
 
 
 def test_a_handle_of_an_ended_sandbox_says_so(client: blocking.Client, image: blocking.Image) -> None:

@@ -1,5 +1,6 @@
 """Clients whose daemon is killed or stopped, and started again, in the middle of what they do: a pause, and no more."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,17 @@ import pytest
 import trio
 from tests.conftest import RunningDaemon
 from tests.support.boxes import new_box
+from tests.support.clients import KINDS, Kind, caught
 from tests.support.expect import until
 
 import sandkeep
 from sandkeep import blocking, transfer
-from sandkeep.clients import link
-from sandkeep.clients.dial import Daemon
-from sandkeep.errors import DataError, SandkeepError, StateError
+from sandkeep.errors import DataError, StateError
 from sandkeep.model import ExecResult
 from sandkeepd.api.listener import listening
 
 pytestmark = pytest.mark.needs("bwrap")
+MANY = 150
 SLOW = "while [ ! -e go ]; do sleep 0.01; done"
 
 
@@ -61,6 +63,13 @@ def restart(daemon: Any) -> Callable[..., None]:
         daemon.start()
 
     return again
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each of the clients in turn."""
+    found: Kind = request.param
+    return found
 
 
 @contextmanager
@@ -131,57 +140,58 @@ def test_calls_that_wait_get_their_answers(how: str, daemon: Any, box: str, rest
         assert first.process.get(box, "p").exit_code == 9  # a client that did nothing meanwhile
 
 
-async def test_calls_side_by_side_connect_once(
-    daemon: Any, box: str, restart: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_calls_side_by_side_are_each_carried_out_once(
+    daemon: Any, box: str, restart: Callable[..., None], kind: Kind
 ) -> None:
-    answers: list[Any] = []
-    connections: list[Any] = []
+    """With hundreds of threads, or tasks: those that run, those that are being asked for, and those that come later."""
 
-    async def dial(path: str) -> Any:
-        assert all(sock.fileno() < 0 for sock in connections[1:]), "the first of those who wait connects, and no other"
-        connections.append(await link.dial(path))
-        return connections[-1]
+    async def body(client: Any) -> list[bytes]:
+        async def execute(number: int) -> bytes:
+            result = await client.sandbox.exec(box, f"echo {number} >>count; {SLOW}; echo {number}", inline_bytes=100)
+            return bytes(result.stdout)
 
-    monkeypatch.setattr("sandkeep.clients.trio.dial", dial)
-    async with sandkeep.connect(daemon.socket, client="many") as client, trio.open_nursery() as nursery:
+        return await kind.together(*(partial(execute, number) for number in range(MANY)))
 
-        async def execute(number: int) -> None:
-            script = f"echo {number} >>count; {SLOW}; echo {number}"
-            result = await client.sandbox.exec(box, script, inline_bytes=100)
-            answers.append((number, result.stdout))
-
-        for number in range(20):
-            nursery.start_soon(execute, number)
-        while len((await client.process.list(sandbox_id=box)).processes) < 20:
-            pass
-        await trio.to_thread.run_sync(restart)
-        await trio.to_thread.run_sync(let_go, daemon, box)
-    assert len(connections) > 1
-    assert sorted(answers) == [(number, b"%d\n" % number) for number in range(20)]
     with daemon.connect() as other:
-        assert len(other.sandbox.read_file(box, path="count").data.splitlines()) == 20
+        with in_thread(lambda: kind.run(daemon.socket, body, client="many")) as came:
+            until(lambda: len(other.process.list(sandbox_id=box).processes) >= 20)
+            restart()
+            let_go(daemon, box)
+        assert came == [[b"%d\n" % number for number in range(MANY)]]
+        count = other.sandbox.read_file(box, path="count").data.split()
+        assert sorted(count) == sorted(b"%d" % number for number in range(MANY))
 
 
-async def test_followers_go_on_where_they_were(daemon: Any, box: str, restart: Callable[..., None]) -> None:
-    """Events and output, on trio: nothing is missing and nothing comes twice."""
+def test_followers_go_on_where_they_were(daemon: Any, box: str, restart: Callable[..., None], kind: Kind) -> None:
+    """Events and output: nothing is missing and nothing comes twice."""
     script = f"seq 0 499; {SLOW}; seq 500 999"
-    seen: list[str] = []
-    said = b""
-    async with sandkeep.connect(daemon.socket) as client, trio.open_nursery() as nursery:
 
-        async def follow() -> None:
+    async def body(client: Any) -> list[Any]:
+        async def follow() -> list[str]:
+            seen = []
             async for event in client.follow_events(sandbox_id=box):
                 seen.append(event.type)
                 if event.data.get("exit_code") == 5:
-                    return
+                    break
+            return seen
 
-        nursery.start_soon(follow)
+        async def read() -> bytes:
+            said = b""
+            async for piece in client.read_output(box, "p"):
+                said += piece.stdout
+                if said:
+                    begun.set()
+            return said
+
         await client.process.launch(box, f"{script}; exit 5", name="p")
-        async for piece in client.read_output(box, "p"):
-            if not said:
-                await trio.to_thread.run_sync(restart)
-                await trio.to_thread.run_sync(let_go, daemon, box)
-            said += piece.stdout
+        return await kind.together(follow, read)
+
+    begun = threading.Event()
+    with in_thread(lambda: kind.run(daemon.socket, body)) as came:
+        assert begun.wait(60)
+        restart()
+        let_go(daemon, box)
+    [(seen, said)] = came
     assert said == b"".join(b"%d\n" % number for number in range(1000))
     with daemon.connect() as other:
         types = [event.type for event in other.follow_events(sandbox_id=box, follow=False)]
@@ -235,26 +245,29 @@ def test_a_stream_that_was_begun_is_an_error(daemon: Any, box: str) -> None:
         assert "start it again" in came[0].message
 
 
-def test_descriptors_outlive_the_daemon(daemon: Any, box: str, restart: Callable[..., None]) -> None:
+def test_descriptors_outlive_the_daemon(daemon: Any, box: str, restart: Callable[..., None], kind: Kind) -> None:
     """Handed over once; what is still to be told is asked anew, on another connection."""
-    with daemon.connect() as client:
-        client.process.launch(box, f"echo one; {SLOW}; echo two", name="p")
-        with client.with_descriptors("process.open_output", box, "p") as handed:
-            out, err = handed.receive()
+
+    async def body(client: Any) -> None:
+        await client.process.launch(box, f"echo one; {SLOW}; echo two", name="p")
+        async with client.with_descriptors("process.open_output", box, "p") as handed:
+            out, err = await handed.receive()
             restart()
             let_go(daemon, box)
-            client.process.wait(box, "p")
+            await client.process.wait(box, "p")
             assert os.pread(out, 100, 0) == b"one\ntwo\n"
             os.close(out)
             os.close(err)
-        with client.with_descriptors("process.open_output", box, "p") as handed:
+        async with client.with_descriptors("process.open_output", box, "p") as handed:
             restart()  # before anything was received
-            for descriptor in handed.receive():
+            for descriptor in await handed.receive():
                 os.close(descriptor)
-            assert handed.answer().process.exit_code == 0
+            assert (await handed.answer()).process.exit_code == 0
+
+    kind.run(daemon.socket, body)
 
 
-async def test_what_is_told_late_is_asked_anew(tmp_path: Path) -> None:
+def test_what_is_told_late_is_asked_anew(tmp_path: Path, kind: Kind) -> None:
     """The daemon dies between the descriptors and the answer: the next one's are closed, as they are known already."""
     path = str(tmp_path / "s")
     given = b'{"jsonrpc":"2.0","method":"descriptors","params":{"request":1,"count":2}}\n'
@@ -273,30 +286,20 @@ async def test_what_is_told_late_is_asked_anew(tmp_path: Path) -> None:
                 while last and server.recv(65536):
                     pass
 
-    def use_blocking() -> Any:
-        with blocking.Client(Daemon(path, "test")).with_descriptors("process.open_output", "b", "p") as handed:
-            for descriptor in handed.receive():
+    async def body(client: Any) -> Any:
+        async with client.with_descriptors("process.open_output", "b", "p") as handed:
+            for descriptor in await handed.receive():
                 os.close(descriptor)
-            answered = handed.answer()
+            answered = await handed.answer()
             numbers = os.listdir("/proc/self/fd")
             opened = [number for number in numbers if os.path.realpath(f"/proc/self/fd/{number}") == file.name]
             assert len(opened) == 1
             return answered
 
-    async def use_trio() -> Any:
-        async with sandkeep.connect(path) as client, client.with_descriptors("process.open_output", "b", "p") as handed:
-            for descriptor in await handed.receive():
-                os.close(descriptor)
-            return await handed.answer()
-
     with file, listening(path) as listener:
         listener.setblocking(True)
-        with in_thread(lambda: serve(listener)):
-            assert (await trio.to_thread.run_sync(use_blocking)).stderr_bytes == 2
-    with (tmp_path / "file").open() as file, listening(path) as listener:
-        listener.setblocking(True)
         with in_thread(lambda: (listener.accept()[0].close(), serve(listener))):
-            assert (await use_trio()).stderr_bytes == 2
+            assert kind.run(path, body).stderr_bytes == 2
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -373,60 +376,55 @@ def test_an_interrupt_ends_the_pause(daemon: Any, box: str) -> None:
 # -- when it cannot go on ---------------------------------------------------------------------------------------------
 
 
-async def test_patience_has_an_end(tmp_path: Path) -> None:
-    """And with none there is no waiting. Both say by which id the command can be repeated."""
+def test_patience_has_an_end(tmp_path: Path, kind: Kind) -> None:
+    """And with none there is no waiting. The error says by which id the command can be repeated."""
     path = str(tmp_path / "s")
+
+    async def body(client: Any) -> None:
+        listener.accept()[0].close()
+        listener.close()
+        for _ in range(2):  # it stays lost
+            no = await caught(client.sandbox.terminate("box", command_id="mine"))
+            assert no.code == "not_ready"
+            assert no.data["socket"] == path
+
     for patience_s in (0, 0.2):
         with listening(path) as listener:
-            listener.settimeout(10)
-            with blocking.connect(path, patience_s=patience_s) as client:
-                async with sandkeep.connect(path, patience_s=patience_s) as other:
-                    for _ in range(2):
-                        listener.accept()[0].close()
-                    listener.close()
-                    for _ in range(2):  # they stay lost
-                        with pytest.raises(StateError) as no:
-                            client.sandbox.terminate("box", command_id="mine")
-                        assert no.value.data["socket"] == path
-                        with pytest.raises(StateError) as no:
-                            await other.sandbox.terminate("box", command_id="mine")
-                        assert no.value.code == "not_ready"
+            listener.settimeout(60)
+            kind.run(path, body, patience_s=patience_s)
 
 
-async def test_a_daemon_that_says_nothing_is_not_waited_for_longer(tmp_path: Path) -> None:
+def test_a_daemon_that_says_nothing_is_not_waited_for_longer(tmp_path: Path, kind: Kind) -> None:
     path = str(tmp_path / "s")
+
+    async def body(client: Any) -> None:
+        listener.accept()[0].close()
+        assert isinstance(await caught(client.daemon.ping()), StateError)
+
     with listening(path) as listener:
-        listener.settimeout(10)
-        with blocking.connect(path, patience_s=0.2) as client:
-            async with sandkeep.connect(path, patience_s=0.2) as other:
-                for _ in range(2):
-                    listener.accept()[0].close()
-                with pytest.raises(StateError):
-                    client.daemon.ping()
-                with trio.fail_after(10), pytest.raises(StateError):
-                    await other.daemon.ping()
+        listener.settimeout(60)
+        kind.run(path, body, patience_s=0.2)
 
 
-async def test_another_log_is_recognised(new_daemon: Callable[[], Any], tmp_path: Path) -> None:
+def test_another_log_is_recognised(new_daemon: Callable[[], Any], tmp_path: Path, kind: Kind) -> None:
     """Nothing is asked of a daemon that knows nothing of what was before."""
     daemon = new_daemon()
     daemon.start()
     (tmp_path / "image").mkdir()
-    with blocking.connect(daemon.socket) as client:
-        async with sandkeep.connect(daemon.socket) as other:
-            client.daemon.ping()
-            await other.daemon.ping()
-            daemon.stop()
-            os.rename(daemon.state_dir, f"{daemon.state_dir}.old")
-            daemon.start()
-            for _ in range(2):
-                with pytest.raises(DataError) as no:
-                    client.image.create(str(tmp_path / "image"))
-                assert no.value.code == "wrong_log"
-                with pytest.raises(DataError):
-                    await other.image.create(str(tmp_path / "image"))
-                with pytest.raises(DataError), client.with_descriptors("process.open_output", "b", "p") as handed:
-                    handed.receive()
+
+    async def body(client: Any) -> None:
+        await client.daemon.ping()
+        daemon.stop()
+        os.rename(daemon.state_dir, f"{daemon.state_dir}.old")
+        daemon.start()
+        for _ in range(2):
+            no = await caught(client.image.create(str(tmp_path / "image")))
+            assert no.code == "wrong_log"
+            with pytest.raises(DataError):
+                async with client.with_descriptors("process.open_output", "b", "p") as handed:
+                    await handed.receive()
+
+    kind.run(daemon.socket, body)
     with daemon.connect() as fresh:
         assert fresh.image.list(all=True).images == []
 
@@ -471,27 +469,44 @@ async def test_what_is_left_of_a_wait_is_less_each_time(daemon: Any, box: str) -
         assert "after 1 s" not in came[0].message
 
 
-async def test_closing_ends_the_pause(daemon: Any) -> None:
-    async with trio.open_nursery() as nursery, sandkeep.connect(daemon.socket) as client:
+def test_closing_ends_the_pause(daemon: Any, kind: Kind) -> None:
+    async def body(client: Any) -> None:
         await client.daemon.ping()
 
-        async def ask() -> None:
-            with pytest.raises(SandkeepError):
-                await client.daemon.ping()
+        async def ask() -> str:
+            return (await caught(client.daemon.ping())).code
+
+        async def close() -> None:
+            while not client_daemon(client).is_away:
+                await pause(kind)
+            client.close()
 
         daemon.kill()
-        nursery.start_soon(ask)
-        nursery.start_soon(ask)
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        client.close()
+        assert await kind.together(ask, ask, close) == ["not_ready", "not_ready", None]
+
+    kind.run(daemon.socket, body)
     daemon.start()
+
+
+def client_daemon(client: Any) -> Any:
+    return getattr(client, "_target", client)._daemon
+
+
+async def pause(kind: Kind) -> None:
+    """Let others go on."""
+    if kind.name == "trio":
+        await trio.sleep(0.01)
+    elif kind.name == "asyncio":
+        await asyncio.sleep(0.01)
+    else:
+        time.sleep(0.01)
 
 
 # -- at any moment ----------------------------------------------------------------------------------------------------
 
 
 def test_killed_again_and_again_under_load(daemon: Any, box: str) -> None:
-    """Both clients execute, launch and write, the daemon is killed at odd moments: each is done once, and answered."""
+    """Clients execute, launch and write, the daemon is killed at odd moments: each is done once, and answered."""
     over = threading.Event()
     done: list[str] = []
     unsure: list[str] = []

@@ -1,0 +1,145 @@
+"""The client of event loops, whichever it is: what the clients on trio and on asyncio share."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
+from sandkeep.clients.descriptors import Handover
+from sandkeep.clients.dial import Daemon
+from sandkeep.clients.exchange import Exchange, Pool, Progress, Step, run_async
+from sandkeep.clients.unix_socket import Socket
+from sandkeep.model import Event, ProcessOutput
+from sandkeep.protocol.follow import EventCursor, OutputCursor
+from sandkeep.protocol.jsonrpc import Answer
+from sandkeep.protocol.methods import Method
+
+if TYPE_CHECKING:
+    from sandkeep.typed import AsyncMethods
+else:
+    AsyncMethods = Nouns
+
+SHIELD_S: Final = 120.0
+"""Maximum seconds for which a cancelled block waits until its sandbox has ended."""
+
+CarryOut = Callable[[Step], Awaitable[Any]]
+
+
+class AsyncClient(AsyncMethods):
+    """A client of the daemon, with a method for each of the table: ``await client.sandbox.get(sandbox_id)``.
+
+    Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function
+    that is called with progress messages of a long call. It returns the typed result or raises `SandkeepError`. Any
+    number of tasks may call at the same time: each call in flight has a connection, and the next one uses it again.
+
+    When the daemon goes away, as in a restart, the client waits for it and repeats unanswered calls; changes take
+    effect once all the same. Only when it stays away for longer than `patience_s` does the call raise `not_ready`. A
+    daemon of another event log is `wrong_log`.
+    """
+
+    def __init__(self, daemon: Daemon, sock: Socket | None = None) -> None:
+        self._daemon = daemon
+        self._pool = Pool(daemon, sock)
+
+    async def _carry_out(self, step: Step) -> Any:
+        """Carry out a step of a call: see `exchange`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the connections; calls in flight fail. Commands that change something continue in the daemon."""
+        self._pool.close()
+
+    async def call(self, method: str, params: dict[str, Any] | None = None, progress: Progress | None = None) -> Any:
+        """Call a method by name with parameters as they are, and answer plain objects: also one that is not in the
+        table. A method that changes something gets a command_id if it was given none.
+        """
+        check_plain(method)
+        return outcome(await self._exchange(method, identified(method, params or {}), progress), Any)
+
+    @asynccontextmanager
+    async def with_descriptors(self, method: str, *args: Any, **kwargs: Any) -> AsyncIterator["Handed"]:
+        """Begin a call that is answered with open descriptors, on a connection of its own, to which it belongs:
+
+        async with client.with_descriptors("process.open_output", sandbox_id, name) as handed:
+            stdout, stderr = await handed.receive()
+            what = await handed.answer()
+        """
+        handed = Handed(Handover(self._daemon, method, args, kwargs), self._carry_out)
+        try:
+            await handed.begin()
+            yield handed
+        finally:
+            handed.close()
+
+    def follow_events(
+        self,
+        after: str | None = None,
+        *,
+        sandbox_id: str | None = None,
+        type: str | None = None,
+        follow: bool = True,
+    ) -> "Events":
+        """Iterate over events after a token, and wait for more; see `event.list`. `token` is the present position."""
+        return Events(self, after, sandbox_id, type, follow)
+
+    async def read_output(
+        self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
+    ) -> AsyncIterator[ProcessOutput]:
+        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output."""
+        cursor = OutputCursor(stdout_offset, stderr_offset, follow)
+        while query := cursor.next_query():
+            piece = await self.process.read(sandbox_id, name, **query)
+            if cursor.advance(piece):
+                yield piece
+
+    async def _call(self, row: Method, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
+        check_plain(row.name)
+        return outcome(await self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
+
+    async def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> Answer:
+        return await run_async(Exchange(self._pool, method, params, progress).steps(), self._carry_out)
+
+
+class Handed:
+    """A call under way at the daemon, which hands over descriptors; see `descriptors`. One task uses it."""
+
+    def __init__(self, handover: Handover, carry_out: CarryOut) -> None:
+        self._handover = handover
+        self._carry_out = carry_out
+
+    async def begin(self) -> None:
+        """Connect, and send the request, as soon as the daemon is there. `Client.with_descriptors` has done it."""
+        await run_async(self._handover.begin(), self._carry_out)
+
+    async def receive(self) -> list[int]:
+        """Wait for the descriptors. The caller owns and closes them. Raises the daemon's errors."""
+        return await run_async(self._handover.receive(), self._carry_out)
+
+    async def answer(self) -> Any:
+        """Wait until the call is through, and answer its typed result. Descriptors not received before may be later."""
+        return await run_async(self._handover.finish(), self._carry_out)
+
+    def close(self) -> None:
+        """Let go of the connection, and of descriptors that were not received."""
+        self._handover.close()
+
+
+class Events(EventCursor):
+    """An asynchronous iterator over events. `token` is where it is."""
+
+    def __init__(
+        self, client: AsyncClient, after: str | None, sandbox_id: str | None, type: str | None, follow: bool
+    ) -> None:
+        super().__init__(after, sandbox_id, type, follow)
+        self._client = client
+
+    def __aiter__(self) -> "Events":
+        return self
+
+    async def __anext__(self) -> Event:
+        while (event := self.next_event()) is None:
+            query = self.next_query()
+            if query is None:
+                raise StopAsyncIteration
+            self.advance(await self._client.event.list(**query))
+        return event

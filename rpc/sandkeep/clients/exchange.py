@@ -1,0 +1,347 @@
+"""Calls over as many connections as they take, without I/O: what all clients do, whether on threads, trio or asyncio.
+
+`Exchange.steps` yields the I/O to do, and gets the outcome of each step back; a client is a loop that carries them out.
+Each connection serves one call at a time. The daemon limits the calls in flight of one connection, and the memory of
+their answers, so calls that share one wait for each other; and that of a call that was given up can be closed.
+"""
+
+import os
+import time
+from _weakref import ref  # the weakref module takes a millisecond to import
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+
+from msgspec import DecodeError
+
+from sandkeep.clients.dial import GREETING_ID, Daemon, Retry
+from sandkeep.clients.unix_socket import Socket
+from sandkeep.errors import SandkeepError
+from sandkeep.protocol import jsonrpc
+from sandkeep.protocol.jsonrpc import Answer
+from sandkeep.protocol.lines import LineBuffer
+
+T = TypeVar("T")
+Progress = Callable[[str], None]
+
+Step: TypeAlias = tuple[str, Any, Any]
+"""An operation, the socket it is about, and its argument. It raises OSError or `SandkeepError` into the generator."""
+
+Steps: TypeAlias = Generator[Step, Any, T]
+
+DIAL: Final = "dial"
+"""Connect to the path that is the argument; answer a `Socket`."""
+
+SEND: Final = "send"
+"""Send all bytes of the argument."""
+
+RECEIVE: Final = "receive"
+"""Answer the bytes that come next, none at the end. The argument is the longest wait in seconds, or None; after that
+it raises TimeoutError.
+"""
+
+RECEIVE_DESCRIPTORS: Final = "receive_descriptors"
+"""Answer what `recvmsg` does, given the argument."""
+
+PAUSE: Final = "pause"
+"""Wait for the argument, in seconds."""
+
+CHUNK_BYTES: Final = 256 * 1024
+MAX_CONNECTIONS: Final = 256
+"""Maximum connections of one client; more calls at once wait for a free one. The daemon gives a user 512."""
+
+IDLE_S: Final = 10.0
+"""Seconds after which an unused connection is closed, when another one is put back."""
+
+_GREETING_S: Final = 10.0
+_FIRST_LOOK_S: Final = 0.005
+_LONGEST_LOOK_S: Final = 0.05
+
+
+class Channel:
+    """A connection, which one call at a time uses: its requests as bytes, and received bytes as answers."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.sock: Socket | None = None
+        """None until the daemon was dialled."""
+        self.reason: Answer | None = None
+        """The daemon's reason for closing the connection."""
+        self.is_free = True
+        """True if no answer is outstanding and the connection is not known to be lost."""
+        self.idle_since = 0.0
+        self.progress: Progress | None = None
+        self._daemon = daemon
+        self._unsent = daemon.greeting()
+        self._lines = LineBuffer()
+        self._last_id = GREETING_ID
+        self._awaited = GREETING_ID
+
+    def greeting(self) -> bytes:
+        """Return the greeting alone, whose answer is awaited before anything else is asked."""
+        self.is_free = False
+        self._awaited = GREETING_ID
+        greeting, self._unsent = self._unsent, b""
+        return greeting
+
+    def request(self, method: str, params: dict[str, Any]) -> bytes:
+        """Return a request, after the greeting if that was not sent yet. Raises as `jsonrpc.request` does."""
+        data = jsonrpc.request(self._last_id + 1, method, params)
+        self.is_free = False
+        self._last_id += 1
+        self._awaited = self._last_id
+        if self._unsent:
+            data, self._unsent = self._unsent + data, b""
+        return data
+
+    def feed(self, data: bytes) -> Answer | None:
+        """Take received bytes; return the answer that is awaited once it is there.
+
+        Raises EOFError when the connection has ended or makes no sense, and `wrong_log`.
+        """
+        found: Answer | None = None
+        try:
+            for line in self._lines.feed(data):
+                found = self._handle(jsonrpc.parse_answer(line)) or found
+        except DecodeError:
+            raise EOFError from None
+        if found is None and (not data or self._lines.overflowed):
+            raise EOFError
+        return found
+
+    def _handle(self, answer: Answer) -> Answer | None:
+        if answer.method is not None:
+            if answer.method == "progress" and self.progress is not None:
+                notification = jsonrpc.parse_progress(answer.params)
+                if notification.request == self._awaited:
+                    self.progress(notification.message)
+            return None
+        if answer.id is None:
+            if answer.error is None:
+                return None
+            self.reason = answer
+            return answer
+        if answer.id == GREETING_ID:
+            self._daemon.recognise(answer)
+        if answer.id != self._awaited:
+            return None
+        self.is_free = self.reason is None
+        return answer
+
+
+class Pool:
+    """The connections of one client: idle ones, and those in use, which belong to their calls.
+
+    Any number of threads may use it: it relies on single operations of lists and dicts being atomic. A process that
+    was forked leaves the connections to its parent, and makes its own.
+    """
+
+    _all: ClassVar[dict[int, "ref[Pool]"]] = {}
+
+    def __init__(self, daemon: Daemon, sock: Socket | None = None) -> None:
+        self.daemon = daemon
+        self.is_closed = False
+        self.is_lost = False
+        """True once a connection was lost."""
+        self._idle: list[Channel] = []
+        self._open: dict[int, ref[Channel]] = {}
+        key, pools = id(self), self._all
+        pools[key] = ref(self, lambda _: pools.pop(key, None))
+        if sock is not None:
+            channel = self._add()
+            channel.sock = sock
+            self._idle.append(channel)
+
+    def add(self) -> Channel | None:
+        """Return a new connection, to be dialled, which is the caller's until it is put back; None if there are as many
+        as there may be.
+        """
+        channel = self._add()
+        if len(self._open) <= MAX_CONNECTIONS:
+            return channel
+        self._close(channel)
+        return None
+
+    def _add(self) -> Channel:
+        channel, connections = Channel(self.daemon), self._open
+        key = id(channel)
+        connections[key] = ref(channel, lambda _: connections.pop(key, None))  # if its call ends anyhow
+        return channel
+
+    def take(self) -> Channel | None:
+        """Return an idle connection, the last that was used; None if there is none."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def put(self, channel: Channel) -> None:
+        """Take a connection back. One that is lost, or whose call was given up, is closed."""
+        if not channel.is_free:
+            return self._close(channel)
+        channel.progress = None
+        now = channel.idle_since = time.monotonic()
+        self._idle.append(channel)
+        if self.is_closed:
+            self._close_idle(None)
+        else:
+            oldest = next(iter(self._idle), channel)
+            if oldest.idle_since < now - IDLE_S:
+                self._close_idle(1)
+        return None
+
+    def lose(self) -> None:
+        """A connection was lost: the idle ones are probably, too."""
+        self.is_lost = True
+        self._close_idle(None)
+
+    def close(self) -> None:
+        """Close all connections. Calls in flight get the end of theirs."""
+        self.is_closed = True
+        self._close_idle(None)
+        for channel in self._channels():
+            if channel.sock is not None:
+                with suppress(OSError):  # its call has just closed it
+                    channel.sock.shutdown(2)  # not closed here: its call may be about to use that descriptor
+
+    def _channels(self) -> list[Channel]:
+        return [channel for entry in list(self._open.values()) if (channel := entry()) is not None]
+
+    def _close_idle(self, count: int | None) -> None:
+        while count != 0:
+            try:
+                channel = self._idle.pop(0)
+            except IndexError:
+                return
+            self._close(channel)
+            count = None if count is None else count - 1
+
+    def _close(self, channel: Channel) -> None:
+        channel.is_free = False
+        self._open.pop(id(channel), None)
+        if channel.sock is not None:
+            channel.sock.close()
+
+    @classmethod
+    def leave_to_parent(cls) -> None:
+        """In a forked process, close the connections of all pools: its parent has them."""
+        for entry in list(cls._all.values()):
+            if (pool := entry()) is not None:
+                pool._idle.clear()  # noqa: SLF001  # a pool's own
+                for channel in pool._channels():  # noqa: SLF001
+                    pool._close(channel)  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=Pool.leave_to_parent)
+
+
+class Exchange:
+    """One call: sent, and sent again when the connection is lost, until it is answered."""
+
+    def __init__(self, pool: Pool, method: str, params: dict[str, Any], progress: Progress | None) -> None:
+        self._pool = pool
+        self._method = method
+        self._retry = Retry(pool.daemon, method, params)
+        self._progress = progress or pool.daemon.on_progress
+
+    def steps(self) -> Steps[Answer]:
+        """Make the call. Raises `not_ready` when the daemon stays away, and `wrong_log`."""
+        pool, retry = self._pool, self._retry
+        while True:
+            channel = None
+            try:
+                channel = pool.take() or (yield from self._connect())
+                answer = yield from self._ask(channel)
+            finally:
+                if channel is not None:
+                    pool.put(channel)
+            if answer is not None:
+                return answer
+            pool.lose()
+            failure = retry.failure(channel.reason)
+            if channel.reason is not None or pool.is_closed:
+                raise failure
+            retry.lost(failure)
+
+    def _ask(self, channel: Channel) -> Steps[Answer | None]:
+        """Send the request and wait for its answer; None when the connection is lost before."""
+        channel.progress = self._progress
+        data = channel.request(self._method, self._retry.params)
+        with suppress(OSError):  # the daemon closed the connection: its reason may still be there to be read
+            yield SEND, channel.sock, data
+        return (yield from _receive(channel, None))
+
+    def _connect(self) -> Steps[Channel]:
+        """Connect to the daemon, once it is there, and verify that it is the same as before, before any change."""
+        pool, retry = self._pool, self._retry
+        failure = retry.failure()
+        look_s = _FIRST_LOOK_S
+        while True:
+            if pool.is_closed or (pool.is_lost and pool.daemon.patience_s <= 0):
+                raise failure
+            channel = pool.add()
+            if channel is None:
+                yield PAUSE, None, look_s
+                look_s = min(1.5 * look_s, _LONGEST_LOOK_S)
+                if (channel := pool.take()) is not None:
+                    return channel
+                continue
+            channel.is_free = False
+            try:
+                if pause_s := retry.pause(failure):
+                    yield PAUSE, None, pause_s
+                channel.sock = yield DIAL, None, pool.daemon.path
+                if (answer := (yield from self._greet(channel))) is not None:
+                    failure = retry.failure(answer)
+            except SandkeepError as error:
+                if error.code == "wrong_log" or error is failure:
+                    raise
+                failure = error
+            finally:
+                if not channel.is_free:
+                    pool.put(channel)
+            if channel.is_free:
+                retry.connected()
+                return channel
+
+    def _greet(self, channel: Channel) -> Steps[Answer | None]:
+        """Return the answer, or a reason not to serve; None when there is none in time. Raises `wrong_log`."""
+        timeout_s = self._retry.remaining_s
+        if not self._pool.is_lost:
+            timeout_s = max(timeout_s, _GREETING_S)
+        with suppress(OSError):
+            yield SEND, channel.sock, channel.greeting()
+        return (yield from _receive(channel, timeout_s))
+
+
+def _receive(channel: Channel, timeout_s: float | None) -> Steps[Answer | None]:
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        rest_s = None if deadline is None else max(0.001, deadline - time.monotonic())
+        try:
+            data = yield RECEIVE, channel.sock, rest_s
+        except OSError:
+            data = b""
+        try:
+            answer = channel.feed(data)
+        except EOFError:
+            return None
+        if answer is not None:
+            return answer
+
+
+async def run_async(steps: Steps[T], carry_out: Callable[[Step], Awaitable[Any]]) -> T:
+    """Carry out steps on an event loop, and return the value of the generator."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                outcome = await carry_out(step)
+            except (OSError, SandkeepError) as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(outcome)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+    finally:
+        steps.close()
