@@ -12,24 +12,48 @@ from sandkeep.protocol import methods
 
 class AsyncRpcMethods:
     async def discover(self, *, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
-        """Describe every method, as an OpenRPC document."""
+        """Describe every method, as an OpenRPC document.
+
+        `progress` is called with the messages of a long call.
+        """
     async def hello(self, client: str, *, progress: Callable[[str], None] | None = None) -> model.Welcome:
-        """Record the client's name for this connection, and return the id of the event log."""
+        """Record the client's name for this connection, and return the id of the
+        event log.
+
+        `client` is recorded with each event that this connection causes.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncDaemonMethods:
     async def ping(self, *, progress: Callable[[str], None] | None = None) -> model.Pong:
-        """Check that the daemon answers."""
+        """Check that the daemon answers.
+
+        `progress` is called with the messages of a long call.
+        """
     async def status(self, *, progress: Callable[[str], None] | None = None) -> model.DaemonStatus:
-        """Show the daemon's status."""
+        """Show the daemon's status.
+
+        `progress` is called with the messages of a long call.
+        """
     async def capabilities(self, *, progress: Callable[[str], None] | None = None) -> model.Capabilities:
-        """Show which features work on this machine, and why others do not."""
+        """Show which features work on this machine, and why others do not.
+
+        `progress` is called with the messages of a long call.
+        """
     async def shutdown(
         self,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Empty:
-        """Stop the daemon; sandboxes and processes keep running."""
+        """Stop the daemon; sandboxes and processes keep running.
+
+        Without parameters of its own.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncQuotaMethods:
     async def get(
@@ -38,7 +62,13 @@ class AsyncQuotaMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.QuotaList:
-        """Show an owner's quotas and their usage."""
+        """Show an owner's quotas and their usage.
+
+        `owner` is the caller if it is left out; administrators can ask for
+        another, such as ``uid:1000``.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncImageMethods:
     async def create(
@@ -55,7 +85,24 @@ class AsyncImageMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Image:
-        """Create an image from a directory, a Dockerfile or a container image."""
+        """Create an image from a directory, a Dockerfile or a container image.
+
+        `source` is an absolute path, read with the caller's own rights, or the
+        reference of a container image.
+
+        Without a `provider` a plain directory is for ``local``; one that holds
+        a Dockerfile, the path of a Dockerfile and a reference are for
+        ``docker``. `dockerfile` is the Dockerfile's path below the directory,
+        if it is not the usual one. With `base`, a reference, the directory is
+        put onto that image, as its ``/workspace``, even if it holds a
+        Dockerfile. `clean` makes a new image even if one of the same content
+        exists, and builds without the cache. An administrator can make it for
+        another `owner`, such as ``key:ci``. Of a plain directory the names of
+        `ignore` are left out, at any depth.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         all: bool = False,
@@ -64,9 +111,19 @@ class AsyncImageMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ImageList:
-        """List images."""
+        """List images.
+
+        `all` adds those that failed or were removed.
+
+        `progress` is called with the messages of a long call.
+        """
     async def get(self, image_id: str, *, progress: Callable[[str], None] | None = None) -> model.Image:
-        """Show an image."""
+        """Show an image.
+
+        An image.
+
+        `progress` is called with the messages of a long call.
+        """
     async def remove(
         self,
         image_id: str,
@@ -74,7 +131,13 @@ class AsyncImageMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Image:
-        """Remove an image."""
+        """Remove an image.
+
+        The image to remove; refused with `in_use` while a sandbox needs it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncProviderMethods:
     async def choose(
@@ -84,7 +147,13 @@ class AsyncProviderMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProviderChoice:
-        """Choose a provider: docker if it works here and is wanted, else local."""
+        """Choose a provider: docker if it works here and is wanted, else local.
+
+        With `enabled`, containers are preferred.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncSessionMethods:
     async def ensure(
@@ -114,9 +183,30 @@ class AsyncSessionMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.SessionEnsured:
-        """Make a session ready: find it, create it, or bring it back from its latest snapshot."""
+        """Make a session ready: find it, create it, or bring it back from its
+        latest snapshot.
+
+        The session `id` of the caller's, or a new one, is made ready. One that
+        is ready stays as it is.
+
+        A new sandbox has the files of the snapshot `restore_snapshot_id`;
+        without one of the session's latest, if there is any; with `fresh` those
+        of the image alone. The other properties are as for `sandbox.create`,
+        but for the `image`, which can be an image's id or the reference of a
+        container image, and the limits of time, which are the session's. Those
+        that are left out are as they were when the session was made ready
+        before. `mode` ``docker`` means the image's provider on this machine.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def get(self, session_id: str, *, progress: Callable[[str], None] | None = None) -> model.Session:
-        """Show a session."""
+        """Show a session.
+
+        A session, by the id that its owner calls it, or by its key.
+
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         all: bool = False,
@@ -125,14 +215,24 @@ class AsyncSessionMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SessionList:
-        """List sessions."""
+        """List sessions.
+
+        `all` adds those that failed or ended.
+
+        `progress` is called with the messages of a long call.
+        """
     async def heartbeat(
         self,
         session_id: str,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Session:
-        """Keep a session from being idle."""
+        """Keep a session from being idle.
+
+        A session, by the id that its owner calls it, or by its key.
+
+        `progress` is called with the messages of a long call.
+        """
     async def close(
         self,
         session_id: str,
@@ -141,7 +241,15 @@ class AsyncSessionMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Session:
-        """End the sandbox of a session, after a snapshot."""
+        """End the sandbox of a session, after a snapshot.
+
+        The session whose sandbox is ended, after a snapshot called
+        ``auto-stop``, unless `snapshot` is false. If that fails, the sandbox
+        goes on. The session can be used again: that makes another sandbox.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def history(
         self,
         session_id: str,
@@ -150,7 +258,12 @@ class AsyncSessionMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.EventPage:
-        """List the events of a session itself."""
+        """List the events of a session itself.
+
+        `after` is a token from an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncArtifactMethods:
     async def export(
@@ -164,7 +277,16 @@ class AsyncArtifactMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Artifact:
-        """Copy a file or directory out of a sandbox, where it outlives that."""
+        """Copy a file or directory out of a sandbox, where it outlives that.
+
+        The file or directory to export; a directory becomes a ``tar.gz``.
+        `name` and `media_type` are guessed by `path`, which begins at the
+        sandbox's working directory unless it is absolute. Up to `inline_bytes`
+        are in the answer.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def get(
         self,
         artifact_id: str,
@@ -172,7 +294,13 @@ class AsyncArtifactMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Artifact:
-        """Show an artifact, with its digest."""
+        """Show an artifact, with its digest.
+
+        An artifact. Its bytes are in the answer if they are no more than
+        `inline_bytes`.
+
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         sandbox_id: str | None = None,
@@ -183,7 +311,13 @@ class AsyncArtifactMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ArtifactList:
-        """List artifacts."""
+        """List artifacts.
+
+        Filters: a sandbox, a session. `all` adds those that failed or were
+        removed.
+
+        `progress` is called with the messages of a long call.
+        """
     async def remove(
         self,
         artifact_id: str,
@@ -191,7 +325,13 @@ class AsyncArtifactMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Artifact:
-        """Remove an artifact."""
+        """Remove an artifact.
+
+        The artifact to remove.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncSandboxMethods:
     async def create(
@@ -222,7 +362,24 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Create and start a sandbox from an image."""
+        """Create and start a sandbox from an image.
+
+        The properties of the sandbox. `secrets` are given to its processes'
+        environment and stored nowhere. The default `network` is that of its
+        provider, none unless an administrator said otherwise. `volumes` that
+        are directories of the host are for administrators.
+
+        With a `name`, which is unique among the owner's sandboxes that have not
+        ended, the owner can use that wherever a `sandbox_id` is asked for.
+
+        With a `gcs_sandbox_id`, which is then its name, it is shared with other
+        daemons: see `model.Sharing`. If there is one of that id already, it is
+        attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
+        none is made.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def attach_shared(
         self,
         gcs_sandbox_id: str,
@@ -234,7 +391,23 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Attach a sandbox that another daemon shares, as it was saved last."""
+        """Attach a sandbox that another daemon shares, as it was saved last.
+
+        The shared sandbox `gcs_sandbox_id` goes on here: it is restored as it
+        was saved last. While another daemon has it, the call waits up to
+        `timeout_s` for that one to save it and give it up.
+
+        One that was saved with its memory needs its image: one of the same
+        content that is here, or else the copy that its first daemon left.
+        `secrets` are given to the processes of one that was saved without.
+
+        Its properties come from the bucket. Those that only administrators may
+        give a sandbox (the host's network or directories, no isolation) are
+        refused, unless an administrator accepts them with `allow_host`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def detach(
         self,
         sandbox_id: str,
@@ -242,9 +415,21 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Save a shared sandbox, and let other daemons have it."""
+        """Save a shared sandbox, and let other daemons have it.
+
+        The shared sandbox to save where other daemons find it, and to give up.
+        It ends here.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def get(self, sandbox_id: str, *, progress: Callable[[str], None] | None = None) -> model.Sandbox:
-        """Show a sandbox."""
+        """Show a sandbox.
+
+        A sandbox.
+
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         all: bool = False,
@@ -253,7 +438,12 @@ class AsyncSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SandboxList:
-        """List sandboxes."""
+        """List sandboxes.
+
+        `all` adds those that ended.
+
+        `progress` is called with the messages of a long call.
+        """
     async def stats(
         self,
         sandbox_id: str | None = None,
@@ -262,7 +452,13 @@ class AsyncSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SandboxStatsList:
-        """Show the resource usage of running sandboxes: CPU, memory, processes, I/O."""
+        """Show the resource usage of running sandboxes: CPU, memory, processes,
+        I/O.
+
+        Without `sandbox_id`: all the caller's running sandboxes.
+
+        `progress` is called with the messages of a long call.
+        """
     async def exec(
         self,
         sandbox_id: str,
@@ -278,7 +474,14 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.ExecResult:
-        """Run a command to its end and return its output."""
+        """Run a command to its end and return its output.
+
+        A command to run to its end: a list of words, or one text for ``sh -c``.
+        `stdin` is all that it can read.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def terminate(
         self,
         sandbox_id: str,
@@ -286,7 +489,14 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Terminate a sandbox and all its processes."""
+        """Terminate a sandbox and all its processes.
+
+        The sandbox to end, with all that runs in it. Its journals stay
+        readable.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def update(
         self,
         sandbox_id: str,
@@ -295,7 +505,14 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Change the disk limit of a sandbox."""
+        """Change the disk limit of a sandbox.
+
+        The sandbox, and its new disk limit. A disk of its own can grow, also
+        while it is written to, and not shrink.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def suspend(
         self,
         sandbox_id: str,
@@ -303,7 +520,13 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Freeze a sandbox."""
+        """Freeze a sandbox.
+
+        The sandbox to suspend: all its processes are frozen.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def resume(
         self,
         sandbox_id: str,
@@ -312,7 +535,16 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Resume a suspended sandbox, or restart a lost or failed one from its files."""
+        """Resume a suspended sandbox, or restart a lost or failed one from its
+        files.
+
+        The sandbox to resume. One that was lost or failed is restarted from its
+        files, where its provider can; it needs its `secrets` again then, as
+        they are stored nowhere.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def fork(
         self,
         sandbox_id: str,
@@ -324,7 +556,16 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.ForkResult:
-        """Create sandboxes with the files of another."""
+        """Create sandboxes with the files of another.
+
+        The sandbox to fork, and the `count` of forks, which start with its
+        present files. They have its specification, with `labels` besides its
+        own, and none of its processes. `names`, if given, are as many as the
+        `count`. Its secrets have to be given again.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def diff(
         self,
         sandbox_id: str,
@@ -337,7 +578,17 @@ class AsyncSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a sandbox's workspace with another, a snapshot, an image, or its beginning."""
+        """Compare a sandbox's workspace with another, a snapshot, an image, or its
+        beginning.
+
+        The sandbox, and what its workspace is compared with: `other`, a
+        sandbox, snapshot or image; without it, the files that it began with. At
+        most `limit` paths are named, at or below `paths` if there are any.
+        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
+        counted.
+
+        `progress` is called with the messages of a long call.
+        """
     async def restore(
         self,
         sandbox_id: str,
@@ -349,7 +600,19 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Replace a sandbox's files with those of a snapshot, or restore it to a checkpoint."""
+        """Replace a sandbox's files with those of a snapshot, or restore it to a
+        checkpoint.
+
+        The sandbox whose own files are replaced by those of a snapshot, or
+        which returns to its state at a checkpoint: give one of both.
+
+        For files it is restarted. While processes run in it that is refused
+        with `in_use`, unless `end_processes` is true. For a snapshot it needs
+        its `secrets` again, as they are stored nowhere.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def restore_at(
         self,
         sandbox_id: str,
@@ -363,7 +626,20 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.RestoredAt:
-        """Create a sandbox from the newest snapshot or checkpoint of another at or before a moment."""
+        """Create a sandbox from the newest snapshot or checkpoint of another at or
+        before a moment.
+
+        The sandbox from whose past a new one is made, as it was at a moment:
+        after the event at `position`, or at `time`, in RFC 3339 with any
+        offset. Give one of both.
+
+        The newest of its snapshots and checkpoints at or before then is used,
+        unless deleted. `name` is the new one's. The sandbox itself is not
+        changed, and may have ended. The rest is as for `snapshot.restore`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def read_file(
         self,
         sandbox_id: str,
@@ -374,7 +650,14 @@ class AsyncSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.FileContent:
-        """Read a piece of a file."""
+        """Read a piece of a file.
+
+        Up to `max_bytes` of a file from `offset`. A path that is not UTF-8 is
+        given in `path_bytes` instead of `path`; one that is not absolute begins
+        at the sandbox's working directory.
+
+        `progress` is called with the messages of a long call.
+        """
     async def write_file(
         self,
         sandbox_id: str,
@@ -387,7 +670,15 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.FileWritten:
-        """Write a file atomically."""
+        """Write a file atomically.
+
+        A file's whole new content, which replaces the old one atomically. An
+        existing file keeps its mode unless `mode` says another; `parents` makes
+        directories that are missing.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def list_dir(
         self,
         sandbox_id: str,
@@ -398,7 +689,12 @@ class AsyncSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.DirectoryList:
-        """List the files of a directory."""
+        """List the files of a directory.
+
+        A directory. `after` is the `next` of an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
     async def copy_commit(
         self,
         sandbox_id: str,
@@ -407,7 +703,13 @@ class AsyncSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Copied:
-        """Commit a copy into a sandbox, once all of it was written."""
+        """Commit a copy into a sandbox, once all of it was written.
+
+        A copy under way whose whole archive was written.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def history(
         self,
         sandbox_id: str,
@@ -416,7 +718,12 @@ class AsyncSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.EventPage:
-        """List the events of a sandbox and its processes."""
+        """List the events of a sandbox and its processes.
+
+        `after` is a token from an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncBranchMethods:
     async def create(
@@ -435,7 +742,18 @@ class AsyncBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.BranchCreateResult:
-        """Create branches of a directory, an image, a snapshot or a sandbox."""
+        """Create branches of a directory, an image, a snapshot or a sandbox.
+
+        The base of `count` new branches: a directory `source` (an absolute
+        path, read with the caller's own rights, of which an image for
+        `provider` is made without the names `ignore`), an image, a snapshot, or
+        a sandbox, of which they have the present files. They have the
+        specification of a sandbox or snapshot, with `labels` besides. `names`,
+        if given, are as many as the `count`. Secrets have to be given again.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         image_id: str | None = None,
@@ -445,7 +763,12 @@ class AsyncBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.BranchList:
-        """List sandboxes with their bases and lineage."""
+        """List sandboxes with their bases and lineage.
+
+        The branches of an image alone, or all. `all` adds those that ended.
+
+        `progress` is called with the messages of a long call.
+        """
     async def diff(
         self,
         sandbox_id: str,
@@ -458,7 +781,16 @@ class AsyncBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a branch with its base or with another: see sandbox.diff."""
+        """Compare a branch with its base or with another: see sandbox.diff.
+
+        The sandbox, and what its workspace is compared with: `other`, a
+        sandbox, snapshot or image; without it, the files that it began with. At
+        most `limit` paths are named, at or below `paths` if there are any.
+        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
+        counted.
+
+        `progress` is called with the messages of a long call.
+        """
     async def merge(
         self,
         sandbox_ids: Sequence[str],
@@ -472,7 +804,21 @@ class AsyncBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Merged:
-        """Merge branches into a new sandbox, over their nearest common base."""
+        """Merge branches into a new sandbox, over their nearest common base.
+
+        The sandboxes to merge into a new one, which is called `name` and has
+        the specification of the first, with `labels` besides; secrets have to
+        be given again.
+
+        What is changed in one, or in several alike, is taken over; lines are
+        merged. Of what is changed differently, `policy` makes a conflict
+        (``fail``), takes the version of the branch `ours`, all versions one
+        after the other (``union``), or all between ``markers``. At the paths of
+        `takes`, and below them, a branch has its way.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def resolve(
         self,
         merge_id: str,
@@ -482,7 +828,14 @@ class AsyncBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Merged:
-        """Decide conflicts of a merge, and go on with it."""
+        """Decide conflicts of a merge, and go on with it.
+
+        Decisions on conflicts of a merge. When none is left, its sandbox is
+        made; also if that was interrupted before by the end of a daemon.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def merges(
         self,
         all: bool = False,
@@ -491,7 +844,13 @@ class AsyncBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.MergeList:
-        """List merges."""
+        """List merges.
+
+        `all` adds those that failed or were given up, and those whose sandbox
+        ended.
+
+        `progress` is called with the messages of a long call.
+        """
     async def conflicts(
         self,
         merge_id: str,
@@ -500,7 +859,13 @@ class AsyncBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ConflictList:
-        """List the conflicts of a merge."""
+        """List the conflicts of a merge.
+
+        The conflicts of a merge that are left. `after` is the `next` of an
+        earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
     async def read_version(
         self,
         merge_id: str,
@@ -510,7 +875,13 @@ class AsyncBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.FileContent:
-        """Read a piece of one version of a file in a conflict."""
+        """Read a piece of one version of a file in a conflict.
+
+        Up to `max_bytes`, from `offset`, of a version of a file in a conflict,
+        by its digest.
+
+        `progress` is called with the messages of a long call.
+        """
     async def abandon(
         self,
         merge_id: str,
@@ -518,7 +889,13 @@ class AsyncBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Merge:
-        """Give up a merge that has conflicts."""
+        """Give up a merge that has conflicts.
+
+        The merge to give up, which has conflicts.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def plan(
         self,
         sandbox_id: str,
@@ -527,7 +904,14 @@ class AsyncBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.CommitPlan:
-        """Show what a commit of a branch would do to a directory of the host."""
+        """Show what a commit of a branch would do to a directory of the host.
+
+        A branch, and the directory to which its changes would be committed: an
+        absolute path, with the caller's own rights. At most `limit` paths are
+        named.
+
+        `progress` is called with the messages of a long call.
+        """
     async def commit(
         self,
         sandbox_id: str,
@@ -537,7 +921,15 @@ class AsyncBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Commit:
-        """Apply a branch's changes to a directory of the host, all or none."""
+        """Apply a branch's changes to a directory of the host, all or none.
+
+        A branch, and the directory to which its changes are committed: an
+        absolute path, with the caller's own rights. Files that were changed
+        there meanwhile are refused unless `force` is true.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def blame(
         self,
         sandbox_id: str | None = None,
@@ -549,7 +941,13 @@ class AsyncBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Blame:
-        """Show which branch each path of a merge, a commit or a branch came from."""
+        """Show which branch each path of a merge, a commit or a branch came from.
+
+        A merge, a commit, or a branch, whose present changes are told. `after`
+        is the `next` of an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
     async def remove(
         self,
         sandbox_id: str,
@@ -557,7 +955,14 @@ class AsyncBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """End a branch."""
+        """End a branch.
+
+        The branch to remove: the sandbox is ended. What came from it stays
+        whole.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncProcessMethods:
     async def launch(
@@ -578,7 +983,19 @@ class AsyncProcessMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Process:
-        """Start a command in the background."""
+        """Start a command in the background.
+
+        A command to start. With `stdin` it reads the data of
+        `process.write_stdin`; otherwise it has none.
+
+        With `tty` it gets a terminal of `rows` and `cols`, which can be
+        attached to, and its input and output are that terminal's: there is no
+        separate stderr. With `durable` its output is on disk before its end is
+        recorded; if the disk fails to take it, the daemon's log says so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def get(
         self,
         sandbox_id: str,
@@ -586,7 +1003,12 @@ class AsyncProcessMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Process:
-        """Show a process."""
+        """Show a process.
+
+        A process, by its name or its process_id.
+
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         sandbox_id: str | None = None,
@@ -596,7 +1018,13 @@ class AsyncProcessMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessList:
-        """List processes."""
+        """List processes.
+
+        Without `sandbox_id`: all the caller's processes. `all` adds ended ones,
+        and the last of the unnamed.
+
+        `progress` is called with the messages of a long call.
+        """
     async def wait(
         self,
         sandbox_id: str,
@@ -605,7 +1033,12 @@ class AsyncProcessMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Process:
-        """Wait until a process exits."""
+        """Wait until a process exits.
+
+        Without `timeout_s` it waits until the process has ended.
+
+        `progress` is called with the messages of a long call.
+        """
     async def signal(
         self,
         sandbox_id: str,
@@ -615,7 +1048,13 @@ class AsyncProcessMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Process:
-        """Send a signal to a process and its group."""
+        """Send a signal to a process and its group.
+
+        The signal goes to the whole process group.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def write_stdin(
         self,
         sandbox_id: str,
@@ -626,7 +1065,14 @@ class AsyncProcessMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> methods.Written:
-        """Write to a process's input, or close it."""
+        """Write to a process's input, or close it.
+
+        `data` is written whole, or up to `written_bytes` of the answer; `eof`
+        closes the input after it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def read(
         self,
         sandbox_id: str,
@@ -638,7 +1084,13 @@ class AsyncProcessMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
-        """Read the output of a process, from byte offsets."""
+        """Read the output of a process, from byte offsets.
+
+        Up to `max_bytes` of each stream from its offset. It waits up to
+        `wait_s` for new data, or for the end.
+
+        `progress` is called with the messages of a long call.
+        """
     async def resize(
         self,
         sandbox_id: str,
@@ -649,7 +1101,14 @@ class AsyncProcessMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Process:
-        """Resize the terminal of a process that has no client attached."""
+        """Resize the terminal of a process that has no client attached.
+
+        The size of a process's terminal while no client is attached; each
+        attached client brings a size of its own.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncSnapshotMethods:
     async def create(
@@ -667,7 +1126,20 @@ class AsyncSnapshotMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Snapshot:
-        """Snapshot the files of a sandbox as an archive."""
+        """Snapshot the files of a sandbox as an archive.
+
+        The sandbox to snapshot. Of its files, only those at or below the paths
+        of `include` are taken, and none at or below those of `exclude`; paths
+        begin at the sandbox's workspace unless they are absolute.
+
+        `incremental` stores the differences from the snapshot `parent_id`, or
+        from the sandbox's last suitable one, else from its image. With
+        `archive` ``bucket`` the archive has to be stored where other machines
+        can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         sandbox_id: str | None = None,
@@ -679,9 +1151,20 @@ class AsyncSnapshotMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SnapshotList:
-        """List snapshots."""
+        """List snapshots.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
     async def get(self, snapshot_id: str, *, progress: Callable[[str], None] | None = None) -> model.Snapshot:
-        """Show a snapshot."""
+        """Show a snapshot.
+
+        A snapshot.
+
+        `progress` is called with the messages of a long call.
+        """
     async def delete(
         self,
         snapshot_id: str,
@@ -689,7 +1172,13 @@ class AsyncSnapshotMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Snapshot:
-        """Delete a snapshot."""
+        """Delete a snapshot.
+
+        The snapshot to delete. Incremental ones that build on it stay whole.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def restore(
         self,
         snapshot_id: str,
@@ -702,7 +1191,15 @@ class AsyncSnapshotMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Create and start a sandbox from a snapshot."""
+        """Create and start a sandbox from a snapshot.
+
+        The snapshot that a new sandbox starts from. It has the specification of
+        the snapshot's sandbox, with `labels` and `env` besides, and with
+        `idle_timeout_s` if that is given; secrets have to be given again.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def promote(
         self,
         snapshot_id: str,
@@ -711,7 +1208,14 @@ class AsyncSnapshotMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Image:
-        """Create an image from a snapshot."""
+        """Create an image from a snapshot.
+
+        The snapshot to create an image from. The image does not depend on it
+        afterwards.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def gc(
         self,
         dry_run: bool = False,
@@ -719,7 +1223,13 @@ class AsyncSnapshotMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.SnapshotGcReport:
-        """Delete expired snapshots, and archives that no event references."""
+        """Delete expired snapshots, and archives that no event references.
+
+        `dry_run` only reports the objects that would be removed.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncCheckpointMethods:
     async def create(
@@ -733,7 +1243,15 @@ class AsyncCheckpointMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Checkpoint:
-        """Checkpoint a sandbox with its processes."""
+        """Checkpoint a sandbox with its processes.
+
+        The sandbox to checkpoint with its processes. It is suspended by that,
+        unless `leave_running` is true. With `archive` ``bucket`` the checkpoint
+        has to be stored where other machines can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         sandbox_id: str | None = None,
@@ -745,14 +1263,25 @@ class AsyncCheckpointMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.CheckpointList:
-        """List checkpoints."""
+        """List checkpoints.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
     async def get(
         self,
         checkpoint_id: str,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Checkpoint:
-        """Show a checkpoint."""
+        """Show a checkpoint.
+
+        A checkpoint.
+
+        `progress` is called with the messages of a long call.
+        """
     async def delete(
         self,
         checkpoint_id: str,
@@ -760,7 +1289,14 @@ class AsyncCheckpointMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Checkpoint:
-        """Delete a checkpoint."""
+        """Delete a checkpoint.
+
+        The checkpoint to delete. A sandbox that was suspended with it, and
+        those that were made of it, stay whole.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def restore(
         self,
         checkpoint_id: str,
@@ -771,7 +1307,15 @@ class AsyncCheckpointMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.CheckpointRestoreResult:
-        """Create sandboxes from a checkpoint, with its processes running."""
+        """Create sandboxes from a checkpoint, with its processes running.
+
+        The checkpoint from which `count` new sandboxes are created, with
+        `labels` besides those of its sandbox. `names`, if given, are as many as
+        the `count`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncStreamMethods:
     async def access(
@@ -781,7 +1325,14 @@ class AsyncStreamMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.StreamAccess:
-        """Return the stream server's addresses, and for TCP the caller's token and the server's pin."""
+        """Return the stream server's addresses, and for TCP the caller's token and
+        the server's pin.
+
+        `renew` invalidates the caller's earlier token.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncLockMethods:
     async def acquire(
@@ -792,7 +1343,16 @@ class AsyncLockMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Lock:
-        """Acquire the lock of a shared sandbox, and hold it until it is released."""
+        """Acquire the lock of a shared sandbox, and hold it until it is released.
+
+        The lock to acquire, by its name: that of the shared sandbox. While
+        another owner holds it, the call waits up to `timeout_s`, unless another
+        one waits already; with 0 not at all. A caller who disconnects cancels
+        the wait.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def release(
         self,
         name: str,
@@ -801,9 +1361,23 @@ class AsyncLockMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Lock:
-        """Release a lock."""
+        """Release a lock.
+
+        The lock to release, by its name or its lock_id. With `force` the lock
+        of that name is freed from any owner, and a damaged document is
+        repaired; its owner loses it, and writes nothing more under it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def get(self, name: str, *, progress: Callable[[str], None] | None = None) -> model.Lock:
-        """Show a lock."""
+        """Show a lock.
+
+        A lock, by its name, which means its last acquisition here, or by its
+        lock_id.
+
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         all: bool = False,
@@ -812,15 +1386,35 @@ class AsyncLockMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.LockList:
-        """List the locks that this daemon holds."""
+        """List the locks that this daemon holds.
+
+        `all` adds the acquisitions that ended or failed.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncKeyMethods:
     async def create(self, name: str, *, progress: Callable[[str], None] | None = None) -> model.NewKey:
-        """Create an API key for the HTTP gateway. It is shown once."""
+        """Create an API key for the HTTP gateway. It is shown once.
+
+        An API key, by its name. What it owns, ``key:NAME`` owns, also after the
+        key was removed and made anew.
+
+        `progress` is called with the messages of a long call.
+        """
     async def list(self, *, progress: Callable[[str], None] | None = None) -> model.KeyList:
-        """List the API keys of the HTTP gateway."""
+        """List the API keys of the HTTP gateway.
+
+        `progress` is called with the messages of a long call.
+        """
     async def remove(self, name: str, *, progress: Callable[[str], None] | None = None) -> model.ApiKey:
-        """Remove an API key: it is refused from now on."""
+        """Remove an API key: it is refused from now on.
+
+        An API key, by its name. What it owns, ``key:NAME`` owns, also after the
+        key was removed and made anew.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncEventMethods:
     async def list(
@@ -833,7 +1427,15 @@ class AsyncEventMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.EventPage:
-        """List events in commit order."""
+        """List events in commit order.
+
+        Events after a token, oldest first; with nothing new it waits up to
+        `wait_s` for some. No `after`: from the first there is.
+
+        ``after="now"`` answers no event, and the token of this moment.
+
+        `progress` is called with the messages of a long call.
+        """
     async def state_at(
         self,
         sandbox_id: str,
@@ -842,27 +1444,51 @@ class AsyncEventMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SandboxAt:
-        """Show a sandbox as it was after an event."""
+        """Show a sandbox as it was after an event.
+
+        A sandbox, and the position of any event, its own or another's; a token
+        stands for the position at its end. Of processes and snapshots the last
+        `limit` are answered.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncStoreMethods:
     async def verify(self, *, progress: Callable[[str], None] | None = None) -> model.VerifyReport:
-        """Check the event log and every metadata.json."""
+        """Check the event log and every metadata.json.
+
+        `progress` is called with the messages of a long call.
+        """
     async def compact(
         self,
         older_than_s: float | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.CompactReport:
-        """Archive the events of objects that ended long ago."""
+        """Archive the events of objects that ended long ago.
+
+        Archive events of objects that ended longer ago than `older_than_s`
+        (default: the daemon's setting).
+
+        `progress` is called with the messages of a long call.
+        """
     async def redact(
         self,
         position: int,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.RedactReport:
-        """Remove a caller's data in an event from the log and the archive."""
+        """Remove a caller's data in an event from the log and the archive.
+
+        The event whose content is removed for good.
+
+        `progress` is called with the messages of a long call.
+        """
     async def rebuild(self, *, progress: Callable[[str], None] | None = None) -> model.RebuildReport:
-        """Rebuild every metadata.json from the event log."""
+        """Rebuild every metadata.json from the event log.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncMethods:
     rpc: AsyncRpcMethods
@@ -951,7 +1577,14 @@ class AsyncSandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
-        """Save a shared sandbox, and let other daemons have it."""
+        """Save a shared sandbox, and let other daemons have it.
+
+        The shared sandbox to save where other daemons find it, and to give up.
+        It ends here.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def refresh(self, *, progress: Callable[[str], None] | None = None) -> AsyncSandbox:
         """Get the present view of the object as `info`, and return the handle."""
     async def exec(
@@ -968,14 +1601,28 @@ class AsyncSandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.ExecResult:
-        """Run a command to its end and return its output."""
+        """Run a command to its end and return its output.
+
+        A command to run to its end: a list of words, or one text for ``sh -c``.
+        `stdin` is all that it can read.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def terminate(
         self,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
-        """Terminate a sandbox and all its processes."""
+        """Terminate a sandbox and all its processes.
+
+        The sandbox to end, with all that runs in it. Its journals stay
+        readable.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def update(
         self,
         disk_bytes: int,
@@ -983,14 +1630,27 @@ class AsyncSandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
-        """Change the disk limit of a sandbox."""
+        """Change the disk limit of a sandbox.
+
+        The sandbox, and its new disk limit. A disk of its own can grow, also
+        while it is written to, and not shrink.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def suspend(
         self,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
-        """Freeze a sandbox."""
+        """Freeze a sandbox.
+
+        The sandbox to suspend: all its processes are frozen.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def resume(
         self,
         secrets: dict[str, str] = {},
@@ -999,7 +1659,15 @@ class AsyncSandbox:
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
         """Resume a suspended sandbox, or restart a lost or failed one from its
-        files."""
+        files.
+
+        The sandbox to resume. One that was lost or failed is restarted from its
+        files, where its provider can; it needs its `secrets` again then, as
+        they are stored nowhere.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def fork(
         self,
         count: int = 1,
@@ -1010,10 +1678,19 @@ class AsyncSandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncSandbox]:
-        """Create sandboxes with the files of another."""
+        """Create sandboxes with the files of another.
+
+        The sandbox to fork, and the `count` of forks, which start with its
+        present files. They have its specification, with `labels` besides its
+        own, and none of its processes. `names`, if given, are as many as the
+        `count`. Its secrets have to be given again.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def diff(
         self,
-        other: str | None = None,
+        other: str | AsyncSandbox | AsyncSnapshot | AsyncImage | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
@@ -1023,7 +1700,16 @@ class AsyncSandbox:
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
         """Compare a sandbox's workspace with another, a snapshot, an image, or its
-        beginning."""
+        beginning.
+
+        The sandbox, and what its workspace is compared with: `other`, a
+        sandbox, snapshot or image; without it, the files that it began with. At
+        most `limit` paths are named, at or below `paths` if there are any.
+        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
+        counted.
+
+        `progress` is called with the messages of a long call.
+        """
     async def restore(
         self,
         snapshot_id: str | AsyncSnapshot | None = None,
@@ -1035,7 +1721,18 @@ class AsyncSandbox:
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
         """Replace a sandbox's files with those of a snapshot, or restore it to a
-        checkpoint."""
+        checkpoint.
+
+        The sandbox whose own files are replaced by those of a snapshot, or
+        which returns to its state at a checkpoint: give one of both.
+
+        For files it is restarted. While processes run in it that is refused
+        with `in_use`, unless `end_processes` is true. For a snapshot it needs
+        its `secrets` again, as they are stored nowhere.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def restore_at(
         self,
         position: int | str | None = None,
@@ -1049,7 +1746,19 @@ class AsyncSandbox:
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
         """Create a sandbox from the newest snapshot or checkpoint of another at or
-        before a moment."""
+        before a moment.
+
+        The sandbox from whose past a new one is made, as it was at a moment:
+        after the event at `position`, or at `time`, in RFC 3339 with any
+        offset. Give one of both.
+
+        The newest of its snapshots and checkpoints at or before then is used,
+        unless deleted. `name` is the new one's. The sandbox itself is not
+        changed, and may have ended. The rest is as for `snapshot.restore`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def history(
         self,
         after: str | None = None,
@@ -1057,7 +1766,12 @@ class AsyncSandbox:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.EventPage:
-        """List the events of a sandbox and its processes."""
+        """List the events of a sandbox and its processes.
+
+        `after` is a token from an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
     async def snapshot(
         self,
         name: str | None = None,
@@ -1072,7 +1786,20 @@ class AsyncSandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSnapshot:
-        """Snapshot the files of a sandbox as an archive."""
+        """Snapshot the files of a sandbox as an archive.
+
+        The sandbox to snapshot. Of its files, only those at or below the paths
+        of `include` are taken, and none at or below those of `exclude`; paths
+        begin at the sandbox's workspace unless they are absolute.
+
+        `incremental` stores the differences from the snapshot `parent_id`, or
+        from the sandbox's last suitable one, else from its image. With
+        `archive` ``bucket`` the archive has to be stored where other machines
+        can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def checkpoint(
         self,
         name: str | None = None,
@@ -1083,7 +1810,15 @@ class AsyncSandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncCheckpoint:
-        """Checkpoint a sandbox with its processes."""
+        """Checkpoint a sandbox with its processes.
+
+        The sandbox to checkpoint with its processes. It is suspended by that,
+        unless `leave_running` is true. With `archive` ``bucket`` the checkpoint
+        has to be stored where other machines can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def events(
         self,
         after: str | None = None,
@@ -1092,7 +1827,8 @@ class AsyncSandbox:
         follow: bool = True,
     ) -> AsyncIterator[model.Event]:
         """Iterate over the sandbox's events after a token, and wait for more,
-        unless `follow` is false."""
+        unless `follow` is false.
+        """
     @property
     def processes(self) -> AsyncSandboxProcesses: ...
     @property
@@ -1172,7 +1908,12 @@ class AsyncProcess:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncProcess:
-        """Wait until a process exits."""
+        """Wait until a process exits.
+
+        Without `timeout_s` it waits until the process has ended.
+
+        `progress` is called with the messages of a long call.
+        """
     async def signal(
         self,
         signal: str = "TERM",
@@ -1180,7 +1921,13 @@ class AsyncProcess:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncProcess:
-        """Send a signal to a process and its group."""
+        """Send a signal to a process and its group.
+
+        The signal goes to the whole process group.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def write_stdin(
         self,
         data: bytes | str = b"",
@@ -1189,7 +1936,14 @@ class AsyncProcess:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> methods.Written:
-        """Write to a process's input, or close it."""
+        """Write to a process's input, or close it.
+
+        `data` is written whole, or up to `written_bytes` of the answer; `eof`
+        closes the input after it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def read(
         self,
         stdout_offset: int = 0,
@@ -1199,7 +1953,13 @@ class AsyncProcess:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
-        """Read the output of a process, from byte offsets."""
+        """Read the output of a process, from byte offsets.
+
+        Up to `max_bytes` of each stream from its offset. It waits up to
+        `wait_s` for new data, or for the end.
+
+        `progress` is called with the messages of a long call.
+        """
     async def resize(
         self,
         rows: int,
@@ -1208,7 +1968,14 @@ class AsyncProcess:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncProcess:
-        """Resize the terminal of a process that has no client attached."""
+        """Resize the terminal of a process that has no client attached.
+
+        The size of a process's terminal while no client is attached; each
+        attached client brings a size of its own.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def output(
         self,
         stdout_offset: int = 0,
@@ -1217,7 +1984,8 @@ class AsyncProcess:
         follow: bool = True,
     ) -> AsyncIterator[model.ProcessOutput]:
         """Iterate over the output from byte offsets until the process's end;
-        without `follow`, the present output."""
+        without `follow`, the present output.
+        """
 
 class AsyncImage:
     info: model.Image
@@ -1267,7 +2035,13 @@ class AsyncImage:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncImage:
-        """Remove an image."""
+        """Remove an image.
+
+        The image to remove; refused with `in_use` while a sandbox needs it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncSnapshot:
     info: model.Snapshot
@@ -1331,7 +2105,13 @@ class AsyncSnapshot:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSnapshot:
-        """Delete a snapshot."""
+        """Delete a snapshot.
+
+        The snapshot to delete. Incremental ones that build on it stay whole.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def restore(
         self,
         name: str | None = None,
@@ -1343,7 +2123,15 @@ class AsyncSnapshot:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
-        """Create and start a sandbox from a snapshot."""
+        """Create and start a sandbox from a snapshot.
+
+        The snapshot that a new sandbox starts from. It has the specification of
+        the snapshot's sandbox, with `labels` and `env` besides, and with
+        `idle_timeout_s` if that is given; secrets have to be given again.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def promote(
         self,
         labels: dict[str, str] = {},
@@ -1351,7 +2139,14 @@ class AsyncSnapshot:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncImage:
-        """Create an image from a snapshot."""
+        """Create an image from a snapshot.
+
+        The snapshot to create an image from. The image does not depend on it
+        afterwards.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncCheckpoint:
     info: model.Checkpoint
@@ -1399,7 +2194,14 @@ class AsyncCheckpoint:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncCheckpoint:
-        """Delete a checkpoint."""
+        """Delete a checkpoint.
+
+        The checkpoint to delete. A sandbox that was suspended with it, and
+        those that were made of it, stay whole.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def restore(
         self,
         count: int = 1,
@@ -1409,7 +2211,15 @@ class AsyncCheckpoint:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncSandbox]:
-        """Create sandboxes from a checkpoint, with its processes running."""
+        """Create sandboxes from a checkpoint, with its processes running.
+
+        The checkpoint from which `count` new sandboxes are created, with
+        `labels` besides those of its sandbox. `names`, if given, are as many as
+        the `count`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncArtifact:
     info: model.Artifact
@@ -1456,7 +2266,13 @@ class AsyncArtifact:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncArtifact:
-        """Remove an artifact."""
+        """Remove an artifact.
+
+        The artifact to remove.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncSandboxes:
     async def create(
@@ -1487,7 +2303,24 @@ class AsyncSandboxes:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
-        """Create and start a sandbox from an image."""
+        """Create and start a sandbox from an image.
+
+        The properties of the sandbox. `secrets` are given to its processes'
+        environment and stored nowhere. The default `network` is that of its
+        provider, none unless an administrator said otherwise. `volumes` that
+        are directories of the host are for administrators.
+
+        With a `name`, which is unique among the owner's sandboxes that have not
+        ended, the owner can use that wherever a `sandbox_id` is asked for.
+
+        With a `gcs_sandbox_id`, which is then its name, it is shared with other
+        daemons: see `model.Sharing`. If there is one of that id already, it is
+        attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
+        none is made.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def attach_shared(
         self,
         gcs_sandbox_id: str,
@@ -1499,21 +2332,47 @@ class AsyncSandboxes:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
-        """Attach a sandbox that another daemon shares, as it was saved last."""
+        """Attach a sandbox that another daemon shares, as it was saved last.
+
+        The shared sandbox `gcs_sandbox_id` goes on here: it is restored as it
+        was saved last. While another daemon has it, the call waits up to
+        `timeout_s` for that one to save it and give it up.
+
+        One that was saved with its memory needs its image: one of the same
+        content that is here, or else the copy that its first daemon left.
+        `secrets` are given to the processes of one that was saved without.
+
+        Its properties come from the bucket. Those that only administrators may
+        give a sandbox (the host's network or directories, no isolation) are
+        refused, unless an administrator accepts them with `allow_host`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def get(
         self,
         sandbox_id: str | AsyncSandbox,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
-        """Show a sandbox."""
+        """Show a sandbox.
+
+        A sandbox.
+
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         all: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncSandbox]:
-        """List sandboxes."""
+        """List sandboxes.
+
+        `all` adds those that ended.
+
+        `progress` is called with the messages of a long call.
+        """
     async def stats(
         self,
         sandbox_id: str | AsyncSandbox | None = None,
@@ -1523,7 +2382,12 @@ class AsyncSandboxes:
         progress: Callable[[str], None] | None = None,
     ) -> model.SandboxStatsList:
         """Show the resource usage of running sandboxes: CPU, memory, processes,
-        I/O."""
+        I/O.
+
+        Without `sandbox_id`: all the caller's running sandboxes.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncSandboxProcesses:
     async def launch(
@@ -1543,16 +2407,39 @@ class AsyncSandboxProcesses:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncProcess:
-        """Start a command in the background."""
+        """Start a command in the background.
+
+        A command to start. With `stdin` it reads the data of
+        `process.write_stdin`; otherwise it has none.
+
+        With `tty` it gets a terminal of `rows` and `cols`, which can be
+        attached to, and its input and output are that terminal's: there is no
+        separate stderr. With `durable` its output is on disk before its end is
+        recorded; if the disk fails to take it, the daemon's log says so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def get(self, name: str, *, progress: Callable[[str], None] | None = None) -> AsyncProcess:
-        """Show a process."""
+        """Show a process.
+
+        A process, by its name or its process_id.
+
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         all: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncProcess]:
-        """List processes."""
+        """List processes.
+
+        Without `sandbox_id`: all the caller's processes. `all` adds ended ones,
+        and the last of the unnamed.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncSandboxSnapshots:
     async def create(
@@ -1569,7 +2456,20 @@ class AsyncSandboxSnapshots:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSnapshot:
-        """Snapshot the files of a sandbox as an archive."""
+        """Snapshot the files of a sandbox as an archive.
+
+        The sandbox to snapshot. Of its files, only those at or below the paths
+        of `include` are taken, and none at or below those of `exclude`; paths
+        begin at the sandbox's workspace unless they are absolute.
+
+        `incremental` stores the differences from the snapshot `parent_id`, or
+        from the sandbox's last suitable one, else from its image. With
+        `archive` ``bucket`` the archive has to be stored where other machines
+        can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         name: str | None = None,
@@ -1578,7 +2478,13 @@ class AsyncSandboxSnapshots:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncSnapshot]:
-        """List snapshots."""
+        """List snapshots.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncSandboxCheckpoints:
     async def create(
@@ -1591,7 +2497,15 @@ class AsyncSandboxCheckpoints:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncCheckpoint:
-        """Checkpoint a sandbox with its processes."""
+        """Checkpoint a sandbox with its processes.
+
+        The sandbox to checkpoint with its processes. It is suspended by that,
+        unless `leave_running` is true. With `archive` ``bucket`` the checkpoint
+        has to be stored where other machines can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         name: str | None = None,
@@ -1600,7 +2514,13 @@ class AsyncSandboxCheckpoints:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncCheckpoint]:
-        """List checkpoints."""
+        """List checkpoints.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncSandboxArtifacts:
     async def export(
@@ -1613,7 +2533,16 @@ class AsyncSandboxArtifacts:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncArtifact:
-        """Copy a file or directory out of a sandbox, where it outlives that."""
+        """Copy a file or directory out of a sandbox, where it outlives that.
+
+        The file or directory to export; a directory becomes a ``tar.gz``.
+        `name` and `media_type` are guessed by `path`, which begins at the
+        sandbox's working directory unless it is absolute. Up to `inline_bytes`
+        are in the answer.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         session_id: str | None = None,
@@ -1621,7 +2550,13 @@ class AsyncSandboxArtifacts:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncArtifact]:
-        """List artifacts."""
+        """List artifacts.
+
+        Filters: a sandbox, a session. `all` adds those that failed or were
+        removed.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncProcesses:
     async def launch(
@@ -1642,7 +2577,19 @@ class AsyncProcesses:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncProcess:
-        """Start a command in the background."""
+        """Start a command in the background.
+
+        A command to start. With `stdin` it reads the data of
+        `process.write_stdin`; otherwise it has none.
+
+        With `tty` it gets a terminal of `rows` and `cols`, which can be
+        attached to, and its input and output are that terminal's: there is no
+        separate stderr. With `durable` its output is on disk before its end is
+        recorded; if the disk fails to take it, the daemon's log says so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def get(
         self,
         sandbox_id: str | AsyncSandbox,
@@ -1650,7 +2597,12 @@ class AsyncProcesses:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncProcess:
-        """Show a process."""
+        """Show a process.
+
+        A process, by its name or its process_id.
+
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         sandbox_id: str | AsyncSandbox | None = None,
@@ -1658,7 +2610,13 @@ class AsyncProcesses:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncProcess]:
-        """List processes."""
+        """List processes.
+
+        Without `sandbox_id`: all the caller's processes. `all` adds ended ones,
+        and the last of the unnamed.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncImages:
     async def create(
@@ -1675,21 +2633,48 @@ class AsyncImages:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncImage:
-        """Create an image from a directory, a Dockerfile or a container image."""
+        """Create an image from a directory, a Dockerfile or a container image.
+
+        `source` is an absolute path, read with the caller's own rights, or the
+        reference of a container image.
+
+        Without a `provider` a plain directory is for ``local``; one that holds
+        a Dockerfile, the path of a Dockerfile and a reference are for
+        ``docker``. `dockerfile` is the Dockerfile's path below the directory,
+        if it is not the usual one. With `base`, a reference, the directory is
+        put onto that image, as its ``/workspace``, even if it holds a
+        Dockerfile. `clean` makes a new image even if one of the same content
+        exists, and builds without the cache. An administrator can make it for
+        another `owner`, such as ``key:ci``. Of a plain directory the names of
+        `ignore` are left out, at any depth.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         all: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncImage]:
-        """List images."""
+        """List images.
+
+        `all` adds those that failed or were removed.
+
+        `progress` is called with the messages of a long call.
+        """
     async def get(
         self,
         image_id: str | AsyncImage,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncImage:
-        """Show an image."""
+        """Show an image.
+
+        An image.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncSnapshots:
     async def create(
@@ -1707,7 +2692,20 @@ class AsyncSnapshots:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSnapshot:
-        """Snapshot the files of a sandbox as an archive."""
+        """Snapshot the files of a sandbox as an archive.
+
+        The sandbox to snapshot. Of its files, only those at or below the paths
+        of `include` are taken, and none at or below those of `exclude`; paths
+        begin at the sandbox's workspace unless they are absolute.
+
+        `incremental` stores the differences from the snapshot `parent_id`, or
+        from the sandbox's last suitable one, else from its image. With
+        `archive` ``bucket`` the archive has to be stored where other machines
+        can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         sandbox_id: str | AsyncSandbox | None = None,
@@ -1717,14 +2715,25 @@ class AsyncSnapshots:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncSnapshot]:
-        """List snapshots."""
+        """List snapshots.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
     async def get(
         self,
         snapshot_id: str | AsyncSnapshot,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSnapshot:
-        """Show a snapshot."""
+        """Show a snapshot.
+
+        A snapshot.
+
+        `progress` is called with the messages of a long call.
+        """
     async def gc(
         self,
         dry_run: bool = False,
@@ -1732,7 +2741,13 @@ class AsyncSnapshots:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.SnapshotGcReport:
-        """Delete expired snapshots, and archives that no event references."""
+        """Delete expired snapshots, and archives that no event references.
+
+        `dry_run` only reports the objects that would be removed.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncCheckpoints:
     async def create(
@@ -1746,7 +2761,15 @@ class AsyncCheckpoints:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncCheckpoint:
-        """Checkpoint a sandbox with its processes."""
+        """Checkpoint a sandbox with its processes.
+
+        The sandbox to checkpoint with its processes. It is suspended by that,
+        unless `leave_running` is true. With `archive` ``bucket`` the checkpoint
+        has to be stored where other machines can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         sandbox_id: str | AsyncSandbox | None = None,
@@ -1756,14 +2779,25 @@ class AsyncCheckpoints:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncCheckpoint]:
-        """List checkpoints."""
+        """List checkpoints.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
     async def get(
         self,
         checkpoint_id: str | AsyncCheckpoint,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncCheckpoint:
-        """Show a checkpoint."""
+        """Show a checkpoint.
+
+        A checkpoint.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncArtifacts:
     async def export(
@@ -1777,7 +2811,16 @@ class AsyncArtifacts:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncArtifact:
-        """Copy a file or directory out of a sandbox, where it outlives that."""
+        """Copy a file or directory out of a sandbox, where it outlives that.
+
+        The file or directory to export; a directory becomes a ``tar.gz``.
+        `name` and `media_type` are guessed by `path`, which begins at the
+        sandbox's working directory unless it is absolute. Up to `inline_bytes`
+        are in the answer.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def get(
         self,
         artifact_id: str | AsyncArtifact,
@@ -1785,7 +2828,13 @@ class AsyncArtifacts:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncArtifact:
-        """Show an artifact, with its digest."""
+        """Show an artifact, with its digest.
+
+        An artifact. Its bytes are in the answer if they are no more than
+        `inline_bytes`.
+
+        `progress` is called with the messages of a long call.
+        """
     async def list(
         self,
         sandbox_id: str | AsyncSandbox | None = None,
@@ -1794,15 +2843,25 @@ class AsyncArtifacts:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncArtifact]:
-        """List artifacts."""
+        """List artifacts.
+
+        Filters: a sandbox, a session. `all` adds those that failed or were
+        removed.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class AsyncSandboxFiles:
     async def read(self, path: str | PathLike[str]) -> bytes:
         """Read a whole file. One that is written meanwhile may come as parts of
-        both versions."""
+        both versions.
+
+        Raises `not_found` for a path that is no file.
+        """
     async def read_text(self, path: str | PathLike[str], encoding: str = "utf-8") -> str:
         """Read a whole file as text; see `read`. Raises UnicodeDecodeError for one
-        that is not in that encoding."""
+        that is not in that encoding.
+        """
     async def write(
         self,
         path: str | PathLike[str],
@@ -1811,31 +2870,60 @@ class AsyncSandboxFiles:
         mode: int | None = None,
     ) -> model.FileWritten:
         """Write a whole file atomically, and make directories that are missing.
-        Text is written as UTF-8."""
+        Text is written as UTF-8.
+
+        An existing file keeps its mode unless `mode` says another. Raises
+        `invalid` for more than 8 MiB: `sandkeep.transfer` copies larger files.
+        """
     async def ls(self, path: str | PathLike[str] = ".") -> builtins.list[model.FileEntry]:
         """List the files of a directory by name. Raises `not_found` for a path
-        that is no directory."""
+        that is no directory.
+        """
 
 class BlockingRpcMethods:
     def discover(self, *, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
-        """Describe every method, as an OpenRPC document."""
+        """Describe every method, as an OpenRPC document.
+
+        `progress` is called with the messages of a long call.
+        """
     def hello(self, client: str, *, progress: Callable[[str], None] | None = None) -> model.Welcome:
-        """Record the client's name for this connection, and return the id of the event log."""
+        """Record the client's name for this connection, and return the id of the
+        event log.
+
+        `client` is recorded with each event that this connection causes.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingDaemonMethods:
     def ping(self, *, progress: Callable[[str], None] | None = None) -> model.Pong:
-        """Check that the daemon answers."""
+        """Check that the daemon answers.
+
+        `progress` is called with the messages of a long call.
+        """
     def status(self, *, progress: Callable[[str], None] | None = None) -> model.DaemonStatus:
-        """Show the daemon's status."""
+        """Show the daemon's status.
+
+        `progress` is called with the messages of a long call.
+        """
     def capabilities(self, *, progress: Callable[[str], None] | None = None) -> model.Capabilities:
-        """Show which features work on this machine, and why others do not."""
+        """Show which features work on this machine, and why others do not.
+
+        `progress` is called with the messages of a long call.
+        """
     def shutdown(
         self,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Empty:
-        """Stop the daemon; sandboxes and processes keep running."""
+        """Stop the daemon; sandboxes and processes keep running.
+
+        Without parameters of its own.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingQuotaMethods:
     def get(
@@ -1844,7 +2932,13 @@ class BlockingQuotaMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.QuotaList:
-        """Show an owner's quotas and their usage."""
+        """Show an owner's quotas and their usage.
+
+        `owner` is the caller if it is left out; administrators can ask for
+        another, such as ``uid:1000``.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingImageMethods:
     def create(
@@ -1861,7 +2955,24 @@ class BlockingImageMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Image:
-        """Create an image from a directory, a Dockerfile or a container image."""
+        """Create an image from a directory, a Dockerfile or a container image.
+
+        `source` is an absolute path, read with the caller's own rights, or the
+        reference of a container image.
+
+        Without a `provider` a plain directory is for ``local``; one that holds
+        a Dockerfile, the path of a Dockerfile and a reference are for
+        ``docker``. `dockerfile` is the Dockerfile's path below the directory,
+        if it is not the usual one. With `base`, a reference, the directory is
+        put onto that image, as its ``/workspace``, even if it holds a
+        Dockerfile. `clean` makes a new image even if one of the same content
+        exists, and builds without the cache. An administrator can make it for
+        another `owner`, such as ``key:ci``. Of a plain directory the names of
+        `ignore` are left out, at any depth.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         all: bool = False,
@@ -1870,9 +2981,19 @@ class BlockingImageMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ImageList:
-        """List images."""
+        """List images.
+
+        `all` adds those that failed or were removed.
+
+        `progress` is called with the messages of a long call.
+        """
     def get(self, image_id: str, *, progress: Callable[[str], None] | None = None) -> model.Image:
-        """Show an image."""
+        """Show an image.
+
+        An image.
+
+        `progress` is called with the messages of a long call.
+        """
     def remove(
         self,
         image_id: str,
@@ -1880,7 +3001,13 @@ class BlockingImageMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Image:
-        """Remove an image."""
+        """Remove an image.
+
+        The image to remove; refused with `in_use` while a sandbox needs it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingProviderMethods:
     def choose(
@@ -1890,7 +3017,13 @@ class BlockingProviderMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProviderChoice:
-        """Choose a provider: docker if it works here and is wanted, else local."""
+        """Choose a provider: docker if it works here and is wanted, else local.
+
+        With `enabled`, containers are preferred.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingSessionMethods:
     def ensure(
@@ -1920,9 +3053,30 @@ class BlockingSessionMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.SessionEnsured:
-        """Make a session ready: find it, create it, or bring it back from its latest snapshot."""
+        """Make a session ready: find it, create it, or bring it back from its
+        latest snapshot.
+
+        The session `id` of the caller's, or a new one, is made ready. One that
+        is ready stays as it is.
+
+        A new sandbox has the files of the snapshot `restore_snapshot_id`;
+        without one of the session's latest, if there is any; with `fresh` those
+        of the image alone. The other properties are as for `sandbox.create`,
+        but for the `image`, which can be an image's id or the reference of a
+        container image, and the limits of time, which are the session's. Those
+        that are left out are as they were when the session was made ready
+        before. `mode` ``docker`` means the image's provider on this machine.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def get(self, session_id: str, *, progress: Callable[[str], None] | None = None) -> model.Session:
-        """Show a session."""
+        """Show a session.
+
+        A session, by the id that its owner calls it, or by its key.
+
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         all: bool = False,
@@ -1931,9 +3085,19 @@ class BlockingSessionMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SessionList:
-        """List sessions."""
+        """List sessions.
+
+        `all` adds those that failed or ended.
+
+        `progress` is called with the messages of a long call.
+        """
     def heartbeat(self, session_id: str, *, progress: Callable[[str], None] | None = None) -> model.Session:
-        """Keep a session from being idle."""
+        """Keep a session from being idle.
+
+        A session, by the id that its owner calls it, or by its key.
+
+        `progress` is called with the messages of a long call.
+        """
     def close(
         self,
         session_id: str,
@@ -1942,7 +3106,15 @@ class BlockingSessionMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Session:
-        """End the sandbox of a session, after a snapshot."""
+        """End the sandbox of a session, after a snapshot.
+
+        The session whose sandbox is ended, after a snapshot called
+        ``auto-stop``, unless `snapshot` is false. If that fails, the sandbox
+        goes on. The session can be used again: that makes another sandbox.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def history(
         self,
         session_id: str,
@@ -1951,7 +3123,12 @@ class BlockingSessionMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.EventPage:
-        """List the events of a session itself."""
+        """List the events of a session itself.
+
+        `after` is a token from an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingArtifactMethods:
     def export(
@@ -1965,7 +3142,16 @@ class BlockingArtifactMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Artifact:
-        """Copy a file or directory out of a sandbox, where it outlives that."""
+        """Copy a file or directory out of a sandbox, where it outlives that.
+
+        The file or directory to export; a directory becomes a ``tar.gz``.
+        `name` and `media_type` are guessed by `path`, which begins at the
+        sandbox's working directory unless it is absolute. Up to `inline_bytes`
+        are in the answer.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def get(
         self,
         artifact_id: str,
@@ -1973,7 +3159,13 @@ class BlockingArtifactMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Artifact:
-        """Show an artifact, with its digest."""
+        """Show an artifact, with its digest.
+
+        An artifact. Its bytes are in the answer if they are no more than
+        `inline_bytes`.
+
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         sandbox_id: str | None = None,
@@ -1984,7 +3176,13 @@ class BlockingArtifactMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ArtifactList:
-        """List artifacts."""
+        """List artifacts.
+
+        Filters: a sandbox, a session. `all` adds those that failed or were
+        removed.
+
+        `progress` is called with the messages of a long call.
+        """
     def remove(
         self,
         artifact_id: str,
@@ -1992,7 +3190,13 @@ class BlockingArtifactMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Artifact:
-        """Remove an artifact."""
+        """Remove an artifact.
+
+        The artifact to remove.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingSandboxMethods:
     def create(
@@ -2023,7 +3227,24 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Create and start a sandbox from an image."""
+        """Create and start a sandbox from an image.
+
+        The properties of the sandbox. `secrets` are given to its processes'
+        environment and stored nowhere. The default `network` is that of its
+        provider, none unless an administrator said otherwise. `volumes` that
+        are directories of the host are for administrators.
+
+        With a `name`, which is unique among the owner's sandboxes that have not
+        ended, the owner can use that wherever a `sandbox_id` is asked for.
+
+        With a `gcs_sandbox_id`, which is then its name, it is shared with other
+        daemons: see `model.Sharing`. If there is one of that id already, it is
+        attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
+        none is made.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def attach_shared(
         self,
         gcs_sandbox_id: str,
@@ -2035,7 +3256,23 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Attach a sandbox that another daemon shares, as it was saved last."""
+        """Attach a sandbox that another daemon shares, as it was saved last.
+
+        The shared sandbox `gcs_sandbox_id` goes on here: it is restored as it
+        was saved last. While another daemon has it, the call waits up to
+        `timeout_s` for that one to save it and give it up.
+
+        One that was saved with its memory needs its image: one of the same
+        content that is here, or else the copy that its first daemon left.
+        `secrets` are given to the processes of one that was saved without.
+
+        Its properties come from the bucket. Those that only administrators may
+        give a sandbox (the host's network or directories, no isolation) are
+        refused, unless an administrator accepts them with `allow_host`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def detach(
         self,
         sandbox_id: str,
@@ -2043,9 +3280,21 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Save a shared sandbox, and let other daemons have it."""
+        """Save a shared sandbox, and let other daemons have it.
+
+        The shared sandbox to save where other daemons find it, and to give up.
+        It ends here.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def get(self, sandbox_id: str, *, progress: Callable[[str], None] | None = None) -> model.Sandbox:
-        """Show a sandbox."""
+        """Show a sandbox.
+
+        A sandbox.
+
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         all: bool = False,
@@ -2054,7 +3303,12 @@ class BlockingSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SandboxList:
-        """List sandboxes."""
+        """List sandboxes.
+
+        `all` adds those that ended.
+
+        `progress` is called with the messages of a long call.
+        """
     def stats(
         self,
         sandbox_id: str | None = None,
@@ -2063,7 +3317,13 @@ class BlockingSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SandboxStatsList:
-        """Show the resource usage of running sandboxes: CPU, memory, processes, I/O."""
+        """Show the resource usage of running sandboxes: CPU, memory, processes,
+        I/O.
+
+        Without `sandbox_id`: all the caller's running sandboxes.
+
+        `progress` is called with the messages of a long call.
+        """
     def exec(
         self,
         sandbox_id: str,
@@ -2079,7 +3339,14 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.ExecResult:
-        """Run a command to its end and return its output."""
+        """Run a command to its end and return its output.
+
+        A command to run to its end: a list of words, or one text for ``sh -c``.
+        `stdin` is all that it can read.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def terminate(
         self,
         sandbox_id: str,
@@ -2087,7 +3354,14 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Terminate a sandbox and all its processes."""
+        """Terminate a sandbox and all its processes.
+
+        The sandbox to end, with all that runs in it. Its journals stay
+        readable.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def update(
         self,
         sandbox_id: str,
@@ -2096,7 +3370,14 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Change the disk limit of a sandbox."""
+        """Change the disk limit of a sandbox.
+
+        The sandbox, and its new disk limit. A disk of its own can grow, also
+        while it is written to, and not shrink.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def suspend(
         self,
         sandbox_id: str,
@@ -2104,7 +3385,13 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Freeze a sandbox."""
+        """Freeze a sandbox.
+
+        The sandbox to suspend: all its processes are frozen.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def resume(
         self,
         sandbox_id: str,
@@ -2113,7 +3400,16 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Resume a suspended sandbox, or restart a lost or failed one from its files."""
+        """Resume a suspended sandbox, or restart a lost or failed one from its
+        files.
+
+        The sandbox to resume. One that was lost or failed is restarted from its
+        files, where its provider can; it needs its `secrets` again then, as
+        they are stored nowhere.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def fork(
         self,
         sandbox_id: str,
@@ -2125,7 +3421,16 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.ForkResult:
-        """Create sandboxes with the files of another."""
+        """Create sandboxes with the files of another.
+
+        The sandbox to fork, and the `count` of forks, which start with its
+        present files. They have its specification, with `labels` besides its
+        own, and none of its processes. `names`, if given, are as many as the
+        `count`. Its secrets have to be given again.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def diff(
         self,
         sandbox_id: str,
@@ -2138,7 +3443,17 @@ class BlockingSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a sandbox's workspace with another, a snapshot, an image, or its beginning."""
+        """Compare a sandbox's workspace with another, a snapshot, an image, or its
+        beginning.
+
+        The sandbox, and what its workspace is compared with: `other`, a
+        sandbox, snapshot or image; without it, the files that it began with. At
+        most `limit` paths are named, at or below `paths` if there are any.
+        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
+        counted.
+
+        `progress` is called with the messages of a long call.
+        """
     def restore(
         self,
         sandbox_id: str,
@@ -2150,7 +3465,19 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Replace a sandbox's files with those of a snapshot, or restore it to a checkpoint."""
+        """Replace a sandbox's files with those of a snapshot, or restore it to a
+        checkpoint.
+
+        The sandbox whose own files are replaced by those of a snapshot, or
+        which returns to its state at a checkpoint: give one of both.
+
+        For files it is restarted. While processes run in it that is refused
+        with `in_use`, unless `end_processes` is true. For a snapshot it needs
+        its `secrets` again, as they are stored nowhere.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def restore_at(
         self,
         sandbox_id: str,
@@ -2164,7 +3491,20 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.RestoredAt:
-        """Create a sandbox from the newest snapshot or checkpoint of another at or before a moment."""
+        """Create a sandbox from the newest snapshot or checkpoint of another at or
+        before a moment.
+
+        The sandbox from whose past a new one is made, as it was at a moment:
+        after the event at `position`, or at `time`, in RFC 3339 with any
+        offset. Give one of both.
+
+        The newest of its snapshots and checkpoints at or before then is used,
+        unless deleted. `name` is the new one's. The sandbox itself is not
+        changed, and may have ended. The rest is as for `snapshot.restore`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def read_file(
         self,
         sandbox_id: str,
@@ -2175,7 +3515,14 @@ class BlockingSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.FileContent:
-        """Read a piece of a file."""
+        """Read a piece of a file.
+
+        Up to `max_bytes` of a file from `offset`. A path that is not UTF-8 is
+        given in `path_bytes` instead of `path`; one that is not absolute begins
+        at the sandbox's working directory.
+
+        `progress` is called with the messages of a long call.
+        """
     def write_file(
         self,
         sandbox_id: str,
@@ -2188,7 +3535,15 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.FileWritten:
-        """Write a file atomically."""
+        """Write a file atomically.
+
+        A file's whole new content, which replaces the old one atomically. An
+        existing file keeps its mode unless `mode` says another; `parents` makes
+        directories that are missing.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def list_dir(
         self,
         sandbox_id: str,
@@ -2199,7 +3554,12 @@ class BlockingSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.DirectoryList:
-        """List the files of a directory."""
+        """List the files of a directory.
+
+        A directory. `after` is the `next` of an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
     def copy_commit(
         self,
         sandbox_id: str,
@@ -2208,7 +3568,13 @@ class BlockingSandboxMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Copied:
-        """Commit a copy into a sandbox, once all of it was written."""
+        """Commit a copy into a sandbox, once all of it was written.
+
+        A copy under way whose whole archive was written.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def history(
         self,
         sandbox_id: str,
@@ -2217,7 +3583,12 @@ class BlockingSandboxMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.EventPage:
-        """List the events of a sandbox and its processes."""
+        """List the events of a sandbox and its processes.
+
+        `after` is a token from an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingBranchMethods:
     def create(
@@ -2236,7 +3607,18 @@ class BlockingBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.BranchCreateResult:
-        """Create branches of a directory, an image, a snapshot or a sandbox."""
+        """Create branches of a directory, an image, a snapshot or a sandbox.
+
+        The base of `count` new branches: a directory `source` (an absolute
+        path, read with the caller's own rights, of which an image for
+        `provider` is made without the names `ignore`), an image, a snapshot, or
+        a sandbox, of which they have the present files. They have the
+        specification of a sandbox or snapshot, with `labels` besides. `names`,
+        if given, are as many as the `count`. Secrets have to be given again.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         image_id: str | None = None,
@@ -2246,7 +3628,12 @@ class BlockingBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.BranchList:
-        """List sandboxes with their bases and lineage."""
+        """List sandboxes with their bases and lineage.
+
+        The branches of an image alone, or all. `all` adds those that ended.
+
+        `progress` is called with the messages of a long call.
+        """
     def diff(
         self,
         sandbox_id: str,
@@ -2259,7 +3646,16 @@ class BlockingBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
-        """Compare a branch with its base or with another: see sandbox.diff."""
+        """Compare a branch with its base or with another: see sandbox.diff.
+
+        The sandbox, and what its workspace is compared with: `other`, a
+        sandbox, snapshot or image; without it, the files that it began with. At
+        most `limit` paths are named, at or below `paths` if there are any.
+        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
+        counted.
+
+        `progress` is called with the messages of a long call.
+        """
     def merge(
         self,
         sandbox_ids: Sequence[str],
@@ -2273,7 +3669,21 @@ class BlockingBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Merged:
-        """Merge branches into a new sandbox, over their nearest common base."""
+        """Merge branches into a new sandbox, over their nearest common base.
+
+        The sandboxes to merge into a new one, which is called `name` and has
+        the specification of the first, with `labels` besides; secrets have to
+        be given again.
+
+        What is changed in one, or in several alike, is taken over; lines are
+        merged. Of what is changed differently, `policy` makes a conflict
+        (``fail``), takes the version of the branch `ours`, all versions one
+        after the other (``union``), or all between ``markers``. At the paths of
+        `takes`, and below them, a branch has its way.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def resolve(
         self,
         merge_id: str,
@@ -2283,7 +3693,14 @@ class BlockingBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Merged:
-        """Decide conflicts of a merge, and go on with it."""
+        """Decide conflicts of a merge, and go on with it.
+
+        Decisions on conflicts of a merge. When none is left, its sandbox is
+        made; also if that was interrupted before by the end of a daemon.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def merges(
         self,
         all: bool = False,
@@ -2292,7 +3709,13 @@ class BlockingBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.MergeList:
-        """List merges."""
+        """List merges.
+
+        `all` adds those that failed or were given up, and those whose sandbox
+        ended.
+
+        `progress` is called with the messages of a long call.
+        """
     def conflicts(
         self,
         merge_id: str,
@@ -2301,7 +3724,13 @@ class BlockingBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ConflictList:
-        """List the conflicts of a merge."""
+        """List the conflicts of a merge.
+
+        The conflicts of a merge that are left. `after` is the `next` of an
+        earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
     def read_version(
         self,
         merge_id: str,
@@ -2311,7 +3740,13 @@ class BlockingBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.FileContent:
-        """Read a piece of one version of a file in a conflict."""
+        """Read a piece of one version of a file in a conflict.
+
+        Up to `max_bytes`, from `offset`, of a version of a file in a conflict,
+        by its digest.
+
+        `progress` is called with the messages of a long call.
+        """
     def abandon(
         self,
         merge_id: str,
@@ -2319,7 +3754,13 @@ class BlockingBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Merge:
-        """Give up a merge that has conflicts."""
+        """Give up a merge that has conflicts.
+
+        The merge to give up, which has conflicts.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def plan(
         self,
         sandbox_id: str,
@@ -2328,7 +3769,14 @@ class BlockingBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.CommitPlan:
-        """Show what a commit of a branch would do to a directory of the host."""
+        """Show what a commit of a branch would do to a directory of the host.
+
+        A branch, and the directory to which its changes would be committed: an
+        absolute path, with the caller's own rights. At most `limit` paths are
+        named.
+
+        `progress` is called with the messages of a long call.
+        """
     def commit(
         self,
         sandbox_id: str,
@@ -2338,7 +3786,15 @@ class BlockingBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Commit:
-        """Apply a branch's changes to a directory of the host, all or none."""
+        """Apply a branch's changes to a directory of the host, all or none.
+
+        A branch, and the directory to which its changes are committed: an
+        absolute path, with the caller's own rights. Files that were changed
+        there meanwhile are refused unless `force` is true.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def blame(
         self,
         sandbox_id: str | None = None,
@@ -2350,7 +3806,13 @@ class BlockingBranchMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Blame:
-        """Show which branch each path of a merge, a commit or a branch came from."""
+        """Show which branch each path of a merge, a commit or a branch came from.
+
+        A merge, a commit, or a branch, whose present changes are told. `after`
+        is the `next` of an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
     def remove(
         self,
         sandbox_id: str,
@@ -2358,7 +3820,14 @@ class BlockingBranchMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """End a branch."""
+        """End a branch.
+
+        The branch to remove: the sandbox is ended. What came from it stays
+        whole.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingProcessMethods:
     def launch(
@@ -2379,7 +3848,19 @@ class BlockingProcessMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Process:
-        """Start a command in the background."""
+        """Start a command in the background.
+
+        A command to start. With `stdin` it reads the data of
+        `process.write_stdin`; otherwise it has none.
+
+        With `tty` it gets a terminal of `rows` and `cols`, which can be
+        attached to, and its input and output are that terminal's: there is no
+        separate stderr. With `durable` its output is on disk before its end is
+        recorded; if the disk fails to take it, the daemon's log says so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def get(
         self,
         sandbox_id: str,
@@ -2387,7 +3868,12 @@ class BlockingProcessMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Process:
-        """Show a process."""
+        """Show a process.
+
+        A process, by its name or its process_id.
+
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         sandbox_id: str | None = None,
@@ -2397,7 +3883,13 @@ class BlockingProcessMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessList:
-        """List processes."""
+        """List processes.
+
+        Without `sandbox_id`: all the caller's processes. `all` adds ended ones,
+        and the last of the unnamed.
+
+        `progress` is called with the messages of a long call.
+        """
     def wait(
         self,
         sandbox_id: str,
@@ -2406,7 +3898,12 @@ class BlockingProcessMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.Process:
-        """Wait until a process exits."""
+        """Wait until a process exits.
+
+        Without `timeout_s` it waits until the process has ended.
+
+        `progress` is called with the messages of a long call.
+        """
     def signal(
         self,
         sandbox_id: str,
@@ -2416,7 +3913,13 @@ class BlockingProcessMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Process:
-        """Send a signal to a process and its group."""
+        """Send a signal to a process and its group.
+
+        The signal goes to the whole process group.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def write_stdin(
         self,
         sandbox_id: str,
@@ -2427,7 +3930,14 @@ class BlockingProcessMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> methods.Written:
-        """Write to a process's input, or close it."""
+        """Write to a process's input, or close it.
+
+        `data` is written whole, or up to `written_bytes` of the answer; `eof`
+        closes the input after it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def read(
         self,
         sandbox_id: str,
@@ -2439,7 +3949,13 @@ class BlockingProcessMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
-        """Read the output of a process, from byte offsets."""
+        """Read the output of a process, from byte offsets.
+
+        Up to `max_bytes` of each stream from its offset. It waits up to
+        `wait_s` for new data, or for the end.
+
+        `progress` is called with the messages of a long call.
+        """
     def resize(
         self,
         sandbox_id: str,
@@ -2450,7 +3966,14 @@ class BlockingProcessMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Process:
-        """Resize the terminal of a process that has no client attached."""
+        """Resize the terminal of a process that has no client attached.
+
+        The size of a process's terminal while no client is attached; each
+        attached client brings a size of its own.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingSnapshotMethods:
     def create(
@@ -2468,7 +3991,20 @@ class BlockingSnapshotMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Snapshot:
-        """Snapshot the files of a sandbox as an archive."""
+        """Snapshot the files of a sandbox as an archive.
+
+        The sandbox to snapshot. Of its files, only those at or below the paths
+        of `include` are taken, and none at or below those of `exclude`; paths
+        begin at the sandbox's workspace unless they are absolute.
+
+        `incremental` stores the differences from the snapshot `parent_id`, or
+        from the sandbox's last suitable one, else from its image. With
+        `archive` ``bucket`` the archive has to be stored where other machines
+        can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         sandbox_id: str | None = None,
@@ -2480,9 +4016,20 @@ class BlockingSnapshotMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SnapshotList:
-        """List snapshots."""
+        """List snapshots.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
     def get(self, snapshot_id: str, *, progress: Callable[[str], None] | None = None) -> model.Snapshot:
-        """Show a snapshot."""
+        """Show a snapshot.
+
+        A snapshot.
+
+        `progress` is called with the messages of a long call.
+        """
     def delete(
         self,
         snapshot_id: str,
@@ -2490,7 +4037,13 @@ class BlockingSnapshotMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Snapshot:
-        """Delete a snapshot."""
+        """Delete a snapshot.
+
+        The snapshot to delete. Incremental ones that build on it stay whole.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def restore(
         self,
         snapshot_id: str,
@@ -2503,7 +4056,15 @@ class BlockingSnapshotMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Create and start a sandbox from a snapshot."""
+        """Create and start a sandbox from a snapshot.
+
+        The snapshot that a new sandbox starts from. It has the specification of
+        the snapshot's sandbox, with `labels` and `env` besides, and with
+        `idle_timeout_s` if that is given; secrets have to be given again.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def promote(
         self,
         snapshot_id: str,
@@ -2512,7 +4073,14 @@ class BlockingSnapshotMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Image:
-        """Create an image from a snapshot."""
+        """Create an image from a snapshot.
+
+        The snapshot to create an image from. The image does not depend on it
+        afterwards.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def gc(
         self,
         dry_run: bool = False,
@@ -2520,7 +4088,13 @@ class BlockingSnapshotMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.SnapshotGcReport:
-        """Delete expired snapshots, and archives that no event references."""
+        """Delete expired snapshots, and archives that no event references.
+
+        `dry_run` only reports the objects that would be removed.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingCheckpointMethods:
     def create(
@@ -2534,7 +4108,15 @@ class BlockingCheckpointMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Checkpoint:
-        """Checkpoint a sandbox with its processes."""
+        """Checkpoint a sandbox with its processes.
+
+        The sandbox to checkpoint with its processes. It is suspended by that,
+        unless `leave_running` is true. With `archive` ``bucket`` the checkpoint
+        has to be stored where other machines can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         sandbox_id: str | None = None,
@@ -2546,9 +4128,20 @@ class BlockingCheckpointMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.CheckpointList:
-        """List checkpoints."""
+        """List checkpoints.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
     def get(self, checkpoint_id: str, *, progress: Callable[[str], None] | None = None) -> model.Checkpoint:
-        """Show a checkpoint."""
+        """Show a checkpoint.
+
+        A checkpoint.
+
+        `progress` is called with the messages of a long call.
+        """
     def delete(
         self,
         checkpoint_id: str,
@@ -2556,7 +4149,14 @@ class BlockingCheckpointMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Checkpoint:
-        """Delete a checkpoint."""
+        """Delete a checkpoint.
+
+        The checkpoint to delete. A sandbox that was suspended with it, and
+        those that were made of it, stay whole.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def restore(
         self,
         checkpoint_id: str,
@@ -2567,7 +4167,15 @@ class BlockingCheckpointMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.CheckpointRestoreResult:
-        """Create sandboxes from a checkpoint, with its processes running."""
+        """Create sandboxes from a checkpoint, with its processes running.
+
+        The checkpoint from which `count` new sandboxes are created, with
+        `labels` besides those of its sandbox. `names`, if given, are as many as
+        the `count`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingStreamMethods:
     def access(
@@ -2577,7 +4185,14 @@ class BlockingStreamMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.StreamAccess:
-        """Return the stream server's addresses, and for TCP the caller's token and the server's pin."""
+        """Return the stream server's addresses, and for TCP the caller's token and
+        the server's pin.
+
+        `renew` invalidates the caller's earlier token.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingLockMethods:
     def acquire(
@@ -2588,7 +4203,16 @@ class BlockingLockMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Lock:
-        """Acquire the lock of a shared sandbox, and hold it until it is released."""
+        """Acquire the lock of a shared sandbox, and hold it until it is released.
+
+        The lock to acquire, by its name: that of the shared sandbox. While
+        another owner holds it, the call waits up to `timeout_s`, unless another
+        one waits already; with 0 not at all. A caller who disconnects cancels
+        the wait.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def release(
         self,
         name: str,
@@ -2597,9 +4221,23 @@ class BlockingLockMethods:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Lock:
-        """Release a lock."""
+        """Release a lock.
+
+        The lock to release, by its name or its lock_id. With `force` the lock
+        of that name is freed from any owner, and a damaged document is
+        repaired; its owner loses it, and writes nothing more under it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def get(self, name: str, *, progress: Callable[[str], None] | None = None) -> model.Lock:
-        """Show a lock."""
+        """Show a lock.
+
+        A lock, by its name, which means its last acquisition here, or by its
+        lock_id.
+
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         all: bool = False,
@@ -2608,15 +4246,35 @@ class BlockingLockMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.LockList:
-        """List the locks that this daemon holds."""
+        """List the locks that this daemon holds.
+
+        `all` adds the acquisitions that ended or failed.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingKeyMethods:
     def create(self, name: str, *, progress: Callable[[str], None] | None = None) -> model.NewKey:
-        """Create an API key for the HTTP gateway. It is shown once."""
+        """Create an API key for the HTTP gateway. It is shown once.
+
+        An API key, by its name. What it owns, ``key:NAME`` owns, also after the
+        key was removed and made anew.
+
+        `progress` is called with the messages of a long call.
+        """
     def list(self, *, progress: Callable[[str], None] | None = None) -> model.KeyList:
-        """List the API keys of the HTTP gateway."""
+        """List the API keys of the HTTP gateway.
+
+        `progress` is called with the messages of a long call.
+        """
     def remove(self, name: str, *, progress: Callable[[str], None] | None = None) -> model.ApiKey:
-        """Remove an API key: it is refused from now on."""
+        """Remove an API key: it is refused from now on.
+
+        An API key, by its name. What it owns, ``key:NAME`` owns, also after the
+        key was removed and made anew.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingEventMethods:
     def list(
@@ -2629,7 +4287,15 @@ class BlockingEventMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.EventPage:
-        """List events in commit order."""
+        """List events in commit order.
+
+        Events after a token, oldest first; with nothing new it waits up to
+        `wait_s` for some. No `after`: from the first there is.
+
+        ``after="now"`` answers no event, and the token of this moment.
+
+        `progress` is called with the messages of a long call.
+        """
     def state_at(
         self,
         sandbox_id: str,
@@ -2638,22 +4304,46 @@ class BlockingEventMethods:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SandboxAt:
-        """Show a sandbox as it was after an event."""
+        """Show a sandbox as it was after an event.
+
+        A sandbox, and the position of any event, its own or another's; a token
+        stands for the position at its end. Of processes and snapshots the last
+        `limit` are answered.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingStoreMethods:
     def verify(self, *, progress: Callable[[str], None] | None = None) -> model.VerifyReport:
-        """Check the event log and every metadata.json."""
+        """Check the event log and every metadata.json.
+
+        `progress` is called with the messages of a long call.
+        """
     def compact(
         self,
         older_than_s: float | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.CompactReport:
-        """Archive the events of objects that ended long ago."""
+        """Archive the events of objects that ended long ago.
+
+        Archive events of objects that ended longer ago than `older_than_s`
+        (default: the daemon's setting).
+
+        `progress` is called with the messages of a long call.
+        """
     def redact(self, position: int, *, progress: Callable[[str], None] | None = None) -> model.RedactReport:
-        """Remove a caller's data in an event from the log and the archive."""
+        """Remove a caller's data in an event from the log and the archive.
+
+        The event whose content is removed for good.
+
+        `progress` is called with the messages of a long call.
+        """
     def rebuild(self, *, progress: Callable[[str], None] | None = None) -> model.RebuildReport:
-        """Rebuild every metadata.json from the event log."""
+        """Rebuild every metadata.json from the event log.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class BlockingMethods:
     rpc: BlockingRpcMethods
@@ -2742,7 +4432,14 @@ class Sandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Sandbox:
-        """Save a shared sandbox, and let other daemons have it."""
+        """Save a shared sandbox, and let other daemons have it.
+
+        The shared sandbox to save where other daemons find it, and to give up.
+        It ends here.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def refresh(self, *, progress: Callable[[str], None] | None = None) -> Sandbox:
         """Get the present view of the object as `info`, and return the handle."""
     def exec(
@@ -2759,14 +4456,28 @@ class Sandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.ExecResult:
-        """Run a command to its end and return its output."""
+        """Run a command to its end and return its output.
+
+        A command to run to its end: a list of words, or one text for ``sh -c``.
+        `stdin` is all that it can read.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def terminate(
         self,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Sandbox:
-        """Terminate a sandbox and all its processes."""
+        """Terminate a sandbox and all its processes.
+
+        The sandbox to end, with all that runs in it. Its journals stay
+        readable.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def update(
         self,
         disk_bytes: int,
@@ -2774,14 +4485,27 @@ class Sandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Sandbox:
-        """Change the disk limit of a sandbox."""
+        """Change the disk limit of a sandbox.
+
+        The sandbox, and its new disk limit. A disk of its own can grow, also
+        while it is written to, and not shrink.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def suspend(
         self,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Sandbox:
-        """Freeze a sandbox."""
+        """Freeze a sandbox.
+
+        The sandbox to suspend: all its processes are frozen.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def resume(
         self,
         secrets: dict[str, str] = {},
@@ -2790,7 +4514,15 @@ class Sandbox:
         progress: Callable[[str], None] | None = None,
     ) -> Sandbox:
         """Resume a suspended sandbox, or restart a lost or failed one from its
-        files."""
+        files.
+
+        The sandbox to resume. One that was lost or failed is restarted from its
+        files, where its provider can; it needs its `secrets` again then, as
+        they are stored nowhere.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def fork(
         self,
         count: int = 1,
@@ -2801,10 +4533,19 @@ class Sandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Sandbox]:
-        """Create sandboxes with the files of another."""
+        """Create sandboxes with the files of another.
+
+        The sandbox to fork, and the `count` of forks, which start with its
+        present files. They have its specification, with `labels` besides its
+        own, and none of its processes. `names`, if given, are as many as the
+        `count`. Its secrets have to be given again.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def diff(
         self,
-        other: str | None = None,
+        other: str | Sandbox | Snapshot | Image | None = None,
         paths: Sequence[str | PathLike[str]] = [],
         unified: bool = False,
         lines: bool = False,
@@ -2814,7 +4555,16 @@ class Sandbox:
         progress: Callable[[str], None] | None = None,
     ) -> model.Diff:
         """Compare a sandbox's workspace with another, a snapshot, an image, or its
-        beginning."""
+        beginning.
+
+        The sandbox, and what its workspace is compared with: `other`, a
+        sandbox, snapshot or image; without it, the files that it began with. At
+        most `limit` paths are named, at or below `paths` if there are any.
+        `unified` gives texts, of at most `max_bytes`; with `lines` lines are
+        counted.
+
+        `progress` is called with the messages of a long call.
+        """
     def restore(
         self,
         snapshot_id: str | Snapshot | None = None,
@@ -2826,7 +4576,18 @@ class Sandbox:
         progress: Callable[[str], None] | None = None,
     ) -> Sandbox:
         """Replace a sandbox's files with those of a snapshot, or restore it to a
-        checkpoint."""
+        checkpoint.
+
+        The sandbox whose own files are replaced by those of a snapshot, or
+        which returns to its state at a checkpoint: give one of both.
+
+        For files it is restarted. While processes run in it that is refused
+        with `in_use`, unless `end_processes` is true. For a snapshot it needs
+        its `secrets` again, as they are stored nowhere.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def restore_at(
         self,
         position: int | str | None = None,
@@ -2840,7 +4601,19 @@ class Sandbox:
         progress: Callable[[str], None] | None = None,
     ) -> Sandbox:
         """Create a sandbox from the newest snapshot or checkpoint of another at or
-        before a moment."""
+        before a moment.
+
+        The sandbox from whose past a new one is made, as it was at a moment:
+        after the event at `position`, or at `time`, in RFC 3339 with any
+        offset. Give one of both.
+
+        The newest of its snapshots and checkpoints at or before then is used,
+        unless deleted. `name` is the new one's. The sandbox itself is not
+        changed, and may have ended. The rest is as for `snapshot.restore`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def history(
         self,
         after: str | None = None,
@@ -2848,7 +4621,12 @@ class Sandbox:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.EventPage:
-        """List the events of a sandbox and its processes."""
+        """List the events of a sandbox and its processes.
+
+        `after` is a token from an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
     def snapshot(
         self,
         name: str | None = None,
@@ -2863,7 +4641,20 @@ class Sandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Snapshot:
-        """Snapshot the files of a sandbox as an archive."""
+        """Snapshot the files of a sandbox as an archive.
+
+        The sandbox to snapshot. Of its files, only those at or below the paths
+        of `include` are taken, and none at or below those of `exclude`; paths
+        begin at the sandbox's workspace unless they are absolute.
+
+        `incremental` stores the differences from the snapshot `parent_id`, or
+        from the sandbox's last suitable one, else from its image. With
+        `archive` ``bucket`` the archive has to be stored where other machines
+        can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def checkpoint(
         self,
         name: str | None = None,
@@ -2874,7 +4665,15 @@ class Sandbox:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Checkpoint:
-        """Checkpoint a sandbox with its processes."""
+        """Checkpoint a sandbox with its processes.
+
+        The sandbox to checkpoint with its processes. It is suspended by that,
+        unless `leave_running` is true. With `archive` ``bucket`` the checkpoint
+        has to be stored where other machines can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def events(
         self,
         after: str | None = None,
@@ -2883,7 +4682,8 @@ class Sandbox:
         follow: bool = True,
     ) -> Iterator[model.Event]:
         """Iterate over the sandbox's events after a token, and wait for more,
-        unless `follow` is false."""
+        unless `follow` is false.
+        """
     @property
     def processes(self) -> SandboxProcesses: ...
     @property
@@ -2963,7 +4763,12 @@ class Process:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> Process:
-        """Wait until a process exits."""
+        """Wait until a process exits.
+
+        Without `timeout_s` it waits until the process has ended.
+
+        `progress` is called with the messages of a long call.
+        """
     def signal(
         self,
         signal: str = "TERM",
@@ -2971,7 +4776,13 @@ class Process:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Process:
-        """Send a signal to a process and its group."""
+        """Send a signal to a process and its group.
+
+        The signal goes to the whole process group.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def write_stdin(
         self,
         data: bytes | str = b"",
@@ -2980,7 +4791,14 @@ class Process:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> methods.Written:
-        """Write to a process's input, or close it."""
+        """Write to a process's input, or close it.
+
+        `data` is written whole, or up to `written_bytes` of the answer; `eof`
+        closes the input after it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def read(
         self,
         stdout_offset: int = 0,
@@ -2990,7 +4808,13 @@ class Process:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
-        """Read the output of a process, from byte offsets."""
+        """Read the output of a process, from byte offsets.
+
+        Up to `max_bytes` of each stream from its offset. It waits up to
+        `wait_s` for new data, or for the end.
+
+        `progress` is called with the messages of a long call.
+        """
     def resize(
         self,
         rows: int,
@@ -2999,7 +4823,14 @@ class Process:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Process:
-        """Resize the terminal of a process that has no client attached."""
+        """Resize the terminal of a process that has no client attached.
+
+        The size of a process's terminal while no client is attached; each
+        attached client brings a size of its own.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def output(
         self,
         stdout_offset: int = 0,
@@ -3008,7 +4839,8 @@ class Process:
         follow: bool = True,
     ) -> Iterator[model.ProcessOutput]:
         """Iterate over the output from byte offsets until the process's end;
-        without `follow`, the present output."""
+        without `follow`, the present output.
+        """
 
 class Image:
     info: model.Image
@@ -3053,7 +4885,13 @@ class Image:
     def refresh(self, *, progress: Callable[[str], None] | None = None) -> Image:
         """Get the present view of the object as `info`, and return the handle."""
     def remove(self, *, command_id: str | None = None, progress: Callable[[str], None] | None = None) -> Image:
-        """Remove an image."""
+        """Remove an image.
+
+        The image to remove; refused with `in_use` while a sandbox needs it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class Snapshot:
     info: model.Snapshot
@@ -3117,7 +4955,13 @@ class Snapshot:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Snapshot:
-        """Delete a snapshot."""
+        """Delete a snapshot.
+
+        The snapshot to delete. Incremental ones that build on it stay whole.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def restore(
         self,
         name: str | None = None,
@@ -3129,7 +4973,15 @@ class Snapshot:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Sandbox:
-        """Create and start a sandbox from a snapshot."""
+        """Create and start a sandbox from a snapshot.
+
+        The snapshot that a new sandbox starts from. It has the specification of
+        the snapshot's sandbox, with `labels` and `env` besides, and with
+        `idle_timeout_s` if that is given; secrets have to be given again.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def promote(
         self,
         labels: dict[str, str] = {},
@@ -3137,7 +4989,14 @@ class Snapshot:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Image:
-        """Create an image from a snapshot."""
+        """Create an image from a snapshot.
+
+        The snapshot to create an image from. The image does not depend on it
+        afterwards.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class Checkpoint:
     info: model.Checkpoint
@@ -3185,7 +5044,14 @@ class Checkpoint:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Checkpoint:
-        """Delete a checkpoint."""
+        """Delete a checkpoint.
+
+        The checkpoint to delete. A sandbox that was suspended with it, and
+        those that were made of it, stay whole.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def restore(
         self,
         count: int = 1,
@@ -3195,7 +5061,15 @@ class Checkpoint:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Sandbox]:
-        """Create sandboxes from a checkpoint, with its processes running."""
+        """Create sandboxes from a checkpoint, with its processes running.
+
+        The checkpoint from which `count` new sandboxes are created, with
+        `labels` besides those of its sandbox. `names`, if given, are as many as
+        the `count`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class Artifact:
     info: model.Artifact
@@ -3237,7 +5111,13 @@ class Artifact:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Artifact:
-        """Remove an artifact."""
+        """Remove an artifact.
+
+        The artifact to remove.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class Sandboxes:
     def create(
@@ -3268,7 +5148,24 @@ class Sandboxes:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Sandbox:
-        """Create and start a sandbox from an image."""
+        """Create and start a sandbox from an image.
+
+        The properties of the sandbox. `secrets` are given to its processes'
+        environment and stored nowhere. The default `network` is that of its
+        provider, none unless an administrator said otherwise. `volumes` that
+        are directories of the host are for administrators.
+
+        With a `name`, which is unique among the owner's sandboxes that have not
+        ended, the owner can use that wherever a `sandbox_id` is asked for.
+
+        With a `gcs_sandbox_id`, which is then its name, it is shared with other
+        daemons: see `model.Sharing`. If there is one of that id already, it is
+        attached as by `sandbox.attach_shared`, with its `sandbox_token`, and
+        none is made.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def attach_shared(
         self,
         gcs_sandbox_id: str,
@@ -3280,11 +5177,37 @@ class Sandboxes:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Sandbox:
-        """Attach a sandbox that another daemon shares, as it was saved last."""
+        """Attach a sandbox that another daemon shares, as it was saved last.
+
+        The shared sandbox `gcs_sandbox_id` goes on here: it is restored as it
+        was saved last. While another daemon has it, the call waits up to
+        `timeout_s` for that one to save it and give it up.
+
+        One that was saved with its memory needs its image: one of the same
+        content that is here, or else the copy that its first daemon left.
+        `secrets` are given to the processes of one that was saved without.
+
+        Its properties come from the bucket. Those that only administrators may
+        give a sandbox (the host's network or directories, no isolation) are
+        refused, unless an administrator accepts them with `allow_host`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def get(self, sandbox_id: str | Sandbox, *, progress: Callable[[str], None] | None = None) -> Sandbox:
-        """Show a sandbox."""
+        """Show a sandbox.
+
+        A sandbox.
+
+        `progress` is called with the messages of a long call.
+        """
     def list(self, all: bool = False, *, progress: Callable[[str], None] | None = None) -> builtins.list[Sandbox]:
-        """List sandboxes."""
+        """List sandboxes.
+
+        `all` adds those that ended.
+
+        `progress` is called with the messages of a long call.
+        """
     def stats(
         self,
         sandbox_id: str | Sandbox | None = None,
@@ -3294,7 +5217,12 @@ class Sandboxes:
         progress: Callable[[str], None] | None = None,
     ) -> model.SandboxStatsList:
         """Show the resource usage of running sandboxes: CPU, memory, processes,
-        I/O."""
+        I/O.
+
+        Without `sandbox_id`: all the caller's running sandboxes.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class SandboxProcesses:
     def launch(
@@ -3314,11 +5242,34 @@ class SandboxProcesses:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Process:
-        """Start a command in the background."""
+        """Start a command in the background.
+
+        A command to start. With `stdin` it reads the data of
+        `process.write_stdin`; otherwise it has none.
+
+        With `tty` it gets a terminal of `rows` and `cols`, which can be
+        attached to, and its input and output are that terminal's: there is no
+        separate stderr. With `durable` its output is on disk before its end is
+        recorded; if the disk fails to take it, the daemon's log says so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def get(self, name: str, *, progress: Callable[[str], None] | None = None) -> Process:
-        """Show a process."""
+        """Show a process.
+
+        A process, by its name or its process_id.
+
+        `progress` is called with the messages of a long call.
+        """
     def list(self, all: bool = False, *, progress: Callable[[str], None] | None = None) -> builtins.list[Process]:
-        """List processes."""
+        """List processes.
+
+        Without `sandbox_id`: all the caller's processes. `all` adds ended ones,
+        and the last of the unnamed.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class SandboxSnapshots:
     def create(
@@ -3335,7 +5286,20 @@ class SandboxSnapshots:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Snapshot:
-        """Snapshot the files of a sandbox as an archive."""
+        """Snapshot the files of a sandbox as an archive.
+
+        The sandbox to snapshot. Of its files, only those at or below the paths
+        of `include` are taken, and none at or below those of `exclude`; paths
+        begin at the sandbox's workspace unless they are absolute.
+
+        `incremental` stores the differences from the snapshot `parent_id`, or
+        from the sandbox's last suitable one, else from its image. With
+        `archive` ``bucket`` the archive has to be stored where other machines
+        can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         name: str | None = None,
@@ -3344,7 +5308,13 @@ class SandboxSnapshots:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Snapshot]:
-        """List snapshots."""
+        """List snapshots.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class SandboxCheckpoints:
     def create(
@@ -3357,7 +5327,15 @@ class SandboxCheckpoints:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Checkpoint:
-        """Checkpoint a sandbox with its processes."""
+        """Checkpoint a sandbox with its processes.
+
+        The sandbox to checkpoint with its processes. It is suspended by that,
+        unless `leave_running` is true. With `archive` ``bucket`` the checkpoint
+        has to be stored where other machines can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         name: str | None = None,
@@ -3366,7 +5344,13 @@ class SandboxCheckpoints:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Checkpoint]:
-        """List checkpoints."""
+        """List checkpoints.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class SandboxArtifacts:
     def export(
@@ -3379,7 +5363,16 @@ class SandboxArtifacts:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Artifact:
-        """Copy a file or directory out of a sandbox, where it outlives that."""
+        """Copy a file or directory out of a sandbox, where it outlives that.
+
+        The file or directory to export; a directory becomes a ``tar.gz``.
+        `name` and `media_type` are guessed by `path`, which begins at the
+        sandbox's working directory unless it is absolute. Up to `inline_bytes`
+        are in the answer.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         session_id: str | None = None,
@@ -3387,7 +5380,13 @@ class SandboxArtifacts:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Artifact]:
-        """List artifacts."""
+        """List artifacts.
+
+        Filters: a sandbox, a session. `all` adds those that failed or were
+        removed.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class Processes:
     def launch(
@@ -3408,7 +5407,19 @@ class Processes:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Process:
-        """Start a command in the background."""
+        """Start a command in the background.
+
+        A command to start. With `stdin` it reads the data of
+        `process.write_stdin`; otherwise it has none.
+
+        With `tty` it gets a terminal of `rows` and `cols`, which can be
+        attached to, and its input and output are that terminal's: there is no
+        separate stderr. With `durable` its output is on disk before its end is
+        recorded; if the disk fails to take it, the daemon's log says so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def get(
         self,
         sandbox_id: str | Sandbox,
@@ -3416,7 +5427,12 @@ class Processes:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> Process:
-        """Show a process."""
+        """Show a process.
+
+        A process, by its name or its process_id.
+
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         sandbox_id: str | Sandbox | None = None,
@@ -3424,7 +5440,13 @@ class Processes:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Process]:
-        """List processes."""
+        """List processes.
+
+        Without `sandbox_id`: all the caller's processes. `all` adds ended ones,
+        and the last of the unnamed.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class Images:
     def create(
@@ -3441,11 +5463,38 @@ class Images:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Image:
-        """Create an image from a directory, a Dockerfile or a container image."""
+        """Create an image from a directory, a Dockerfile or a container image.
+
+        `source` is an absolute path, read with the caller's own rights, or the
+        reference of a container image.
+
+        Without a `provider` a plain directory is for ``local``; one that holds
+        a Dockerfile, the path of a Dockerfile and a reference are for
+        ``docker``. `dockerfile` is the Dockerfile's path below the directory,
+        if it is not the usual one. With `base`, a reference, the directory is
+        put onto that image, as its ``/workspace``, even if it holds a
+        Dockerfile. `clean` makes a new image even if one of the same content
+        exists, and builds without the cache. An administrator can make it for
+        another `owner`, such as ``key:ci``. Of a plain directory the names of
+        `ignore` are left out, at any depth.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def list(self, all: bool = False, *, progress: Callable[[str], None] | None = None) -> builtins.list[Image]:
-        """List images."""
+        """List images.
+
+        `all` adds those that failed or were removed.
+
+        `progress` is called with the messages of a long call.
+        """
     def get(self, image_id: str | Image, *, progress: Callable[[str], None] | None = None) -> Image:
-        """Show an image."""
+        """Show an image.
+
+        An image.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class Snapshots:
     def create(
@@ -3463,7 +5512,20 @@ class Snapshots:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Snapshot:
-        """Snapshot the files of a sandbox as an archive."""
+        """Snapshot the files of a sandbox as an archive.
+
+        The sandbox to snapshot. Of its files, only those at or below the paths
+        of `include` are taken, and none at or below those of `exclude`; paths
+        begin at the sandbox's workspace unless they are absolute.
+
+        `incremental` stores the differences from the snapshot `parent_id`, or
+        from the sandbox's last suitable one, else from its image. With
+        `archive` ``bucket`` the archive has to be stored where other machines
+        can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         sandbox_id: str | Sandbox | None = None,
@@ -3473,9 +5535,20 @@ class Snapshots:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Snapshot]:
-        """List snapshots."""
+        """List snapshots.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
     def get(self, snapshot_id: str | Snapshot, *, progress: Callable[[str], None] | None = None) -> Snapshot:
-        """Show a snapshot."""
+        """Show a snapshot.
+
+        A snapshot.
+
+        `progress` is called with the messages of a long call.
+        """
     def gc(
         self,
         dry_run: bool = False,
@@ -3483,7 +5556,13 @@ class Snapshots:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.SnapshotGcReport:
-        """Delete expired snapshots, and archives that no event references."""
+        """Delete expired snapshots, and archives that no event references.
+
+        `dry_run` only reports the objects that would be removed.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
 
 class Checkpoints:
     def create(
@@ -3497,7 +5576,15 @@ class Checkpoints:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Checkpoint:
-        """Checkpoint a sandbox with its processes."""
+        """Checkpoint a sandbox with its processes.
+
+        The sandbox to checkpoint with its processes. It is suspended by that,
+        unless `leave_running` is true. With `archive` ``bucket`` the checkpoint
+        has to be stored where other machines can read it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         sandbox_id: str | Sandbox | None = None,
@@ -3507,14 +5594,25 @@ class Checkpoints:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Checkpoint]:
-        """List checkpoints."""
+        """List checkpoints.
+
+        Filters: a sandbox, a name, labels that all match. `all` adds those that
+        failed or were deleted.
+
+        `progress` is called with the messages of a long call.
+        """
     def get(
         self,
         checkpoint_id: str | Checkpoint,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> Checkpoint:
-        """Show a checkpoint."""
+        """Show a checkpoint.
+
+        A checkpoint.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class Artifacts:
     def export(
@@ -3528,7 +5626,16 @@ class Artifacts:
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Artifact:
-        """Copy a file or directory out of a sandbox, where it outlives that."""
+        """Copy a file or directory out of a sandbox, where it outlives that.
+
+        The file or directory to export; a directory becomes a ``tar.gz``.
+        `name` and `media_type` are guessed by `path`, which begins at the
+        sandbox's working directory unless it is absolute. Up to `inline_bytes`
+        are in the answer.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def get(
         self,
         artifact_id: str | Artifact,
@@ -3536,7 +5643,13 @@ class Artifacts:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> Artifact:
-        """Show an artifact, with its digest."""
+        """Show an artifact, with its digest.
+
+        An artifact. Its bytes are in the answer if they are no more than
+        `inline_bytes`.
+
+        `progress` is called with the messages of a long call.
+        """
     def list(
         self,
         sandbox_id: str | Sandbox | None = None,
@@ -3545,15 +5658,25 @@ class Artifacts:
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Artifact]:
-        """List artifacts."""
+        """List artifacts.
+
+        Filters: a sandbox, a session. `all` adds those that failed or were
+        removed.
+
+        `progress` is called with the messages of a long call.
+        """
 
 class SandboxFiles:
     def read(self, path: str | PathLike[str]) -> bytes:
         """Read a whole file. One that is written meanwhile may come as parts of
-        both versions."""
+        both versions.
+
+        Raises `not_found` for a path that is no file.
+        """
     def read_text(self, path: str | PathLike[str], encoding: str = "utf-8") -> str:
         """Read a whole file as text; see `read`. Raises UnicodeDecodeError for one
-        that is not in that encoding."""
+        that is not in that encoding.
+        """
     def write(
         self,
         path: str | PathLike[str],
@@ -3562,7 +5685,12 @@ class SandboxFiles:
         mode: int | None = None,
     ) -> model.FileWritten:
         """Write a whole file atomically, and make directories that are missing.
-        Text is written as UTF-8."""
+        Text is written as UTF-8.
+
+        An existing file keeps its mode unless `mode` says another. Raises
+        `invalid` for more than 8 MiB: `sandkeep.transfer` copies larger files.
+        """
     def ls(self, path: str | PathLike[str] = ".") -> builtins.list[model.FileEntry]:
         """List the files of a directory by name. Raises `not_found` for a path
-        that is no directory."""
+        that is no directory.
+        """

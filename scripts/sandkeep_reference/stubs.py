@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from sandkeep import model
 from sandkeep.clients import handles
-from sandkeep.clients.signatures import MethodSignature, signature, type_text
+from sandkeep.clients.signatures import MethodSignature, docstring, signature, type_text
 from sandkeep.protocol.methods import METHODS, Method
 
 _LINE_COLUMNS: Final = 120
@@ -51,7 +51,7 @@ def _noun(prefix: str, noun: str, rows: list[Method], asynchronous: bool) -> Ite
             shown = signature(row)
             params = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *shown.parameters.values()]
             name = row.name.partition(".")[2]
-            yield from _function(name, shown.replace(parameters=params), row.summary, asynchronous)
+            yield from _function(name, shown.replace(parameters=params), docstring(row), asynchronous)
 
 
 def _whole(prefix: str, nouns: dict[str, list[Method]], asynchronous: bool) -> Iterator[str]:
@@ -109,4 +109,8 @@ def _function(name: str, shown: inspect.Signature, doc: str | None, asynchronous
     text = shown.text(f"{'async ' if asynchronous else ''}def {name}", columns) + ":"
     text = text.replace("-> list[", "-> builtins.list[")  # some classes have a method of that name
     yield from (f"    {line}" for line in text.splitlines())
-    yield f'        """{(doc or "").partition(chr(10) * 2)[0]}"""'.replace("\n", "\n        ")
+    first, *rest = (doc or "").splitlines()
+    yield f'        """{first}' + ("" if rest else '"""')
+    yield from (f"        {line}".rstrip() for line in rest)
+    if rest:
+        yield '        """'

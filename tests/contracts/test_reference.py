@@ -128,7 +128,7 @@ def _agrees(node: ast.FunctionDef | ast.AsyncFunctionDef, function: Any, asynchr
     assert told.returns is not None
     assert ast.unparse(node.returns).replace("builtins.", "") == ast.unparse(told.returns)
     assert isinstance(node, ast.AsyncFunctionDef) == asynchronous == inspect.iscoroutinefunction(function)
-    assert " ".join((ast.get_docstring(node) or "").split()) == " ".join(function.__doc__.split("\n\n")[0].split())
+    assert ast.get_docstring(node) == function.__doc__
 
 
 # -- OpenRPC ----------------------------------------------------------------------------------------------------------

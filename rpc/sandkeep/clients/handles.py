@@ -22,8 +22,8 @@ from msgspec import Struct
 from sandkeep import model
 from sandkeep.clients.binding import Identified, parameters
 from sandkeep.clients.signatures import MethodSignature, docstring, fill, signature
-from sandkeep.errors import SandkeepError
-from sandkeep.protocol.methods import METHODS, Method
+from sandkeep.errors import CallerError, SandkeepError
+from sandkeep.protocol.methods import MAX_WRITE_BYTES, METHODS, Method
 
 Step = tuple[Method, tuple[Any, ...], dict[str, Any]]
 Steps = Generator[Step, Any, Any]
@@ -60,6 +60,10 @@ _LEFT_OUT: Final = {"sandbox.copy_commit", "sandbox.read_file", "sandbox.write_f
 
 _PAGED: Final = ("after", "limit")
 
+_ANY_OF: Final = {"other": ("sandbox", "snapshot", "image")}
+"""Parameters that name an object of several kinds."""
+
+_LARGER: Final = "copy larger files by sandkeep.transfer.copy_in"
 _REFRESH: Final = "Get the present view of the object as `info`, and return the handle."
 _SELF: Final = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -244,9 +248,13 @@ class _FilesOperations:
     ) -> Generator[Step, Any, model.FileWritten]:
         """Write a whole file atomically, and make directories that are missing. Text is written as UTF-8.
 
-        An existing file keeps its mode unless `mode` says another. Raises `invalid` for more than 8 MiB.
+        An existing file keeps its mode unless `mode` says another. Raises `invalid` for more than 8 MiB:
+        `sandkeep.transfer` copies larger files.
         """
-        content = data.encode() if isinstance(data, str) else data
+        content: Any = data.encode() if isinstance(data, str) else data
+        if isinstance(content, bytes | bytearray) and len(content) > MAX_WRITE_BYTES:
+            message = f"data: {len(content)} bytes are more than the {MAX_WRITE_BYTES} of one write: " + _LARGER
+            raise CallerError("invalid", message, field="data")
         given = {**_path(path), "data": content, "mode": mode, "parents": True}
         written: model.FileWritten = yield METHODS["sandbox.write_file"], self._ids, given
         return written
@@ -435,10 +443,11 @@ def _add_row(classes: dict[str, type], owner: type, bound: Bound, asynchronous: 
 
 
 def _taking_handles(classes: dict[str, type], row: Method, param: Parameter) -> Parameter:
-    kind = next((kind for kind in KINDS if kind.noun == row.references.get(param.name)), None)
-    if kind is None:
+    nouns = _ANY_OF.get(param.name) or [row.references.get(param.name)]
+    kinds = [classes[noun] for noun in nouns if noun in classes]
+    if not kinds:
         return param
-    given = [str, classes[kind.noun], *([None] if type(None) in typing.get_args(param.annotation) else [])]
+    given = [str, *kinds, *([None] if type(None) in typing.get_args(param.annotation) else [])]
     return param.replace(annotation=typing.Union[tuple(given)])  # noqa: UP007 - of any number of types
 
 
