@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sandkeep.typed import AsyncImage as AsyncImage
     from sandkeep.typed import AsyncProcess as AsyncProcess
     from sandkeep.typed import AsyncSandbox as AsyncSandbox
+    from sandkeep.typed import AsyncSession as AsyncSession
     from sandkeep.typed import AsyncSnapshot as AsyncSnapshot
     from sandkeep.version import VERSION
 
@@ -40,6 +41,7 @@ __all__ = [
     "AsyncImage",
     "AsyncProcess",
     "AsyncSandbox",
+    "AsyncSession",
     "AsyncSnapshot",
     "CallerError",
     "Client",

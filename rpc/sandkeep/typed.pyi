@@ -1514,6 +1514,7 @@ class AsyncMethods:
     snapshots: AsyncSnapshots
     checkpoints: AsyncCheckpoints
     artifacts: AsyncArtifacts
+    sessions: AsyncSessions
 
 class AsyncSandbox:
     info: model.Sandbox
@@ -2274,6 +2275,99 @@ class AsyncArtifact:
         `progress` is called with the messages of a long call.
         """
 
+class AsyncSession:
+    info: model.Session
+    @property
+    def id(self) -> str: ...
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def status(self) -> model.SessionStatus: ...
+    @property
+    def spec(self) -> model.SessionSpec: ...
+    @property
+    def provider(self) -> str | None: ...
+    @property
+    def image_id(self) -> str | None: ...
+    @property
+    def sandbox_id(self) -> str | None: ...
+    @property
+    def ref(self) -> str | None: ...
+    @property
+    def workspace_path(self) -> str | None: ...
+    @property
+    def created_at(self) -> str: ...
+    @property
+    def started_at(self) -> str | None: ...
+    @property
+    def expires_at(self) -> str | None: ...
+    @property
+    def last_activity_at(self) -> str | None: ...
+    @property
+    def last_heartbeat_at(self) -> str | None: ...
+    @property
+    def ended_at(self) -> str | None: ...
+    @property
+    def terminated_reason(self) -> str | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def error_code(self) -> str | None: ...
+    @property
+    def restored_from(self) -> str | None: ...
+    @property
+    def latest_snapshot_id(self) -> str | None: ...
+    @property
+    def snapshot_ids(self) -> list[str]: ...
+    @property
+    def starts(self) -> int: ...
+    @property
+    def note(self) -> str | None: ...
+    @property
+    def position(self) -> int: ...
+    async def refresh(self, *, progress: Callable[[str], None] | None = None) -> AsyncSession:
+        """Get the present view of the object as `info`, and return the handle."""
+    async def heartbeat(self, *, progress: Callable[[str], None] | None = None) -> AsyncSession:
+        """Keep a session from being idle.
+
+        A session, by the id that its owner calls it, or by its key.
+
+        `progress` is called with the messages of a long call.
+        """
+    async def close(
+        self,
+        snapshot: bool = True,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncSession:
+        """End the sandbox of a session, after a snapshot.
+
+        The session whose sandbox is ended, after a snapshot called
+        ``auto-stop``, unless `snapshot` is false. If that fails, the sandbox
+        goes on. The session can be used again: that makes another sandbox.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def history(
+        self,
+        after: str | None = None,
+        limit: int = 1000,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.EventPage:
+        """List the events of a session itself.
+
+        `after` is a token from an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
+
 class AsyncSandboxes:
     async def create(
         self,
@@ -2545,7 +2639,7 @@ class AsyncSandboxArtifacts:
         """
     async def list(
         self,
-        session_id: str | None = None,
+        session_id: str | AsyncSession | None = None,
         all: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
@@ -2838,7 +2932,7 @@ class AsyncArtifacts:
     async def list(
         self,
         sandbox_id: str | AsyncSandbox | None = None,
-        session_id: str | None = None,
+        session_id: str | AsyncSession | None = None,
         all: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
@@ -2847,6 +2941,76 @@ class AsyncArtifacts:
 
         Filters: a sandbox, a session. `all` adds those that failed or were
         removed.
+
+        `progress` is called with the messages of a long call.
+        """
+
+class AsyncSessions:
+    async def ensure(
+        self,
+        id: str | None = None,
+        image: str | None = None,
+        mode: Literal["docker", "k8s"] | None = None,
+        restore_snapshot_id: str | AsyncSnapshot | None = None,
+        fresh: bool = False,
+        cpus: float | None = None,
+        memory_bytes: int | None = None,
+        pids: int | None = None,
+        disk_bytes: int | None = None,
+        network: Literal["none", "host", "bridge"] | None = None,
+        user: str | None = None,
+        read_only: bool | None = None,
+        working_dir: str | PathLike[str] | None = None,
+        volumes: Sequence[model.Volume] | None = None,
+        env: dict[str, str] | None = None,
+        secrets: dict[str, str] = {},
+        labels: dict[str, str] | None = None,
+        idle_timeout_s: float | None = None,
+        max_lifetime_s: float | None = None,
+        artifact_base_url: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncSession:
+        """Make a session ready: find it, create it, or bring it back from its
+        latest snapshot.
+
+        The session `id` of the caller's, or a new one, is made ready. One that
+        is ready stays as it is.
+
+        A new sandbox has the files of the snapshot `restore_snapshot_id`;
+        without one of the session's latest, if there is any; with `fresh` those
+        of the image alone. The other properties are as for `sandbox.create`,
+        but for the `image`, which can be an image's id or the reference of a
+        container image, and the limits of time, which are the session's. Those
+        that are left out are as they were when the session was made ready
+        before. `mode` ``docker`` means the image's provider on this machine.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def get(
+        self,
+        session_id: str | AsyncSession,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncSession:
+        """Show a session.
+
+        A session, by the id that its owner calls it, or by its key.
+
+        `progress` is called with the messages of a long call.
+        """
+    async def list(
+        self,
+        all: bool = False,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> builtins.list[AsyncSession]:
+        """List sessions.
+
+        `all` adds those that failed or ended.
 
         `progress` is called with the messages of a long call.
         """
@@ -4369,6 +4533,7 @@ class BlockingMethods:
     snapshots: Snapshots
     checkpoints: Checkpoints
     artifacts: Artifacts
+    sessions: Sessions
 
 class Sandbox:
     info: model.Sandbox
@@ -5119,6 +5284,99 @@ class Artifact:
         `progress` is called with the messages of a long call.
         """
 
+class Session:
+    info: model.Session
+    @property
+    def id(self) -> str: ...
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def status(self) -> model.SessionStatus: ...
+    @property
+    def spec(self) -> model.SessionSpec: ...
+    @property
+    def provider(self) -> str | None: ...
+    @property
+    def image_id(self) -> str | None: ...
+    @property
+    def sandbox_id(self) -> str | None: ...
+    @property
+    def ref(self) -> str | None: ...
+    @property
+    def workspace_path(self) -> str | None: ...
+    @property
+    def created_at(self) -> str: ...
+    @property
+    def started_at(self) -> str | None: ...
+    @property
+    def expires_at(self) -> str | None: ...
+    @property
+    def last_activity_at(self) -> str | None: ...
+    @property
+    def last_heartbeat_at(self) -> str | None: ...
+    @property
+    def ended_at(self) -> str | None: ...
+    @property
+    def terminated_reason(self) -> str | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def error_code(self) -> str | None: ...
+    @property
+    def restored_from(self) -> str | None: ...
+    @property
+    def latest_snapshot_id(self) -> str | None: ...
+    @property
+    def snapshot_ids(self) -> list[str]: ...
+    @property
+    def starts(self) -> int: ...
+    @property
+    def note(self) -> str | None: ...
+    @property
+    def position(self) -> int: ...
+    def refresh(self, *, progress: Callable[[str], None] | None = None) -> Session:
+        """Get the present view of the object as `info`, and return the handle."""
+    def heartbeat(self, *, progress: Callable[[str], None] | None = None) -> Session:
+        """Keep a session from being idle.
+
+        A session, by the id that its owner calls it, or by its key.
+
+        `progress` is called with the messages of a long call.
+        """
+    def close(
+        self,
+        snapshot: bool = True,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Session:
+        """End the sandbox of a session, after a snapshot.
+
+        The session whose sandbox is ended, after a snapshot called
+        ``auto-stop``, unless `snapshot` is false. If that fails, the sandbox
+        goes on. The session can be used again: that makes another sandbox.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def history(
+        self,
+        after: str | None = None,
+        limit: int = 1000,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.EventPage:
+        """List the events of a session itself.
+
+        `after` is a token from an earlier page.
+
+        `progress` is called with the messages of a long call.
+        """
+
 class Sandboxes:
     def create(
         self,
@@ -5375,7 +5633,7 @@ class SandboxArtifacts:
         """
     def list(
         self,
-        session_id: str | None = None,
+        session_id: str | Session | None = None,
         all: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
@@ -5653,7 +5911,7 @@ class Artifacts:
     def list(
         self,
         sandbox_id: str | Sandbox | None = None,
-        session_id: str | None = None,
+        session_id: str | Session | None = None,
         all: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
@@ -5662,6 +5920,66 @@ class Artifacts:
 
         Filters: a sandbox, a session. `all` adds those that failed or were
         removed.
+
+        `progress` is called with the messages of a long call.
+        """
+
+class Sessions:
+    def ensure(
+        self,
+        id: str | None = None,
+        image: str | None = None,
+        mode: Literal["docker", "k8s"] | None = None,
+        restore_snapshot_id: str | Snapshot | None = None,
+        fresh: bool = False,
+        cpus: float | None = None,
+        memory_bytes: int | None = None,
+        pids: int | None = None,
+        disk_bytes: int | None = None,
+        network: Literal["none", "host", "bridge"] | None = None,
+        user: str | None = None,
+        read_only: bool | None = None,
+        working_dir: str | PathLike[str] | None = None,
+        volumes: Sequence[model.Volume] | None = None,
+        env: dict[str, str] | None = None,
+        secrets: dict[str, str] = {},
+        labels: dict[str, str] | None = None,
+        idle_timeout_s: float | None = None,
+        max_lifetime_s: float | None = None,
+        artifact_base_url: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Session:
+        """Make a session ready: find it, create it, or bring it back from its
+        latest snapshot.
+
+        The session `id` of the caller's, or a new one, is made ready. One that
+        is ready stays as it is.
+
+        A new sandbox has the files of the snapshot `restore_snapshot_id`;
+        without one of the session's latest, if there is any; with `fresh` those
+        of the image alone. The other properties are as for `sandbox.create`,
+        but for the `image`, which can be an image's id or the reference of a
+        container image, and the limits of time, which are the session's. Those
+        that are left out are as they were when the session was made ready
+        before. `mode` ``docker`` means the image's provider on this machine.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def get(self, session_id: str | Session, *, progress: Callable[[str], None] | None = None) -> Session:
+        """Show a session.
+
+        A session, by the id that its owner calls it, or by its key.
+
+        `progress` is called with the messages of a long call.
+        """
+    def list(self, all: bool = False, *, progress: Callable[[str], None] | None = None) -> builtins.list[Session]:
+        """List sessions.
+
+        `all` adds those that failed or ended.
 
         `progress` is called with the messages of a long call.
         """

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from sandkeep import model
 from sandkeep.clients import handles
+from sandkeep.clients.kinds import PLURALS
 from sandkeep.clients.signatures import MethodSignature, docstring, signature, type_text
 from sandkeep.protocol.methods import METHODS, Method
 
@@ -59,7 +60,7 @@ def _whole(prefix: str, nouns: dict[str, list[Method]], asynchronous: bool) -> I
     for noun in nouns:
         yield f"    {noun}: {prefix}{noun.title()}Methods"
     for name, made in handles.family(asynchronous=asynchronous).items():
-        if name in handles.PLURALS:
+        if name in PLURALS:
             yield f"    {name}: {made.__name__}"
 
 

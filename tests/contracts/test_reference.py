@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from sandkeep.clients import handles
-from sandkeep.clients.binding import Nouns
+from sandkeep.clients.binding import COLLECTIONS, Nouns
+from sandkeep.clients.kinds import KINDS, PLURALS
 from sandkeep.clients.signatures import type_text
 from sandkeep.errors import CODES
 from sandkeep.events import EVENTS
@@ -96,8 +97,12 @@ def test_type_checkers_read_what_inspect_finds(prefix: str, asynchronous: bool) 
         assert declared <= set(_functions(classes[made.__name__]))
 
 
+def test_a_client_has_a_collection_of_each_kind() -> None:
+    assert COLLECTIONS == PLURALS
+
+
 def test_no_method_of_a_handle_hides_a_field_of_its_view() -> None:
-    for kind in handles.KINDS:
+    for kind in KINDS:
         made = handles.family(asynchronous=False)[kind.noun]
         assert not {name for name in vars(made) if name[0] != "_"} & set(kind.view.__struct_fields__)
 

@@ -5,13 +5,11 @@
 
 The classes are made from the table: the methods of a noun whose first parameters are a handle's ids become methods of
 the handle, the others of a collection. Views of objects become handles, lists of them lists of handles, with all pages.
-Wherever a method asks for an id, it takes a handle, too. What the table does not have is an operation here, written
-once for all clients: a generator that yields calls, and that a client runs to its end, with or without an event loop.
+Wherever a method asks for an id, it takes a handle, too. See `kinds`, and `operations` for the rest.
 """
 
-import os
 import typing
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache, partial
 from inspect import Parameter
 from inspect import signature as signature_of
@@ -19,51 +17,16 @@ from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
-from sandkeep import model
 from sandkeep.clients.binding import Identified, parameters
+from sandkeep.clients.kinds import KINDS, Bound, Kind, collection_methods, handle_methods, inner_collections
+from sandkeep.clients.operations import ITERATORS, Files, Steps, end, run, run_async
 from sandkeep.clients.signatures import MethodSignature, docstring, fill, signature
-from sandkeep.errors import CallerError, SandkeepError
-from sandkeep.protocol.methods import MAX_WRITE_BYTES, METHODS, Method
-
-Step = tuple[Method, tuple[Any, ...], dict[str, Any]]
-Steps = Generator[Step, Any, Any]
-
-
-class Kind(Struct, frozen=True, kw_only=True):
-    """A kind of objects that have handles. `ids` are the parameters that name one, and where its view has them."""
-
-    noun: str
-    plural: str
-    view: type[Struct]
-    ids: dict[str, str]
-
-
-KINDS: Final = tuple(
-    Kind(noun=noun, plural=plural, view=view, ids=ids or {f"{noun}_id": f"{noun}_id"})
-    for noun, plural, view, ids in (
-        ("sandbox", "sandboxes", model.Sandbox, None),
-        ("process", "processes", model.Process, {"sandbox_id": "sandbox_id", "name": "process_id"}),
-        ("image", "images", model.Image, None),
-        ("snapshot", "snapshots", model.Snapshot, None),
-        ("checkpoint", "checkpoints", model.Checkpoint, None),
-        ("artifact", "artifacts", model.Artifact, None),
-    )
-)
-
-PLURALS: Final = tuple(kind.plural for kind in KINDS)
-
-_SHORT: Final = {"sandbox": {"snapshot": "snapshot.create", "checkpoint": "checkpoint.create"}}
-"""Methods of a handle that are those of another noun."""
-
-_LEFT_OUT: Final = {"sandbox.copy_commit", "sandbox.read_file", "sandbox.write_file", "sandbox.list_dir"}
-"""Methods for which there are `Files`, and one that only goes with descriptors."""
-
-_PAGED: Final = ("after", "limit")
+from sandkeep.errors import SandkeepError
+from sandkeep.protocol.methods import Method
 
 _ANY_OF: Final = {"other": ("sandbox", "snapshot", "image")}
 """Parameters that name an object of several kinds."""
 
-_LARGER: Final = "copy larger files by sandkeep.transfer.copy_in"
 _REFRESH: Final = "Get the present view of the object as `info`, and return the handle."
 _SELF: Final = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -76,98 +39,6 @@ class Transport(Struct, frozen=True):
     client: Any
     call: Callable[..., Any]
     shield: Callable[..., Any] | None = None
-
-
-class Bound(Struct, frozen=True, kw_only=True):
-    """A method of a handle or a collection: a row, the parameters that are `bound`, and how its result becomes handles
-    of a `kind`: itself, its field `one`, or the list in its field `many`.
-    """
-
-    name: str
-    row: Method
-    bound: tuple[str, ...] = ()
-    kind: Kind | None = None
-    one: str | None = None
-    many: str | None = None
-
-    @property
-    def hidden(self) -> tuple[str, ...]:
-        """Parameters of paging, for a list whose pages are all read."""
-        return _PAGED if self.is_paged else ()
-
-    @property
-    def is_paged(self) -> bool:
-        """True for a list that comes in pages."""
-        return self.many is not None and "after" in self.row.params.__struct_fields__
-
-    def steps(self, transport: Transport, ids: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
-        """Call it, and answer handles."""
-        for name in kwargs:
-            if name in self.hidden:
-                raise TypeError(f"{self.name}() has no parameter {name!r}: it lists all")
-        result = yield self.row, (*ids, *args), kwargs
-        if self.many is None or self.kind is None:
-            return self._handle(transport, result)
-        views = list(getattr(result, self.many))
-        while self.is_paged and result.next is not None:
-            result = yield self.row, (*ids, *args), {**kwargs, "after": result.next}
-            views += getattr(result, self.many)
-        return [_handle(transport, self.kind, view) for view in views]
-
-    def _handle(self, transport: Transport, result: Any) -> Any:
-        if self.kind is None:
-            return result
-        return _handle(transport, self.kind, getattr(result, self.one) if self.one else result)
-
-
-def handle_methods(kind: Kind) -> list[Bound]:
-    """Return the methods of a kind's handles, but for operations."""
-    ids = tuple(kind.ids)
-    rows = [row for row in _rows(kind) if parameters(row.params)[1][: len(ids)] == ids]
-    own = [_bound("refresh" if row is METHODS.get(f"{kind.noun}.get") else None, row, ids) for row in rows]
-    return own + [_bound(name, METHODS[method], ids) for name, method in _SHORT.get(kind.noun, {}).items()]
-
-
-def collection_methods(kind: Kind, bound: tuple[str, ...] = ()) -> list[Bound]:
-    """Return the methods of a collection of a kind: of all, or of those of the sandbox that is `bound`."""
-    ids = tuple(kind.ids)
-    rows = [row for row in _rows(kind) if row.name.endswith(".get") or parameters(row.params)[1][: len(ids)] != ids]
-    return [_bound(None, row, bound) for row in rows if parameters(row.params)[0][: len(bound)] == bound]
-
-
-def inner_collections(kind: Kind) -> list[Kind]:
-    """Return the kinds of which a kind's handles have collections."""
-    if kind.noun != "sandbox":
-        return []
-    return [other for other in KINDS if other is not kind and collection_methods(other, tuple(kind.ids))]
-
-
-def _rows(kind: Kind) -> Iterator[Method]:
-    for row in METHODS.values():
-        if row.name.startswith(f"{kind.noun}.") and not row.descriptors and row.name not in _LEFT_OUT:
-            yield row
-
-
-def _bound(name: str | None, row: Method, bound: tuple[str, ...]) -> Bound:
-    kind, one, many = _result(row)
-    return Bound(name=name or row.name.partition(".")[2], row=row, bound=bound, kind=kind, one=one, many=many)
-
-
-def _result(row: Method) -> tuple[Kind | None, str | None, str | None]:
-    """Return the kind of the handles in a row's result, and the field that holds one, or a list."""
-    if (kind := _kind_of(row.result)) is not None:
-        return kind, None, None
-    if isinstance(row.result, type) and issubclass(row.result, Struct):
-        for name, hint in typing.get_type_hints(row.result).items():
-            if typing.get_origin(hint) is list and (kind := _kind_of(typing.get_args(hint)[0])) is not None:
-                return kind, None, name
-            if (kind := _kind_of(hint)) is not None:
-                return kind, name, None
-    return None, None, None
-
-
-def _kind_of(view: Any) -> Kind | None:
-    return next((kind for kind in KINDS if kind.view is view), None)
 
 
 # -- the classes ------------------------------------------------------------------------------------------------------
@@ -221,105 +92,7 @@ class Collection:
         self._ids = ids
 
 
-class _FilesOperations:
-    """The files of a sandbox. Paths begin at its working directory unless they are absolute."""
-
-    _ids: tuple[str, ...]
-
-    def read(self, path: str | os.PathLike[str]) -> Generator[Step, Any, bytes]:
-        """Read a whole file. One that is written meanwhile may come as parts of both versions.
-
-        Raises `not_found` for a path that is no file.
-        """
-        data = bytearray()
-        while True:
-            piece = yield METHODS["sandbox.read_file"], self._ids, {**_path(path), "offset": len(data)}
-            data += piece.data
-            if piece.eof or not piece.data:
-                return bytes(data)
-
-    def read_text(self, path: str | os.PathLike[str], encoding: str = "utf-8") -> Generator[Step, Any, str]:
-        """Read a whole file as text; see `read`. Raises UnicodeDecodeError for one that is not in that encoding."""
-        data = yield from _FilesOperations.read(self, path)
-        return data.decode(encoding)
-
-    def write(
-        self, path: str | os.PathLike[str], data: bytes | str, *, mode: int | None = None
-    ) -> Generator[Step, Any, model.FileWritten]:
-        """Write a whole file atomically, and make directories that are missing. Text is written as UTF-8.
-
-        An existing file keeps its mode unless `mode` says another. Raises `invalid` for more than 8 MiB:
-        `sandkeep.transfer` copies larger files.
-        """
-        content: Any = data.encode() if isinstance(data, str) else data
-        if isinstance(content, bytes | bytearray) and len(content) > MAX_WRITE_BYTES:
-            message = f"data: {len(content)} bytes are more than the {MAX_WRITE_BYTES} of one write: " + _LARGER
-            raise CallerError("invalid", message, field="data")
-        given = {**_path(path), "data": content, "mode": mode, "parents": True}
-        written: model.FileWritten = yield METHODS["sandbox.write_file"], self._ids, given
-        return written
-
-    def ls(self, path: str | os.PathLike[str] = ".") -> Generator[Step, Any, list[model.FileEntry]]:
-        """List the files of a directory by name. Raises `not_found` for a path that is no directory."""
-        found: list[model.FileEntry] = []
-        after = None
-        while True:
-            page = yield METHODS["sandbox.list_dir"], self._ids, {**_path(path), "after": after}
-            found += page.entries
-            if (after := page.next) is None:
-                return found
-
-
-def _path(path: str | os.PathLike[str]) -> dict[str, Any]:
-    given = os.fsencode(path)
-    try:
-        return {"path": given.decode()}
-    except UnicodeDecodeError:
-        return {"path_bytes": given}
-
-
-def _end(ids: tuple[str, ...]) -> Steps:
-    """End a sandbox at the end of a ``with`` statement."""
-    yield METHODS["sandbox.terminate"], ids, {}
-
-
-def _output(self: Any, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True) -> Any:
-    """Iterate over the output from byte offsets until the process's end; without `follow`, the present output."""
-    return self._transport.client.read_output(*self._ids, stdout_offset, stderr_offset, follow=follow)
-
-
-def _events(self: Any, after: str | None = None, *, type: str | None = None, follow: bool = True) -> Any:
-    """Iterate over the sandbox's events after a token, and wait for more, unless `follow` is false."""
-    return self._transport.client.follow_events(after, sandbox_id=self.id, type=type, follow=follow)
-
-
-_ITERATORS: Final[dict[str, tuple[str, Callable[..., Any], type[Struct]]]] = {
-    "process": ("output", _output, model.ProcessOutput),
-    "sandbox": ("events", _events, model.Event),
-}
-
-
-# -- running an operation ---------------------------------------------------------------------------------------------
-
-
-def run(transport: Transport, steps: Steps) -> Any:
-    """Run an operation on a blocking client, and return its result."""
-    try:
-        row, args, kwargs = next(steps)
-        while True:
-            row, args, kwargs = steps.send(transport.call(row, *args, **kwargs))
-    except StopIteration as stop:
-        return stop.value
-
-
-async def run_async(transport: Transport, steps: Steps) -> Any:
-    """Run an operation on a client with an event loop, and return its result."""
-    try:
-        row, args, kwargs = next(steps)
-        while True:
-            row, args, kwargs = steps.send(await transport.call(row, *args, **kwargs))
-    except StopIteration as stop:
-        return stop.value
+# -- `with` statements ------------------------------------------------------------------------------------------------
 
 
 def _enter(self: Any) -> Any:
@@ -329,7 +102,7 @@ def _enter(self: Any) -> Any:
 def _exit(self: Any, *raised: Any) -> None:
     """End the sandbox."""
     try:
-        run(self._transport, _end(self._ids))
+        run(self._transport.call, end(self._ids))
     except SandkeepError as failure:
         _report(raised[1], failure)
 
@@ -341,7 +114,7 @@ async def _async_enter(self: Any) -> Any:
 async def _async_exit(self: Any, *raised: Any) -> None:
     """End the sandbox, also when the block is cancelled."""
     try:
-        await self._transport.shield(partial(run_async, self._transport, _end(self._ids)))
+        await self._transport.shield(partial(run_async, self._transport.call, end(self._ids)))
     except SandkeepError as failure:
         _report(raised[1], failure)
 
@@ -370,6 +143,24 @@ def named(name: str) -> type:
     raise AttributeError(f"there is no {name!r} in this module", name=name)
 
 
+def _call(bound: Bound, transport: Transport, ids: tuple[str, ...], args: tuple[Any, ...], kwargs: Any) -> Steps:
+    """Call a row, and answer handles for the objects in its result."""
+    names = parameters(bound.row.params)[0]
+    for name in (*names[: len(ids) + len(args)], *kwargs):
+        if name in bound.hidden:
+            raise TypeError(f"{bound.name}() has no parameter {name!r}: it lists all")
+    result = yield bound.row, (*ids, *args), kwargs
+    if bound.kind is None:
+        return result
+    if bound.many is None:
+        return _handle(transport, bound.kind, getattr(result, bound.one) if bound.one else result)
+    views = list(getattr(result, bound.many))
+    while bound.is_paged and result.next is not None:
+        result = yield bound.row, (*ids, *args), {**kwargs, "after": result.next}
+        views += getattr(result, bound.many)
+    return [_handle(transport, bound.kind, view) for view in views]
+
+
 def _handle(transport: Transport, kind: Kind, view: Any) -> Any:
     return _family_of(transport)[kind.noun](transport, view)
 
@@ -395,14 +186,14 @@ def family(*, asynchronous: bool) -> dict[str, type]:
         _add_collection(classes, kind.plural, kind, (), asynchronous)
         for inner in inner_collections(kind):
             _add_collection(classes, f"{kind.noun}.{inner.plural}", inner, tuple(kind.ids), asynchronous)
-    classes["sandbox.files"] = _class("SandboxFiles", Collection, _FilesOperations.__doc__, asynchronous)
+    classes["sandbox.files"] = _class("SandboxFiles", Collection, Files.__doc__, asynchronous)
     for name in ("read", "read_text", "write", "ls"):
-        _add_operation(classes["sandbox.files"], getattr(_FilesOperations, name), asynchronous)
+        _add_operation(classes["sandbox.files"], getattr(Files, name), asynchronous)
     for kind in KINDS:
         for bound in handle_methods(kind):
             _add_row(classes, classes[kind.noun], bound, asynchronous)
-        if kind.noun in _ITERATORS:
-            _add_iterator(classes[kind.noun], *_ITERATORS[kind.noun], asynchronous)
+        if kind.noun in ITERATORS:
+            _add_iterator(classes[kind.noun], *ITERATORS[kind.noun], asynchronous)
     for name, made in classes.items():
         noun, _, attribute = name.partition(".")
         if attribute:
@@ -428,7 +219,7 @@ def _add_collection(
 
 def _add_row(classes: dict[str, type], owner: type, bound: Bound, asynchronous: bool) -> None:
     def begin(self: Any, *args: Any, **kwargs: Any) -> Steps:
-        result = yield from bound.steps(self._transport, self._ids, args, kwargs)
+        result = yield from _call(bound, self._transport, self._ids, args, kwargs)
         if isinstance(result, Handle) and result == self:
             self.info, result = result.info, self
         return result
@@ -462,10 +253,10 @@ def _add(
     owner: type, name: str, begin: Callable[..., Steps], shown: MethodSignature, doc: str, asynchronous: bool
 ) -> None:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return run(self._transport, begin(self, *args, **kwargs))
+        return run(self._transport.call, begin(self, *args, **kwargs))
 
     async def async_method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await run_async(self._transport, begin(self, *args, **kwargs))
+        return await run_async(self._transport.call, begin(self, *args, **kwargs))
 
     _set(owner, name, async_method if asynchronous else method, shown, doc)
 

@@ -10,6 +10,8 @@ from tests.support.clients import Kind, OnAsyncio, OnTrio
 
 import sandkeep
 from sandkeep import blocking, model
+from sandkeep.clients.handles import family
+from sandkeep.clients.kinds import KINDS
 from sandkeep.errors import CallerError, StateError
 
 pytestmark = pytest.mark.needs("bwrap")
@@ -130,6 +132,8 @@ def test_a_list_has_all_its_pages(client: Any, monkeypatch: pytest.MonkeyPatch, 
     assert client.sandboxes.get(sandbox).processes.list() == processes
     with pytest.raises(TypeError, match="no parameter 'limit'"):
         client.processes.list(limit=1)
+    with pytest.raises(TypeError, match="no parameter 'after'"):
+        sandbox.processes.list(False, processes[0].id)  # type: ignore[call-arg]
 
 
 def short_pages(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,6 +143,25 @@ def short_pages(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(row, *args, **kwargs, **({"limit": 1} if row.name.endswith(".list") else {}))
 
     return called
+
+
+def test_a_session_is_a_handle_too(client: blocking.Client, image: blocking.Image) -> None:
+    session = client.sessions.ensure("handles", image.id)
+    assert session in client.sessions.list()
+    sandbox = client.sandboxes.get(session.session_id)
+    assert sandbox.id == session.sandbox_id
+    assert session.heartbeat() is session
+    assert session.close(snapshot=False).status == "terminated"
+    assert sandbox.refresh().status == "stopped"
+
+
+def test_every_kind_of_handles_can_be_named_in_annotations() -> None:
+    for kind in KINDS:
+        name = kind.noun.title()
+        assert getattr(blocking, name) is family(asynchronous=False)[kind.noun]
+        assert getattr(sandkeep, f"Async{name}") is family(asynchronous=True)[kind.noun]
+        assert {name} <= set(blocking.__all__)
+        assert {f"Async{name}"} <= set(sandkeep.__all__)
 
 
 def test_events_of_a_sandbox(sandbox: blocking.Sandbox) -> None:
