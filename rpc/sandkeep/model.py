@@ -779,6 +779,11 @@ class ExecResult(Struct, frozen=True, kw_only=True):
     oom_killed: bool = False
     limits_met: list[LimitName] = field(default_factory=list)
 
+    @property
+    def text(self) -> str:
+        """Its stdout as text, with replacement characters for what is not UTF-8."""
+        return self.stdout.decode(errors="replace")
+
 
 class ProcessOutput(Struct, frozen=True, kw_only=True):
     """A piece of a journal. Continue from `next_stdout_offset` and `next_stderr_offset`; `ended` means no more will

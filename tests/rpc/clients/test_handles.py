@@ -35,6 +35,7 @@ def test_a_sandbox_runs_commands_and_ends_with_its_block(client: blocking.Client
         assert (sandbox.status, sandbox.name, sandbox.info.spec.labels) == ("running", "block", {"made": "here"})
         assert sandbox.exec("cat main.txt; echo $0 >&2").stdout == b"of the image\n"
         assert sandbox.exec(["printf", "%s", "$HOME"]).stdout == b"$HOME"
+        assert sandbox.exec(r"printf 'gr\303\274\303\237e\377'").text == "grüße\ufffd"
         assert client.sandboxes.get("block") == sandbox
         assert repr(sandbox) == f"<Sandbox {sandbox.id} 'block' running>"
     assert sandbox.refresh().status == "stopped"
