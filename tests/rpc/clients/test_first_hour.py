@@ -164,7 +164,15 @@ async def make_every_mistake(client: Any, project: str) -> None:
     assert (await of(sandbox.terminate())).status == "stopped"
 
 
-STORIES = (run_break_and_restore, leave_a_process_and_come_back, make_every_mistake)
+async def use_it_after_its_block(client: Any, project: str) -> None:
+    """A client that was closed says so, instead of blaming the daemon."""
+    image = await of(client.images.create(project))
+    client.close()
+    with pytest.raises(StateError, match=r"this client is closed, so sandbox\.create was not sent: connect again"):
+        await of(client.sandboxes.create(image))
+
+
+STORIES = (run_break_and_restore, leave_a_process_and_come_back, make_every_mistake, use_it_after_its_block)
 
 
 @pytest.fixture(autouse=True)
