@@ -3016,13 +3016,20 @@ class AsyncSessions:
         """
 
 class AsyncSandboxFiles:
-    async def read(self, path: str | PathLike[str]) -> bytes:
+    async def read(self, path: str | PathLike[str], *, max_bytes: int = 268435456) -> bytes:
         """Read a whole file. One that is written meanwhile may come as parts of
         both versions.
 
-        Raises `not_found` for a path that is no file.
+        Raises `not_found` for a path that is no file, and `invalid` for a file
+        of more than `max_bytes`.
         """
-    async def read_text(self, path: str | PathLike[str], encoding: str = "utf-8") -> str:
+    async def read_text(
+        self,
+        path: str | PathLike[str],
+        encoding: str = "utf-8",
+        *,
+        max_bytes: int = 268435456,
+    ) -> str:
         """Read a whole file as text; see `read`. Raises UnicodeDecodeError for one
         that is not in that encoding.
         """
@@ -3041,7 +3048,8 @@ class AsyncSandboxFiles:
         """
     async def ls(self, path: str | PathLike[str] = ".") -> builtins.list[model.FileEntry]:
         """List the files of a directory by name. Raises `not_found` for a path
-        that is no directory.
+        that is no directory, and `invalid` for one with more than 100,000
+        files.
         """
 
 class BlockingRpcMethods:
@@ -5985,13 +5993,20 @@ class Sessions:
         """
 
 class SandboxFiles:
-    def read(self, path: str | PathLike[str]) -> bytes:
+    def read(self, path: str | PathLike[str], *, max_bytes: int = 268435456) -> bytes:
         """Read a whole file. One that is written meanwhile may come as parts of
         both versions.
 
-        Raises `not_found` for a path that is no file.
+        Raises `not_found` for a path that is no file, and `invalid` for a file
+        of more than `max_bytes`.
         """
-    def read_text(self, path: str | PathLike[str], encoding: str = "utf-8") -> str:
+    def read_text(
+        self,
+        path: str | PathLike[str],
+        encoding: str = "utf-8",
+        *,
+        max_bytes: int = 268435456,
+    ) -> str:
         """Read a whole file as text; see `read`. Raises UnicodeDecodeError for one
         that is not in that encoding.
         """
@@ -6010,5 +6025,6 @@ class SandboxFiles:
         """
     def ls(self, path: str | PathLike[str] = ".") -> builtins.list[model.FileEntry]:
         """List the files of a directory by name. Raises `not_found` for a path
-        that is no directory.
+        that is no directory, and `invalid` for one with more than 100,000
+        files.
         """

@@ -17,7 +17,13 @@ from sandkeep.protocol.methods import MAX_WRITE_BYTES, METHODS, Method
 Step = tuple[Method, tuple[Any, ...], dict[str, Any]]
 Steps = Generator[Step, Any, Any]
 
-_LARGER: Final = "copy larger files by sandkeep.transfer.copy_in"
+MAX_FILE_BYTES: Final = 256 * 1024 * 1024
+"""Maximum bytes of a file that is read into memory: a sandbox can have one of any size, which costs it nothing."""
+
+MAX_ENTRIES: Final = 100_000
+"""Maximum files of a directory that is listed whole."""
+
+_LARGER: Final = "copy larger files by sandkeep.transfer.copy"
 
 
 def run(call: Callable[..., Any], steps: Steps) -> Any:
@@ -45,21 +51,26 @@ class Files:
 
     _ids: tuple[str, ...]
 
-    def read(self, path: str | os.PathLike[str]) -> Generator[Step, Any, bytes]:
+    def read(self, path: str | os.PathLike[str], *, max_bytes: int = MAX_FILE_BYTES) -> Generator[Step, Any, bytes]:
         """Read a whole file. One that is written meanwhile may come as parts of both versions.
 
-        Raises `not_found` for a path that is no file.
+        Raises `not_found` for a path that is no file, and `invalid` for a file of more than `max_bytes`.
         """
         data = bytearray()
         while True:
             piece = yield METHODS["sandbox.read_file"], self._ids, {**_path(path), "offset": len(data)}
             data += piece.data
+            if max(piece.size_bytes, len(data)) > max_bytes:
+                message = f"{os.fspath(path)!r} has more than {max_bytes} bytes: raise max_bytes, or {_LARGER}_out"
+                raise CallerError("invalid", message, max_bytes=max_bytes)
             if piece.eof or not piece.data:
                 return bytes(data)
 
-    def read_text(self, path: str | os.PathLike[str], encoding: str = "utf-8") -> Generator[Step, Any, str]:
+    def read_text(
+        self, path: str | os.PathLike[str], encoding: str = "utf-8", *, max_bytes: int = MAX_FILE_BYTES
+    ) -> Generator[Step, Any, str]:
         """Read a whole file as text; see `read`. Raises UnicodeDecodeError for one that is not in that encoding."""
-        data = yield from Files.read(self, path)
+        data = yield from Files.read(self, path, max_bytes=max_bytes)
         return data.decode(encoding)
 
     def write(
@@ -72,14 +83,16 @@ class Files:
         """
         content: Any = data.encode() if isinstance(data, str) else data
         if isinstance(content, bytes | bytearray) and len(content) > MAX_WRITE_BYTES:
-            message = f"data: {len(content)} bytes are more than the {MAX_WRITE_BYTES} of one write: " + _LARGER
+            message = f"data: {len(content)} bytes are more than the {MAX_WRITE_BYTES} of one write: {_LARGER}_in"
             raise CallerError("invalid", message, field="data")
         given = {**_path(path), "data": content, "mode": mode, "parents": True}
         written: model.FileWritten = yield METHODS["sandbox.write_file"], self._ids, given
         return written
 
     def ls(self, path: str | os.PathLike[str] = ".") -> Generator[Step, Any, list[model.FileEntry]]:
-        """List the files of a directory by name. Raises `not_found` for a path that is no directory."""
+        """List the files of a directory by name. Raises `not_found` for a path that is no directory, and `invalid` for
+        one with more than 100,000 files.
+        """
         found: list[model.FileEntry] = []
         after = None
         while True:
@@ -87,6 +100,9 @@ class Files:
             found += page.entries
             if (after := page.next) is None:
                 return found
+            if len(found) >= MAX_ENTRIES:
+                message = f"{os.fspath(path)!r} has more than {MAX_ENTRIES} files: use client.sandbox.list_dir"
+                raise CallerError("invalid", message)
 
 
 def _path(path: str | os.PathLike[str]) -> dict[str, Any]:

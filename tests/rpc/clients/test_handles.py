@@ -10,6 +10,7 @@ from tests.support.clients import Kind, OnAsyncio, OnTrio
 
 import sandkeep
 from sandkeep import blocking, model
+from sandkeep.clients import operations
 from sandkeep.clients.handles import family
 from sandkeep.clients.kinds import KINDS
 from sandkeep.errors import CallerError, StateError
@@ -80,6 +81,19 @@ def test_a_large_file_and_a_large_directory_come_whole(sandbox: blocking.Sandbox
     sandbox.exec("head -c 9000000 /dev/zero | tr '\\0' x >big; mkdir many; cd many; seq 1500 | xargs touch")
     assert sandbox.files.read("big") == b"x" * 9_000_000
     assert len(sandbox.files.ls("many")) == 1500
+
+
+def test_a_sandbox_cannot_fill_the_memory_of_its_client(
+    monkeypatch: pytest.MonkeyPatch, sandbox: blocking.Sandbox
+) -> None:
+    assert sandbox.exec("truncate -s 300M large && mkdir many && cd many && seq 3000 | xargs touch").exit_code == 0
+    with pytest.raises(CallerError, match="'large' has more than 268435456 bytes: raise max_bytes, or copy larger"):
+        sandbox.files.read("large")
+    with pytest.raises(CallerError, match="more than 3 bytes"):
+        sandbox.files.read_text("main.txt", max_bytes=3)
+    monkeypatch.setattr(operations, "MAX_ENTRIES", 2000)
+    with pytest.raises(CallerError, match="'many' has more than 2000 files"):
+        sandbox.files.ls("many")
 
 
 def test_a_name_that_is_not_utf_8_is_read(sandbox: blocking.Sandbox) -> None:
