@@ -17,7 +17,7 @@ from msgspec import DecodeError
 from sandkeep.clients.binding import outcome
 from sandkeep.clients.dial import GREETING_ID, Daemon, Retry
 from sandkeep.clients.unix_socket import Socket
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep.protocol import jsonrpc
 from sandkeep.protocol.jsonrpc import Answer
@@ -258,6 +258,8 @@ class Exchange:
     def steps(self) -> Steps[Answer]:
         """Make the call. Raises `not_ready` when the daemon stays away, and `wrong_log`."""
         pool, retry = self._pool, self._retry
+        if pool.is_closed:
+            raise StateError("not_ready", f"this client is closed, so {self._method} was not sent: connect again")
         while True:
             channel = None
             try:
