@@ -68,6 +68,10 @@ class Client(BlockingMethods):
     When the daemon goes away, as in a restart, the client waits for it and repeats unanswered calls; changes take
     effect once all the same. Only when it stays away for longer than `patience_s` does the call raise `not_ready`. A
     daemon of another event log is `wrong_log`.
+
+    A call of `sandbox.exec` or `process.launch` that is given up, by KeyboardInterrupt or whatever else a signal's
+    handler raises, ends the command: it gets INT, and KILL 2 s later. The exception has its `process_id`, or None if it
+    had not begun. Other changes continue in the daemon.
     """
 
     def __init__(self, daemon: Daemon, sock: Socket | None = None) -> None:
@@ -145,7 +149,13 @@ class Client(BlockingMethods):
         return outcome(self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
 
     def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> jsonrpc.Answer:
-        return run(Exchange(self._pool, method, params, progress).steps())
+        exchange = Exchange(self._pool, method, params, progress)
+        try:
+            return run(exchange.steps())
+        except BaseException as error:
+            if exchange.has_given_up(error):
+                run(exchange.give_up(error))
+            raise
 
 
 class Events(EventCursor):

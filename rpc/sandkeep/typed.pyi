@@ -1055,6 +1055,25 @@ class AsyncProcessMethods:
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
+    async def cancel(
+        self,
+        launch: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> methods.CancelledLaunch:
+        """End the process of a launch that its caller gave up.
+
+        The `command_id` of a `sandbox.exec` or `process.launch` whose caller
+        gave it up.
+
+        Its process gets INT, and KILL if it still runs 2 seconds later. A
+        launch that has not begun never does. A suspended sandbox's process is
+        left as it is.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def write_stdin(
         self,
         sandbox_id: str,
@@ -4088,6 +4107,25 @@ class BlockingProcessMethods:
         """Send a signal to a process and its group.
 
         The signal goes to the whole process group.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def cancel(
+        self,
+        launch: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> methods.CancelledLaunch:
+        """End the process of a launch that its caller gave up.
+
+        The `command_id` of a `sandbox.exec` or `process.launch` whose caller
+        gave it up.
+
+        Its process gets INT, and KILL if it still runs 2 seconds later. A
+        launch that has not begun never does. A suspended sandbox's process is
+        left as it is.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.

@@ -102,6 +102,7 @@ def dispatch(
         "process.list": processes.list,
         "process.wait": processes.wait,
         "process.signal": processes.signal,
+        "process.cancel": processes.cancel,
         "process.write_stdin": processes.write_stdin,
         "process.read": processes.read,
         "process.attach": processes.attach,

@@ -22,6 +22,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Operation, Order
+from sandkeepd.sandboxes.cancellation import Cancellations
 from sandkeepd.sandboxes.output_reader import OutputReader
 from sandkeepd.sandboxes.process_lookup import ProcessLookup
 from sandkeepd.sandboxes.process_supervisor import ProcessSupervisor
@@ -48,11 +49,15 @@ class ProcessLaunching(Operation[ProcessState]):
     awaits_end: ClassVar[bool] = False
     """True if the start waits a moment for the end, so that both go on record in one append."""
 
-    def __init__(self, core: Core, runtimes: Runtimes, supervisor: ProcessSupervisor, lookup: ProcessLookup) -> None:
+    def __init__(
+        self, core: Core, runtimes: Runtimes, supervisor: ProcessSupervisor, lookup: ProcessLookup,
+        cancellations: Cancellations,
+    ) -> None:  # fmt: skip
         super().__init__(core)
         self._runtimes = runtimes
         self._supervisor = supervisor
         self._lookup = lookup
+        self._cancellations = cancellations
 
     async def launch(self, request: Request[ProcessLaunch]) -> Process:
         """Start a command in the background."""
@@ -90,8 +95,9 @@ class ProcessLaunching(Operation[ProcessState]):
             quick=self.awaits_end,
         )
         new = NewEvent(process_id, event, sandbox.sandbox_id, 0)
-        with self._lookup.naming.held(key):
-            order = await self.begin(new, request.meta, request, Launched(runtime, launch))
+        async with self._cancellations.excluded(request):
+            with self._lookup.naming.held(key):
+                order = await self.begin(new, request.meta, request, Launched(runtime, launch))
         return order.subject
 
     def spawn(self, order: Order[ProcessState], what: str) -> None:
@@ -155,9 +161,9 @@ class Execution(ProcessLaunching):
 
     def __init__(
         self, core: Core, runtimes: Runtimes, supervisor: ProcessSupervisor, lookup: ProcessLookup,
-        outputs: OutputReader,
+        cancellations: Cancellations, outputs: OutputReader,
     ) -> None:  # fmt: skip
-        super().__init__(core, runtimes, supervisor, lookup)
+        super().__init__(core, runtimes, supervisor, lookup, cancellations)
         self._outputs = outputs
 
     async def exec(self, request: Request[SandboxExec]) -> ExecResult:

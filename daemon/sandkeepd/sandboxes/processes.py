@@ -4,19 +4,26 @@ Each has a task of the `ProcessSupervisor`'s, which starts it and follows it to 
 the daemon: it goes to a journal, which is read by byte offset (`output_reader`).
 """
 
+import logging
 import math
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from signal import Signals
+from typing import Final
 
 import trio
+from msgspec.structs import replace
 
 from sandkeep import events, failpoints
-from sandkeep.errors import CallerError, SetupError, StateError
+from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
+from sandkeep.events import Meta
 from sandkeep.model import Attachment, OpenOutput, Process, ProcessList, ProcessOutput
 from sandkeep.protocol.methods import (
+    CancelledLaunch,
     ProcessAttach,
+    ProcessCancel,
     ProcessQuery,
     ProcessRead,
     ProcessRef,
@@ -35,11 +42,17 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Command, DirectCommand, eventless_command
 from sandkeepd.core.paging import page
+from sandkeepd.sandboxes.cancellation import Cancellations
 from sandkeepd.sandboxes.launching import Execution, ProcessLaunching, require_terminals
 from sandkeepd.sandboxes.output_reader import OutputReader, require_kept
 from sandkeepd.sandboxes.process_lookup import ProcessLookup
 from sandkeepd.sandboxes.process_supervisor import ProcessSupervisor
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
+
+logger: Final = logging.getLogger("sandkeepd")
+
+CANCEL_S: Final = 2.0
+"""Seconds that a process has for its end after INT, when its launch was cancelled."""
 
 
 class Processes:
@@ -51,10 +64,13 @@ class Processes:
         self.lookup = ProcessLookup(core)
         self.supervisor = ProcessSupervisor(core, runtimes)
         self.outputs = OutputReader(core, runtimes)
-        self.launching = ProcessLaunching(core, runtimes, self.supervisor, self.lookup)
-        self.execution = Execution(core, runtimes, self.supervisor, self.lookup, self.outputs)
+        self._cancellations = Cancellations(core, self.lookup)
+        parts = (core, runtimes, self.supervisor, self.lookup, self._cancellations)
+        self.launching = ProcessLaunching(*parts)
+        self.execution = Execution(*parts, self.outputs)
         self.commands: Sequence[Command] = (
             self.launching, self.execution, DirectCommand("process.signal", self._signal_again),
+            eventless_command("process.cancel", self._cancelled),
             eventless_command("process.write_stdin", self._written), eventless_command("process.resize", self.get),
         )  # fmt: skip
 
@@ -64,15 +80,18 @@ class Processes:
         """Send a signal to the process's group. One that has ended is answered as it is."""
         number = parse_signal(request.params.signal)
         process = await self.lookup.find(request.params.sandbox_id, request.params.name)
+        await self._send(process, number, request.meta)
+        return process.view()
+
+    async def _send(self, process: ProcessState, number: int, meta: Meta) -> None:
         runtime = await self._reach(process)
         if runtime is None:
-            return process.view()
+            return
         event = events.ProcessSignalled(signal=Signals(number).name.removeprefix("SIG"))
-        order = await self._core.intend(NewEvent(process.process_id, event, process.sandbox_id), request.meta)
+        order = await self._core.intend(NewEvent(process.process_id, event, process.sandbox_id), meta)
         if not process.ended:  # it may have, while that went to the disk
             await runtime.instance.signal(process.process_id, number, order=order.position)
             failpoints.reach("signal.sent")
-        return process.view()
 
     async def _signal_again(self, request: Request[ProcessSignal], first: Recorded) -> Process:
         """The answer to a command that was given before; a daemon that died then may not have sent the signal."""
@@ -82,6 +101,30 @@ class Processes:
             number = parse_signal(request.params.signal)
             await runtime.instance.signal(process.process_id, number, order=first.position)
         return process.view()
+
+    async def cancel(self, request: Request[ProcessCancel]) -> CancelledLaunch:
+        """Have the process of a launch ended, which its caller gave up: by INT, and by KILL a little later."""
+        process = await self._cancellations.cancel(request)
+        if process is None:
+            return CancelledLaunch()
+        if not process.ended:
+            meta = replace(request.meta, command_id=None, command=None)  # those of this call, which makes no event
+            end = partial(self._end, process, meta)
+            self._core.start_task(end, f"the end of {process.process_id}, which was cancelled")
+        return CancelledLaunch(process_id=process.process_id)
+
+    async def _end(self, process: ProcessState, meta: Meta) -> None:
+        try:
+            await self._send(process, Signals.SIGINT, meta)
+            with trio.move_on_after(CANCEL_S):
+                await self._core.settled(process.process_id, lambda: process.ended)
+            await self._send(process, Signals.SIGKILL, meta)
+        except SandkeepError as error:  # its sandbox is suspended, or ending
+            logger.info("not ended", extra={"process_id": process.process_id, "error": error.message})
+
+    async def _cancelled(self, request: Request[ProcessCancel]) -> CancelledLaunch:
+        process = await self._cancellations.find(request)
+        return CancelledLaunch(process_id=process.process_id if process is not None else None)
 
     async def write_stdin(self, request: Request[ProcessWriteStdin]) -> Written:
         """Write to a process's input, or close it. For a terminal it is typed.

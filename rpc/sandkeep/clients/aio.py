@@ -99,7 +99,7 @@ def _set(ready: asyncio.Future[None]) -> None:
 
 
 class Client(AsyncClient):
-    """The client on asyncio: see `AsyncClient`. A cancelled call leaves the client usable."""
+    """The client on asyncio: see `AsyncClient`."""
 
     async def _carry_out(self, step: Step) -> Any:
         return await _carry_out(step)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
 from sandkeep.clients.descriptors import Handover
 from sandkeep.clients.dial import Daemon
-from sandkeep.clients.exchange import Exchange, Pool, Progress, Step, run_async
+from sandkeep.clients.exchange import Exchange, Pool, Progress, Step, Steps, run_async
 from sandkeep.clients.unix_socket import Socket
 from sandkeep.model import Event, ProcessOutput
 from sandkeep.protocol.follow import EventCursor, OutputCursor
@@ -35,6 +35,10 @@ class AsyncClient(AsyncMethods):
     When the daemon goes away, as in a restart, the client waits for it and repeats unanswered calls; changes take
     effect once all the same. Only when it stays away for longer than `patience_s` does the call raise `not_ready`. A
     daemon of another event log is `wrong_log`.
+
+    A call of `sandbox.exec` or `process.launch` that is given up, by cancellation or a timeout of the program's, ends
+    the command: it gets INT, and KILL 2 s later. The exception that went through the call has its `process_id`, or None
+    if it had not begun. Other changes continue in the daemon.
     """
 
     def __init__(self, daemon: Daemon, sock: Socket | None = None) -> None:
@@ -44,6 +48,10 @@ class AsyncClient(AsyncMethods):
     async def _carry_out(self, step: Step) -> Any:
         """Carry out a step of a call: see `exchange`."""
         raise NotImplementedError
+
+    async def _carry_out_shielded(self, steps: Steps[None]) -> None:
+        """Carry out steps in a task that was cancelled."""
+        await run_async(steps, self._carry_out)
 
     def close(self) -> None:
         """Close the connections; calls in flight fail. Commands that change something continue in the daemon."""
@@ -97,7 +105,13 @@ class AsyncClient(AsyncMethods):
         return outcome(await self._exchange(row.name, bind(row, args, kwargs), progress), row.result)
 
     async def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> Answer:
-        return await run_async(Exchange(self._pool, method, params, progress).steps(), self._carry_out)
+        exchange = Exchange(self._pool, method, params, progress)
+        try:
+            return await run_async(exchange.steps(), self._carry_out)
+        except BaseException as error:
+            if exchange.has_given_up(error):
+                await self._carry_out_shielded(exchange.give_up(error))
+            raise
 
 
 class Handed:

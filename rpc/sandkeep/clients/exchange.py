@@ -14,12 +14,15 @@ from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from msgspec import DecodeError
 
+from sandkeep.clients.binding import outcome
 from sandkeep.clients.dial import GREETING_ID, Daemon, Retry
 from sandkeep.clients.unix_socket import Socket
 from sandkeep.errors import SandkeepError, StateError
+from sandkeep.ids import new_id
 from sandkeep.protocol import jsonrpc
 from sandkeep.protocol.jsonrpc import Answer
 from sandkeep.protocol.lines import LineBuffer
+from sandkeep.protocol.methods import METHODS, CancelledLaunch
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
@@ -54,6 +57,13 @@ IDLE_S: Final = 10.0
 """Seconds after which an unused connection is closed, when another one is put back."""
 
 _GREETING_S: Final = 10.0
+_CANCEL_S: Final = 10.0
+"""Seconds that a call that was given up waits for the id of its process."""
+
+_LAUNCH: Final = "process.launch_requested"
+_OURS: Final = (SandkeepError, GeneratorExit)
+"""Errors that end a call without its being given up by its caller, who may wait for nothing with the second."""
+
 _FIRST_LOOK_S: Final = 0.005
 _LONGEST_LOOK_S: Final = 0.05
 
@@ -135,7 +145,8 @@ class Pool:
     was forked leaves the connections to its parent, and makes its own.
     """
 
-    _all: ClassVar[dict[int, "ref[Pool]"]] = {}
+    # Of C are the callbacks of these references, which run anywhere: Python ignores an interrupt in one that is not.
+    _all: ClassVar[set["ref[Pool]"]] = set()
 
     def __init__(self, daemon: Daemon, sock: Socket | None = None) -> None:
         self.daemon = daemon
@@ -143,9 +154,8 @@ class Pool:
         self.is_lost = False
         """True once a connection was lost."""
         self._idle: list[Channel] = []
-        self._open: dict[int, ref[Channel]] = {}
-        key, pools = id(self), self._all
-        pools[key] = ref(self, lambda _: pools.pop(key, None))
+        self._open: set[ref[Channel]] = set()
+        self._all.add(ref(self, self._all.discard))
         if sock is not None:
             channel = self._add()
             channel.sock = sock
@@ -162,9 +172,8 @@ class Pool:
         return None
 
     def _add(self) -> Channel:
-        channel, connections = Channel(self.daemon), self._open
-        key = id(channel)
-        connections[key] = ref(channel, lambda _: connections.pop(key, None))  # if its call ends anyhow
+        channel = Channel(self.daemon)
+        self._open.add(ref(channel, self._open.discard))  # its call may end without putting it back
         return channel
 
     def take(self) -> Channel | None:
@@ -204,7 +213,7 @@ class Pool:
                     channel.sock.shutdown(2)  # not closed here: its call may be about to use that descriptor
 
     def _channels(self) -> list[Channel]:
-        return [channel for entry in list(self._open.values()) if (channel := entry()) is not None]
+        return [channel for entry in list(self._open) if (channel := entry()) is not None]
 
     def _close_idle(self, count: int | None) -> None:
         while count != 0:
@@ -217,14 +226,14 @@ class Pool:
 
     def _close(self, channel: Channel) -> None:
         channel.is_free = False
-        self._open.pop(id(channel), None)
+        self._open.discard(ref(channel))
         if channel.sock is not None:
             channel.sock.close()
 
     @classmethod
     def leave_to_parent(cls) -> None:
         """In a forked process, close the connections of all pools: its parent has them."""
-        for entry in list(cls._all.values()):
+        for entry in list(cls._all):
             if (pool := entry()) is not None:
                 pool._idle.clear()  # noqa: SLF001  # a pool's own
                 for channel in pool._channels():  # noqa: SLF001
@@ -242,6 +251,9 @@ class Exchange:
         self._method = method
         self._retry = Retry(pool.daemon, method, params)
         self._progress = progress or pool.daemon.on_progress
+        row = METHODS.get(method)
+        self._launch = params.get("command_id") if row is not None and row.intent == _LAUNCH else None
+        self._is_under_way = False
 
     def steps(self) -> Steps[Answer]:
         """Make the call. Raises `not_ready` when the daemon stays away, and `wrong_log`."""
@@ -257,6 +269,7 @@ class Exchange:
                 if channel is not None:
                     pool.put(channel)
             if answer is not None:
+                self._is_under_way = False
                 return answer
             pool.lose()
             failure = retry.failure(channel.reason)
@@ -264,10 +277,36 @@ class Exchange:
                 raise failure
             retry.lost(failure)
 
+    def has_given_up(self, error: BaseException) -> bool:
+        """Return True if a command was sent that `error` keeps the caller from waiting for: see `give_up`."""
+        return self._is_under_way and self._launch is not None and not isinstance(error, _OURS)
+
+    def give_up(self, error: BaseException) -> Steps[None]:
+        """Have the command ended, on a connection of its own, and give the error the `process_id`, if there is one.
+
+        The daemon ends it even if nobody waits for these steps after the request was sent. While there is no daemon,
+        nothing can be done.
+        """
+        channel = Channel(self._pool.daemon)
+        try:
+            channel.sock = yield DIAL, None, self._pool.daemon.path
+            params = {"launch": self._launch, "command_id": new_id("cmd")}
+            yield SEND, channel.sock, channel.request("process.cancel", params)
+            answer = yield from _receive(channel, _CANCEL_S)
+            if answer is not None:
+                process_id = outcome(answer, CancelledLaunch).process_id
+                error.process_id = process_id  # type: ignore[attr-defined]
+        except (OSError, SandkeepError):
+            pass  # the error is what the caller has to know
+        finally:
+            if channel.sock is not None:
+                channel.sock.close()
+
     def _ask(self, channel: Channel) -> Steps[Answer | None]:
         """Send the request and wait for its answer; None when the connection is lost before."""
         channel.progress = self._progress
         data = channel.request(self._method, self._retry.params)
+        self._is_under_way = True
         with suppress(OSError):  # the daemon closed the connection: its reason may still be there to be read
             yield SEND, channel.sock, data
         return (yield from _receive(channel, None))

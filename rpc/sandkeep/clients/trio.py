@@ -17,8 +17,9 @@ import trio
 
 from sandkeep.clients.asynchronous import SHIELD_S, AsyncClient, Events, Handed
 from sandkeep.clients.dial import Daemon, cannot_connect
-from sandkeep.clients.exchange import CHUNK_BYTES, DIAL, PAUSE, RECEIVE, SEND, Step
+from sandkeep.clients.exchange import CHUNK_BYTES, DIAL, PAUSE, RECEIVE, SEND, Progress, Step, Steps
 from sandkeep.clients.unix_socket import Socket, dial_at_once
+from sandkeep.protocol.jsonrpc import Answer
 
 __all__ = ["Client", "Events", "Handed", "connect"]
 
@@ -94,7 +95,7 @@ async def _when_readable(sock: Socket, receive: Callable[..., Any], *args: Any) 
 
 
 class Client(AsyncClient):
-    """The client on trio: see `AsyncClient`. A cancelled call leaves the client usable."""
+    """The client on trio: see `AsyncClient`. Ctrl-C ends a call at a checkpoint, as a cancellation does."""
 
     async def _carry_out(self, step: Step) -> Any:
         return await _carry_out(step)
@@ -102,3 +103,11 @@ class Client(AsyncClient):
     async def _shield(self, function: Callable[[], Awaitable[Any]]) -> None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + SHIELD_S):
             await function()
+
+    async def _carry_out_shielded(self, steps: Steps[None]) -> None:
+        with trio.CancelScope(shield=True):
+            await super()._carry_out_shielded(steps)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> Answer:
+        return await super()._exchange(method, params, progress)

@@ -784,6 +784,16 @@ class ProcessLaunch(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     durable: bool = False
 
 
+class ProcessCancel(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `command_id` of a `sandbox.exec` or `process.launch` whose caller gave it up.
+
+    Its process gets INT, and KILL if it still runs 2 seconds later. A launch that has not begun never does. A suspended
+    sandbox's process is left as it is.
+    """
+
+    launch: Name
+
+
 class ProcessAttach(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A process with a terminal. `term` is the kind of the client's own, as ``$TERM``; `read_only` discards input."""
 
@@ -935,6 +945,12 @@ class Written(Struct, frozen=True, kw_only=True):
     """The number of bytes that the process's input took."""
 
     written_bytes: int
+
+
+class CancelledLaunch(Struct, frozen=True, kw_only=True):
+    """The process of a cancelled launch; none if it had not begun."""
+
+    process_id: str | None = None
 
 
 class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -1426,6 +1442,13 @@ METHODS: Final[dict[str, Method]] = {
             model.Process,
             ProcessSignal,
             intent="process.signalled",
+            deadline_s=30.0,
+        ),
+        _M(
+            "process.cancel",
+            "End the process of a launch that its caller gave up.",
+            CancelledLaunch,
+            ProcessCancel,
             deadline_s=30.0,
         ),
         _M(

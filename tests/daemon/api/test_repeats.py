@@ -194,6 +194,7 @@ CASES = {
 
 ELSEWHERE = {
     "sandbox.update": "tests/daemon/sandboxes/test_limits.py",
+    "process.cancel": "tests/daemon/sandboxes/test_cancellation.py",
     "sandbox.suspend": "tests/daemon/sandboxes/test_suspend.py",
     "sandbox.resume": "tests/daemon/sandboxes/test_suspend.py",
     "provider.choose": "tests/rpc/compat/test_gcri.py",

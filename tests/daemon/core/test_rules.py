@@ -82,6 +82,7 @@ def test_what_is_started_anew() -> None:
 
 WITHOUT_EVENT = {
     "process.write_stdin": "the bytes of streams are not events",
+    "process.cancel": "what comes of it is told by process.signalled",
     "process.resize": "a size says nothing about the past",
     "stream.access": "tokens are not events",
     "daemon.shutdown": "daemon.stopped tells it",
