@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
 from sandkeep.clients.descriptors import Handover
 from sandkeep.clients.dial import Daemon
-from sandkeep.clients.exchange import Exchange, Pool, Progress, Step, Steps, run_async
+from sandkeep.clients.exchange import Exchange, Pool, Progress, Step, run_async
 from sandkeep.clients.unix_socket import Socket
 from sandkeep.model import Event, ProcessOutput
 from sandkeep.protocol.follow import EventCursor, OutputCursor
@@ -49,9 +50,9 @@ class AsyncClient(AsyncMethods):
         """Carry out a step of a call: see `exchange`."""
         raise NotImplementedError
 
-    async def _carry_out_shielded(self, steps: Steps[None]) -> None:
-        """Carry out steps in a task that was cancelled."""
-        await run_async(steps, self._carry_out)
+    async def _shield(self, function: Callable[[], Awaitable[Any]]) -> None:
+        """Carry out a function also in a task that was cancelled, but not for longer than `SHIELD_S`."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close the connections; calls in flight fail. Commands that change something continue in the daemon."""
@@ -110,7 +111,8 @@ class AsyncClient(AsyncMethods):
             return await run_async(exchange.steps(), self._carry_out)
         except BaseException as error:
             if exchange.has_given_up(error):
-                await self._carry_out_shielded(exchange.give_up(error))
+                end = partial(run_async, exchange.give_up(error), self._carry_out)
+                await self._shield(end)
             raise
 
 
