@@ -2730,25 +2730,6 @@ class AsyncProcesses:
 
         `progress` is called with the messages of a long call.
         """
-    async def cancel(
-        self,
-        launch: str,
-        *,
-        command_id: str | None = None,
-        progress: Callable[[str], None] | None = None,
-    ) -> methods.CancelledLaunch:
-        """End the process of a launch that its caller gave up.
-
-        The `command_id` of a `sandbox.exec` or `process.launch` whose caller
-        gave it up.
-
-        Its process gets INT, and KILL if it still runs 2 seconds later. A
-        launch that has not begun never does. A suspended sandbox's process is
-        left as it is.
-
-        `command_id` is an idempotency key: a repeated call has its effect once.
-        `progress` is called with the messages of a long call.
-        """
 
 class AsyncImages:
     async def create(
@@ -5768,25 +5749,6 @@ class Processes:
         Without `sandbox_id`: all the caller's processes. `all` adds ended ones,
         and the last of the unnamed.
 
-        `progress` is called with the messages of a long call.
-        """
-    def cancel(
-        self,
-        launch: str,
-        *,
-        command_id: str | None = None,
-        progress: Callable[[str], None] | None = None,
-    ) -> methods.CancelledLaunch:
-        """End the process of a launch that its caller gave up.
-
-        The `command_id` of a `sandbox.exec` or `process.launch` whose caller
-        gave it up.
-
-        Its process gets INT, and KILL if it still runs 2 seconds later. A
-        launch that has not begun never does. A suspended sandbox's process is
-        left as it is.
-
-        `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
 

@@ -38,8 +38,11 @@ PLURALS: Final = tuple(kind.plural for kind in KINDS)
 _SHORT: Final = {"sandbox": {"snapshot": "snapshot.create", "checkpoint": "checkpoint.create"}}
 """Methods of a handle that are those of another noun."""
 
-_LEFT_OUT: Final = {"sandbox.copy_commit", "sandbox.read_file", "sandbox.write_file", "sandbox.list_dir"}
-"""Methods for which there are `Files`, and one that only goes with descriptors."""
+_LEFT_OUT: Final = {
+    "sandbox.read_file", "sandbox.write_file", "sandbox.list_dir",  # there is `Files`
+    "sandbox.copy_commit",  # goes with descriptors
+    "process.cancel",  # clients call it themselves
+}  # fmt: skip
 
 _PAGED: Final = ("after", "limit")
 

@@ -1,6 +1,7 @@
 """Handles against a real daemon, for clients with and without an event loop."""
 
 import asyncio
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -248,6 +249,26 @@ def test_a_block_that_asyncio_cancels_ends_its_sandbox(shared_daemon: Any, image
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert (await sandbox.refresh()).status == "stopped"
+
+    asyncio.run(main())
+
+
+def test_a_command_ends_with_the_program_s_patience(shared_daemon: Any, image: blocking.Image) -> None:
+    """And the exception that ended the call names the process, also through a handle."""
+
+    async def main() -> None:
+        async with (
+            sandkeep.aio.connect(shared_daemon.socket) as client,
+            await client.sandboxes.create(image.id) as sandbox,
+        ):
+            task = asyncio.create_task(sandbox.exec("exec sleep 100000"))
+            while not await sandbox.processes.list():
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await task
+            process = await sandbox.processes.get(caught.value.process_id)  # type: ignore[attr-defined]
+            assert (await process.wait()).exit_code in (128 + signal.SIGINT, 128 + signal.SIGKILL)
 
     asyncio.run(main())
 
