@@ -24,11 +24,25 @@ if TYPE_CHECKING:
     from sandkeep.errors import SetupError as SetupError
     from sandkeep.errors import StateError as StateError
     from sandkeep.stream import StreamClient as StreamClient
+    from sandkeep.typed import AsyncArtifact as AsyncArtifact
+    from sandkeep.typed import AsyncCheckpoint as AsyncCheckpoint
+    from sandkeep.typed import AsyncImage as AsyncImage
+    from sandkeep.typed import AsyncProcess as AsyncProcess
+    from sandkeep.typed import AsyncSandbox as AsyncSandbox
+    from sandkeep.typed import AsyncSession as AsyncSession
+    from sandkeep.typed import AsyncSnapshot as AsyncSnapshot
     from sandkeep.version import VERSION
 
     __version__: Final = VERSION
 
 __all__ = [
+    "AsyncArtifact",
+    "AsyncCheckpoint",
+    "AsyncImage",
+    "AsyncProcess",
+    "AsyncSandbox",
+    "AsyncSession",
+    "AsyncSnapshot",
     "CallerError",
     "Client",
     "DaemonError",
@@ -56,6 +70,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.version").VERSION
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
+    if name in __all__ and name.startswith("Async"):
+        return import_module(f"{__name__}.clients.handles").named(name)
     if name in __all__:
         return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,11 +24,22 @@ from sandkeep.protocol import jsonrpc
 from sandkeep.protocol.follow import EventCursor, OutputCursor
 from sandkeep.protocol.methods import Method
 
+__all__ = [
+    "Artifact", "Checkpoint", "Client", "Events", "Image", "Process", "Sandbox", "Session", "Snapshot", "connect",
+]  # fmt: skip
+
 if TYPE_CHECKING:
     from sandkeep.clients.descriptors import Handed
-    from sandkeep.typed import BlockingMethods
+    from sandkeep.typed import Artifact, BlockingMethods, Checkpoint, Image, Process, Sandbox, Session, Snapshot
 else:
     BlockingMethods = Nouns
+
+    def __getattr__(name: str) -> Any:
+        """Classes of handles, such as `Sandbox`, are made on first use."""
+        from sandkeep.clients import handles
+
+        return handles.named(name)
+
 
 T = TypeVar("T")
 

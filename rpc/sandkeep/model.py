@@ -54,7 +54,8 @@ Offset: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 Environment: TypeAlias = Annotated[dict[Key, Text], Meta(max_length=1024)]
 Labels: TypeAlias = Annotated[dict[Label, Annotated[str, Meta(max_length=1024)]], Meta(max_length=64)]
 Secrets: TypeAlias = Annotated[
-    dict[Key, Annotated[str, Meta(max_length=65536, pattern=r"^[^\x00]*$(?!\n)")]], Meta(max_length=64)
+    dict[Key, Annotated[str, Meta(max_length=65536, pattern=r"^[^\x00]*$(?!\n)", description="Any text without NUL.")]],
+    Meta(max_length=64),
 ]
 Command: TypeAlias = Annotated[list[Text], Meta(min_length=1, max_length=4096)] | Annotated[Text, Meta(min_length=1)]
 
@@ -139,8 +140,21 @@ class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     volume of the owner, which is made on first use and outlives sandboxes.
     """
 
-    source: Annotated[str, Meta(max_length=4096, pattern=r"^(/[^\x00:]*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)")]
-    target: Annotated[str, Meta(max_length=4096, pattern=r"^/[^\x00:]+$(?!\n)")]
+    source: Annotated[
+        str,
+        Meta(
+            max_length=4096,
+            pattern=r"^(/[^\x00:]*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)",
+            description="An absolute path of the host, without ':', or the name of a volume: 1 to 64 letters, digits, "
+            "'_', '.' or '-'.",
+        ),
+    ]
+    target: Annotated[
+        str,
+        Meta(
+            max_length=4096, pattern=r"^/[^\x00:]+$(?!\n)", description="An absolute path in the sandbox, without ':'."
+        ),
+    ]
     read_only: bool = False
 
 
@@ -793,6 +807,11 @@ class ExecResult(Struct, frozen=True, kw_only=True):
     error: str | None = None
     oom_killed: bool = False
     limits_met: list[LimitName] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Its stdout as text, with replacement characters for what is not UTF-8."""
+        return self.stdout.decode(errors="replace")
 
 
 class ProcessOutput(Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from msgspec import Struct
 import sandkeep
 from sandkeep import events, model
 from sandkeep.cli.commands.manual import man_page
+from sandkeep.clients.signatures import type_text
 from sandkeep.errors import CODES, MEANINGS
 from sandkeep.protocol import methods
 from sandkeep.protocol.jsonrpc import number_of
@@ -221,7 +222,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def _type_link(annotation: Any) -> str:
-    text = stubs.type_text(annotation)
+    text = type_text(annotation)
     for module in (model.__name__, methods.__name__):
         text = text.replace(module.rpartition(".")[2] + ".", "")
     kind = next(iter(_structs_in(annotation)), None)

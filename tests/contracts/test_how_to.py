@@ -230,6 +230,7 @@ def test_every_guide_is_followed() -> None:
         "run-as-a-user",
         "keep-archives-in-a-bucket",
         "share-sandboxes",
+        "python",  # test_python_how_to.py
         "write-a-provider",  # its program is run by the tests of providers; test_docs.py compares the two
         *(Path(path).stem for path in UNTOUCHED if "how-to" in path),
     }

@@ -1,16 +1,20 @@
 """What is generated from the tables: complete, fresh, and found stale when it is not."""
 
 import ast
+import inspect
 import json
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from sandkeep.clients import handles
+from sandkeep.clients.binding import COLLECTIONS, Nouns
+from sandkeep.clients.kinds import KINDS, PLURALS
+from sandkeep.clients.signatures import type_text
 from sandkeep.errors import CODES
 from sandkeep.events import EVENTS
 from sandkeep.lifecycle import LIFECYCLES
@@ -72,35 +76,64 @@ def test_a_diagram_has_every_state_of_its_kind() -> None:
 # -- the signatures ---------------------------------------------------------------------------------------------------
 
 
-def test_the_signatures_are_python_and_hold_every_method_for_both_clients() -> None:
-    tree = ast.parse(stubs.stub())
-    kinds = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+@pytest.mark.parametrize(("prefix", "asynchronous"), stubs.PREFIXES.items())
+def test_type_checkers_read_what_inspect_finds(prefix: str, asynchronous: bool) -> None:
+    classes = {node.name: node for node in ast.parse(stubs.stub()).body if isinstance(node, ast.ClassDef)}
+    client = FakeClient(asynchronous)
     for name, row in METHODS.items():
         noun, _, verb = name.partition(".")
-        for prefix in ("Trio", "Blocking"):
-            found = {
-                part.name: part
-                for part in kinds[prefix + noun.title()].body
-                if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
-            }
-            assert (verb in found) == (row.descriptors == 0)  # the others are for `with_descriptors`
-            if row.descriptors:
-                continue
-            assert isinstance(found[verb], ast.AsyncFunctionDef) == (prefix == "Trio")
-            arguments = found[verb].args
-            assert arguments.kwarg is not None
-            options = re.findall(r"\w+", ast.unparse(arguments.kwarg))[-1]
-            given = {*(argument.arg for argument in arguments.args), *_keys(kinds, options)}
-            assert given == {"self", "progress", *row.params.__struct_fields__}
+        found = _functions(classes[f"{prefix}{noun.title()}Methods"])
+        assert (verb in found) == (row.descriptors == 0)  # the others are for `with_descriptors`
+        if verb in found:
+            _agrees(found[verb], getattr(getattr(client, noun), verb), asynchronous)
+    for made in handles.family(asynchronous=asynchronous).values():
+        for name, node in _functions(classes[made.__name__]).items():
+            known = inspect.getattr_static(made, name, None)
+            if inspect.isfunction(known) and not name.startswith("_"):
+                _agrees(node, known, inspect.iscoroutinefunction(known))
+            elif not name.startswith("_"):
+                assert isinstance(known, property) or name in made._kind.view.__struct_fields__  # type: ignore[attr-defined]
+        declared = {name for name, value in vars(made).items() if name[0] != "_"}
+        assert declared <= set(_functions(classes[made.__name__]))
 
 
-def _keys(kinds: dict[str, ast.ClassDef], name: str) -> Iterator[str]:
-    """Yield the keys of a TypedDict and of those that it inherits from."""
-    for part in kinds[name].body:
-        assert isinstance(part, ast.AnnAssign)
-        yield ast.unparse(part.target)
-    for base in map(ast.unparse, kinds[name].bases):
-        yield from _keys(kinds, base) if base in kinds else ()
+def test_a_client_has_a_collection_of_each_kind() -> None:
+    assert COLLECTIONS == PLURALS
+
+
+def test_no_method_of_a_handle_hides_a_field_of_its_view() -> None:
+    for kind in KINDS:
+        made = handles.family(asynchronous=False)[kind.noun]
+        assert not {name for name in vars(made) if name[0] != "_"} & set(kind.view.__struct_fields__)
+
+
+class FakeClient(Nouns):
+    """A client whose calls go nowhere."""
+
+    def __init__(self, asynchronous: bool) -> None:
+        self._call = self._call_async if asynchronous else self._call_blocking  # type: ignore[method-assign]
+
+    async def _call_async(self, row: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+    def _call_blocking(self, row: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def _functions(kind: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    return {part.name: part for part in kind.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def _agrees(node: ast.FunctionDef | ast.AsyncFunctionDef, function: Any, asynchronous: bool) -> None:
+    shown = inspect.signature(function)
+    (told,) = ast.parse(f"def f{shown}: ...").body
+    assert isinstance(told, ast.FunctionDef)
+    if node.args.args[0].arg == "self" and "self" not in shown.parameters:
+        node.args.args.pop(0)
+    assert ast.unparse(node.args) == ast.unparse(told.args)
+    assert node.returns is not None
+    assert told.returns is not None
+    assert ast.unparse(node.returns).replace("builtins.", "") == ast.unparse(told.returns)
+    assert isinstance(node, ast.AsyncFunctionDef) == asynchronous == inspect.iscoroutinefunction(function)
+    assert ast.get_docstring(node) == function.__doc__
 
 
 # -- OpenRPC ----------------------------------------------------------------------------------------------------------
@@ -139,5 +172,5 @@ def references(node: Any) -> list[str]:
 def test_types_are_written_as_one_writes_them() -> None:
     hints = {"Offset": "int", "Wait": "float", "Signal": "str"}
     for name, text in hints.items():
-        assert stubs.type_text(getattr(methods, name)) == text
-    assert stubs.type_text(methods.Command) == "list[str] | str"
+        assert type_text(getattr(methods, name)) == text
+    assert type_text(methods.Command) == "list[str] | str"

@@ -552,6 +552,13 @@ GUARDS = [
         "if ",
         "tests/daemon/stream/test_sessions.py::test_a_copy_ends_with_its_sandbox[get]",
     ),
+    Guard(
+        "No file of a sandbox fills the memory of a Python client",
+        "rpc/sandkeep/clients/operations.py",
+        "if max(piece.size_bytes, len(data)) > max_bytes:",
+        "if False:",
+        "tests/rpc/clients/test_handles.py::test_a_sandbox_cannot_fill_the_memory_of_its_client",
+    ),
 ]  # fmt: skip
 
 

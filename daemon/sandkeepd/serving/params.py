@@ -15,10 +15,23 @@ from msgspec import Meta, Raw, Struct
 from sandkeep.errors import CallerError
 from sandkeep.protocol.methods import Params
 
-_PLACE: Final = re.compile(r" - at (?:`key` in )?`\$\.?(\w*)[^`]*`$")
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_PLACE: Final = re.compile(r" - at (`key` in )?`\$\.?((\w*)[^`]*)`$")
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*?)`(?= - at `|$)", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
-_TYPES: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_EXPECTED: Final = re.compile(
+    r"^Expected `([\w |]+)`(?: of length ([<>]=) (\d+)| ([<>]=?) ([-+.\w]+))?(?:, got `(\w+)`)?$"
+)
+_TYPES: Final = {
+    "str": "a string",
+    "bytes": "base64",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "an array",
+    "object": "an object",
+}
+_UNITS: Final = {"str": "character", "bytes": "byte", "array": "element", "object": "entry"}
+_BOUNDS: Final = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
 
 
 def decoder(params: type[Params]) -> Callable[[Raw], Params]:
@@ -36,20 +49,23 @@ def decoder(params: type[Params]) -> Callable[[Raw], Params]:
 
 def refusal(params: type[Struct], message: str) -> CallerError:
     """The error for parameters that msgspec refused with the problem `message`."""
-    if unknown := _UNKNOWN.match(message):
-        return _invalid(unknown[1][:64], "there is no such parameter")
-    if missing := _MISSING.match(message):
-        return _invalid(missing[1], "is missing")
     place = _PLACE.search(message)
-    if place is None or not place[1]:
+    field, path = (place[3], place[2].replace("[...]", "")) if place else ("", "")
+    if unknown := _UNKNOWN.match(message):
+        name = unknown[1][:64]
+        return _invalid(field or name, "there is no such parameter", f"{path}.{name}" if path else name)
+    if missing := _MISSING.match(message):
+        return _invalid(field or missing[1], "is missing", f"{path}.{missing[1]}" if path else missing[1])
+    if place is None or not field:
         return _invalid("params", "give an object that holds the parameters by name")
-    return _invalid(
-        place[1], _rephrase(message[: place.start()], typing.get_type_hints(params, include_extras=True).get(place[1]))
-    )
+    annotation = typing.get_type_hints(params, include_extras=True).get(field)
+    problem = _rephrase(message[: place.start()], annotation)
+    return _invalid(field, f"each name {problem}" if place[1] else problem, path)
 
 
-def _invalid(field: str, problem: str) -> CallerError:
-    return CallerError("invalid", f"{field}: {problem}", field=field)
+def _invalid(field: str, problem: str, path: str | None = None) -> CallerError:
+    """The error for a parameter, or for the part of it at a `path` such as ``volumes[0].source``."""
+    return CallerError("invalid", f"{path or field}: {problem}", field=field)
 
 
 def _rephrase(message: str, annotation: Any) -> str:
@@ -59,28 +75,41 @@ def _rephrase(message: str, annotation: Any) -> str:
         return "must be one of " + ", ".join(f"`{choice}`" for part in literals for choice in typing.get_args(part))
     if "matching regex" in message:
         return _describe_pattern(message, annotation)
-    message = re.sub(
-        r"`(\w+(?: \| \w+)*)`",
-        lambda found: " or ".join(_TYPES.get(name, name) for name in found[1].split(" | ")),
-        message,
-    )
-    return re.sub(
-        r"^Expected (.*?)(?:, got (\w+))?$",
-        lambda found: f"must be {found[1]}" + (f", not {found[2]}" if found[2] else ""),
-        message,
-    )
+    expected = _EXPECTED.match(message)
+    return message if expected is None else _expectation(*expected.groups())
+
+
+def _expectation(kinds: str, bound: str, length: str, compared: str, limit: str, given: str) -> str:
+    wanted = " or ".join(_TYPES.get(kind, kind) for kind in kinds.split(" | "))
+    if bound:
+        unit = _UNITS.get(kinds, "element")
+        units = unit if length == "1" else f"{unit}s" if unit != "entry" else "entries"
+        return f"must be {wanted} of {_BOUNDS[bound]} {length} {units}"
+    if compared:
+        return f"must be {wanted}, {_BOUNDS[compared]} {limit}"
+    return f"must be {wanted}" + (f", not {_TYPES.get(given, given)}" if given else "")
 
 
 def _describe_pattern(message: str, annotation: Any) -> str:
     for meta in _walk(annotation):
         if isinstance(meta, Meta) and meta.description and repr(meta.pattern) in message:
-            return f"must be {meta.description[0].lower()}{meta.description[1:].rstrip('.')}"
+            return f"must be {_lower(meta.description).rstrip('.')}"
     return "holds characters that are not allowed"
 
 
+def _lower(description: str) -> str:
+    """Begin a description with a small letter, unless it begins with an acronym."""
+    start = description[:2]
+    return description if start.isalpha() and start.isupper() else f"{start.lower()}{description[2:]}"
+
+
 def _walk(annotation: Any) -> Iterator[Any]:
-    """An annotation and all that it is made of, metadata included."""
+    """An annotation and all that it is made of, metadata and the fields of structs included."""
     yield annotation
-    if typing.get_origin(annotation) is not Literal:
-        for part in (*typing.get_args(annotation), *getattr(annotation, "__metadata__", ())):
-            yield from _walk(part)
+    if typing.get_origin(annotation) is Literal:
+        return
+    parts = (*typing.get_args(annotation), *getattr(annotation, "__metadata__", ()))
+    if isinstance(annotation, type) and issubclass(annotation, Struct):
+        parts = tuple(typing.get_type_hints(annotation, include_extras=True).values())
+    for part in parts:
+        yield from _walk(part)

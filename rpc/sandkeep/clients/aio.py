@@ -3,11 +3,11 @@
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
-from sandkeep.clients.asynchronous import AsyncClient, Events, Handed
+from sandkeep.clients.asynchronous import SHIELD_S, AsyncClient, Events, Handed
 from sandkeep.clients.dial import Daemon, cannot_connect
 from sandkeep.clients.exchange import CHUNK_BYTES, DIAL, PAUSE, RECEIVE, SEND, Step
 from sandkeep.clients.unix_socket import Socket, dial_at_once
@@ -70,27 +70,27 @@ async def _send(sock: Socket, data: bytes) -> None:
             rest = rest[sock.send(rest) :]
         except BlockingIOError:
             loop = asyncio.get_running_loop()
-            await _until(sock, loop.add_writer, loop.remove_writer)
+            await until_ready(sock.fileno(), loop.add_writer, loop.remove_writer)
 
 
 async def _when_readable(sock: Socket, receive: Callable[..., Any], *args: Any) -> Any:
     loop = asyncio.get_running_loop()
     while True:
-        await _until(sock, loop.add_reader, loop.remove_reader)
+        await until_ready(sock.fileno(), loop.add_reader, loop.remove_reader)
         try:
             return receive(*args)
         except BlockingIOError:
             pass
 
 
-async def _until(sock: Socket, watch: Callable[..., Any], unwatch: Callable[[int], Any]) -> None:
-    number = sock.fileno()
+async def until_ready(descriptor: int, watch: Callable[..., Any], unwatch: Callable[[int], Any]) -> None:
+    """Wait until a descriptor is ready, which a method of the event loop watches."""
     ready = asyncio.get_running_loop().create_future()
-    watch(number, _set, ready)
+    watch(descriptor, _set, ready)
     try:
         await ready
     finally:
-        unwatch(number)
+        unwatch(descriptor)
 
 
 def _set(ready: asyncio.Future[None]) -> None:
@@ -103,3 +103,21 @@ class Client(AsyncClient):
 
     async def _carry_out(self, step: Step) -> Any:
         return await _carry_out(step)
+
+    async def _shield(self, function: Callable[[], Awaitable[Any]]) -> None:
+        task = asyncio.ensure_future(_at_most(SHIELD_S, function))
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as again:
+                cancelled = again
+        task.result()
+        if cancelled is not None:
+            raise cancelled
+
+
+async def _at_most(seconds: float, function: Callable[[], Awaitable[Any]]) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await function()

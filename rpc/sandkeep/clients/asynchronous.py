@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
 from sandkeep.clients.descriptors import Handover
 from sandkeep.clients.dial import Daemon
-from sandkeep.clients.exchange import Exchange, Pool, Progress, Step, Steps, run_async
+from sandkeep.clients.exchange import Exchange, Pool, Progress, Step, run_async
 from sandkeep.clients.unix_socket import Socket
 from sandkeep.model import Event, ProcessOutput
 from sandkeep.protocol.follow import EventCursor, OutputCursor
@@ -15,14 +16,17 @@ from sandkeep.protocol.jsonrpc import Answer
 from sandkeep.protocol.methods import Method
 
 if TYPE_CHECKING:
-    from sandkeep.typed import TrioMethods
+    from sandkeep.typed import AsyncMethods
 else:
-    TrioMethods = Nouns
+    AsyncMethods = Nouns
+
+SHIELD_S: Final = 120.0
+"""Maximum seconds for which a cancelled block waits until its sandbox has ended."""
 
 CarryOut = Callable[[Step], Awaitable[Any]]
 
 
-class AsyncClient(TrioMethods):
+class AsyncClient(AsyncMethods):
     """A client of the daemon, with a method for each of the table: ``await client.sandbox.get(sandbox_id)``.
 
     Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function
@@ -42,13 +46,18 @@ class AsyncClient(TrioMethods):
         self._daemon = daemon
         self._pool = Pool(daemon, sock)
 
+    @property
+    def endpoint(self) -> Daemon:
+        """The daemon as clients see it, for another client of the same one."""
+        return self._daemon
+
     async def _carry_out(self, step: Step) -> Any:
         """Carry out a step of a call: see `exchange`."""
         raise NotImplementedError
 
-    async def _carry_out_shielded(self, steps: Steps[None]) -> None:
-        """Carry out steps in a task that was cancelled."""
-        await run_async(steps, self._carry_out)
+    async def _shield(self, function: Callable[[], Awaitable[Any]]) -> None:
+        """Carry out a function also in a task that was cancelled, but not for longer than `SHIELD_S`."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close the connections; calls in flight fail. Commands that change something continue in the daemon."""
@@ -107,7 +116,8 @@ class AsyncClient(TrioMethods):
             return await run_async(exchange.steps(), self._carry_out)
         except BaseException as error:
             if exchange.has_given_up(error):
-                await self._carry_out_shielded(exchange.give_up(error))
+                end = partial(run_async, exchange.give_up(error), self._carry_out)
+                await self._shield(end)
             raise
 
 

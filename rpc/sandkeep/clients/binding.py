@@ -3,27 +3,50 @@
 from collections.abc import Callable
 from functools import cache, partial
 from math import isfinite
-from typing import Any, TypeVar
+from os import PathLike, fspath
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from sandkeep.errors import CallerError, DaemonError
 from sandkeep.ids import new_id
 from sandkeep.protocol.jsonrpc import Answer
-from sandkeep.protocol.methods import METHODS, Method, Mutation
+from sandkeep.protocol.methods import METHODS, Method, Params
 
 T = TypeVar("T")
 
+_PLAIN: Final = frozenset((bytes, bytearray, memoryview, int, float, bool, type(None)))
+_SYNONYMS: Final = {
+    "cwd": "working_dir", "workdir": "working_dir", "environment": "env", "input": "stdin", "content": "data",
+}  # fmt: skip
+"""Names that `subprocess`, Docker's SDK and E2B's have for parameters."""
+
+COLLECTIONS: Final = ("sandboxes", "processes", "images", "snapshots", "checkpoints", "artifacts", "sessions")
+"""Attributes of a client that answer handles: see `handles`, which only those who use them import."""
+
+
+class Identified:
+    """An object that stands for its `id` in a call."""
+
+    id: str
+
 
 class Nouns:
-    """Gives an object an attribute for each noun of the table, and that one for each verb: ``client.sandbox.get``.
+    """Gives an object an attribute for each noun of the table, and that one for each verb: ``client.sandbox.get``. In
+    the plural, ``client.sandboxes``, it is a collection of handles.
 
     The object's own `_call` is called with the row, and with the arguments as they were given.
     """
 
     _call: Callable[..., Any]
+    _shield: Callable[..., Any] | None = None
+    """With an event loop: await a function, also when the task is cancelled."""
 
     def __getattr__(self, noun: str) -> Any:
+        if noun in COLLECTIONS:
+            from sandkeep.clients import handles
+
+            return handles.collection(handles.Transport(self, self._call, self._shield), noun)
         if not any(name.startswith(f"{noun}.") for name in METHODS):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {noun!r}", name=noun, obj=self)
         verbs = Verbs(noun, self._call)
@@ -31,11 +54,20 @@ class Nouns:
         return verbs
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(name.partition(".")[0] for name in METHODS)})
+        return sorted({*super().__dir__(), *COLLECTIONS, *(name.partition(".")[0] for name in METHODS)})
 
 
 class Verbs:
     """The methods of one noun, as functions."""
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override, mutable-override]
+        from sandkeep.clients.signatures import overview
+
+        return overview(self._noun)
+
+    def __repr__(self) -> str:
+        return f"<methods of {self._noun}: see help()>"
 
     def __init__(self, noun: str, call: Callable[..., Any]) -> None:
         self._noun = noun
@@ -45,12 +77,38 @@ class Verbs:
         row = METHODS.get(f"{self._noun}.{verb}")
         if row is None:
             raise AttributeError(f"there is no method {self._noun}.{verb}", name=verb, obj=self)
-        function = partial(self._call, row)
+        function = ClientMethod(self._call, row)
         setattr(self, verb, function)
         return function
 
     def __dir__(self) -> list[str]:
         return [name.partition(".")[2] for name in METHODS if name.startswith(f"{self._noun}.")]
+
+
+class ClientMethod(partial[Any]):
+    """A row's method of a client: a function with the row's signature and docstring, made for who asks for them."""
+
+    @property
+    def __signature__(self) -> Any:
+        from sandkeep.clients.signatures import signature
+
+        return signature(self.args[0])
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override, mutable-override]
+        from sandkeep.clients.signatures import docstring
+
+        return docstring(self.args[0])
+
+    @property
+    def __name__(self) -> str:
+        return str(self.args[0].name.partition(".")[2])
+
+    def __get__(self, instance: object, owner: type | None = None) -> "ClientMethod":
+        return self  # `help` shows the signature of descriptors and functions, and of no other object
+
+    def __repr__(self) -> str:
+        return f"<method {self.args[0].name} of a Sandkeep client>"
 
 
 def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -59,31 +117,76 @@ def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     A method that changes something gets a command_id if it was given none. Raises TypeError, as a function would, and
     `invalid` for a number that cannot be sent.
     """
-    names, required = _signature(row.params)
-    if len(args) > len(names):
-        raise TypeError(f"{row.name}() takes at most {len(names)} positional arguments, not {len(args)}")
+    names, required, positional = parameters(row.params)
+    if len(args) > positional:
+        raise TypeError(f"{row.name}() takes at most {positional} positional arguments, not {len(args)}")
     params = dict(zip(names, args, strict=False))
     for name, value in kwargs.items():
         if name in params:
             raise TypeError(f"{row.name}() got more than one value for {name!r}")
         if name not in names and not (row.mutates and name == "command_id"):
-            raise TypeError(f"{row.name}() has no parameter {name!r}: it takes {', '.join(names) or 'none'}")
+            raise TypeError(f"{row.name}() has no parameter {name!r}: {_suggestion(name, names)}")
         params[name] = value
     if missing := [name for name in required if name not in params]:
         raise TypeError(f"{row.name}() needs {', '.join(missing)}")
     for name, value in params.items():
-        if isinstance(value, float) and not isfinite(value):  # JSON has no such number, and would say null instead
+        if isinstance(value, str):
+            if name in _bytes_of(row.params):
+                params[name] = value.encode()  # in JSON bytes are base64, for which text must not be taken
+        elif type(value) not in _PLAIN:
+            params[name] = _sendable(row, name, value)
+        elif type(value) is float and not isfinite(value):  # JSON has no such number, and would say null instead
             raise CallerError("invalid", f"{name}: must be a finite number, not {value}", field=name)
     if row.mutates and params.get("command_id") is None:
         params["command_id"] = new_id("cmd")
     return params
 
 
+def _sendable(row: Method, name: str, value: Any) -> Any:
+    """Return a value that JSON can express: an object's id, a path as text. Raises TypeError, naming the parameter."""
+    value = _plain(value)
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise TypeError(f"{row.name}() cannot send {name}: {error}") from None
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Identified):
+        return value.id
+    if isinstance(value, PathLike):
+        return fspath(value)
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _suggestion(name: str, names: tuple[str, ...]) -> str:
+    from difflib import get_close_matches
+
+    known = _SYNONYMS.get(name)
+    close = [known] if known in names else get_close_matches(name, names, 1, 0.5)
+    return f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(names) or 'none'}"
+
+
 @cache
-def _signature(params: type[Mutation]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names that a call may give, in order, and those it must."""
+def _bytes_of(params: type[Params]) -> frozenset[str]:
+    """Return the parameters that are bytes."""
+    return frozenset(field.name for field in msgspec.structs.fields(params) if _is_bytes(field.type))
+
+
+def _is_bytes(annotation: Any) -> bool:
+    return annotation is bytes or any(map(_is_bytes, getattr(annotation, "__args__", ())))
+
+
+@cache
+def parameters(params: type[Params]) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+    """Return the names that a call may give, in order, those it must, and how many of the first may be positional: as
+    in any function, all before one that must be given after one that need not.
+    """
     fields = [field for field in msgspec.structs.fields(params) if field.name != "command_id"]
-    return tuple(field.name for field in fields), tuple(field.name for field in fields if field.required)
+    optional = next((n for n, field in enumerate(fields) if not field.required), len(fields))
+    positional = next((n for n, field in enumerate(fields) if field.required and n > optional), len(fields))
+    return tuple(field.name for field in fields), tuple(field.name for field in fields if field.required), positional
 
 
 def identified(method: str, params: dict[str, Any]) -> dict[str, Any]:

@@ -9,15 +9,15 @@ Any number of tasks may call at the same time; their calls are carried out side 
 
 import errno
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import trio
 
-from sandkeep.clients.asynchronous import AsyncClient, Events, Handed
+from sandkeep.clients.asynchronous import SHIELD_S, AsyncClient, Events, Handed
 from sandkeep.clients.dial import Daemon, cannot_connect
-from sandkeep.clients.exchange import CHUNK_BYTES, DIAL, PAUSE, RECEIVE, SEND, Progress, Step, Steps
+from sandkeep.clients.exchange import CHUNK_BYTES, DIAL, PAUSE, RECEIVE, SEND, Progress, Step
 from sandkeep.clients.unix_socket import Socket, dial_at_once
 from sandkeep.protocol.jsonrpc import Answer
 
@@ -100,10 +100,10 @@ class Client(AsyncClient):
     async def _carry_out(self, step: Step) -> Any:
         return await _carry_out(step)
 
-    async def _carry_out_shielded(self, steps: Steps[None]) -> None:
-        with trio.CancelScope(shield=True):
-            await super()._carry_out_shielded(steps)
-
     @trio.lowlevel.enable_ki_protection
     async def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> Answer:
         return await super()._exchange(method, params, progress)
+
+    async def _shield(self, function: Callable[[], Awaitable[Any]]) -> None:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + SHIELD_S):
+            await function()

@@ -14,6 +14,7 @@ from sandkeep.errors import CallerError
 from sandkeep.model import Command, Environment, ImageName, ImageWord, Labels, Name, Offset, Path, Seconds, Secrets
 
 OWNER_PATTERN: Final = r"^(uid:[0-9]{1,10}|key:[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)"
+Owner = Annotated[str, Meta(pattern=OWNER_PATTERN, description="An owner: uid: and digits, or key: and a key's name.")]
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Wait = Annotated[float, Meta(ge=0, le=60)]
 MAX_AGE_S: Final = 100 * 366 * 86_400
@@ -34,21 +35,39 @@ METADATA_DEPTH: Final = 64
 """Maximum depth of a session's metadata, which whoever reads events has to decode, too."""
 
 TerminalSide = Annotated[int, Meta(ge=1, le=1000)]
-TerminalName = Annotated[str, Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$(?!\n)")]
+TerminalName = Annotated[
+    str,
+    Meta(max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$(?!\n)", description="A terminal's name, as in $TERM."),
+]
 PathBytes = Annotated[bytes, Meta(min_length=1, max_length=4096)]
 Cpus = Annotated[float, Meta(ge=0.01, le=1024)]
 MemoryBytes = Annotated[int, Meta(ge=4 * 1024 * 1024, le=2**50)]
 ProcessLimit = Annotated[int, Meta(ge=8, le=4_000_000)]
-User = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(:[0-9]{1,9})?$(?!\n)")]
+User = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(:[0-9]{1,9})?$(?!\n)", description="UID or UID:GID, in digits.")]
 Volumes = Annotated[list[model.Volume], Meta(max_length=32)]
 DiskBytes = Annotated[int, Meta(ge=1024 * 1024, le=2**60)]
 Token = Annotated[str, Meta(max_length=128)]
 SandboxToken = Annotated[str, Meta(min_length=16, max_length=128)]
 MediaType = Annotated[
-    str, Meta(max_length=255, pattern=r"^[a-zA-Z0-9!#$&^_.+-]+/[a-zA-Z0-9!#$&^_.+-]+(; ?[a-zA-Z0-9=._+-]+)*$(?!\n)")
+    str,
+    Meta(
+        max_length=255,
+        pattern=r"^[a-zA-Z0-9!#$&^_.+-]+/[a-zA-Z0-9!#$&^_.+-]+(; ?[a-zA-Z0-9=._+-]+)*$(?!\n)",
+        description="A media type, such as text/plain.",
+    ),
 ]
 Ignored = Annotated[
-    list[Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^(?!\.{1,2}$)[^/\x00]+$(?!\n)")]],
+    list[
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=255,
+                pattern=r"^(?!\.{1,2}$)[^/\x00]+$(?!\n)",
+                description="A file's name, without '/', and not '.' or '..'.",
+            ),
+        ]
+    ],
     Meta(max_length=64),
 ]
 Patterns = Annotated[
@@ -97,7 +116,9 @@ class NoParams(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Hello(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`client` is recorded with each event that this connection causes."""
 
-    client: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[ -~]+$(?!\n)")]
+    client: Annotated[
+        str, Meta(min_length=1, max_length=64, pattern=r"^[ -~]+$(?!\n)", description="Printable ASCII characters.")
+    ]
 
 
 class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +143,7 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     dockerfile: Path | None = None
     clean: bool = False
     labels: Labels = field(default_factory=dict)
-    owner: Annotated[str, Meta(pattern=OWNER_PATTERN)] | None = None
+    owner: Owner | None = None
     ignore: Ignored = field(default_factory=list)
     patterns: Patterns = field(default_factory=list)
 
@@ -248,7 +269,10 @@ class SessionEnsure(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     labels: Labels | None = None
     idle_timeout_s: Annotated[float, Meta(ge=0, le=31_536_000, description="0 means never.")] | None = None
     max_lifetime_s: Annotated[float, Meta(ge=0, le=31_536_000, description="0 means never.")] | None = None
-    artifact_base_url: Annotated[str, Meta(max_length=2048, pattern=r"^[!-~]*$(?!\n)")] | None = None
+    artifact_base_url: (
+        Annotated[str, Meta(max_length=2048, pattern=r"^[!-~]*$(?!\n)", description="A URL, in ASCII without spaces.")]
+        | None
+    ) = None
     metadata: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -300,7 +324,18 @@ class ArtifactExport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
 
     sandbox_id: Name
     path: Path
-    name: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f\x7f]+$(?!\n)")] | None = None
+    name: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=255,
+                pattern=r"^[^/\x00-\x1f\x7f]+$(?!\n)",
+                description="A file's name, without '/' and control characters.",
+            ),
+        ]
+        | None
+    ) = None
     media_type: MediaType | None = None
     inline_bytes: Annotated[int, Meta(ge=0, le=model.MAX_INLINE_BYTES)] = 0
 
@@ -553,7 +588,7 @@ class VersionRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Up to `max_bytes`, from `offset`, of a version of a file in a conflict, by its digest."""
 
     merge_id: Name
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)", description="64 hexadecimal digits, in lower case.")]
     offset: Offset = 0
     max_bytes: Annotated[int, Meta(ge=0, le=model.MAX_READ_BYTES)] = model.MAX_READ_BYTES
 
@@ -670,7 +705,16 @@ class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     size_bytes: Annotated[int, Meta(ge=0, le=2**62)]
-    digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$(?!\n)")] | None = None
+    digest: (
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^sha256:[0-9a-f]{64}$(?!\n)",
+                description="The word sha256: and 64 hexadecimal digits, in lower case.",
+            ),
+        ]
+        | None
+    ) = None
     image_id: ImageWord | None = None
     format: model.ArchiveFormat = "tar.gz"
     name: Name | None = None

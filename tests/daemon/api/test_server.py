@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 import trio
+from msgspec import Meta
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from sandkeep import model
@@ -234,24 +235,31 @@ async def test_what_cannot_be_answered_at_once_goes_to_the_handler(house: House)
     [
         ("sandbox.get", {}, "sandbox_id", "is missing"),
         ("sandbox.get", [], "params", "by name"),
-        ("sandbox.get", {"sandbox_id": 5}, "sandbox_id", "must be string, not integer"),
+        ("sandbox.get", {"sandbox_id": 5}, "sandbox_id", "must be a string, not an integer"),
         ("sandbox.get", {"sandbox_id": "../hush"}, "sandbox_id", "must be an id or name: 1 to 64 letters"),
         ("sandbox.get", {"sandbox_id": "a\n"}, "sandbox_id", "must be an id or name"),
-        ("sandbox.get", {"sandbox_id": "a" * 65}, "sandbox_id", "must be string of length <= 64"),
+        ("sandbox.get", {"sandbox_id": "a" * 65}, "sandbox_id", "must be a string of at most 64 characters"),
         ("sandbox.get", {"sandbox_id": "a", "hush`\n": 1}, "hush`\n", "there is no such parameter"),
         ("sandbox.create", {"image_id": "a", "network": "hush"}, "network", "must be one of `none`, `host`, `bridge`"),
-        ("sandbox.create", {"image_id": "a", "env": {"hush hush": "x"}}, "env", "must be a variable's name"),
-        ("sandbox.create", {"image_id": "a", "secrets": {"A": "hush\0"}}, "secrets", "characters that are not allowed"),
-        ("sandbox.create", {"image_id": "a", "secrets": {"A": ["hush"]}}, "secrets", "must be string, not array"),
-        ("sandbox.create", {"image_id": "a", "cpus": -1}, "cpus", "must be number >= 0.01"),
-        ("sandbox.create", {"image_id": "a", "memory_bytes": 10**30}, "memory_bytes", "must be integer <= "),
-        ("sandbox.create", {"image_id": "a", "memory_bytes": 5e6 + 0.5}, "memory_bytes", "must be integer or null"),
-        ("sandbox.exec", {"sandbox_id": "a", "command": []}, "command", "must be array of length >= 1"),
-        ("sandbox.exec", {"sandbox_id": "a", "command": ["a", 5]}, "command", "must be string, not integer"),
+        ("sandbox.create", {"image_id": "a", "env": {"hush hush": "x"}}, "env", "each name must be a variable's name"),
+        ("sandbox.create", {"image_id": "a", "secrets": {"A": "hush\0"}}, "secrets", "must be any text without NUL"),
+        ("sandbox.create", {"image_id": "a", "secrets": {"A": ["hush"]}}, "secrets", "must be a string, not an array"),
+        (
+            "sandbox.create",
+            {"image_id": "a", "volumes": [{"source": "./hush", "target": "/d"}]},
+            "volumes",
+            "[0].source: must be an absolute path of the host, without ':', or the name of a volume",
+        ),
+        ("sandbox.create", {"image_id": "a", "volumes": [{"source": "a"}]}, "volumes", "[0].target: is missing"),
+        ("sandbox.create", {"image_id": "a", "cpus": -1}, "cpus", "must be a number, at least 0.01"),
+        ("sandbox.create", {"image_id": "a", "memory_bytes": 10**30}, "memory_bytes", "must be an integer, at most "),
+        ("sandbox.create", {"image_id": "a", "memory_bytes": 5e6 + 0.5}, "memory_bytes", "must be an integer or null"),
+        ("sandbox.exec", {"sandbox_id": "a", "command": []}, "command", "must be an array of at least 1 element"),
+        ("sandbox.exec", {"sandbox_id": "a", "command": ["a", 5]}, "command", "must be a string, not an integer"),
         ("sandbox.exec", {"sandbox_id": "a", "command": "hush\0"}, "command", "must be any text without NUL"),
         ("sandbox.exec", {"sandbox_id": "a", "command": "a", "stdin": "hush!"}, "stdin", "base64"),
-        ("event.list", {"limit": 0}, "limit", "must be integer >= 1"),
-        ("event.list", {"wait_s": "hush"}, "wait_s", "must be number, not string"),
+        ("event.list", {"limit": 0}, "limit", "must be an integer, at least 1"),
+        ("event.list", {"wait_s": "hush"}, "wait_s", "must be a number, not a string"),
         ("daemon.ping", {"hush": 1}, "hush", "there is no such parameter"),
     ],
 )
@@ -266,6 +274,13 @@ async def test_bad_parameters_are_refused_by_name_and_never_repeated(
     assert words in failure["message"]
     assert "hush" not in failure["message"].removeprefix(field)
     assert house.handler.begun == []
+
+
+def test_every_pattern_is_described_in_words() -> None:
+    """A refusal says the description, as a regular expression says nothing to most."""
+    metas = [part for row in METHODS.values() for part in params._walk(row.params) if isinstance(part, Meta)]
+    assert len([meta for meta in metas if meta.pattern]) > 50
+    assert [meta for meta in metas if meta.pattern and not meta.description] == []
 
 
 def test_every_method_has_a_decoder_that_refuses_what_is_no_object() -> None:
