@@ -346,6 +346,20 @@ async def test_a_call_that_is_given_up_leaves_the_client_usable(house: House) ->
         await house.use(kind, body)
 
 
+async def test_on_trio_ctrl_c_ends_a_call_at_checkpoints_only(house: House) -> None:
+    """Between them it could come when the command was sent, and that is not on record."""
+    protected: list[bool] = []
+
+    def told(message: str) -> None:
+        protected.append(trio.lowlevel.currently_ki_protected())
+
+    async def body(client: Any) -> None:
+        await client.sandbox.exec("sbx_1", "true", progress=told)
+
+    await house.use(KINDS[0], body)
+    assert protected == [True, True]
+
+
 def test_an_interrupted_call_leaves_the_client_usable(tmp_path: Path) -> None:
     """Ctrl-C while a command waits: the next call has another connection, where nothing comes late for this one."""
     path = str(tmp_path / "s")

@@ -403,6 +403,7 @@ def test_a_daemon_that_says_nothing_is_not_waited_for_longer(tmp_path: Path, kin
             return isinstance(await caught(client.daemon.ping()), StateError)
 
         listener.accept()[0].close()
+        assert await ask()
         assert await kind.together(ask, ask, ask) == [True] * 3
 
     with listening(path) as listener:
