@@ -90,6 +90,7 @@ ENGINES: dict[str, Callable[[], str | None]] = {
     "root": lambda: _root_alone("become other users"),
     "gcs": _modules("google.cloud.storage", "gcp_storage_emulator"),
     "s3": _modules("boto3", "moto.server", "flask"),
+    "modal": _modules("modal"),
 }
 """Why an engine cannot be had here, or None when it can."""
 
@@ -445,6 +446,23 @@ def kubernetes() -> Iterator[Any]:
     try:
         with start_cluster(directory / "cluster", unpack(directory / "images")) as cluster:
             yield cluster
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def modal() -> Iterator[Any]:
+    """Our double of Modal's service, with sandboxes that really run. Tests mark themselves with ``needs("root")`` and
+    ``needs("modal")``.
+    """
+    from tests.support.kubernetes.images import unpack
+    from tests.support.modal.service import start_modal
+
+    directory = Path(tempfile.mkdtemp(prefix="skt-modal-"))
+    directory.chmod(0o755)
+    try:
+        with start_modal(directory / "service", unpack(directory / "images")) as service:
+            yield service
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

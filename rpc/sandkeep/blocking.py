@@ -125,9 +125,9 @@ class Client(BlockingMethods):
         self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
     ) -> Iterator[ProcessOutput]:
         """Iterate over a process's output from byte offsets until its end; without `follow`, the present output."""
-        cursor = OutputCursor(stdout_offset, stderr_offset, follow)
+        cursor = OutputCursor(name, stdout_offset, stderr_offset, follow)
         while query := cursor.next_query():
-            piece = self.process.read(sandbox_id, name, **query)
+            piece = self.process.read(sandbox_id, cursor.name, **query)
             if cursor.advance(piece):
                 yield piece
 

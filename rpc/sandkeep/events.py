@@ -21,6 +21,7 @@ from sandkeep.model import (
     CheckpointFile,
     ImageKind,
     Isolation,
+    LimitField,
     LimitName,
     MergePolicy,
     Place,
@@ -166,7 +167,8 @@ class LogEventLost(Event, frozen=True, kw_only=True):
 class ImageCreateRequested(Event, frozen=True, kw_only=True):
     """An image is about to be made from `source`: the absolute path of a directory, which is copied, put onto the image
     `base`, or built by its `dockerfile`; the reference of a container image; or the id of a snapshot. Of a directory
-    that is copied the names of `ignore` are left out, at any depth.
+    that is copied the names of `ignore` are left out, at any depth, and what `patterns` match. It is to be called
+    `name`.
     """
 
     type = "image.create_requested"
@@ -180,6 +182,8 @@ class ImageCreateRequested(Event, frozen=True, kw_only=True):
     base: str | None = None
     dockerfile: str | None = None
     ignore: list[str] = field(default_factory=list)
+    name: str | None = None
+    patterns: list[str] = field(default_factory=list)
 
 
 class ImageCreated(Event, frozen=True, kw_only=True):
@@ -209,6 +213,20 @@ class ImageCreateFailed(Failure, frozen=True, kw_only=True):
     """
 
     type = "image.create_failed"
+
+
+class ImageTagged(Event, frozen=True, kw_only=True):
+    """The image's owner means it by `name` from now on, and no other image."""
+
+    type = "image.tagged"
+    name: str
+
+
+class ImageUntagged(Event, frozen=True, kw_only=True):
+    """The image is not called `name` any more: another one is, in the same commit."""
+
+    type = "image.untagged"
+    name: str
 
 
 class ImageRemoveRequested(Event, frozen=True, kw_only=True):
@@ -422,13 +440,17 @@ class SandboxMoved(Event, frozen=True, kw_only=True):
 
 
 class SandboxUpdated(Event, frozen=True, kw_only=True):
-    """The sandbox's disk limit is `disk_bytes` from now on. The bytes of a disk of its own are reserved, and `plan` is
-    the provider's with that limit.
+    """The sandbox has these limits from now on; one that is None stays as it is, and those of `unset` are none. The
+    bytes of a disk of its own are reserved, and `plan` is the provider's with these limits.
     """
 
     type = "sandbox.updated"
-    disk_bytes: int
+    disk_bytes: int | None = None
     plan: dict[str, Any] = field(default_factory=dict)
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    pids: int | None = None
+    unset: list[LimitField] = field(default_factory=list)
 
 
 class SandboxFileWritten(Event, frozen=True, kw_only=True):

@@ -36,8 +36,13 @@ PREFIXES: Final = frozenset(
 # `$` alone would also accept a final newline in Python; `(?!\n)` means the same in Python and in JSON Schema's dialect.
 NAME_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$(?!\n)"
 MAX_NAME_LENGTH: Final = 64
+IMAGE_NAME_PATTERN: Final = (
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$(?!\n)"
+)
+DEFAULT_TAG: Final = ":latest"
 
 _NAME = re.compile(NAME_PATTERN)
+_REPLACEMENT = re.compile(r"\.[0-9a-f]{16}$")
 _LOG_ID = re.compile(r"log_[0-9a-z]{26}")
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS: Final = tuple(a + b for a in _ALPHABET for b in _ALPHABET)
@@ -76,9 +81,21 @@ def looks_like_id(text: str) -> bool:
     return bool(underscore) and kind in (*PREFIXES, "log")
 
 
+def image_name(text: str) -> str:
+    """Return the name of an image as it is recorded: ``py`` and ``py:latest`` are the same."""
+    return text.removesuffix(DEFAULT_TAG)
+
+
 def check_own_name(text: str, field: str) -> str:
     """Return a caller's name for a sandbox; raise `invalid`, naming `field`, for one that looks like an id."""
     check_name(text, field)
     if looks_like_id(text):
         raise CallerError("invalid", f"{field}: {text!r} looks like an id: choose another name", field=field)
     return text
+
+
+def regular_name(container: str) -> str:
+    """Return the name that a container, or a volume, has when it is its sandbox's only one: one that is to replace
+    another has a mark at its end.
+    """
+    return _REPLACEMENT.sub("", container)

@@ -226,6 +226,8 @@ IMAGE: Final = Lifecycle[ImageStatus](
     Row("image.create_failed", ("creating",), "failed"),
     Row("image.remove_requested", ("ready",), "removing"),
     Row("image.removed", ("removing",), "removed"),
+    Row("image.tagged", ("ready",), Keep.SAME),
+    Row("image.untagged", ("ready",), Keep.SAME),
 )
 
 LOCK: Final = Lifecycle[LockStatus](

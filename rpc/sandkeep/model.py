@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from sandkeep.ids import MAX_NAME_LENGTH, NAME_PATTERN
+from sandkeep.ids import IMAGE_NAME_PATTERN, MAX_NAME_LENGTH, NAME_PATTERN
 
 MAX_INLINE_BYTES: Final = 1024 * 1024
 """Maximum bytes of each stream in the answer of an ``exec``. The rest is in the journal."""
@@ -23,6 +23,21 @@ Name: TypeAlias = Annotated[
         pattern=NAME_PATTERN,
         max_length=MAX_NAME_LENGTH,
         description="An id or name: 1 to 64 letters, digits, '_', '.' or '-'.",
+    ),
+]
+ImageName: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=IMAGE_NAME_PATTERN,
+        max_length=256,
+        description="A name for an image, with or without a tag, such as py:3.12.",
+    ),
+]
+ImageWord: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,511}$(?!\n)",
+        description="An image: its id, its name, or the reference that it was made from.",
     ),
 ]
 Timestamp: TypeAlias = Annotated[str, Meta(description="RFC 3339, UTC, microseconds, final Z.")]
@@ -64,6 +79,7 @@ SnapshotKind: TypeAlias = Literal["full", "incremental"]
 ArchiveFormat: TypeAlias = Literal["tar", "tar.gz", "tar.zst"]
 MomentKind: TypeAlias = Literal["snapshot", "checkpoint"]
 ProcessStatus: TypeAlias = Literal["starting", "running", "exited", "failed", "lost"]
+LimitField: TypeAlias = Literal["cpus", "memory_bytes", "pids", "disk_bytes"]
 LimitName: TypeAlias = Literal["disk", "memory", "pids", "time"]
 LockStatus: TypeAlias = Literal[
     "acquiring", "held", "handing_over", "releasing", "released", "contended", "failed", "expired", "lost", "stealing",
@@ -93,7 +109,8 @@ class Image(Struct, frozen=True, kw_only=True):
 
     `source` is a directory's path, the reference of a container image, or the id of a promoted snapshot. `base` is the
     reference of the image below a plain directory, and `dockerfile` the path, below `source`, of the Dockerfile. For
-    Docker's, `docker_image_id` names the content and `docker_image_tag` is the engine's name for it.
+    Docker's, `docker_image_id` names the content and `docker_image_tag` is the engine's name for it; Modal's have
+    `modal_image_id`. `names` are those that its owner gave it, such as ``py:3.12``.
     """
 
     image_id: str
@@ -107,6 +124,7 @@ class Image(Struct, frozen=True, kw_only=True):
     dockerfile: str | None = None
     docker_image_id: str | None = None
     docker_image_tag: str | None = None
+    modal_image_id: str | None = None
     digest: str | None = None
     size_bytes: int = 0
     file_count: int = 0
@@ -114,6 +132,7 @@ class Image(Struct, frozen=True, kw_only=True):
     skipped: list[SkippedFile] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     error: str | None = None
+    names: list[str] = field(default_factory=list)
 
 
 class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,7 +183,8 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     """The requested properties of a sandbox. Limits mean the same with every provider; None is the provider's default.
 
     `user` is a uid inside the sandbox, or ``uid:gid``. `working_dir` is where processes start. `session_id` is the
-    session that it belongs to; `shared` is there if several daemons share it.
+    session that it belongs to; `shared` is there if several daemons share it. With a `writable_root` programs can be
+    installed into its system.
     """
 
     cpus: float | None = None
@@ -183,6 +203,7 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     max_lifetime_s: float | None = None
     session_id: Name | None = None
     shared: Sharing | None = None
+    writable_root: bool = False
 
 
 class Isolation(Struct, frozen=True, kw_only=True):
@@ -212,7 +233,9 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     it by its `name`, which no other has of the owner's until it has ended. `limits_met` counts the processes that ended
     at each limit; `note` also says at which limit a running one is. One that is shared, and goes on at another daemon,
     has `moved_to`, that one's addresses; `sandbox_token`, by which others attach to it, is in the answer to its
-    creation alone.
+    creation alone. At `expires_at` its lifetime, or that of its session, is over. `container_id` and `container_name`
+    are the Docker engine's, `modal_sandbox_id` is Modal's. `ssh_address` is the public ``HOST:PORT`` that leads to an
+    SSH server in it.
     """
 
     sandbox_id: str
@@ -241,6 +264,11 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     limits_met: dict[LimitName, int] = field(default_factory=dict)
     moved_to: list[str] | None = None
     sandbox_token: str | None = None
+    expires_at: Timestamp | None = None
+    container_id: str | None = None
+    container_name: str | None = None
+    modal_sandbox_id: str | None = None
+    ssh_address: str | None = None
 
 
 class SessionSpec(Struct, frozen=True, kw_only=True):
@@ -725,8 +753,9 @@ class Process(Struct, frozen=True, kw_only=True):
     With `tty` it runs in a terminal: a tmux session inside the sandbox, which `tmux_session` names. `exit_code` is the
     shell's: 128+n when signal n ended it. `oom_killed` is true if the kernel's OOM killer ended it, or a process it
     waited for. `limits_met` are the limits at which it ended, and `error` says so: ``disk`` and ``pids`` if it failed
-    while the sandbox was at that limit, ``memory`` as `oom_killed`, ``time`` as `timed_out`. `kill_scope` is the target
-    of a kill: the process ``group``.
+    while the sandbox was at that limit, ``memory`` as `oom_killed`, ``time`` as `timed_out`. A process that exited with
+    0 has no `error`, but ``disk`` if the disk became full while it ran. `kill_scope` is the target of a kill: the
+    process ``group``.
     """
 
     process_id: str
@@ -790,7 +819,7 @@ class ProcessOutput(Struct, frozen=True, kw_only=True):
     come.
 
     `stdout_offset` is larger than requested when the beginning of the stream was dropped, as is `stderr_offset`. `note`
-    reports that and any anomaly, such as a journal that became shorter.
+    reports that and any anomaly, such as a journal that became shorter. `limits_met` are as in `Process`.
     """
 
     process_id: str
@@ -805,6 +834,7 @@ class ProcessOutput(Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     timed_out: bool = False
     note: str | None = None
+    limits_met: list[LimitName] = field(default_factory=list)
 
 
 class Attachment(Struct, frozen=True, kw_only=True):
@@ -964,6 +994,7 @@ class SandboxStats(Struct, frozen=True, kw_only=True):
     sampled_at: Timestamp
     name: str | None = None
     session_id: str | None = None
+    created_at: Timestamp | None = None
     expires_at: Timestamp | None = None
     cpu_s: float | None = None
     cpu_user_s: float | None = None

@@ -74,6 +74,7 @@ class AsyncImageMethods:
     async def create(
         self,
         source: str | PathLike[str],
+        name: str | None = None,
         provider: str | None = None,
         base: str | None = None,
         dockerfile: str | PathLike[str] | None = None,
@@ -81,6 +82,7 @@ class AsyncImageMethods:
         labels: dict[str, str] = {},
         owner: str | None = None,
         ignore: Sequence[str] = [],
+        patterns: Sequence[str] = [],
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -97,8 +99,14 @@ class AsyncImageMethods:
         put onto that image, as its ``/workspace``, even if it holds a
         Dockerfile. `clean` makes a new image even if one of the same content
         exists, and builds without the cache. An administrator can make it for
-        another `owner`, such as ``key:ci``. Of a plain directory the names of
-        `ignore` are left out, at any depth.
+        another `owner`, such as ``key:ci``. Of a plain directory its
+        ``.sandkeepignore``, or else its ``.dockerignore``, says what is left
+        out; then `patterns`, by the same rules, such as ``docs/*.html``, or
+        ``!docs/a.html`` for an exception; and the names of `ignore` are left
+        out, at any depth.
+
+        The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is
+        asked for. An older image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -122,6 +130,22 @@ class AsyncImageMethods:
 
         An image.
 
+        `progress` is called with the messages of a long call.
+        """
+    async def tag(
+        self,
+        image_id: str,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Give an image a name.
+
+        The image that its owner means by `name` from now on. Another one that
+        has the name loses it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
     async def remove(
@@ -358,6 +382,7 @@ class AsyncSandboxMethods:
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
+        writable_root: bool = False,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -368,6 +393,11 @@ class AsyncSandboxMethods:
         environment and stored nowhere. The default `network` is that of its
         provider, none unless an administrator said otherwise. `volumes` that
         are directories of the host are for administrators.
+
+        With a `writable_root` a container's own root file system is not
+        read-only, so that programs can be installed; snapshots and forks hold
+        what was changed there. An administrator can forbid it, and there is no
+        `disk_bytes` with it, as only the workspace has an exact one.
 
         With a `name`, which is unique among the owner's sandboxes that have not
         ended, the owner can use that wherever a `sandbox_id` is asked for.
@@ -432,6 +462,7 @@ class AsyncSandboxMethods:
         """
     async def list(
         self,
+        labels: dict[str, str] = {},
         all: bool = False,
         after: str | None = None,
         limit: int = 1000,
@@ -440,7 +471,7 @@ class AsyncSandboxMethods:
     ) -> model.SandboxList:
         """List sandboxes.
 
-        `all` adds those that ended.
+        `all` adds those that ended. `labels` all match.
 
         `progress` is called with the messages of a long call.
         """
@@ -500,15 +531,20 @@ class AsyncSandboxMethods:
     async def update(
         self,
         sandbox_id: str,
-        disk_bytes: int,
+        cpus: float | None = None,
+        memory_bytes: int | None = None,
+        pids: int | None = None,
+        disk_bytes: int | None = None,
+        network: Literal["none", "host", "bridge"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Change the disk limit of a sandbox.
+        """Change limits of a sandbox, while it runs.
 
-        The sandbox, and its new disk limit. A disk of its own can grow, also
-        while it is written to, and not shrink.
+        The sandbox, and its new limits; those left out stay as they are. A disk
+        of its own can grow, also while it is written to, and not shrink. No
+        provider can change the `network` of a sandbox: that is refused.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -988,6 +1024,9 @@ class AsyncProcessMethods:
         A command to start. With `stdin` it reads the data of
         `process.write_stdin`; otherwise it has none.
 
+        A `name` is unique among the processes of the sandbox that have not
+        ended, and refers to the newest that has it.
+
         With `tty` it gets a terminal of `rows` and `cols`, which can be
         attached to, and its input and output are that terminal's: there is no
         separate stderr. With `durable` its output is on disk before its end is
@@ -1005,7 +1044,8 @@ class AsyncProcessMethods:
     ) -> model.Process:
         """Show a process.
 
-        A process, by its name or its process_id.
+        A process, by its process_id or how that begins, or the newest of a
+        name.
 
         `progress` is called with the messages of a long call.
         """
@@ -1393,7 +1433,7 @@ class AsyncLockMethods:
         """Show a lock.
 
         A lock, by its name, which means its last acquisition here, or by its
-        lock_id.
+        lock_id or how that begins.
 
         `progress` is called with the messages of a long call.
         """
@@ -1451,7 +1491,9 @@ class AsyncEventMethods:
         Events after a token, oldest first; with nothing new it waits up to
         `wait_s` for some. No `after`: from the first there is.
 
-        ``after="now"`` answers no event, and the token of this moment.
+        ``after="now"`` answers no event, and the token of this moment. `after`
+        may also be a time, in RFC 3339 with any offset: then the events from
+        that time on, without archived ones.
 
         `progress` is called with the messages of a long call.
         """
@@ -1591,6 +1633,16 @@ class AsyncSandbox:
     def moved_to(self) -> list[str] | None: ...
     @property
     def sandbox_token(self) -> str | None: ...
+    @property
+    def expires_at(self) -> str | None: ...
+    @property
+    def container_id(self) -> str | None: ...
+    @property
+    def container_name(self) -> str | None: ...
+    @property
+    def modal_sandbox_id(self) -> str | None: ...
+    @property
+    def ssh_address(self) -> str | None: ...
     async def detach(
         self,
         *,
@@ -1645,15 +1697,20 @@ class AsyncSandbox:
         """
     async def update(
         self,
-        disk_bytes: int,
+        cpus: float | None = None,
+        memory_bytes: int | None = None,
+        pids: int | None = None,
+        disk_bytes: int | None = None,
+        network: Literal["none", "host", "bridge"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> AsyncSandbox:
-        """Change the disk limit of a sandbox.
+        """Change limits of a sandbox, while it runs.
 
-        The sandbox, and its new disk limit. A disk of its own can grow, also
-        while it is written to, and not shrink.
+        The sandbox, and its new limits; those left out stay as they are. A disk
+        of its own can grow, also while it is written to, and not shrink. No
+        provider can change the `network` of a sandbox: that is refused.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2034,6 +2091,8 @@ class AsyncImage:
     @property
     def docker_image_tag(self) -> str | None: ...
     @property
+    def modal_image_id(self) -> str | None: ...
+    @property
     def digest(self) -> str | None: ...
     @property
     def size_bytes(self) -> int: ...
@@ -2047,8 +2106,25 @@ class AsyncImage:
     def labels(self) -> dict[str, str]: ...
     @property
     def error(self) -> str | None: ...
+    @property
+    def names(self) -> list[str]: ...
     async def refresh(self, *, progress: Callable[[str], None] | None = None) -> AsyncImage:
         """Get the present view of the object as `info`, and return the handle."""
+    async def tag(
+        self,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncImage:
+        """Give an image a name.
+
+        The image that its owner means by `name` from now on. Another one that
+        has the name loses it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def remove(
         self,
         *,
@@ -2412,6 +2488,7 @@ class AsyncSandboxes:
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
+        writable_root: bool = False,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -2422,6 +2499,11 @@ class AsyncSandboxes:
         environment and stored nowhere. The default `network` is that of its
         provider, none unless an administrator said otherwise. `volumes` that
         are directories of the host are for administrators.
+
+        With a `writable_root` a container's own root file system is not
+        read-only, so that programs can be installed; snapshots and forks hold
+        what was changed there. An administrator can forbid it, and there is no
+        `disk_bytes` with it, as only the workspace has an exact one.
 
         With a `name`, which is unique among the owner's sandboxes that have not
         ended, the owner can use that wherever a `sandbox_id` is asked for.
@@ -2476,13 +2558,14 @@ class AsyncSandboxes:
         """
     async def list(
         self,
+        labels: dict[str, str] = {},
         all: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncSandbox]:
         """List sandboxes.
 
-        `all` adds those that ended.
+        `all` adds those that ended. `labels` all match.
 
         `progress` is called with the messages of a long call.
         """
@@ -2525,6 +2608,9 @@ class AsyncSandboxProcesses:
         A command to start. With `stdin` it reads the data of
         `process.write_stdin`; otherwise it has none.
 
+        A `name` is unique among the processes of the sandbox that have not
+        ended, and refers to the newest that has it.
+
         With `tty` it gets a terminal of `rows` and `cols`, which can be
         attached to, and its input and output are that terminal's: there is no
         separate stderr. With `durable` its output is on disk before its end is
@@ -2536,7 +2622,8 @@ class AsyncSandboxProcesses:
     async def get(self, name: str, *, progress: Callable[[str], None] | None = None) -> AsyncProcess:
         """Show a process.
 
-        A process, by its name or its process_id.
+        A process, by its process_id or how that begins, or the newest of a
+        name.
 
         `progress` is called with the messages of a long call.
         """
@@ -2695,6 +2782,9 @@ class AsyncProcesses:
         A command to start. With `stdin` it reads the data of
         `process.write_stdin`; otherwise it has none.
 
+        A `name` is unique among the processes of the sandbox that have not
+        ended, and refers to the newest that has it.
+
         With `tty` it gets a terminal of `rows` and `cols`, which can be
         attached to, and its input and output are that terminal's: there is no
         separate stderr. With `durable` its output is on disk before its end is
@@ -2712,7 +2802,8 @@ class AsyncProcesses:
     ) -> AsyncProcess:
         """Show a process.
 
-        A process, by its name or its process_id.
+        A process, by its process_id or how that begins, or the newest of a
+        name.
 
         `progress` is called with the messages of a long call.
         """
@@ -2735,6 +2826,7 @@ class AsyncImages:
     async def create(
         self,
         source: str | PathLike[str],
+        name: str | None = None,
         provider: str | None = None,
         base: str | None = None,
         dockerfile: str | PathLike[str] | None = None,
@@ -2742,6 +2834,7 @@ class AsyncImages:
         labels: dict[str, str] = {},
         owner: str | None = None,
         ignore: Sequence[str] = [],
+        patterns: Sequence[str] = [],
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -2758,8 +2851,14 @@ class AsyncImages:
         put onto that image, as its ``/workspace``, even if it holds a
         Dockerfile. `clean` makes a new image even if one of the same content
         exists, and builds without the cache. An administrator can make it for
-        another `owner`, such as ``key:ci``. Of a plain directory the names of
-        `ignore` are left out, at any depth.
+        another `owner`, such as ``key:ci``. Of a plain directory its
+        ``.sandkeepignore``, or else its ``.dockerignore``, says what is left
+        out; then `patterns`, by the same rules, such as ``docs/*.html``, or
+        ``!docs/a.html`` for an exception; and the names of `ignore` are left
+        out, at any depth.
+
+        The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is
+        asked for. An older image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3135,6 +3234,7 @@ class BlockingImageMethods:
     def create(
         self,
         source: str | PathLike[str],
+        name: str | None = None,
         provider: str | None = None,
         base: str | None = None,
         dockerfile: str | PathLike[str] | None = None,
@@ -3142,6 +3242,7 @@ class BlockingImageMethods:
         labels: dict[str, str] = {},
         owner: str | None = None,
         ignore: Sequence[str] = [],
+        patterns: Sequence[str] = [],
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -3158,8 +3259,14 @@ class BlockingImageMethods:
         put onto that image, as its ``/workspace``, even if it holds a
         Dockerfile. `clean` makes a new image even if one of the same content
         exists, and builds without the cache. An administrator can make it for
-        another `owner`, such as ``key:ci``. Of a plain directory the names of
-        `ignore` are left out, at any depth.
+        another `owner`, such as ``key:ci``. Of a plain directory its
+        ``.sandkeepignore``, or else its ``.dockerignore``, says what is left
+        out; then `patterns`, by the same rules, such as ``docs/*.html``, or
+        ``!docs/a.html`` for an exception; and the names of `ignore` are left
+        out, at any depth.
+
+        The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is
+        asked for. An older image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3183,6 +3290,22 @@ class BlockingImageMethods:
 
         An image.
 
+        `progress` is called with the messages of a long call.
+        """
+    def tag(
+        self,
+        image_id: str,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Give an image a name.
+
+        The image that its owner means by `name` from now on. Another one that
+        has the name loses it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
     def remove(
@@ -3414,6 +3537,7 @@ class BlockingSandboxMethods:
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
+        writable_root: bool = False,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -3424,6 +3548,11 @@ class BlockingSandboxMethods:
         environment and stored nowhere. The default `network` is that of its
         provider, none unless an administrator said otherwise. `volumes` that
         are directories of the host are for administrators.
+
+        With a `writable_root` a container's own root file system is not
+        read-only, so that programs can be installed; snapshots and forks hold
+        what was changed there. An administrator can forbid it, and there is no
+        `disk_bytes` with it, as only the workspace has an exact one.
 
         With a `name`, which is unique among the owner's sandboxes that have not
         ended, the owner can use that wherever a `sandbox_id` is asked for.
@@ -3488,6 +3617,7 @@ class BlockingSandboxMethods:
         """
     def list(
         self,
+        labels: dict[str, str] = {},
         all: bool = False,
         after: str | None = None,
         limit: int = 1000,
@@ -3496,7 +3626,7 @@ class BlockingSandboxMethods:
     ) -> model.SandboxList:
         """List sandboxes.
 
-        `all` adds those that ended.
+        `all` adds those that ended. `labels` all match.
 
         `progress` is called with the messages of a long call.
         """
@@ -3556,15 +3686,20 @@ class BlockingSandboxMethods:
     def update(
         self,
         sandbox_id: str,
-        disk_bytes: int,
+        cpus: float | None = None,
+        memory_bytes: int | None = None,
+        pids: int | None = None,
+        disk_bytes: int | None = None,
+        network: Literal["none", "host", "bridge"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> model.Sandbox:
-        """Change the disk limit of a sandbox.
+        """Change limits of a sandbox, while it runs.
 
-        The sandbox, and its new disk limit. A disk of its own can grow, also
-        while it is written to, and not shrink.
+        The sandbox, and its new limits; those left out stay as they are. A disk
+        of its own can grow, also while it is written to, and not shrink. No
+        provider can change the `network` of a sandbox: that is refused.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -4044,6 +4179,9 @@ class BlockingProcessMethods:
         A command to start. With `stdin` it reads the data of
         `process.write_stdin`; otherwise it has none.
 
+        A `name` is unique among the processes of the sandbox that have not
+        ended, and refers to the newest that has it.
+
         With `tty` it gets a terminal of `rows` and `cols`, which can be
         attached to, and its input and output are that terminal's: there is no
         separate stderr. With `durable` its output is on disk before its end is
@@ -4061,7 +4199,8 @@ class BlockingProcessMethods:
     ) -> model.Process:
         """Show a process.
 
-        A process, by its name or its process_id.
+        A process, by its process_id or how that begins, or the newest of a
+        name.
 
         `progress` is called with the messages of a long call.
         """
@@ -4444,7 +4583,7 @@ class BlockingLockMethods:
         """Show a lock.
 
         A lock, by its name, which means its last acquisition here, or by its
-        lock_id.
+        lock_id or how that begins.
 
         `progress` is called with the messages of a long call.
         """
@@ -4502,7 +4641,9 @@ class BlockingEventMethods:
         Events after a token, oldest first; with nothing new it waits up to
         `wait_s` for some. No `after`: from the first there is.
 
-        ``after="now"`` answers no event, and the token of this moment.
+        ``after="now"`` answers no event, and the token of this moment. `after`
+        may also be a time, in RFC 3339 with any offset: then the events from
+        that time on, without archived ones.
 
         `progress` is called with the messages of a long call.
         """
@@ -4637,6 +4778,16 @@ class Sandbox:
     def moved_to(self) -> list[str] | None: ...
     @property
     def sandbox_token(self) -> str | None: ...
+    @property
+    def expires_at(self) -> str | None: ...
+    @property
+    def container_id(self) -> str | None: ...
+    @property
+    def container_name(self) -> str | None: ...
+    @property
+    def modal_sandbox_id(self) -> str | None: ...
+    @property
+    def ssh_address(self) -> str | None: ...
     def detach(
         self,
         *,
@@ -4691,15 +4842,20 @@ class Sandbox:
         """
     def update(
         self,
-        disk_bytes: int,
+        cpus: float | None = None,
+        memory_bytes: int | None = None,
+        pids: int | None = None,
+        disk_bytes: int | None = None,
+        network: Literal["none", "host", "bridge"] | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> Sandbox:
-        """Change the disk limit of a sandbox.
+        """Change limits of a sandbox, while it runs.
 
-        The sandbox, and its new disk limit. A disk of its own can grow, also
-        while it is written to, and not shrink.
+        The sandbox, and its new limits; those left out stay as they are. A disk
+        of its own can grow, also while it is written to, and not shrink. No
+        provider can change the `network` of a sandbox: that is refused.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5080,6 +5236,8 @@ class Image:
     @property
     def docker_image_tag(self) -> str | None: ...
     @property
+    def modal_image_id(self) -> str | None: ...
+    @property
     def digest(self) -> str | None: ...
     @property
     def size_bytes(self) -> int: ...
@@ -5093,8 +5251,25 @@ class Image:
     def labels(self) -> dict[str, str]: ...
     @property
     def error(self) -> str | None: ...
+    @property
+    def names(self) -> list[str]: ...
     def refresh(self, *, progress: Callable[[str], None] | None = None) -> Image:
         """Get the present view of the object as `info`, and return the handle."""
+    def tag(
+        self,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Image:
+        """Give an image a name.
+
+        The image that its owner means by `name` from now on. Another one that
+        has the name loses it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def remove(self, *, command_id: str | None = None, progress: Callable[[str], None] | None = None) -> Image:
         """Remove an image.
 
@@ -5448,6 +5623,7 @@ class Sandboxes:
         enable_handoff: bool = False,
         enable_checkpoint_at_idle: bool = False,
         sandbox_token: str | None = None,
+        writable_root: bool = False,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -5458,6 +5634,11 @@ class Sandboxes:
         environment and stored nowhere. The default `network` is that of its
         provider, none unless an administrator said otherwise. `volumes` that
         are directories of the host are for administrators.
+
+        With a `writable_root` a container's own root file system is not
+        read-only, so that programs can be installed; snapshots and forks hold
+        what was changed there. An administrator can forbid it, and there is no
+        `disk_bytes` with it, as only the workspace has an exact one.
 
         With a `name`, which is unique among the owner's sandboxes that have not
         ended, the owner can use that wherever a `sandbox_id` is asked for.
@@ -5505,10 +5686,16 @@ class Sandboxes:
 
         `progress` is called with the messages of a long call.
         """
-    def list(self, all: bool = False, *, progress: Callable[[str], None] | None = None) -> builtins.list[Sandbox]:
+    def list(
+        self,
+        labels: dict[str, str] = {},
+        all: bool = False,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> builtins.list[Sandbox]:
         """List sandboxes.
 
-        `all` adds those that ended.
+        `all` adds those that ended. `labels` all match.
 
         `progress` is called with the messages of a long call.
         """
@@ -5551,6 +5738,9 @@ class SandboxProcesses:
         A command to start. With `stdin` it reads the data of
         `process.write_stdin`; otherwise it has none.
 
+        A `name` is unique among the processes of the sandbox that have not
+        ended, and refers to the newest that has it.
+
         With `tty` it gets a terminal of `rows` and `cols`, which can be
         attached to, and its input and output are that terminal's: there is no
         separate stderr. With `durable` its output is on disk before its end is
@@ -5562,7 +5752,8 @@ class SandboxProcesses:
     def get(self, name: str, *, progress: Callable[[str], None] | None = None) -> Process:
         """Show a process.
 
-        A process, by its name or its process_id.
+        A process, by its process_id or how that begins, or the newest of a
+        name.
 
         `progress` is called with the messages of a long call.
         """
@@ -5716,6 +5907,9 @@ class Processes:
         A command to start. With `stdin` it reads the data of
         `process.write_stdin`; otherwise it has none.
 
+        A `name` is unique among the processes of the sandbox that have not
+        ended, and refers to the newest that has it.
+
         With `tty` it gets a terminal of `rows` and `cols`, which can be
         attached to, and its input and output are that terminal's: there is no
         separate stderr. With `durable` its output is on disk before its end is
@@ -5733,7 +5927,8 @@ class Processes:
     ) -> Process:
         """Show a process.
 
-        A process, by its name or its process_id.
+        A process, by its process_id or how that begins, or the newest of a
+        name.
 
         `progress` is called with the messages of a long call.
         """
@@ -5756,6 +5951,7 @@ class Images:
     def create(
         self,
         source: str | PathLike[str],
+        name: str | None = None,
         provider: str | None = None,
         base: str | None = None,
         dockerfile: str | PathLike[str] | None = None,
@@ -5763,6 +5959,7 @@ class Images:
         labels: dict[str, str] = {},
         owner: str | None = None,
         ignore: Sequence[str] = [],
+        patterns: Sequence[str] = [],
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -5779,8 +5976,14 @@ class Images:
         put onto that image, as its ``/workspace``, even if it holds a
         Dockerfile. `clean` makes a new image even if one of the same content
         exists, and builds without the cache. An administrator can make it for
-        another `owner`, such as ``key:ci``. Of a plain directory the names of
-        `ignore` are left out, at any depth.
+        another `owner`, such as ``key:ci``. Of a plain directory its
+        ``.sandkeepignore``, or else its ``.dockerignore``, says what is left
+        out; then `patterns`, by the same rules, such as ``docs/*.html``, or
+        ``!docs/a.html`` for an exception; and the names of `ignore` are left
+        out, at any depth.
+
+        The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is
+        asked for. An older image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.

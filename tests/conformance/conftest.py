@@ -13,6 +13,8 @@ from examples.plain_provider import open_plain
 from tests.support.fake_provider import open_fake
 from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.images import TOOLS
+from tests.support.modal import live
+from tests.support.modal.accounts import account_at, leaving_no_descriptors
 
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
@@ -32,20 +34,28 @@ from sandkeepd.providers.kubernetes.cluster import Cluster
 from sandkeepd.providers.kubernetes.provider import open_kubernetes
 from sandkeepd.providers.local import strays
 from sandkeepd.providers.local.provider import open_local
+from sandkeepd.providers.modal.provider import open_modal
+from sandkeepd.providers.modal.sandbox import DIRECTORY as MODAL_DIRECTORY
+from sandkeepd.providers.modal.sdk import Account
 
 UID_BASE = 1_900_000_000
 
 KUBERNETES = pytest.param("kubernetes", marks=pytest.mark.needs("root"))
+MODAL = pytest.param("modal", marks=[pytest.mark.needs("root"), pytest.mark.needs("modal")])
 KINDS = (
     "plain", "local", "none", pytest.param("docker", marks=pytest.mark.needs("docker")),
-    pytest.param("gvisor", marks=pytest.mark.needs("runsc")), KUBERNETES,
+    pytest.param("gvisor", marks=pytest.mark.needs("runsc")), KUBERNETES, MODAL,
 )  # fmt: skip
 
 MISSING: dict[str, dict[str, Any]] = {
     "docker": {"docker_image_id": f"sha256:{'0a' * 32}"},
     "kubernetes": {"image": "no-such-image:latest"},
+    "modal": {"modal_image_id": "im-NoSuchImageAtAll00000"},
 }
 """The details of an image that is not there, where there are any."""
+
+ELSEWHERE = {"kubernetes": manifests.DIRECTORY, "modal": MODAL_DIRECTORY}
+"""The directory of the keeper inside, by the kind of sandboxes that share none with the daemon."""
 
 NAMESPACE = "conformance"
 SNAPSHOTS = "podsnapshot.gke.io"
@@ -84,7 +94,9 @@ class World:
         *,
         shared: bool = False,
         kubeconfig: str | None = None,
+        account: Account | None = None,
     ) -> None:
+        self.account = account
         self.kubeconfig = kubeconfig
         self.files: dict[str, Any] = {}
         self.shared = shared and engine is not None
@@ -108,12 +120,17 @@ class World:
     @property
     def images(self) -> list[str]:
         """The images that the provider holds: of a cluster none, as its nodes have them."""
-        return [] if self.kind == "kubernetes" else [self.image_id]
+        return [] if self.is_elsewhere else [self.image_id]
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if the sandboxes share no directory with the daemon, which has a mirror of its own."""
+        return self.kind in ELSEWHERE
 
     @property
     def inside(self) -> str:
         """The directory, inside, that the keeper shares with the daemon."""
-        return manifests.DIRECTORY if self.kind == "kubernetes" else INSIDE
+        return ELSEWHERE.get(self.kind, INSIDE)
 
     async def open(self, stack: AsyncExitStack) -> None:
         if self.kind == "docker":
@@ -125,6 +142,9 @@ class World:
         elif self.kind == "kubernetes":
             way = Cluster(self.kubeconfig)
             opened = open_kubernetes(str(self.state), log_id=self.log_id, cluster=way)
+            self.provider = await stack.enter_async_context(opened)
+        elif self.kind == "modal":
+            opened = open_modal(str(self.state), log_id=self.log_id, account=self.account)
             self.provider = await stack.enter_async_context(opened)
         elif self.kind in ("plain", "fake"):
             opened = (open_plain if self.kind == "plain" else open_fake)(str(self.state), self.log_id)
@@ -141,8 +161,10 @@ class World:
             await self._fill_workspaces()
             return
         caller = Caller(uid=os.geteuid(), gid=os.getegid())
-        base = None if self.engine is None else self.engine.guest()
+        base = TOOLS if self.kind == "modal" else None if self.engine is None else self.engine.guest()
         wanted = ImageRequest(kind="directory", source=str(self.source), base=base)
+        if self.account is not None and live.is_wanted():
+            wanted = live.image_of(self.source)
         made = await self.provider.images.make(self.image_id, wanted, caller, no_progress)
         self.details = made.details
         if self.shared:
@@ -251,14 +273,23 @@ def namespace(kubernetes: Any) -> str:
     return str(kubernetes.write_kubeconfig(path, kubernetes.token, NAMESPACE))
 
 
+@pytest.fixture(scope="session")
+def account(request: pytest.FixtureRequest) -> Account:
+    """An account at our double of Modal; with ``SANDKEEP_LIVE_MODAL=1`` the real one, of the SDK's own settings."""
+    return Account() if live.is_wanted() else account_at(request.getfixturevalue("modal"))
+
+
 @pytest.fixture(params=KINDS)
 async def world(request: pytest.FixtureRequest, tmp_path: Path, source: Path) -> AsyncIterator[World]:
     if request.param == "local" and shutil.which("bwrap") is None:
         pytest.skip("bubblewrap is missing")
     engine = request.getfixturevalue("dockerd") if request.param == "docker" else None
     kubeconfig = request.getfixturevalue("namespace") if request.param == "kubernetes" else None
-    made = World(request.param, tmp_path / "state", source, engine, shared=True, kubeconfig=kubeconfig)
+    account = request.getfixturevalue("account") if request.param == "modal" else None
+    made = World(request.param, tmp_path / "state", source, engine, shared=True, kubeconfig=kubeconfig, account=account)
     async with AsyncExitStack() as stack:
+        if made.account is not None:
+            stack.enter_context(leaving_no_descriptors())
         await made.open(stack)
         await made.import_image()
         try:

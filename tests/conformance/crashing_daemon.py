@@ -1,9 +1,9 @@
 """Stands for a daemon that is killed: makes a sandbox and processes, tells of them, and dies.
 
-python -m tests.conformance.crashing_daemon KIND STATE_DIR IMAGE_ID LOG_ID DETAILS FILES SOCKET KUBECONFIG
+python -m tests.conformance.crashing_daemon KIND STATE_DIR IMAGE_ID LOG_ID DETAILS FILES SOCKET KUBECONFIG ACCOUNT
 
 DETAILS are those of the image, FILES those of plans, as JSON; SOCKET is the Docker engine's, KUBECONFIG the cluster's:
-empty for the others.
+empty for the others. ACCOUNT is that at Modal as JSON, null for the others.
 """
 
 import json
@@ -18,11 +18,15 @@ import trio
 from tests.conformance.conftest import World, start
 
 from sandkeep.ids import PROCESS, new_id
+from sandkeepd.providers.modal.sdk import Account
 
 
 async def main(kind: str, state: str, image_id: str, log_id: str, *more: str) -> None:
-    details, files, socket, kubeconfig = more
-    world = World(kind, Path(state), Path(state), socket=socket or None, kubeconfig=kubeconfig or None)
+    details, files, socket, kubeconfig, account = more
+    world = World(
+        kind, Path(state), Path(state), socket=socket or None, kubeconfig=kubeconfig or None,
+        account=msgspec.json.decode(account, type=Account | None),
+    )  # fmt: skip
     world.image_id, world.log_id, world.details, world.files = image_id, log_id, json.loads(details), json.loads(files)
     async with AsyncExitStack() as stack:
         await world.open(stack)

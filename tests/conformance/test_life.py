@@ -100,7 +100,7 @@ async def test_what_is_suspended_is_adopted_so_and_can_be_ended(world: World) ->
 
 
 async def test_what_ended_by_itself_is_started_anew_on_its_files(world: World) -> None:
-    if world.kind in ("gvisor", "kubernetes"):  # its files go with it; it comes back from checkpoints
+    if world.kind in ("gvisor", "kubernetes", "modal"):  # its files go with it; it comes back from checkpoints
         assert world.provider.revival is None
         restart = (await world.provider.capabilities()).features.get("restart")
         assert world.kind == "gvisor" or (restart is not None and not restart.works and restart.why)

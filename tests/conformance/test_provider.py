@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -371,7 +372,7 @@ async def test_what_is_planted_instead_of_a_journal_is_not_followed(world: World
     journal = f"{_shared(instance).journals}/{process_id}.stdout"
     await sh(instance, f"set -e; rm {journal}; {plant} {journal}")
     host = f"{world.state}/sandboxes/{instance.sandbox_id}/out/p/{process_id}.stdout"
-    if world.kind == "kubernetes":  # what was read is the daemon's own: nothing inside replaces it
+    if world.is_elsewhere:  # what was read is the daemon's own: nothing inside replaces it
         await sh(instance, "true")
         assert stat.S_ISREG(os.lstat(host).st_mode)
     elif world.kind == "gvisor" and plant == "mkfifo":
@@ -379,7 +380,7 @@ async def test_what_is_planted_instead_of_a_journal_is_not_followed(world: World
     else:
         assert not stat.S_ISREG(os.lstat(host).st_mode)  # it was planted, and where the daemon looks
     chunk = instance.read(process_id, "stdout", 1, 100)
-    if world.kind == "kubernetes":
+    if world.is_elsewhere:
         assert (chunk.data, chunk.note) == (b"aid\n", None)
     else:
         assert chunk.data == b""
@@ -402,7 +403,7 @@ async def test_a_journal_that_was_cut_is_told(world: World) -> None:
     await instance.wait_output(process_id, 0, 0)
     await instance.write_stdin(process_id, b"go\n", eof=False)
     await run(instance, "true")
-    if world.kind == "kubernetes":  # what was read is the daemon's own: nothing inside makes it shorter
+    if world.is_elsewhere:  # what was read is the daemon's own: nothing inside makes it shorter
         await sh(instance, f"until [ ! -s {_shared(instance).journals}/{process_id}.stdout ]; do sleep 0.01; done")
         await sh(instance, "true")
         assert instance.read(process_id, "stdout", 0, 100).data == b"something\n"
@@ -435,7 +436,7 @@ async def test_forged_and_garbage_answers(world: World) -> None:
 
 async def _spoil_answers(world: World, instance: Instance, data: bytes, size: int | None = None) -> None:
     """Give the file of answers a size, and append to it: from inside where the daemon reads a copy of its own."""
-    if world.kind == "kubernetes":
+    if world.is_elsewhere:
         exits = f"{os.path.dirname(_shared(instance).journals)}/exits"
         cut = "" if size is None else f"truncate -s {size} {exits}; "
         assert (await run(instance, "sh", "-c", f"{cut}cat >>{exits}", stdin=data))[0] == 0
@@ -452,6 +453,12 @@ async def test_what_kills_all_that_it_can_keeps_no_end_from_being_told(world: Wo
     process_id = await start(instance, "sleep", "1000")
     if world.kind in ("none", "plain"):
         pytest.skip("to kill everything would be to kill the test, too")
+    if world.kind == "modal":  # the keeper is not the machine's first process there: the sandbox ends with it
+        with suppress(StateError):
+            await start(instance, "sh", "-c", "kill -9 -1")
+        assert (await instance.ended()).kind == "failed"
+        assert "ended" in ((await instance.wait(process_id)).message or "")
+        return
     killer = await start(instance, "sh", "-c", "kill -9 -1; exit 3")
     assert (await instance.wait(process_id)).exit_code == 137
     assert (await instance.wait(killer)).exit_code == 3
@@ -474,7 +481,7 @@ async def test_files_are_read_and_written_inside(world: World) -> None:
         with pytest.raises(CallerError) as raised:
             await instance.read_piece(path, 0, 99)
         assert raised.value.code == code, path
-    if os.geteuid() != 0 or world.kind != "plain":  # nothing is denied to root
+    if world.kind != "modal" and (os.geteuid() != 0 or world.kind != "plain"):  # nothing is denied to root
         await sh(instance, "chmod 0 sub/inner")
         with pytest.raises(CallerError, match="permission_denied"):
             await instance.read_piece("sub/inner", 0, 99)
@@ -568,7 +575,7 @@ async def test_helper_commands_that_were_left_behind_are_ended(world: World) -> 
 
 
 async def test_what_no_machine_of_this_kind_can_hold(world: World) -> None:
-    impossible = {"isolation": "none"} if world.kind in ("docker", "kubernetes") else {"network": "bridge"}
+    impossible = {"isolation": "none"} if world.kind in ("docker", "kubernetes", "modal") else {"network": "bridge"}
     with pytest.raises(SetupError, match="not_supported"):
         world.plan(new_id(SANDBOX), **impossible)
     assert await world.provider.found() == ([], world.images)
@@ -590,7 +597,8 @@ async def test_adopting_goes_on_where_it_was(world: World, tmp_path: Path) -> No
     """Another process makes a sandbox and is killed; this one takes it over."""
     child = subprocess.run(
         [sys.executable, "-m", "tests.conformance.crashing_daemon", world.kind, str(world.state), world.image_id,
-         world.log_id, json.dumps(world.details), json.dumps(world.files), world.socket or "", world.kubeconfig or ""],
+         world.log_id, json.dumps(world.details), json.dumps(world.files), world.socket or "", world.kubeconfig or "",
+         msgspec.json.encode(world.account).decode()],
         capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert child.returncode == -9, child.stderr

@@ -57,7 +57,7 @@ def told(swept: Swept, what: str) -> bool:
 
 def first_process(kind: str, instance: Any) -> int | None:
     """A pidfd of a sandbox's first process; None where that runs on another machine."""
-    if kind == "kubernetes":
+    if kind in ("kubernetes", "modal"):
         return None
     return os.dup(instance.pidfd) if kind == "gvisor" else os.pidfd_open(instance.handle["first"]["pid"])
 
@@ -87,7 +87,9 @@ async def test_what_is_owned_stays_and_what_is_not_goes(world: World) -> None:
 async def test_sandboxes_and_images_of_another_log_are_left(world: World) -> None:
     """Also one of the same name, as callers may give two."""
     theirs = await world.sandbox()
-    another = World(world.kind, world.state, world.source, world.engine, kubeconfig=world.kubeconfig)
+    another = World(
+        world.kind, world.state, world.source, world.engine, kubeconfig=world.kubeconfig, account=world.account
+    )
     async with AsyncExitStack() as stack:
         await another.open(stack)
         swept = await another.provider.clean_up(Nothing())

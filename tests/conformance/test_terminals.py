@@ -419,7 +419,7 @@ async def test_an_image_without_tmux(world: World, tmp_path: Any) -> None:
 
 async def test_a_journal_without_room_is_no_end(world: World) -> None:
     """What is written there is lost; the process goes on, and its end is told."""
-    if world.kind in ("plain", "gvisor", "kubernetes"):
+    if world.kind in ("plain", "gvisor", "kubernetes", "modal"):
         pytest.skip("it has no limits; or what it prints is all that is on its disk, and more ends it")
     instance = await world.measured(1 << 20)
     process_id = await open_tty(instance, f"{RAW} head -c 3000000 /dev/zero; exit 5")

@@ -52,10 +52,11 @@ COMMITS = [
     for kind in TOLD
     for side in (failpoints.BEFORE, failpoints.AFTER)
 ]
+OF_PROVIDERS = ("docker.", "kubernetes.", "modal.")
 POINTS = [
     point
     for point in failpoints.POINTS
-    if not point.startswith((*GROWTH, *KEEPING, *GVISOR, *BRANCHING, "disk.", "docker.", "kubernetes.", "lock."))
+    if not point.startswith((*GROWTH, *KEEPING, *GVISOR, *BRANCHING, *OF_PROVIDERS, "disk.", "lock."))
 ]
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.conftest import Make
 from tests.support.changed import program
 from tests.support.expect import refused, until
-from tests.support.sharing import ID, Cluster, eventually
+from tests.support.sharing import ID, Cluster
 
 from sandkeep.errors import SandkeepError
 
@@ -106,7 +106,7 @@ def test_what_is_terminated_just_before_it_is_given_up_is_given_up(held: Held) -
             refused("not_found", client.sandbox.attach_shared, ID, held.group.token, timeout_s=5)
     else:
         assert reason == "handed_over"
-        eventually(lambda: held.group.get(0, made.sandbox_id).moved_to is not None)
+        until(lambda: held.group.get(0, made.sandbox_id).moved_to is not None)
         assert held.group.standing() == [1]
 
 
@@ -117,7 +117,7 @@ def test_who_lost_it_to_another_resumes_nothing(cluster: Make) -> None:
         client.snapshot.create(ID)
         group.daemons[1].cli("lock", "release", ID, "--force")
         group.attach(1, timeout_s=5)
-        eventually(lambda: group.get(0, made.sandbox_id).moved_to is not None)
+        until(lambda: group.get(0, made.sandbox_id).moved_to is not None)
         error = refused("not_ready", client.sandbox.resume, made.sandbox_id)
         assert error.data["moved_to"] == group.get(0, made.sandbox_id).moved_to
     assert group.standing() == [1]

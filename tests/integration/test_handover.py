@@ -8,7 +8,7 @@ import pytest
 from tests.integration.conftest import Make
 from tests.support.counting import counting
 from tests.support.expect import refused, until
-from tests.support.sharing import ID, eventually, metadata
+from tests.support.sharing import ID, metadata
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
@@ -29,7 +29,7 @@ def test_created_attached_detached_and_attached_again(request: Any, cluster: Mak
     there = group.attach(1)
     assert (there.name, there.spec.labels, there.sandbox_token) == (ID, {"team": "blue"}, None)
     assert group.sh(1, "cat file mine; echo more >more") == "from the image\nmine\n"
-    eventually(lambda: group.get(0, made.sandbox_id).moved_to is not None)
+    until(lambda: group.get(0, made.sandbox_id).moved_to is not None)
     left = group.get(0, made.sandbox_id)
     assert (left.status, left.terminated_reason) == ("stopped", "handed_over")
     assert left.moved_to[0].startswith("tls://127.0.0.1:")
@@ -202,7 +202,7 @@ def test_an_idle_one_is_saved_and_given_up(cluster: Make) -> None:
     group = cluster()
     made = group.create(enable_handoff=False, enable_checkpoint_at_idle=True, idle_timeout_s=1.0)
     group.sh(0, "echo mine >mine")
-    eventually(lambda: group.get(0, made.sandbox_id).status == "stopped")
+    until(lambda: group.get(0, made.sandbox_id).status == "stopped")
     assert group.get(0, made.sandbox_id).terminated_reason == "idle_timeout"
     group.attach(1, timeout_s=0)
     assert group.sh(1, "cat mine") == "mine\n"
@@ -228,7 +228,7 @@ def test_terminating_it_ends_it_for_all(cluster: Make) -> None:
     with group.daemons[0].connect() as client:
         refused("in_use", client.lock.release, ID)
         client.sandbox.terminate(ID)
-        eventually(lambda: client.lock.list().locks == [])
+        until(lambda: client.lock.list().locks == [])
     with group.daemons[1].connect() as client:
         refused("not_found", client.sandbox.attach_shared, ID, group.token)
     first = group.token

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import Make
-from tests.support.expect import refused
-from tests.support.sharing import ID, eventually, metadata
+from tests.support.expect import refused, until
+from tests.support.sharing import ID, metadata
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
@@ -38,7 +38,7 @@ def test_the_owner_dies_in_a_step_of_the_handover(cluster: Make, step: str) -> N
     if group.standing() != [1]:
         group.attach(1, timeout_s=60)
     assert group.sh(1, "cat mine") == "mine\n"
-    eventually(lambda: group.get(0, made.sandbox_id).status == "stopped")
+    until(lambda: group.get(0, made.sandbox_id).status == "stopped")
     assert group.standing() == [1]
 
 
@@ -53,7 +53,7 @@ def test_who_lost_the_lock_stands_still(cluster: Make) -> None:
     assert done.returncode == 0
     assert b"loses sandbox-1f2e" in done.stderr
     group.attach(1, timeout_s=0)
-    eventually(lambda: group.get(0, made.sandbox_id).moved_to is not None)
+    until(lambda: group.get(0, made.sandbox_id).moved_to is not None)
     assert group.get(0, made.sandbox_id).status == "suspended"
     assert group.standing() == [1]
     with group.daemons[0].connect() as client:
@@ -70,9 +70,9 @@ def test_who_lost_the_lock_to_nobody_takes_it_again(cluster: Make) -> None:
     group = cluster()
     made = group.create()
     group.daemons[1].cli("lock", "release", ID, "--force")
-    eventually(lambda: "lock.lost" in group.history(0, made.sandbox_id))
-    eventually(lambda: group.history(0, made.sandbox_id).count("lock.acquired") == 2)
-    eventually(lambda: group.get(0, made.sandbox_id).status == "running")
+    until(lambda: "lock.lost" in group.history(0, made.sandbox_id))
+    until(lambda: group.history(0, made.sandbox_id).count("lock.acquired") == 2)
+    until(lambda: group.get(0, made.sandbox_id).status == "running")
     group.sh(0, "echo mine >mine")
     group.attach(1)
     assert group.sh(1, "cat mine") == "mine\n"
@@ -91,10 +91,10 @@ def test_who_dies_when_it_has_the_lock_again_goes_on(cluster: Make) -> None:
     first.process = None
     first.start()
     assert "lock.lost" in group.history(0, made.sandbox_id)
-    eventually(lambda: group.get(0, made.sandbox_id).status == "running")
+    until(lambda: group.get(0, made.sandbox_id).status == "running")
     with first.connect() as client:
         fence = client.lock.get(ID).fence
-        eventually(lambda: metadata(first.env["SANDBOX_METADATA_MOUNT_PATH"])["fence"] == fence)
+        until(lambda: metadata(first.env["SANDBOX_METADATA_MOUNT_PATH"])["fence"] == fence)
         client.sandbox.suspend(ID)
     first.stop()
     first.start()
@@ -110,7 +110,7 @@ def test_a_restarted_daemon_goes_on_with_what_it_shares(cluster: Make) -> None:
     group.sh(0, "echo mine >mine")
     group.daemons[0].kill()
     group.daemons[0].start()
-    eventually(lambda: group.get(0, made.sandbox_id).status == "running")
+    until(lambda: group.get(0, made.sandbox_id).status == "running")
     group.attach(1)
     assert group.sh(1, "cat mine") == "mine\n"
 

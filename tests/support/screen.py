@@ -52,9 +52,12 @@ class Screen:
         """Have bytes come from the terminal as they are, as a mouse makes it send some."""
         self._tmux("send-keys", "-t", "screen", "-H", *(f"{byte:02x}" for byte in data))
 
-    def shown(self, *, colours: bool = False) -> str:
-        """What is on the screen, without empty lines at its end; with `colours`, the sequences that make them."""
-        return self._tmux("capture-pane", "-p", "-t", "screen", *(["-e"] if colours else [])).rstrip()
+    def shown(self, *, colours: bool = False, joined: bool = False) -> str:
+        """What is on the screen, without empty lines at its end; with `colours`, the sequences that make them. With
+        `joined`, lines that were broken at the edge are one again.
+        """
+        options = [*(["-e"] if colours else []), *(["-J"] if joined else [])]
+        return self._tmux("capture-pane", "-p", "-t", "screen", *options).rstrip()
 
     def lines(self) -> list[str]:
         """What is on the screen, by lines."""

@@ -1,13 +1,11 @@
 """Several daemons that share a place, and what tests of shared sandboxes do with them over and over."""
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tests.conftest import RunningDaemon
-from tests.support.expect import until
 
 ID = "sandbox-1f2e"
 
@@ -94,10 +92,3 @@ class Cluster:
 def metadata(directory: str) -> Any:
     """Return the shared document of a directory."""
     return msgspec.json.decode(Path(directory, "sandboxes", ID, "metadata.json").read_bytes())
-
-
-def eventually(what: Callable[[], bool], seconds: float = 40.0) -> None:
-    """Wait until something is so, which takes a daemon a few looks."""
-    deadline = time.monotonic() + seconds
-    until(lambda: what() or time.monotonic() > deadline)
-    assert what()

@@ -219,8 +219,9 @@ async def _run_parts(
         tasks.cancel_scope.cancel()
     failpoints.reach("stop.carriers_ended")
     await _record_stop(core, reason, config.state_dir)
-    for runtime in sandboxes.runtimes.by_id.values():
-        await runtime.instance.aclose()
+    async with trio.open_nursery() as closing:  # at once: one whose node hangs delays no other
+        for runtime in sandboxes.runtimes.by_id.values():
+            closing.start_soon(runtime.instance.aclose)
 
 
 async def _serve_until_stopped(

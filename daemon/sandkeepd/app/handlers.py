@@ -55,6 +55,7 @@ def dispatch(
         "daemon.shutdown": software.shutdown,
         "image.create": images.create,
         "image.remove": images.remove,
+        "image.tag": images.tag,
         "provider.choose": choosing.choose,
         "session.ensure": sessions.ensure,
         "session.close": sessions.close,
@@ -153,7 +154,7 @@ def dispatch(
     }
     commands: Sequence[Command] = (
         *services.operations, *sessions.operations, *processes.commands, *files.commands, *sharing.commands,
-        sandboxes.updates.command, choosing, services.restores,
+        images.tagging, sandboxes.updates.command, choosing, services.restores,
         services.time_travel, services.branches.command, eventless_command("snapshot.gc", services.gc.answer_again),
         eventless_command("stream.access", access.answer_again), eventless_command("daemon.shutdown", _nothing),
     )  # fmt: skip

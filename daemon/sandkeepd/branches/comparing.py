@@ -8,7 +8,7 @@ from typing import Final
 from sandkeep import ids
 from sandkeep.errors import CallerError
 from sandkeep.model import ChangeKind, Diff, FileChange
-from sandkeep.protocol.methods import SandboxDiff
+from sandkeep.protocol.methods import Kind, SandboxDiff
 from sandkeep_store.archives.tar.members import TOP
 from sandkeep_store.archives.trees.tree import is_in
 from sandkeep_store.merging.compare import Change, changes
@@ -21,8 +21,8 @@ from sandkeepd.branches.merge_files import counting
 from sandkeepd.branches.points import Files, Points
 from sandkeepd.branches.work import Work
 from sandkeepd.contract.caller import Progress
-from sandkeepd.core import rules
-from sandkeepd.core.access import Request, sandbox_called
+from sandkeepd.core import naming, rules
+from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.host.threads import Meter
 from sandkeepd.snapshots.forks import layering
@@ -31,6 +31,8 @@ from sandkeepd.snapshots.restore import Unpacking, image_beneath, names_of
 
 MOST_SHOWN_BYTES: Final = 1 << 20
 """Maximum bytes of the text of one file."""
+
+_COMPARED: Final[tuple[Kind, ...]] = ("sandbox", "snapshot", "image")
 
 
 class Comparing:
@@ -71,31 +73,39 @@ class Comparing:
     @asynccontextmanager
     async def _other(self, request: Request[SandboxDiff], sandbox: SandboxState) -> AsyncIterator[tuple[str, Files]]:
         """Yield what a sandbox is compared with, and its id. Raises `not_found`."""
-        state, other, asked = self._core.state, request.params.other, sandbox.requested
+        state, asked = self._core.state, sandbox.requested
+        other = self._compared(request)
         if other is None:
             kind, began = began_with(sandbox)
             yield (
                 asked.image_id if kind == "checkpoint" else began,
                 Files(provider=asked.provider, image_id=asked.image_id, plan=asked.plan),
             )
-        elif (image := state.images.get(other)) is not None and request.sees(image.owner):
+        elif other in state.images:
             provider = rules.ready_image(state, other).requested.provider
             kept = Kept(state_id=other, time_us=0, image_id=other, plan={})
             like = asked.plan if provider == asked.provider else {}
             _, files = await self._points.nearest(provider, [kept], like)
             yield other, files
-        elif (snapshot := state.snapshots.get(other)) is not None and request.sees(snapshot.owner):
+        elif other in state.snapshots:
             async with self._unpacked(request, other, sandbox) as files:
                 yield other, files
         else:
-            try:
-                found = rules.sandbox(state, sandbox_called(state, other, request, "other"))
-            except CallerError:
-                message = f"other: there is no sandbox, snapshot or image {other!r}"
-                raise CallerError("not_found", message, other=other) from None
+            found = rules.sandbox(state, other)
             rules.require_files(found)
             async with self.present(found, request.progress) as files:
                 yield found.sandbox_id, files
+
+    def _compared(self, request: Request[SandboxDiff]) -> str | None:
+        """Return the id of what a sandbox is compared with, if anything is named. Raises `not_found` and `invalid`."""
+        state, other = self._core.state, request.params.other
+        if other is None:
+            return None
+        for kind in _COMPARED:
+            if (found := naming.find(state, kind, other, "other", request)) is not None:
+                return found
+        message = f"other: there is no sandbox, snapshot or image {other!r}"
+        raise CallerError("not_found", message, other=other)
 
     @asynccontextmanager
     async def _unpacked(

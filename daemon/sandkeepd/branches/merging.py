@@ -13,7 +13,7 @@ import trio
 from msgspec import Struct
 
 from sandkeep import events, failpoints, ids
-from sandkeep.errors import CallerError, StateError, error_from
+from sandkeep.errors import CallerError, SetupError, StateError, error_from
 from sandkeep.model import Conflict, Merge, Merged
 from sandkeep.protocol.methods import BranchAbandon, BranchMerge, BranchResolve
 from sandkeep_store.eventlog.log import NewEvent, Recorded
@@ -24,8 +24,8 @@ from sandkeepd.branches.merge_files import ALL, BASE, MergeFiles, Outcome
 from sandkeepd.branches.points import Files, Points
 from sandkeepd.branches.work import Work
 from sandkeepd.contract.layers import KeptArchive
-from sandkeepd.core import rules
-from sandkeepd.core.access import Request, sandbox_called
+from sandkeepd.core import naming, rules
+from sandkeepd.core.access import Request
 from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Creation, Order, Removal
 from sandkeepd.host.unnamed_file import unnamed_file
@@ -197,11 +197,14 @@ class Merging(Finishing):
         """Return the sandboxes by what they are called. Raises `not_found`, `invalid`."""
         state, found = self.core.state, dict[str, SandboxState]()
         for name in request.params.sandbox_ids:
-            sandbox = rules.sandbox(state, sandbox_called(state, name, request, "sandbox_ids"))
+            sandbox = rules.sandbox(state, naming.resolve(state, "sandbox", name, "sandbox_ids", request))
             label = sandbox.name or sandbox.sandbox_id
             if sandbox in found.values():
                 raise CallerError("invalid", f"sandbox_ids: {name!r} is given twice", field="sandbox_ids")
             found[sandbox.sandbox_id if label in found or label in RESERVED else label] = sandbox
+        if any(sandbox.spec.writable_root for sandbox in found.values()):
+            message = "sandbox_ids: only workspaces are merged, and one has a writable root: fork that instead"
+            raise SetupError("not_supported", message, field="sandbox_ids")
         for field in ("provider", "owner"):
             if len({getattr(sandbox.requested, field) for sandbox in found.values()}) > 1:
                 message = f"sandbox_ids: branches of another {field} cannot be merged with these: leave them out"
@@ -214,7 +217,7 @@ class Merging(Finishing):
             raise CallerError("invalid", "ours: give it with the policy 'ours', and only then", field="ours")
 
         def label(name: str, field: str) -> str:
-            sandbox_id = sandbox_called(self.core.state, name, request, field)
+            sandbox_id = naming.resolve(self.core.state, "sandbox", name, field, request)
             for label, sandbox in branches.items():
                 if sandbox.sandbox_id == sandbox_id:
                     return label

@@ -116,7 +116,9 @@ class CheckpointFiles:
             metadata, digest = {LOG_KEY: self._log_id}, file.digest.removeprefix("sha256:")
             copying.send(local, path, target, path, sha256=digest, metadata=metadata, fence=fence, progress=moved)
 
-        await run_in_thread(work, progress, f"sending it to {place.uri}", limiter=self.archives.limiter)
+        await run_in_thread(
+            work, progress, f"sending it to {place.uri}", limiter=self.archives.limiter, total_bytes=file.size_bytes
+        )
 
     # Having again
 

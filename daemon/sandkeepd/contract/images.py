@@ -12,7 +12,7 @@ from sandkeepd.contract.caller import Caller, Progress
 class ImageRequest(Struct, frozen=True, kw_only=True):
     """The request for an image. `source` is the absolute path of a directory, to be put onto the image `base` where the
     provider has such, or built by the `dockerfile` below it; or a reference. With `clean` earlier builds are not
-    reused. The names of `ignore` are left out at any depth.
+    reused. The names of `ignore` are left out at any depth, and what `patterns` match.
     """
 
     kind: ImageKind
@@ -23,6 +23,7 @@ class ImageRequest(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""
     ignore: Sequence[str] = ()
+    patterns: Sequence[str] = ()
 
 
 class ImportedImage(Struct, frozen=True, kw_only=True):

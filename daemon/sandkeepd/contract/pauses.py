@@ -24,6 +24,11 @@ class Pausing(Protocol):
     no_pauses: str | None
 
     @property
+    def deadline_s(self) -> float:
+        """Seconds that `suspend` and `resume` may take."""
+        ...
+
+    @property
     def reason(self) -> str | None:
         """The reason why the provider suspended it by itself; None if it did not, or it was resumed."""
         ...

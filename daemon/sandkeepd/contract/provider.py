@@ -107,9 +107,13 @@ class Parts(Protocol):
 
 
 class Provider(Parts, Protocol):
-    """A back end that isolates. See the module's text for the lifecycle."""
+    """A back end that isolates. See the module's text for the lifecycle.
+
+    Sandboxes older than `longest_lifetime_s`, in seconds, are ended by the back end itself; None where it ends none.
+    """
 
     name: str
+    longest_lifetime_s: float | None = None
 
     @property
     def images(self) -> Images:
@@ -126,6 +130,12 @@ class Provider(Parts, Protocol):
 
     def default_memory(self) -> int | None:
         """Return the default memory limit of sandboxes; None where memory is not counted for a sandbox as a whole."""
+        ...
+
+    def default_lifetime(self) -> float | None:
+        """Return the default lifetime of sandboxes, in seconds; None for no end. It is finite where they cost money
+        while they stand, and `create` then has the back end end them a little later, if no daemon has.
+        """
         ...
 
     def plan(

@@ -1,36 +1,36 @@
 """Access control: from the peer's credentials to an owner, and from a method's row to a decision.
 
 The check is made once, here, before any handler runs, for every object that the parameters name. Another owner's object
-and a missing one give the same `not_found`, so that ids cannot be probed. Names of sandboxes are resolved to ids here.
+and a missing one give the same `not_found`, so that ids cannot be probed. Names are resolved to ids here.
 """
 
 import grp
 import os
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sandkeep.errors import CallerError
 from sandkeep.events import Meta
-from sandkeep.protocol.methods import METHODS, Access, Kind, Method, Mutation, Params
+from sandkeep.protocol.methods import METHODS, Access, Method, Mutation, Params
 from sandkeep.settings.daemon import ADMIN_GROUP
 from sandkeep_store.eventlog.eventless_commands import CommandProgress
-from sandkeep_store.views.artifacts import ArtifactState
-from sandkeep_store.views.branches import CommitState, MergeState
-from sandkeep_store.views.checkpoints import CheckpointState
-from sandkeep_store.views.images import ImageState
-from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.contract.caller import Caller, Progress
-from sandkeepd.core import rules
+from sandkeepd.core import naming
 from sandkeepd.core.call import Call, Give, cannot_give, no_progress
 from sandkeepd.core.peer import Peer
 
 _HOST_PATHS: Final = ("source", "image", "target")
 """The parameters that may be a directory of the host."""
+
+
+class _Asker(NamedTuple):
+    owner: str
+    admin: bool
+
 
 P = TypeVar("P", bound=Params)
 P_co = TypeVar("P_co", bound=Params, covariant=True)
@@ -128,7 +128,7 @@ def admit(state: State, call: Call) -> Request[Params]:
         _refuse_host_paths(call.params)
     return Request(
         method=method,
-        params=_resolved(state, method, call.params, owner, admin=admin),
+        params=_resolved(state, method, call.params, _Asker(owner, admin)),
         owner=owner,
         admin=admin,
         peer=peer,
@@ -167,59 +167,14 @@ def _refuse_host_paths(params: Params) -> None:
         raise CallerError("permission_denied", message, field="volumes")
 
 
-def _resolved(state: State, method: Method, params: Params, owner: str, *, admin: bool) -> Params:
-    """Return the parameters with names replaced by ids. Raises `not_found` unless the caller may see every object."""
+def _resolved(state: State, method: Method, params: Params, asker: naming.Asker) -> Params:
+    """Return the parameters with ids for what the caller called the objects: see `naming`."""
     ids: dict[str, str] = {}
     for field, kind in method.references.items():
         text: str | None = getattr(params, field)
         if text is None:
             continue
-        found = _named(state, kind, text, owner, admin=admin)
-        if found is None:
-            raise rules.not_found(state, kind, text, field)
+        found = naming.resolve(state, kind, text, field, asker)
         if found != text:
             ids[field] = found
     return replace(params, **ids) if ids else params
-
-
-def sandbox_called(state: State, text: str, request: Request[Any], field: str) -> str:
-    """Return the id of a sandbox that is named within a parameter. Raises `not_found`."""
-    found = _sandbox_called(state, text, request.owner, admin=request.admin)
-    if found is None:
-        raise rules.not_found(state, "sandbox", text, field)
-    return found
-
-
-def _named(state: State, kind: Kind, text: str, owner: str, *, admin: bool) -> str | None:
-    """The id of the object of that kind that a caller names; None when the caller is shown none."""
-    if kind == "sandbox":
-        return _sandbox_called(state, text, owner, admin=admin)
-    if kind == "session":
-        session = state.session_called(owner, text) or state.sessions.get(text)
-        return session.key if session is not None and (admin or session.owner == owner) else None
-    objects: Mapping[
-        str, Mapping[str, ImageState | SnapshotState | CheckpointState | ArtifactState | MergeState | CommitState]
-    ] = {
-        "image": state.images, "snapshot": state.snapshots, "checkpoint": state.checkpoints,
-        "artifact": state.artifacts, "merge": state.merges, "commit": state.commits,
-    }  # fmt: skip
-    found = objects[kind].get(text)
-    return text if found is not None and (admin or found.owner == owner) else None
-
-
-def _sandbox_called(state: State, text: str, owner: str, *, admin: bool) -> str | None:
-    """The caller's own sandbox of that name, if it has not ended; else the one of that id; else the caller's own of
-    that name that ended last.
-
-    Ids do not look like names but for those that callers chose in older logs: a new sandbox is not to be hidden by an
-    old one that has ended.
-    """
-    named = state.sandbox_named(owner, text)
-    if named is not None and not named.hidden:
-        return named.sandbox_id
-    found = state.sandboxes.get(text)
-    if found is not None and (admin or found.owner == owner):
-        return text
-    if named is None and state.session_called(owner, text) is not None:
-        return text  # it has no sandbox yet: `Dispatch` sees to that where one is needed
-    return named.sandbox_id if named is not None else None

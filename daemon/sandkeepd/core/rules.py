@@ -31,6 +31,7 @@ from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.moments import Moment, newest
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeep_store.views.sessions import SAVING_S, SessionState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeepd.contract.image_sources import Source
@@ -340,8 +341,9 @@ def create_image(
     directories.
     """
     _require_small(command.labels)
-    if command.ignore and source.kind != "directory":
-        raise CallerError("invalid", "ignore: it goes with a plain directory: leave it out", field="ignore")
+    for field in ("ignore", "patterns"):
+        if getattr(command, field) and source.kind != "directory":
+            raise CallerError("invalid", f"{field}: it goes with a plain directory: leave it out", field=field)
     return events.ImageCreateRequested(
         owner=owner,
         provider=provider,
@@ -352,7 +354,16 @@ def create_image(
         base=source.base or default_base if source.kind == "directory" else None,
         dockerfile=source.dockerfile,
         ignore=command.ignore,
+        patterns=command.patterns,
+        name=new_image_name(command.name) if command.name is not None else None,
     )
+
+
+def new_image_name(name: str) -> str:
+    """Return a caller's name for an image as it is recorded; raise `invalid` for one that looks like an id."""
+    if ids.looks_like_id(name):
+        raise CallerError("invalid", f"name: {name!r} looks like an id: choose another name", field="name")
+    return ids.image_name(name)
 
 
 def same_content(state: State, image_id: str, digest: str) -> ImageState | None:
@@ -436,11 +447,34 @@ def sandbox_spec(command: SandboxCreate, *, network: Network, memory_bytes: int 
         labels=command.labels,
         idle_timeout_s=command.idle_timeout_s,
         max_lifetime_s=command.max_lifetime_s,
+        writable_root=command.writable_root,
     )
+    if spec.writable_root and spec.read_only:
+        message = "writable_root: with read_only nothing can be written: leave one of them out"
+        raise CallerError("invalid", message, field="writable_root")
     if _size(spec.env) + _size(spec.labels) > MAX_SPEC_BYTES:
         field = max("env", "labels", key=lambda name: _size(getattr(spec, name)))
         raise _too_large(field, "variables and labels together are")
     return spec
+
+
+def with_lifetime(
+    spec: SandboxSpec, session: SessionState | None, *, default_s: float | None, longest_s: float | None, keep_s: float
+) -> SandboxSpec:
+    """Return the spec with the lifetime of a sandbox, by the default and the maximum of its provider, if it has any.
+
+    The sandbox of a session has the longest life of the session, and then time to be saved: `keep_s`, in which that
+    may fail, and more.
+    """
+    if default_s is None and longest_s is None:
+        return spec
+    asked_s = spec.max_lifetime_s if session is None else session.spec.max_lifetime_s
+    if session is None and asked_s is not None:
+        return spec
+    life_s = default_s if asked_s is None else asked_s
+    if life_s is not None and session is not None:
+        life_s += keep_s + SAVING_S
+    return replace(spec, max_lifetime_s=min(each for each in (life_s, longest_s) if each is not None))
 
 
 def asked_spec(asked: events.SandboxCreateRequested | events.CheckpointCreateRequested) -> SandboxSpec:
@@ -481,13 +515,13 @@ def argv_of(command: Sequence[str] | str) -> list[str]:
 def launch(
     sandbox: SandboxState, command: ProcessLaunch | SandboxExec, name: str | None, *, taken: bool = False
 ) -> events.ProcessLaunchRequested:
-    """The intent to start a process. `taken`: another one is about to use its name."""
+    """The intent to start a process. The name of one that has ended is free; `taken`: another is about to use it."""
     require_running(sandbox)
     holder = sandbox.named.get(name) if name is not None else None
-    if (holder is not None and not holder.interrupted) or taken:
+    if (holder is not None and not holder.ended) or taken:
         raise StateError(
             "conflict",
-            f"sandbox {sandbox.sandbox_id} has a process called {name!r} on record: choose another name",
+            f"process {name!r} of sandbox {sandbox.sandbox_id} has not ended: choose another name, or kill it first",
             sandbox_id=sandbox.sandbox_id,
             name=name,
         )

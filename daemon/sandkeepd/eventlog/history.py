@@ -1,5 +1,6 @@
 """History for callers: committed events from a token on, of all or one sandbox; and the state after any."""
 
+import re
 from typing import Any, Final
 
 import trio
@@ -8,7 +9,7 @@ from msgspec.structs import replace
 
 from sandkeep.errors import CallerError
 from sandkeep.model import Moment, SandboxAt
-from sandkeep.protocol.clock import rfc3339
+from sandkeep.protocol.clock import parse_rfc3339, rfc3339
 from sandkeep.protocol.methods import EventQuery, HistoryQuery, SessionHistory, StateQuery
 from sandkeep_store.eventlog.log import Recorded
 from sandkeep_store.views.moments import moments
@@ -18,6 +19,7 @@ from sandkeepd.core.core import Core
 
 MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 NOW: Final = "now"
+_DATE: Final = re.compile(r"\d{4}-", re.ASCII)
 
 
 class RawEvent(Struct, frozen=True, omit_defaults=True):
@@ -53,7 +55,7 @@ class History:
         query, log = request.params, self._core.log
         if query.after == NOW:
             return RawEventPage([], log.token(log.head), caught_up=True)
-        after = self.start(query.after)
+        after = await self.start(query.after)
         deadline = trio.current_time() + query.wait_s
         while True:
             page = await self._page(request, after, query.limit, query.sandbox_id, query.type)
@@ -119,11 +121,13 @@ class History:
             return None
         return f"of its processes, those that had ended before {rfc3339(archived_us)} may be in the archive"
 
-    def start(self, token: str | None) -> int:
-        """The position that a token, or its absence, or ``now`` says to begin after. Raises as `parse_token` does."""
+    async def start(self, token: str | None) -> int:
+        """The position that a token, a time, ``now``, or no token says to begin after. Raises as `parse_token` does."""
         log = self._core.log
         if token == NOW:
             return log.head
+        if token is not None and _DATE.match(token):
+            return max(await log.first_since(_time_us(token)), log.first_position) - 1
         return log.first_position - 1 if token is None else log.parse_token(token)
 
     async def page(self, request: Request[EventQuery], after: int, max_bytes: int) -> RawEventPage:
@@ -155,6 +159,13 @@ class History:
                 is_last = row.position >= page.position and page.caught_up
                 return RawEventPage(passed, log.token(row.position), caught_up=is_last)
         return RawEventPage(passed, log.token(page.position), caught_up=page.caught_up)
+
+
+def _time_us(text: str) -> int:
+    try:
+        return parse_rfc3339(text)
+    except ValueError as error:
+        raise CallerError("invalid", f"after: {text!r} {error}", field="after") from None
 
 
 def raw_event(row: Recorded) -> RawEvent:

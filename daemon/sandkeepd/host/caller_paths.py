@@ -29,8 +29,10 @@ from sandkeep.system.descriptors import closing_fd
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.image_sources import Seen
 from sandkeepd.contract.images import ImportedImage
+from sandkeepd.host import ignore as ignored
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
+from sandkeepd.host.threads import Meter, run_in_thread
 
 MAX_SKIPPED: Final = 100
 """Maximum number of skipped files that are named."""
@@ -57,8 +59,8 @@ _PATIENCE_MS: Final = 500
 # files is left out: it may have no end (kcore), or never answer (kmsg).
 _SURVEY: Final = f"""
 cd -- "$SOURCE" || {{ ls -d -- "$SOURCE/"; exit 3; }}
-left=$1
-shift
+left=$1 words=$2
+shift 2
 while [ "$left" -gt 0 ]; do
 	place=$1 left=$((left - 1))
 	shift
@@ -67,12 +69,29 @@ done
 for type in proc sysfs cgroup cgroup2 debugfs tracefs securityfs configfs bpf pstore efivarfs; do
 	set -- "$@" -fstype $type -prune -printf 'K %s %p\\0' -o
 done
-exec find . -maxdepth {MAX_DEPTH} "$@" -printf '%y %s %p\\0'
+while [ "$words" -gt 0 ]; do # to the end: an exception from what is ignored is none from these
+	word=$1 words=$((words - 1))
+	shift
+	set -- "$@" "$word"
+done
+exec find . -maxdepth {MAX_DEPTH} "$@" {ignored.PRINT[0]} '{ignored.PRINT[1]}'
 """
 
 
+IGNORE_FILES: Final = (".sandkeepignore", ".dockerignore")
+"""Files at the top of a directory with patterns of what to leave out; the first that is there counts."""
+
+_MOST_PATTERNS_BYTES: Final = 32 * 1024
+_MOST_PATTERNS: Final = 1000
 _SPECIAL: Final = re.compile(r"[\\*?\[\]]")
 """Characters that mean something in a pattern of find's."""
+
+_READ_PATTERNS: Final = f"""
+cd -- "$SOURCE" || {{ ls -d -- "$SOURCE/"; exit 3; }}
+for name in {" ".join(IGNORE_FILES)}; do
+	[ ! -f "./$name" ] || {{ printf '%s\n' "$name"; exec head -c {_MOST_PATTERNS_BYTES + 1} -- "./$name"; }}
+done
+"""
 
 _LOOK: Final = """
 [ -f "$SOURCE" ] && exec echo file
@@ -82,23 +101,39 @@ echo directory
 """
 
 
+class LeftOut(Struct, frozen=True, kw_only=True):
+    """What of a directory is not copied: `names` at any depth; what the patterns match of the first of `IGNORE_FILES`
+    that is there, unless not to go `by_file`, and after these `patterns`.
+    """
+
+    names: Sequence[str] = ()
+    patterns: Sequence[str] = ()
+    by_file: bool = False
+
+
+NOTHING: Final = LeftOut()
+
+
 class Survey(Struct, frozen=True, kw_only=True):
-    """The contents of a directory: `names` is an open file of paths for tar, each ended by a NUL."""
+    """The contents of a directory: `names` is an open file of paths for tar, each ended by a NUL; `size_bytes` those of
+    its files.
+    """
 
     names: int
+    size_bytes: int
     skipped: list[SkippedFile]
     skipped_count: int
 
 
 async def import_tree(
     source: str, caller: Caller, target: str, *, owner: int | None, hide: Sequence[str], progress: Progress,
-    ignore: Sequence[str] = (),
+    left_out: LeftOut = NOTHING,
 ) -> ImportedImage:  # fmt: skip
     """Copy the directory `source`, as `caller` may read it, to `target`, which must not exist.
 
     Everything in it then belongs to `owner` (None: to this process's user). Kept are modes, times, symbolic and hard
     links, empty directories, FIFOs and every byte of a name; dropped are setuid and setgid bits; sockets and devices
-    are skipped. The directories `hide` are left out, and the names `ignore` at any depth.
+    are skipped. The directories `hide` are left out, and what is to be `left_out`.
 
     Raises `invalid` (no such directory), `permission_denied` (the first path that cannot be read),
     `storage_unavailable`. The caller removes a partial copy.
@@ -109,10 +144,11 @@ async def import_tree(
     await progress(f"looking at {source}")
     async with _import_limit(caller):
         own = trio.CapacityLimiter(1)  # not the daemon's: a caller can stop the programs that read for him
-        survey = await trio.to_thread.run_sync(_survey, source, caller, hide, ignore, limiter=own)
+        words = await trio.to_thread.run_sync(_left_out, source, caller, left_out, limiter=own)
+        survey = await trio.to_thread.run_sync(_survey, source, caller, hide, words, limiter=own)
         try:
-            await progress(f"copying {source}")
-            await trio.to_thread.run_sync(_copy, source, caller, target, owner, survey.names, limiter=own)
+            copy = functools.partial(_copy, source, caller, target, owner, survey.names)
+            await run_in_thread(copy, progress, f"copying {source}", limiter=own, total_bytes=survey.size_bytes)
         finally:
             os.close(survey.names)
         await progress("computing the digest")
@@ -173,11 +209,46 @@ def _look(source: str, caller: Caller, dockerfile: str) -> Seen:
     return cast("Seen", word)
 
 
-def _survey(source: str, caller: Caller, hide: Sequence[str], ignore: Sequence[str] = ()) -> Survey:
+def _left_out(source: str, caller: Caller, left_out: LeftOut) -> list[str]:
+    """Return the words of find's that pass over what is to be left out. Raises `invalid` for malformed patterns."""
+    names = [word for name in left_out.names for word in ("-name", _SPECIAL.sub(r"\\\g<0>", name), "-prune", "-o")]
+    name, text = _patterns_of(source, caller) if left_out.by_file else ("", "")
+    found = [
+        *_patterns("source", f"{name}: ", text),
+        *_patterns("patterns", "", "\n".join(left_out.patterns)),
+    ]  # fmt: skip
+    if len(found) > _MOST_PATTERNS:
+        raise CallerError("invalid", f"source: there are more than {_MOST_PATTERNS} patterns: shorten {name}")
+    return names + ignored.find_expression(found)
+
+
+def _patterns(field: str, where: str, text: str) -> list[ignored.Pattern]:
+    try:
+        found = ignored.patterns(text)
+        ignored.find_expression(found)
+    except (ValueError, re.error) as error:
+        raise CallerError("invalid", f"{field}: {where}{error}", field=field) from None
+    return found
+
+
+def _patterns_of(source: str, caller: Caller) -> tuple[str, str]:
+    """Return the name and the content of the directory's file of patterns; empty if there is none."""
+    code, output, errors = _run_as(caller, [_READ_PATTERNS], None, SOURCE=source)
+    if code == 3:
+        raise _not_a_directory(source, errors)
+    if code:
+        raise _unreadable(source, errors)
+    name, _, content = output.partition(b"\n")
+    if len(content) > _MOST_PATTERNS_BYTES:
+        message = f"source: {name.decode()} has more than {_MOST_PATTERNS_BYTES >> 10} KiB: shorten it"
+        raise CallerError("invalid", message, field="source")
+    return name.decode(), content.decode("utf-8", "surrogateescape")
+
+
+def _survey(source: str, caller: Caller, hide: Sequence[str], left_out: Sequence[str] = ()) -> Survey:
     with tempfile.TemporaryFile() as found:
         listing = _Listing(source, found)
-        names = [word for name in ignore for word in ("-name", _SPECIAL.sub(r"\\\g<0>", name), "-prune", "-o")]
-        survey = [_SURVEY, "sh", str(len(hide)), *hide, *names]
+        survey = [_SURVEY, "sh", str(len(hide)), str(len(left_out)), *hide, *left_out]
         code, _, errors = _run_as(caller, survey, listing.take, SOURCE=source)
         if code == 3:
             raise _not_a_directory(source, errors)
@@ -225,6 +296,7 @@ class _Listing:
         self._rest = b""
         self._skipped: list[SkippedFile] = []
         self._skipped_count = 0
+        self._size_bytes = 0
 
     def take(self, piece: bytes) -> None:
         """Take some more of ``find``'s output: type, size and path of each entry, ended by a NUL."""
@@ -246,6 +318,7 @@ class _Listing:
             self._refuse("is a file system of the kernel's, such as /proc")
         if kind not in _SKIPPED:
             self._names.write(path + b"\0")
+            self._size_bytes += int(size) if kind == b"f" else 0
             return
         self._skipped_count += 1
         if len(self._skipped) < MAX_SKIPPED:
@@ -259,14 +332,16 @@ class _Listing:
         """Return the result. Its file of names is read-only, as the caller's own programs get it."""
         self._names.flush()
         names = os.open(f"/proc/self/fd/{self._names.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
-        return Survey(names=names, skipped=self._skipped, skipped_count=self._skipped_count)
+        return Survey(
+            names=names, size_bytes=self._size_bytes, skipped=self._skipped, skipped_count=self._skipped_count
+        )
 
 
 def _display(path: bytes) -> str:
     return path[2:].decode("utf-8", "backslashreplace")[:MAX_PATH_BYTES]
 
 
-def _copy(source: str, caller: Caller, target: str, owner: int | None, names: int) -> None:
+def _copy(source: str, caller: Caller, target: str, owner: int | None, names: int, moved: Meter) -> None:
     """Read as the caller, write in the jail."""
     os.makedirs(target, mode=0o700)
     if owner is not None:
@@ -286,7 +361,8 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
                 reader.stdout.close()
             with writer:
                 try:
-                    complaints, errors = _drain({reader.stderr: None, writer.stderr: None}, [reader, writer])
+                    pipes = {reader.stderr: None, writer.stderr: None}
+                    complaints, errors = _drain(pipes, [reader, writer], lambda: moved(_bytes_read(writer.pid)))
                 finally:
                     _kill(writer)
         finally:
@@ -349,9 +425,13 @@ def _jail(place: str, calls: int | None) -> list[str]:
 
 
 def _drain(
-    pipes: Mapping[IO[bytes] | None, Callable[[bytes], None] | None], programs: Sequence["subprocess.Popen[bytes]"]
+    pipes: Mapping[IO[bytes] | None, Callable[[bytes], None] | None],
+    programs: Sequence["subprocess.Popen[bytes]"],
+    beat: Callable[[], None] = lambda: None,
 ) -> list[bytes]:
-    """Read programs' output until they exit, not to the pipes' ends. Keep the beginning of untaken output."""
+    """Read programs' output until they exit, not to the pipes' ends, and call `beat` meanwhile. Keep the beginning of
+    untaken output.
+    """
     takers = {pipe.fileno(): taker for pipe, taker in pipes.items() if pipe}
     output = dict.fromkeys(takers, b"")
     poll = select.poll()
@@ -364,6 +444,7 @@ def _drain(
         silent = False
         while running or not silent:
             _check_cancelled()
+            beat()
             ready = [fd for fd, _ in poll.poll(_PATIENCE_MS if running else 0)]
             silent = not ready
             for fd in ready:
@@ -373,6 +454,13 @@ def _drain(
                 elif not _read_once(fd, takers[fd], output):
                     poll.unregister(fd)
     return list(output.values())
+
+
+def _bytes_read(pid: int) -> int:
+    """Return the bytes that a program has read so far; 0 if the kernel does not say."""
+    with suppress(OSError, KeyError, ValueError), open(f"/proc/{pid}/io", encoding="ascii") as file:
+        return int(dict(line.split(": ") for line in file)["rchar"])
+    return 0
 
 
 def _read_once(fd: int, taker: Callable[[bytes], None] | None, output: dict[int, bytes]) -> bool:

@@ -1,9 +1,12 @@
 """Run a blocking function in a thread, with progress and cancellation."""
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import trio
+
+from sandkeep.protocol.amounts import of_total
 
 T = TypeVar("T")
 
@@ -15,17 +18,27 @@ class AbandonedError(Exception):
 
 
 class Meter:
-    """Called by the work with the bytes done, from any thread. It raises to cancel the work."""
+    """Called by the work with the bytes done, from any thread. It raises to cancel the work.
 
-    def __init__(self) -> None:
+    `total_bytes` are those that there will be, if that is known. `count`, which the work may set, finds that out: it is
+    called in the work's thread once the work has taken so long that somebody may look at its progress.
+    """
+
+    def __init__(self, total_bytes: int | None = None) -> None:
         self.bytes = 0
+        self.total_bytes = total_bytes
+        self.count: Callable[[], int | None] | None = None
         self._abandoned = False
+        self._began = time.monotonic()
 
     def __call__(self, size: int) -> None:
         """So much is through."""
         self.bytes = size
         if self._abandoned:
             raise AbandonedError
+        if self.count is not None and time.monotonic() - self._began > PROGRESS_PERIOD_S:
+            count, self.count = self.count, None
+            self.total_bytes = count()
 
     def abandon(self) -> None:
         """Make the next call raise, which ends the work."""
@@ -38,9 +51,13 @@ async def run_in_thread(
     doing: str,
     *,
     limiter: trio.CapacityLimiter | None = None,
+    total_bytes: int | None = None,
 ) -> T:
-    """Run `work` in a thread, calling `progress` with `doing` and the bytes done. Cancellation waits for it to end."""
-    meter = Meter()
+    """Run `work` in a thread, calling `progress` with `doing` and the bytes done, of `total_bytes` if known.
+
+    Cancellation waits for it to end.
+    """
+    meter = Meter(total_bytes)
     outcome: list[T | Exception] = []
     await progress(doing)
     async with trio.open_nursery() as nursery:
@@ -64,7 +81,7 @@ async def _report_progress(meter: Meter, progress: Callable[[str], Awaitable[Non
         await trio.sleep(PROGRESS_PERIOD_S)
         if meter.bytes != reported:
             reported = meter.bytes
-            await progress(f"{doing}: {reported / 1e6:.0f} MB")
+            await progress(f"{doing}: {of_total(reported, meter.total_bytes)}")
 
 
 async def _abandon_when_cancelled(meter: Meter) -> None:

@@ -63,7 +63,7 @@ async def events(gateway: Gateway, row: Row, asked: Asked) -> None:  # noqa: ARG
 
 async def _send(gateway: Gateway, asked: Asked, request: Request[Any], token: str | None) -> None:
     history, log = History(gateway.core), gateway.core.log
-    after = history.start(token)
+    after = await history.start(token)
     begun = False
     while True:
         page = await history.page(request, after, max_bytes=PAGE_BYTES)

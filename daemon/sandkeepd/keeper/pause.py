@@ -3,8 +3,12 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import trio
+
+PAUSED_S: Final = 30.0
+"""Seconds that a freeze or thaw may take, where a provider names no others."""
 
 
 class Pause:
@@ -53,6 +57,11 @@ class Pauses:
     def __init__(self, pause: Pause, no_pauses: str | None = None) -> None:
         self.pause = pause
         self.no_pauses = no_pauses
+
+    @property
+    def deadline_s(self) -> float:
+        """See `Pausing.deadline_s`."""
+        return PAUSED_S
 
     @property
     def reason(self) -> str | None:

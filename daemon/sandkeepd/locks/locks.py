@@ -24,6 +24,7 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.locks.open import where
 from sandkeep_store.locks.places import part_of
 from sandkeep_store.views.locks import LockState
+from sandkeepd.core import naming
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Command, Operation, Order, Removal
@@ -276,6 +277,8 @@ class LockService:
         if name in locks and request.sees(locks[name].owner):
             return locks[name]
         named = [lock for lock in locks.values() if lock.name == name and request.sees(lock.owner)]
+        if not named and (lock_id := naming.beginning(locks, "lock", name, "name", request)) is not None:
+            return locks[lock_id]
         return max(named, key=_standing, default=None)
 
 

@@ -9,6 +9,7 @@ from sandkeepd.providers.docker.provider import open_docker
 from sandkeepd.providers.gvisor.provider import open_gvisor
 from sandkeepd.providers.kubernetes.provider import open_kubernetes
 from sandkeepd.providers.local.provider import open_local
+from sandkeepd.providers.modal.provider import open_modal
 
 
 @asynccontextmanager
@@ -28,5 +29,6 @@ async def open_providers(
         open_docker(state_dir, disk_limit=disk_limit, log_id=log_id) as docker,
         open_gvisor(state_dir, uid_base=uid_base, disk_limit=disk_limit, log_id=log_id) as gvisor,
         open_kubernetes(state_dir, log_id=log_id) as kubernetes,
+        open_modal(state_dir, log_id=log_id) as modal,
     ):
-        yield {provider.name: provider for provider in (local, docker, gvisor, kubernetes)}
+        yield {provider.name: provider for provider in (local, docker, gvisor, kubernetes, modal)}

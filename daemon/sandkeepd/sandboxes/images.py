@@ -10,9 +10,10 @@ import trio
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import Image, ImageList
-from sandkeep.protocol.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove
-from sandkeep_store.eventlog.log import NewEvent
+from sandkeep.protocol.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove, ImageTag
+from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.images import ImageState
+from sandkeep_store.views.state import State
 from sandkeepd.contract import image_sources
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.image_sources import Source
@@ -21,7 +22,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.holds import Holds
-from sandkeepd.core.operation import Creation, Operation, Order, Removal
+from sandkeepd.core.operation import Command, Creation, DirectCommand, Operation, Order, Removal
 from sandkeepd.core.paging import page
 from sandkeepd.host import caller_paths
 
@@ -61,6 +62,8 @@ class ImageCreation(Creation[ImageState]):
     def __init__(self, core: Core, holds: ImageHolds) -> None:
         super().__init__(core)
         self._holds = holds
+        self.naming = trio.Lock()
+        """Held from the decision which image loses a name until that is on record."""
         self._turns: WeakValueDictionary[tuple[str, str], trio.Lock] = WeakValueDictionary()
 
     def owns(self, subject: ImageState) -> bool:
@@ -76,11 +79,13 @@ class ImageCreation(Creation[ImageState]):
         # Of two of the same content that are made at once, the second is to find the first.
         turn = self._turns.setdefault((asked.provider, made.digest), trio.Lock())
         await order.resources.enter_async_context(turn)
+        await order.resources.enter_async_context(self.naming)
         same = None if asked.clean else rules.same_content(core.state, image_id, made.digest)
         if same is not None and not self._holds.is_leaving(same.image_id):
             order.resources.enter_context(self._holds.held(same.image_id))
             await remove_image(self, order, "image {} is like an older one, which is answered when that answers")
-            return [NewEvent(image_id, events.ImageReused(image_id=same.image_id))]
+            reused = NewEvent(image_id, events.ImageReused(image_id=same.image_id))
+            return [reused, *tag_image(core.state, same, asked.name)]
         await self.charge_image(order, made.size_bytes)
         created = events.ImageCreated(
             digest=made.digest,
@@ -90,7 +95,7 @@ class ImageCreation(Creation[ImageState]):
             skipped=made.skipped,
             details=made.details,
         )
-        return [NewEvent(image_id, created)]
+        return [NewEvent(image_id, created), *tag_image(core.state, order.subject, asked.name)]
 
     async def charge_image(self, order: Order[ImageState], size: int) -> None:
         """Charge its owner for an image that was made. Removes it and raises `quota_exceeded` if it is too large."""
@@ -133,6 +138,19 @@ async def remove_image(operation: Operation[ImageState], order: Order[ImageState
     await operation.insist(image_id, remove, then.format(image_id), name, REMOVE_DEADLINE_S)
 
 
+def tag_image(state: State, image: ImageState, name: str | None) -> list[NewEvent]:
+    """Return the events by which an image gets a name, and the one that has it loses it. The order matters: the first
+    is by which the command is known.
+    """
+    if name is None:
+        return []
+    named = state.image_named(image.owner, name)
+    tagged = NewEvent(image.image_id, events.ImageTagged(name=name))
+    if named is None or named is image or named.status != "ready":
+        return [tagged]
+    return [tagged, NewEvent(named.image_id, events.ImageUntagged(name=name))]
+
+
 class Images:
     """The handlers of ``image.*``."""
 
@@ -142,6 +160,7 @@ class Images:
         self.creation = ImageCreation(core, self.holds)
         self._removal = ImageRemoval(core)
         self.operations: Sequence[Operation[Any]] = (self.creation, self._removal)
+        self.tagging: Command = DirectCommand("image.tag", self._tag_again)
 
     async def create(self, request: Request[ImageCreate]) -> Image:
         """Make an image; one of the same content is used again unless `clean`."""
@@ -178,6 +197,18 @@ class Images:
         removed: Image = await self._removal.answer(request, image_id)
         return removed
 
+    async def tag(self, request: Request[ImageTag]) -> Image:
+        """Give an image a name, which another one may lose."""
+        core, name = self._core, rules.new_image_name(request.params.name)
+        async with self.creation.naming:
+            image = rules.ready_image(core.state, request.params.image_id)
+            core.require_sound()
+            await core.log.append(tag_image(core.state, image, name), request.meta)
+        return image.view()
+
+    async def _tag_again(self, request: Request[ImageTag], first: Recorded) -> Image:  # noqa: ARG002
+        return rules.image(self._core.state, first.stream).view()
+
     def get_now(self, request: Request[ImageRef]) -> Image:
         """Show an image."""
         return rules.image(self._core.state, request.params.image_id).view()
@@ -201,4 +232,5 @@ def _request(requested: events.ImageCreateRequested) -> ImageRequest:
         labels=requested.labels,
         owner=requested.owner,
         ignore=requested.ignore,
+        patterns=requested.patterns,
     )

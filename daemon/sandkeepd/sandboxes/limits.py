@@ -26,6 +26,7 @@ class LimitWatcher:
         self._instance = instance
         self._oom = OomWatcher(instance)
         self._refused: dict[str, int] = {}
+        self._had_space: set[str] = set()
         self._processes = usage.ProcessCount(instance.cgroups)
 
     def begin(self, process_id: str) -> None:
@@ -34,18 +35,28 @@ class LimitWatcher:
         refused = usage.refused_pids(self._instance.cgroups)
         if refused is not None:
             self._refused[process_id] = refused
+        if not self._instance.disk_is_full():
+            self._had_space.add(process_id)
 
     def forget(self, process_id: str) -> None:
         """The process was not started after all."""
         self._oom.forget(process_id)
         self._refused.pop(process_id, None)
+        self._had_space.discard(process_id)
 
     def met(self, process: ProcessState, exit_code: int | None) -> list[LimitName]:
-        """Return the limits at which a process with this exit ended. To be called once."""
+        """Return the limits at which a process with this exit ended. To be called once.
+
+        Of a success only the disk is told, if it became full meanwhile: many programs ignore ENOSPC.
+        """
         oom_killed = self._oom.attribute(process, exit_code)
         refused = self._refused.pop(process.process_id, None)
-        if exit_code in (None, 0):
+        had_space = process.process_id in self._had_space
+        self._had_space.discard(process.process_id)
+        if exit_code is None:
             return []
+        if exit_code == 0:
+            return ["disk"] if had_space and self._instance.disk_is_full() else []
         met: dict[LimitName, bool] = {
             "disk": exit_code == FILE_TOO_LARGE or self._instance.disk_is_full(),
             "memory": oom_killed,
@@ -62,6 +73,10 @@ class LimitWatcher:
         if (count := self._processes.at_limit()) is not None:
             notes.append(f"it has {count} processes, which is its limit: end some")
         return "; ".join(notes) or None
+
+    def changed(self) -> None:
+        """Go by the present limits of the sandbox, which were changed."""
+        self._processes.forget_limit()
 
     def close(self) -> None:
         """Release the descriptors."""

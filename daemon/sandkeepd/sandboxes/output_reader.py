@@ -113,4 +113,5 @@ def _output(process: ProcessState, out: Chunk, err: Chunk, *, ended: bool) -> Pr
         exit_code=process.exit_code,
         timed_out=process.timed_out,
         note=out.note or err.note,
+        limits_met=list(process.limits_met),
     )

@@ -7,7 +7,7 @@ from sandkeep_store.eventlog.log import Recorded
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.state import State
-from sandkeepd.core import rules
+from sandkeepd.core import naming, rules
 from sandkeepd.core.core import Core
 from sandkeepd.core.holds import Holds
 
@@ -28,10 +28,22 @@ class ProcessLookup:
         if found is None or found.sandbox_id != sandbox_id:  # a foreign process takes as long as a missing one
             found = await self._from_log(sandbox, name)
         if found is None:
+            found = self._beginning_with(sandbox, name)
+        if found is None:
             raise CallerError(
                 "not_found", f"sandbox {sandbox_id} has no process {name!r}", sandbox_id=sandbox_id, name=name
             )
         return found
+
+    def _beginning_with(self, sandbox: SandboxState, text: str) -> ProcessState | None:
+        """Return the one process of the view whose id begins so. Raises `invalid` if there are several."""
+        if not text.startswith(ids.PROCESS + "_"):
+            return None
+        known = (*sandbox.active.values(), *sandbox.recent_named, *sandbox.recent_unnamed)
+        found = {process.process_id: process for process in known if process.process_id.startswith(text)}
+        if len(found) > 1:
+            raise naming.ambiguous(text, "name", "ids of processes begin so", sorted(found))
+        return next(iter(found.values()), None)
 
     async def _from_log(self, sandbox: SandboxState, process_id: str) -> ProcessState | None:
         if not process_id.startswith(ids.PROCESS + "_"):

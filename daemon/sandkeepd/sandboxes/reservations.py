@@ -9,10 +9,12 @@ import msgspec
 from sandkeep import events, ids
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import SandboxSpec
+from sandkeep.settings.daemon import SESSION_KEEP
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.provider import Provider
+from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
@@ -99,6 +101,7 @@ class Reservations:
         the provider, considering all others, changed by `adapt`. `facts` are further fields of the event.
         """
         image, reserved = self._core.state.images.get(image_id), self._reserved[sandbox_id]
+        spec = self._with_lifetime(provider, reserved.owner, spec)
         plan = provider.plan(
             sandbox_id, image_id, spec, caller, self._plans(provider.name),
             details=image.details if image is not None else {}, owner=reserved.owner,
@@ -115,6 +118,13 @@ class Reservations:
             **facts,
         )
         return NewEvent(sandbox_id, event, sandbox_id, 0)
+
+    def _with_lifetime(self, provider: Provider, owner: str, spec: SandboxSpec) -> SandboxSpec:
+        session = self._core.state.session_called(owner, spec.session_id) if spec.session_id is not None else None
+        return rules.with_lifetime(
+            spec, session, default_s=provider.default_lifetime(), longest_s=provider.longest_lifetime_s,
+            keep_s=SESSION_KEEP(),
+        )  # fmt: skip
 
     def plan(self, sandbox_id: str) -> dict[str, Any]:
         """Return the plan of a sandbox that is about to go on record."""

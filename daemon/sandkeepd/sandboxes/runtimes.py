@@ -176,6 +176,11 @@ class Runtimes:
             sandbox_id=sandbox.sandbox_id,
         )
 
+    def limits_changed(self, sandbox_id: str) -> None:
+        """Go by the present limits of a sandbox, if it runs."""
+        if (runtime := self.by_id.get(sandbox_id)) is not None:
+            runtime.limits.changed()
+
     def note_of(self, sandbox_id: str) -> str | None:
         """Return a note that this daemon has not adopted the sandbox yet, or the reason for a delay of its end; None
         otherwise.

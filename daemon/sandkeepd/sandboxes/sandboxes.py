@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from sandkeep.model import Sandbox, SandboxList
+from sandkeep.protocol.clock import optional_rfc3339
 from sandkeep.protocol.methods import SandboxQuery, SandboxRef
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.core import rules
@@ -53,13 +54,20 @@ class Sandboxes:
         """
         sandbox_id, settled = sandbox.sandbox_id, sandbox.status in rules.SETTLED
         note = self._core.stalled(sandbox_id) if settled else self.runtimes.note_of(sandbox_id)
-        return msgspec.structs.replace(sandbox.view(), note=note) if note else sandbox.view()
+        found = msgspec.structs.replace(sandbox.view(), note=note) if note else sandbox.view()
+        if sandbox.spec.session_id is None or sandbox.ended_us is not None:
+            return found
+        return msgspec.structs.replace(found, expires_at=optional_rfc3339(self._core.state.expires_us(sandbox)))
 
     def list_now(self, request: Request[SandboxQuery]) -> SandboxList:
         """List the caller's sandboxes; an administrator sees all."""
         query = request.params
         shown = (
-            s for s in self._core.state.sandboxes.values() if request.sees(s.owner) and (query.all or not s.hidden)
+            s
+            for s in self._core.state.sandboxes.values()
+            if request.sees(s.owner)
+            and (query.all or not s.hidden)
+            and query.labels.items() <= s.requested.spec.labels.items()
         )
         found, following = page(shown, lambda sandbox: sandbox.sandbox_id, query.after, query.limit)
         return SandboxList(sandboxes=[self._view(sandbox) for sandbox in found], next=following)

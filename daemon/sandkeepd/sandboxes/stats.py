@@ -69,7 +69,8 @@ class Stats:
             owner=sandbox.owner,
             name=sandbox.name,
             session_id=sandbox.spec.session_id,
-            expires_at=optional_rfc3339(self._expires_us(sandbox)),
+            created_at=rfc3339(sandbox.requested_us),
+            expires_at=optional_rfc3339(self._core.state.expires_us(sandbox)),
             sampled_at=rfc3339(at_us),
             running_processes=len(sandbox.active),
             timeouts=sandbox.limits_met.get("time", 0),
@@ -77,13 +78,6 @@ class Stats:
             disk_limit_bytes=limit,
             **msgspec.structs.asdict(found),
         )
-
-    def _expires_us(self, sandbox: SandboxState) -> int | None:
-        """Return the end of its longest life: of that of its session, if it belongs to one."""
-        session, lifetime = self._core.state.session_of(sandbox), sandbox.spec.max_lifetime_s
-        if session is not None:
-            return session.expires_us
-        return None if lifetime is None else sandbox.requested_us + int(lifetime * 1e6)
 
 
 def _not_less(found: Usage, runtime: Runtime) -> Usage:

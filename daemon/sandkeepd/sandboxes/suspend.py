@@ -22,9 +22,6 @@ from sandkeepd.core.operation import Order
 from sandkeepd.sandboxes.changes import SandboxChange
 from sandkeepd.sandboxes.termination import END_DEADLINE_S
 
-ANSWER_DEADLINE_S: Final = 30.0
-"""Seconds a provider may take to freeze or thaw a sandbox."""
-
 RESUME_INTERRUPTED: Final = "the daemon stopped while it was being resumed: resume it again"
 SUSPEND_INTERRUPTED: Final = "the daemon stopped while it was being suspended: suspend it again"
 
@@ -79,7 +76,8 @@ class Suspension(PauseChange):
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`."""
-        await in_time(order.payload.suspend)
+        pauses: Pausing = order.payload
+        await in_time(pauses.suspend, pauses.deadline_s)
         return [NewEvent(order.stream, events.SandboxSuspended(), order.stream, order.subject.revision)]
 
 
@@ -128,7 +126,7 @@ class Resumption(PauseChange):
             )
             resumed = events.SandboxResumed(isolation=instance.isolation, handle=instance.handle)
         else:
-            await in_time(payload.resume)
+            await in_time(payload.resume, payload.deadline_s)
         return [NewEvent(order.stream, resumed, order.stream, order.subject.revision)]
 
     def owns(self, subject: SandboxState) -> bool:
@@ -181,11 +179,11 @@ def pausing(instance: Instance, provider: str) -> Pausing:
     return instance.pauses
 
 
-async def in_time(work: Callable[[], Awaitable[None]]) -> None:
+async def in_time(work: Callable[[], Awaitable[None]], deadline_s: float) -> None:
     """Run a provider's operation. Raises `provider_unavailable` after the deadline."""
     try:
-        with trio.fail_after(ANSWER_DEADLINE_S):
+        with trio.fail_after(deadline_s):
             await work()
     except trio.TooSlowError:
-        message = f"its provider did not answer within {ANSWER_DEADLINE_S:g} s: try again"
+        message = f"its provider did not answer within {deadline_s:g} s: try again"
         raise ProviderError("provider_unavailable", message) from None

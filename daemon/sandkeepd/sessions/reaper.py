@@ -50,7 +50,7 @@ def reason_to_stop(session: SessionState, sandbox: SandboxState | None, ready_us
     """
     if session.status != "ready" or sandbox is None or sandbox.status not in rules.STANDING:
         return None
-    life, limit = session.spec.max_lifetime_s, session.spec.idle_timeout_s
+    life, limit = session.life_s(sandbox), session.spec.idle_timeout_s
     if life is not None and ready_us >= int(life * 1e6):
         return "max_lifetime"
     is_idle = limit is not None and not sandbox.active and idle_us >= int(limit * 1e6)

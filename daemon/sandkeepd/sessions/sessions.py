@@ -24,7 +24,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.provider import Provider
-from sandkeepd.core import rules
+from sandkeepd.core import naming, rules
 from sandkeepd.core.access import Request, part_of_request
 from sandkeepd.core.core import Core, Tries
 from sandkeepd.core.operation import Operation
@@ -280,7 +280,8 @@ class Sessions:
         check_volumes(request, command.volumes)
         default = _LIMITS_OF_KEY if request.peer.key is not None else (None, None)
         spec = _spec_of(asked, before, image, replace(sandbox, session_id=session_id), default)
-        spec = replace(spec, mode=mode)
+        life_s = provider.default_lifetime() if spec.max_lifetime_s is None else spec.max_lifetime_s
+        spec = replace(spec, mode=mode, max_lifetime_s=life_s)
         self._require_free(request.owner, session_id)
         return image_id, spec
 
@@ -298,23 +299,18 @@ class Sessions:
             provider = KUBERNETES
             if why := (await self._core.provider(provider).capabilities()).why:
                 raise ProviderError("provider_unavailable", f"mode: {why}", field="mode")
-        found = state.images.get(image)
-        if found is not None and request.sees(found.owner):
-            return rules.image(state, image).image_id
-        if ids.looks_like_id(image):
-            raise rules.not_found(state, "image", image, "image")
+        named = state.image_named(request.owner, ids.image_name(image))
+        if image in state.images or ids.looks_like_id(image) or (named is not None and not named.ended):
+            return rules.image(state, naming.resolve(state, "image", image, "image", request)).image_id
         if image.startswith(("/", ".", "~")):
             message = f"image: {image[:80]!r} is a path: make an image of it (`image.create`), and give its id"
             raise CallerError("invalid", message, field="image")
-        for known in reversed(state.images.values()):
-            asked = known.requested
-            if (known.status, asked.kind, asked.source, known.owner) == (
-                "ready",
-                "reference",
-                image,
-                request.owner,
-            ) and ((asked.provider == KUBERNETES) is (provider == KUBERNETES)):
-                return known.image_id
+        known = naming.image_of_reference(
+            state.images.values(), image, request.owner,
+            lambda image: (image.requested.provider == KUBERNETES) is (provider == KUBERNETES),
+        )  # fmt: skip
+        if known is not None:
+            return known.image_id
         create = ImageCreate(source=image, provider=provider)
         made = await self._images.create(part_of_request(request, "image.create", create))
         return made.image_id

@@ -199,7 +199,8 @@ class SnapshotArchives:
             had: list[int] = []
             work = partial(_had, snapshot, place, had, is_last=place == places[-1])
             try:
-                await run_in_thread(work, progress, f"reading {place}", limiter=self.limiter)
+                total = snapshot.stored.size_bytes if snapshot.stored is not None else None
+                await run_in_thread(work, progress, f"reading {place}", limiter=self.limiter, total_bytes=total)
                 return had.pop()
             except SandkeepError as error:
                 logger.warning("an archive is not to be had", extra={"place": str(place), "why": error.message})
@@ -270,7 +271,9 @@ class Making:
     async def _try_to_send(self, place: model.Place, sha256: str, size_bytes: int, progress: Progress) -> None:
         work = partial(self._send, place, sha256, size_bytes, self._fence())
         try:
-            await run_in_thread(work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter)
+            await run_in_thread(
+                work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter, total_bytes=size_bytes
+            )
         except SandkeepError as error:
             if error.code not in PASSING:
                 raise

@@ -13,6 +13,7 @@ from typing import Final
 import trio
 
 from sandkeep.errors import DaemonError, DataError
+from sandkeep.protocol.amounts import of_total
 from sandkeepd.contract.caller import Progress
 from sandkeepd.host.threads import PROGRESS_PERIOD_S
 from sandkeepd.snapshots.archives import write_all
@@ -41,7 +42,7 @@ class Intake:
         while not await trio.to_thread.run_sync(self._take):
             if trio.current_time() - told > PROGRESS_PERIOD_S:
                 told = trio.current_time()
-                await progress(f"taking the archive: {self._size / 1e6:.0f} MB")
+                await progress(f"taking the archive: {of_total(self._size, self._expected)}")
             await trio.lowlevel.wait_readable(self._source)
         if self._size != self._expected:
             came = "more" if self._size > self._expected else self._size

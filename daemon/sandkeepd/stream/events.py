@@ -35,7 +35,7 @@ async def events(core: Core, activity: Activity, client: Client) -> Handler:
     query, history = client.query(EventsQuery), History(core)
     wanted = validated(EventQuery, after=query.after, sandbox_id=query.sandbox, type=query.type, limit=PAGE_EVENTS)
     request = client.request(core, "event.list", wanted)
-    after = history.start(query.after)
+    after = await history.start(query.after)
 
     async def send(session: Session) -> None:
         with activity.attached(request.params.sandbox_id):

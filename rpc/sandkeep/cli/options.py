@@ -1,6 +1,8 @@
 """Common parts of commands: examples in their help, the connection, `--json`, kinds of words, sizes and K=V."""
 
+import contextlib
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
@@ -9,6 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from sandkeep.blocking import Client
+from sandkeep.cli.advice import TYPED, nearest, reworded
 from sandkeep.cli.display import output
 from sandkeep.cli.display.output import json_line, note, plain
 from sandkeep.cli.display.progress import note_revival, progress
@@ -16,7 +19,7 @@ from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
 from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
 from sandkeep.clients.unix_socket import dial
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Volume
 from sandkeep.settings.daemon import parse_size
 
@@ -34,6 +37,7 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. For the completion of an option's value, click would give up all others otherwise."""
+        ctx.meta[TYPED] = tuple(args)
         if ctx.resilient_parsing and args and any(self._takes_value(param, args[-1]) for param in self.params):
             args = args[:-1]
         return super().parse_args(ctx, args)
@@ -51,7 +55,7 @@ class Command(click.Command):
 
 def command(name: str | None = None, *, examples: Sequence[str], **settings: Any) -> Callable[[Any], Command]:
     """Make a function a command, as `click.command` does, with examples: each a line of at most 76 characters."""
-    return click.command(name, cls=Command, examples=examples, **settings)
+    return click.command(name, **{"cls": Command, "examples": examples, **settings})
 
 
 class Refusal(click.ClickException):
@@ -115,14 +119,34 @@ class Frontend:
         """True while waiting for a daemon that has gone."""
         return self._daemon is not None and self._daemon.is_away
 
+    def explain(self, error: SandkeepError) -> SandkeepError:
+        """Return an error of the daemon in the words of the command line, with the nearest name for a missing one."""
+        message = reworded(error, click.get_current_context())
+        with contextlib.suppress(SandkeepError, OSError):
+            if error.code == "not_found" and self._daemon is not None:
+                with self.client() as client:
+                    message += nearest(error, client)
+        return type(error)(error.code, message, **error.data)
+
     def for_each(self, doing: str, method: str, names: Iterable[str], **params: Any) -> None:
-        """Call a method for each object named, and print their ids, or with ``--json`` the answers."""
+        """Call a method for each object named, and print their ids, or with ``--json`` the answers.
+
+        A refusal is reported, and the rest have their turn all the same; the exit code is 1 then.
+        """
+        was_refused = False
         with self.client() as client:
             for name in names:
-                with progress(f"{doing} {name}") as display:
-                    answer = attrgetter(method)(client)(name, progress=display, **params)
+                try:
+                    with progress(f"{doing} {name}") as display:
+                        answer = attrgetter(method)(client)(name, progress=display, **params)
+                except (CallerError, StateError) as error:
+                    Refusal(self.explain(error), as_json=self.as_json).show()
+                    was_refused = True
+                    continue
                 noun = method.partition(".")[0]
                 json_line(answer) if self.as_json else print(getattr(answer, f"{noun}_id"), flush=True)
+        if was_refused:
+            raise click.exceptions.Exit(1)
 
 
 def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
@@ -139,7 +163,7 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
             try:
                 return function(frontend, *args, **options)
             except SandkeepError as error:
-                raise Refusal(error, failure_code, as_json) from None
+                raise Refusal(frontend.explain(error), failure_code, as_json) from None
             except BrokenPipeError:
                 raise ReaderLeftError from None
             except OSError as error:
@@ -151,7 +175,7 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
 
 
 class Mount(click.ParamType[Volume]):
-    """A volume and its place: ``SOURCE:PLACE`` or ``SOURCE:PLACE:ro``."""
+    """A volume and its place: ``SOURCE:PLACE`` or ``SOURCE:PLACE:ro``. A source such as ``./x`` is a directory here."""
 
     name = "volume"
 
@@ -161,16 +185,42 @@ class Mount(click.ParamType[Volume]):
         target, _, mode = rest.partition(":")
         if not source or not target.startswith("/") or mode not in ("", "ro", "rw"):
             self.fail(f"{value!r} is not SOURCE:/PLACE or SOURCE:/PLACE:ro", param, ctx)
+        if source.startswith((".", "~")):
+            source = os.path.abspath(os.path.expanduser(source))
         return Volume(source=source, target=target, read_only=mode == "ro")
 
 
+class Time(click.ParamType[str]):
+    """A time in RFC 3339, or how long ago it was, such as ``10m``."""
+
+    name = "time"
+
+    def __init__(self, instead: str = "") -> None:
+        self._instead = instead  # what else the option takes, for the message
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the time as the daemon takes it."""
+        from sandkeep.protocol.clock import now_us, parse_duration, parse_rfc3339, rfc3339
+
+        if not value[:4].isdigit() or value[4:5] != "-":
+            try:
+                ago_s = math.nan if value[-1:].isdigit() else parse_duration(value)
+                return rfc3339(now_us() - int(ago_s * 1e6))
+            except (ValueError, OverflowError):
+                forms = f"give a time ago such as 10m, or one such as 2026-11-22T09:00:00Z{self._instead}"
+                self.fail(f"{value!r} is not a time: {forms}", param, ctx)
+        try:
+            parse_rfc3339(value)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}{self._instead}", param, ctx)
+        return str(value)
+
+
 class At(click.ParamType[dict[str, Any]]):
-    """A moment, as the daemon takes it: a position, a token, or with `times` also a time."""
+    """A moment, as the daemon takes it: a position, a token, or a time."""
 
     name = "moment"
-
-    def __init__(self, *, times: bool) -> None:
-        self._times = times
+    _TIME: Final = Time(", or a position from `sandkeep history`")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
         """Tell which of them it is."""
@@ -180,15 +230,7 @@ class At(click.ParamType[dict[str, Any]]):
             return {"position": int(value)}
         if value.startswith("log_") and ":" in value:
             return {"position": value}
-        if not self._times:
-            self.fail(f"{value!r} is not a position: give a number from `sandkeep history`", param, ctx)
-        from sandkeep.protocol.clock import parse_rfc3339
-
-        try:
-            parse_rfc3339(value)
-        except ValueError as error:
-            self.fail(f"{value!r} {error}, or a position from `sandkeep history`", param, ctx)
-        return {"time": value}
+        return {"time": self._TIME.convert(value, param, ctx)}
 
 
 class Size(click.ParamType[int]):
@@ -202,6 +244,27 @@ class Size(click.ParamType[int]):
             return value if isinstance(value, int) else parse_size(value)
         except ValueError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
+
+
+class Duration(click.ParamType[float]):
+    """A length of time, in seconds: ``90``, ``10s``, ``1h30m``. Outside of `least` to `most` it is refused."""
+
+    name = "duration"
+
+    def __init__(self, least: float = -math.inf, most: float = math.inf) -> None:
+        self._least, self._most = least, most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Seconds from text."""
+        from sandkeep.protocol.clock import parse_duration
+
+        try:
+            seconds = value if isinstance(value, float) else parse_duration(value)
+        except ValueError as error:
+            self.fail(f"{value!r} {error}", param, ctx)
+        if not self._least <= seconds <= self._most:
+            self.fail(f"{value!r} is not between {self._least:g} and {self._most:g} seconds", param, ctx)
+        return seconds
 
 
 class Pair(click.ParamType[tuple[str, str]]):
@@ -232,7 +295,8 @@ class Pair(click.ParamType[tuple[str, str]]):
         return key, os.environ[key]
 
 
-def _to_dict(_: click.Context, __: click.Parameter, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+def to_dict(_: click.Context, __: click.Parameter, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Turn pairs into a mapping: the callback of options that take `Pair` several times."""
     return dict(pairs)
 
 
@@ -242,7 +306,7 @@ env_option = click.option(
     "-e",
     type=Pair(from_environment=True),
     multiple=True,
-    callback=_to_dict,
+    callback=to_dict,
     metavar="K[=V]",
     help="Set an environment variable; K alone takes its value from this environment.",
 )
@@ -251,20 +315,20 @@ secret_option = click.option(
     "secrets",
     type=Pair(from_environment=True),
     multiple=True,
-    callback=_to_dict,
+    callback=to_dict,
     metavar="K[=V]",
     help="Set a secret, which is stored nowhere. K alone is safer: others can see a command line.",
 )
 cwd_option = click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Working directory in the sandbox.")
 timeout_option = click.option(
-    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Kill the command and its children after this time."
+    "--timeout", "timeout_s", type=Duration(), metavar="TIME", help="Kill the command and its children after this time."
 )
 label_option = click.option(
     "--label",
     "labels",
     type=Pair(from_environment=False),
     multiple=True,
-    callback=_to_dict,
+    callback=to_dict,
     metavar="K=V",
     help="Set a label.",
 )
@@ -316,11 +380,11 @@ _SANDBOX_OPTIONS: Final = (
     click.option(
         "--idle-timeout",
         "idle_timeout_s",
-        type=float,
-        metavar="SECONDS",
-        help="Terminate it after this time without processes.",
+        type=Duration(),
+        metavar="TIME",
+        help="Terminate it after this time without processes, such as 30m.",
     ),
-    click.option("--max-lifetime", "max_lifetime_s", type=float, metavar="SECONDS", help="Terminate it at this age."),
+    click.option("--max-lifetime", "max_lifetime_s", type=Duration(), metavar="TIME", help="Terminate it at this age."),
     env_option,
     secret_option,
     label_option,

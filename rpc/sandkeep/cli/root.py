@@ -17,7 +17,7 @@ COMMANDS: Final = {
     "status": ("daemon:status", "Show the daemon's status."),
     "capabilities": ("daemon:capabilities", "Show which features work on this machine, and why others do not."),
     "quota": ("daemon:quota", "Show your quotas and their usage."),
-    "image": ("sandkeep.cli.root:image", "Create, list, show and remove images."),
+    "image": ("sandkeep.cli.root:image", "Create, name, list, show and remove images."),
     "create": ("sandboxes:create", "Create and start a sandbox from an image."),
     "ls": ("sandboxes:ls", "List sandboxes."),
     "get": ("sandboxes:get", "Show a sandbox."),
@@ -74,6 +74,7 @@ IMAGE_COMMANDS: Final = {
     "create": ("images:create", "Create an image from a directory, a Dockerfile or a reference."),
     "ls": ("images:ls", "List images."),
     "get": ("images:get", "Show an image."),
+    "tag": ("images:tag", "Give an image a name."),
     "rm": ("images:rm", "Remove images."),
 }
 
@@ -172,6 +173,34 @@ STORE_COMMANDS: Final = {
 }
 
 
+HABITS: Final = {
+    "sandkeep": {
+        "build": "image create PATH",
+        "pull": "image create REF",
+        "images": "image ls",
+        "rmi": "image rm IMAGE",
+        "stop": "suspend SANDBOX` to freeze it, or `sandkeep rm SANDBOX",
+        "start": "resume SANDBOX",
+        "restart": "resume SANDBOX",
+        "pause": "suspend SANDBOX",
+        "unpause": "resume SANDBOX",
+        "commit": "snapshot create SANDBOX",
+        "top": "ps SANDBOX",
+        "info": "status",
+        "version": "--version",
+        "ssh": "shell SANDBOX",
+    },
+    "image": {"build": "create PATH", "pull": "create REF"},
+    "sandbox": {"stop": "suspend SANDBOX` to freeze it, or `sandkeep rm SANDBOX", "start": "resume SANDBOX"},
+}
+"""Commands as other tools call them, by group, and ours."""
+
+HABITS_EVERYWHERE: Final = {
+    "list": "ls", "inspect": "get", "show": "get", "describe": "get", "delete": "rm", "remove": "rm", "destroy": "rm",
+    "terminate": "rm", "new": "create", "add": "create",
+}  # fmt: skip
+"""The same for all groups that have such a command."""
+
 OF_COMMANDS: Final = ("--json", "--color")
 """Options that every command has, and no group."""
 
@@ -213,8 +242,19 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that was named, or say which there are like it."""
         if args and not args[0].startswith("-") and args[0] not in self.table:
-            ctx.fail(f"There is no command {args[0]!r}.{_suggestion(args[0], self.table)}")
+            ctx.fail(f"There is no command {args[0]!r}.{self._suggestion(args[0])}")
         return super().resolve_command(ctx, args)
+
+    def _suggestion(self, word: str) -> str:
+        """Name the command that does what `word` does elsewhere, or the nearest of ours."""
+        import difflib
+
+        known = HABITS_EVERYWHERE.get(word)
+        ours = HABITS.get(self.name or "", {}).get(word) or (known if known in self.table else None)
+        if ours is not None:
+            return f" Use `{' '.join(dict.fromkeys(['sandkeep', self.name or '']))} {ours}`."
+        near = difflib.get_close_matches(word, self.table, n=1)
+        return f" Did you mean {near[0]!r}?" if near else ""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table alone, subject by subject."""
@@ -248,13 +288,6 @@ class Root(LazyGroup):
         """End the help with them."""
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
-
-
-def _suggestion(word: str, table: dict[str, tuple[str, str]]) -> str:
-    import difflib
-
-    near = difflib.get_close_matches(word, table, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

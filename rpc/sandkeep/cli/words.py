@@ -10,10 +10,17 @@ LOOKUPS: Final[dict[str, Callable[[click.Context, str], list[Any]]]] = {}
 
 
 class Word(click.ParamType[str]):
-    """Text of a kind that the shell can complete; see `LOOKUPS`."""
+    """Text of a kind that the shell can complete; see `LOOKUPS`. Unless it `may_be_empty`, empty text is refused."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, *, may_be_empty: bool = False) -> None:
         self.name = kind
+        self._may_be_empty = may_be_empty
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text."""
+        if value == "" and not self._may_be_empty:
+            self.fail("it is empty: maybe a variable is not set", param, ctx)
+        return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         """Return the names of this kind that begin so."""
@@ -27,7 +34,7 @@ SESSION: Final = Word("session")
 IMAGE_OR_REFERENCE: Final = Word("image or reference")
 CHECKPOINT: Final = Word("checkpoint")
 ARTIFACT: Final = Word("artifact")
-SOURCE: Final = Word("image source")
+SOURCE: Final = Word("image source", may_be_empty=True)
 REFERENCE: Final = Word("reference")
 LOCK: Final = Word("lock")
 KEY: Final = Word("key")
@@ -42,12 +49,12 @@ DECISION: Final = Word("decision")
 CONFLICT_FILE: Final = Word("file for a conflict")
 PROCESS: Final = Word("process")
 RUNNING: Final = Word("running process")
-LOCATION: Final = Word("location")
+LOCATION: Final = Word("location", may_be_empty=True)
 SIGNAL: Final = Word("signal")
 EVENT_TYPE: Final = Word("event type")
 PROVIDER: Final = Word("provider")
 METHOD: Final = Word("method")
-VARIABLE: Final = Word("variable")
-INSIDE: Final = Word("directory inside")
+VARIABLE: Final = Word("variable", may_be_empty=True)
+INSIDE: Final = Word("directory inside", may_be_empty=True)
 DIRECTORY: Final = Word("directory")
-FILE: Final = Word("file")
+FILE: Final = Word("file", may_be_empty=True)

@@ -1,11 +1,16 @@
-"""Times as the wire has them: RFC 3339 text, in UTC, with microseconds and a final ``Z``; read with any offset."""
+"""Times as the wire has them: RFC 3339 text, in UTC, with microseconds and a final ``Z``; read with any offset. Lengths
+of time as people write them.
+"""
 
 import functools
+import math
 import re
 import time
 from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS_S = {"w": 604_800, "d": 86_400, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
+_DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d*)?|\.\d+){unit})?" for unit in _UNITS_S), re.ASCII)
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,6})\d*)?(?:([Zz])|([+-]\d\d:\d\d))?", re.ASCII)
 
 
@@ -41,3 +46,20 @@ def parse_rfc3339(text: str) -> int:
         return (moment - _EPOCH) // timedelta(microseconds=1)
     except (ValueError, OverflowError):
         raise ValueError("is out of range: give a time such as 2026-11-22T09:00:00Z") from None
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from text such as ``90``, ``10s``, ``1h30m`` or ``500ms``. Raises ValueError, with half a sentence.
+
+    A number without a unit counts seconds. It may be negative, which callers refuse in their own words.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is not None and any(found.groups()):
+        return sum(float(count) * unit for count, unit in zip(found.groups(), _UNITS_S.values(), strict=True) if count)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise ValueError("is not a length of time: give one such as 90 (seconds), 10s or 1h30m")
+    return seconds

@@ -50,9 +50,13 @@ class EventCursor:
 
 
 class OutputCursor:
-    """The position of a reader of a process's output."""
+    """The position of a reader of a process's output.
 
-    def __init__(self, stdout_offset: int, stderr_offset: int, follow: bool) -> None:
+    `name` is to be read: the process's id once it is known, as its name can become another's when it has ended.
+    """
+
+    def __init__(self, name: str, stdout_offset: int, stderr_offset: int, follow: bool) -> None:
+        self.name = name
         self._query: dict[str, Any] | None = {"stdout_offset": stdout_offset, "stderr_offset": stderr_offset}
         self._wait_s = POLL_S if follow else 0.0
 
@@ -62,6 +66,7 @@ class OutputCursor:
 
     def advance(self, piece: ProcessOutput) -> bool:
         """Take an answer; return True if it has news."""
+        self.name = piece.process_id
         has_data = bool(piece.stdout or piece.stderr)
         over = piece.ended or not (has_data or self._wait_s)
         self._query = (

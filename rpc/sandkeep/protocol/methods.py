@@ -11,7 +11,7 @@ from msgspec import NODEFAULT, Meta, Struct, field
 
 from sandkeep import model
 from sandkeep.errors import CallerError
-from sandkeep.model import Command, Environment, Labels, Name, Offset, Path, Seconds, Secrets
+from sandkeep.model import Command, Environment, ImageName, ImageWord, Labels, Name, Offset, Path, Seconds, Secrets
 
 OWNER_PATTERN: Final = r"^(uid:[0-9]{1,10}|key:[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)"
 Owner = Annotated[str, Meta(pattern=OWNER_PATTERN, description="An owner: uid: and digits, or key: and a key's name.")]
@@ -66,6 +66,15 @@ Ignored = Annotated[
                 pattern=r"^(?!\.{1,2}$)[^/\x00]+$(?!\n)",
                 description="A file's name, without '/', and not '.' or '..'.",
             ),
+        ]
+    ],
+    Meta(max_length=64),
+]
+Patterns = Annotated[
+    list[
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=1024, pattern=r"^[^\x00\n]+$(?!\n)", description="One line, without NUL."),
         ]
     ],
     Meta(max_length=64),
@@ -125,11 +134,16 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reference are for ``docker``. `dockerfile` is the Dockerfile's path below the directory, if it is not the usual one.
     With `base`, a reference, the directory is put onto that image, as its ``/workspace``, even if it holds a
     Dockerfile. `clean` makes a new image even if one of the same content exists, and builds without the cache. An
-    administrator can make it for another `owner`, such as ``key:ci``. Of a plain directory the names of `ignore` are
-    left out, at any depth.
+    administrator can make it for another `owner`, such as ``key:ci``. Of a plain directory its ``.sandkeepignore``, or
+    else its ``.dockerignore``, says what is left out; then `patterns`, by the same rules, such as ``docs/*.html``, or
+    ``!docs/a.html`` for an exception; and the names of `ignore` are left out, at any depth.
+
+    The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is asked for. An older image that has it loses
+    it.
     """
 
     source: Path
+    name: ImageName | None = None
     provider: Name | None = None
     base: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     dockerfile: Path | None = None
@@ -137,18 +151,26 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     labels: Labels = field(default_factory=dict)
     owner: Owner | None = None
     ignore: Ignored = field(default_factory=list)
+    patterns: Patterns = field(default_factory=list)
 
 
 class ImageRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An image."""
 
-    image_id: Name
+    image_id: ImageWord
 
 
 class ImageRemove(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The image to remove; refused with `in_use` while a sandbox needs it."""
 
-    image_id: Name
+    image_id: ImageWord
+
+
+class ImageTag(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The image that its owner means by `name` from now on. Another one that has the name loses it."""
+
+    image_id: ImageWord
+    name: ImageName
 
 
 class ImageQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,6 +186,10 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     `network` is that of its provider, none unless an administrator said otherwise. `volumes` that are directories of
     the host are for administrators.
 
+    With a `writable_root` a container's own root file system is not read-only, so that programs can be installed;
+    snapshots and forks hold what was changed there. An administrator can forbid it, and there is no `disk_bytes` with
+    it, as only the workspace has an exact one.
+
     With a `name`, which is unique among the owner's sandboxes that have not ended, the owner can use that wherever a
     `sandbox_id` is asked for.
 
@@ -171,7 +197,7 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     one of that id already, it is attached as by `sandbox.attach_shared`, with its `sandbox_token`, and none is made.
     """
 
-    image_id: Name
+    image_id: ImageWord
     name: Name | None = None
     provider: Name | None = None
     cpus: Cpus | None = None
@@ -193,6 +219,7 @@ class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     enable_handoff: bool = False
     enable_checkpoint_at_idle: bool = False
     sandbox_token: SandboxToken | None = None
+    writable_root: bool = False
 
 
 class SandboxAttachShared(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -361,8 +388,9 @@ class SandboxRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SandboxQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`all` adds those that ended."""
+    """`all` adds those that ended. `labels` all match."""
 
+    labels: Labels = field(default_factory=dict)
     all: bool = False
     after: Name | None = None
     limit: Limit = 1000
@@ -397,10 +425,16 @@ class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SandboxUpdate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The sandbox, and its new disk limit. A disk of its own can grow, also while it is written to, and not shrink."""
+    """The sandbox, and its new limits; those left out stay as they are. A disk of its own can grow, also while it is
+    written to, and not shrink. No provider can change the `network` of a sandbox: that is refused.
+    """
 
     sandbox_id: Name
-    disk_bytes: DiskBytes
+    cpus: Cpus | None = None
+    memory_bytes: MemoryBytes | None = None
+    pids: ProcessLimit | None = None
+    disk_bytes: DiskBytes | None = None
+    network: model.Network | None = None
 
 
 class SandboxSuspend(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -470,7 +504,7 @@ class SandboxDiff(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     sandbox_id: Name
-    other: Name | None = None
+    other: ImageWord | None = None
     paths: Annotated[list[Path], Meta(max_length=256)] = field(default_factory=list)
     unified: bool = False
     lines: bool = False
@@ -488,7 +522,7 @@ class BranchCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: Path | None = None
     ignore: Ignored = field(default_factory=list)
     provider: Name | None = None
-    image_id: Name | None = None
+    image_id: ImageWord | None = None
     snapshot_id: Name | None = None
     sandbox_id: Name | None = None
     count: Annotated[int, Meta(ge=1, le=MAX_FORKS)] = 1
@@ -500,7 +534,7 @@ class BranchCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class BranchQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The branches of an image alone, or all. `all` adds those that ended."""
 
-    image_id: Name | None = None
+    image_id: ImageWord | None = None
     all: bool = False
     after: Name | None = None
     limit: Limit = 1000
@@ -687,7 +721,7 @@ class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         | None
     ) = None
-    image_id: Name | None = None
+    image_id: ImageWord | None = None
     format: model.ArchiveFormat = "tar.gz"
     name: Name | None = None
     labels: Labels = field(default_factory=dict)
@@ -764,6 +798,8 @@ class HistoryQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class ProcessLaunch(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command to start. With `stdin` it reads the data of `process.write_stdin`; otherwise it has none.
+
+    A `name` is unique among the processes of the sandbox that have not ended, and refers to the newest that has it.
 
     With `tty` it gets a terminal of `rows` and `cols`, which can be attached to, and its input and output are that
     terminal's: there is no separate stderr. With `durable` its output is on disk before its end is recorded; if the
@@ -901,7 +937,7 @@ class StreamQuery(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ProcessRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process, by its name or its process_id."""
+    """A process, by its process_id or how that begins, or the newest of a name."""
 
     sandbox_id: Name
     name: Name
@@ -975,7 +1011,7 @@ class LockAcquire(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class LockRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A lock, by its name, which means its last acquisition here, or by its lock_id."""
+    """A lock, by its name, which means its last acquisition here, or by its lock_id or how that begins."""
 
     name: Name
 
@@ -1007,7 +1043,8 @@ class EventQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Events after a token, oldest first; with nothing new it waits up to `wait_s` for some. No `after`: from the
     first there is.
 
-    ``after="now"`` answers no event, and the token of this moment.
+    ``after="now"`` answers no event, and the token of this moment. `after` may also be a time, in RFC 3339 with any
+    offset: then the events from that time on, without archived ones.
     """
 
     after: Token | None = None
@@ -1082,7 +1119,9 @@ REFERENCES: Final[dict[str, Kind]] = {
     "merge_id": "merge",
     "commit_id": "commit",
 }
-"""The parameters that name an object, in any method, and its kind. A sandbox may go by the name its owner gave."""
+"""The parameters that name an object, in any method, and its kind. It may go by a name that its owner gave, an image
+also by the reference that it was made from, and any by an unambiguous beginning of its id.
+"""
 
 
 def _method(name: str, summary: str, result: Any, params: type[Params] = NoParams, **rest: Any) -> Method:
@@ -1131,6 +1170,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M("image.list", "List images.", model.ImageList, ImageQuery),
         _M("image.get", "Show an image.", model.Image, ImageRef),
+        _M("image.tag", "Give an image a name.", model.Image, ImageTag, intent="image.tagged", deadline_s=60.0),
         _M(
             "image.remove",
             "Remove an image.",
@@ -1247,7 +1287,7 @@ METHODS: Final[dict[str, Method]] = {
         ),
         _M(
             "sandbox.update",
-            "Change the disk limit of a sandbox.",
+            "Change limits of a sandbox, while it runs.",
             model.Sandbox,
             SandboxUpdate,
             intent="sandbox.updated",

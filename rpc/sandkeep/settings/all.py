@@ -2,12 +2,12 @@
 
 from typing import Any, Final
 
-from sandkeep.settings import astraforge, daemon, docker, gvisor, kubernetes, storage
+from sandkeep.settings import astraforge, daemon, docker, gvisor, kubernetes, modal, storage
 from sandkeep.settings.daemon import Setting
 
 ALL_SETTINGS: Final[dict[str, Setting[Any]]] = {
     setting.name: setting
-    for module in (daemon, docker, gvisor, kubernetes, storage, astraforge)
+    for module in (daemon, docker, gvisor, kubernetes, modal, storage, astraforge)
     for setting in vars(module).values()
     if isinstance(setting, Setting)
 }

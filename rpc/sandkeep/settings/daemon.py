@@ -116,6 +116,16 @@ def parse_output_limit(text: str) -> int | None:
     return size
 
 
+def parse_lifetime(text: str) -> float | None:
+    """An age of at least a minute, in seconds; None for ``unlimited``. Raises ValueError."""
+    if text.strip().lower() == "unlimited":
+        return None
+    age = parse_age(text)
+    if age < 60:
+        raise ValueError("give at least 1m, or unlimited")
+    return age
+
+
 class SnapshotRule(NamedTuple):
     """Retention of snapshots with a label: their maximum number and age; None is no bound. `label` is a key, or a key
     and a value; without one the rule fits all.
@@ -504,6 +514,13 @@ SNAPSHOT_RETAIN = Setting(
     "Retention of the snapshots of a sandbox: a number, an age, or both, such as `10,30d`. A rule may begin with a "
     "label and a colon; rules are separated by semicolons, and the first that matches applies: "
     "`kind=nightly:7; auto:3,2d; 20`. The last snapshot of a sandbox is always kept.",
+)
+REMOTE_LIFETIME = Setting(
+    "SANDKEEP_REMOTE_LIFETIME",
+    parse_lifetime,
+    "24h",
+    "Lifetime of sandboxes that cost money while they stand, in a cluster or at Modal, if their creation names none. "
+    "The service ends them then, even if the daemon is gone. An age such as 36h, or unlimited.",
 )
 SESSION_START = Setting(
     "SANDKEEP_SESSION_START",

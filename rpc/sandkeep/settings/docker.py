@@ -98,6 +98,12 @@ READ_ONLY = Setting(
     "1",
     "Mount the files of Docker sandboxes read-only, except the workspace, volumes, `/tmp` and `/run`.",
 )
+WRITABLE_ROOT = Setting(
+    "SANDBOX_DOCKER_WRITABLE_ROOT",
+    parse_switch,
+    "1",
+    "Let callers ask for Docker sandboxes with a root file system that can be written (`create --writable-root`).",
+)
 USER = Setting(
     "SANDBOX_DOCKER_USER",
     matching(r"[0-9]{1,9}(:[0-9]{1,9})?", "give a uid such as 1000, or uid:gid"),

@@ -420,6 +420,10 @@ class EventLog:
             raise compacted(position, self.first_position)
         return found[0].time_us
 
+    async def first_since(self, time_us: int) -> int:
+        """Return the position of the first event that is not older than a moment; of the next one if all are."""
+        return await self._in_reader_thread(self.reader.first_since, time_us)
+
     async def count_between(self, sandbox_id: str, after: int, upto: int, until_us: int | None = None) -> int:
         """Count the events of a sandbox after one position and up to another, and up to `until_us` if given."""
         count = partial(self.reader.count_between, sandbox_id, after, upto, until_us)

@@ -215,6 +215,11 @@ class LogReader:
             row = connection.execute("SELECT crc FROM events WHERE position = ?", (position,)).fetchone()
             return int(row[0]) if row else None
 
+    def first_since(self, time_us: int) -> int:
+        """The position of the first event that is not older than a moment; that of the next one if all are."""
+        with self._database.reader() as connection:
+            return _first_since(connection, time_us)
+
     def removable(self, kept: LiveObjects, before_us: int, most: int) -> list[int]:
         """The positions of up to `most` events that no view needs, in streams whose every event is older than a moment;
         of streams that do not end (the daemon's, the log's, of files written into a sandbox here) all but the last.

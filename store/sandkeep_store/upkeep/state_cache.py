@@ -35,6 +35,7 @@ from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.log import LogState
+from sandkeep_store.views.objects import Objects
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
@@ -219,15 +220,15 @@ def _restored(content: bytes, log: EventLog) -> State:
     state = State()
     state.position = state.cached_upto = header.position
     state.log = header.log
-    state.images = {image.image_id: image for image in header.images}
-    state.snapshots = {snapshot.snapshot_id: snapshot for snapshot in header.snapshots}
-    state.checkpoints = {checkpoint.checkpoint_id: checkpoint for checkpoint in header.checkpoints}
+    state.images = Objects((image.image_id, image) for image in header.images)
+    state.snapshots = Objects((snapshot.snapshot_id, snapshot) for snapshot in header.snapshots)
+    state.checkpoints = Objects((checkpoint.checkpoint_id, checkpoint) for checkpoint in header.checkpoints)
     state.forks = {fork.fork_id: fork for fork in header.forks}
-    state.locks = {lock.lock_id: lock for lock in header.locks}
-    state.artifacts = {artifact.artifact_id: artifact for artifact in header.artifacts}
-    state.merges = {merge.merge_id: merge for merge in header.merges}
-    state.commits = {commit.commit_id: commit for commit in header.commits}
-    state.sessions = {session.key: session for session in header.sessions}
+    state.locks = Objects((lock.lock_id, lock) for lock in header.locks)
+    state.artifacts = Objects((artifact.artifact_id, artifact) for artifact in header.artifacts)
+    state.merges = Objects((merge.merge_id, merge) for merge in header.merges)
+    state.commits = Objects((commit.commit_id, commit) for commit in header.commits)
+    state.sessions = Objects((session.key, session) for session in header.sessions)
     for session in header.sessions:
         state.index_session(session)
     state.ended_locks = deque(header.ended_locks)
@@ -237,6 +238,7 @@ def _restored(content: bytes, log: EventLog) -> State:
     if len(state.sandboxes) != header.sandboxes:
         raise _UnusableError("it is incomplete")
     state.index_names()
+    state.index_image_names()
     placed.sort(key=lambda pair: pair[0])
     state.processes = {process.process_id: process for _, process in placed}
     return state

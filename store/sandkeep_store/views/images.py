@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from msgspec import field
+
 from sandkeep import events, model
 from sandkeep.lifecycle import IMAGE, Lifecycle
 from sandkeep.protocol.clock import rfc3339
@@ -10,7 +12,9 @@ from sandkeep_store.views.view import ObjectState
 
 
 class ImageState(ObjectState, kw_only=True, array_like=True):
-    """The state of an image. `reused` is the older image that stands for a duplicate."""
+    """The state of an image. `reused` is the older image that stands for a duplicate. `names` are those that its owner
+    gave it, each without the tag ``latest``.
+    """
 
     lifecycle: ClassVar[Lifecycle[model.ImageStatus]] = IMAGE
 
@@ -19,6 +23,7 @@ class ImageState(ObjectState, kw_only=True, array_like=True):
     status: model.ImageStatus = IMAGE.first
     created: events.ImageCreated | None = None
     reused: str | None = None
+    names: list[str] = field(default_factory=list)
 
     @property
     def owner(self) -> str:
@@ -45,7 +50,9 @@ class ImageState(ObjectState, kw_only=True, array_like=True):
             dockerfile=self.requested.dockerfile,
             docker_image_id=self.details.get("docker_image_id"),
             docker_image_tag=self.details.get("docker_image_tag"),
+            modal_image_id=self.details.get("modal_image_id"),
             labels=self.requested.labels,
+            names=self.names,
             digest=made.digest if made else None,
             size_bytes=made.size_bytes if made else 0,
             file_count=made.file_count if made else 0,

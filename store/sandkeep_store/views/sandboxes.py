@@ -120,6 +120,12 @@ class SandboxState(ObjectState, kw_only=True):
         """The provider's plans: the present one, and the future one of a restore in progress."""
         return [self.requested.plan] + ([self.restore.plan] if self.restore is not None else [])
 
+    @property
+    def expires_us(self) -> int | None:
+        """The end of its lifetime, in microseconds since 1970; None for never."""
+        limit = self.spec.max_lifetime_s
+        return None if limit is None else self.requested_us + int(limit * 1e6)
+
     def touch(self, fact: Fact) -> None:
         """Record activity; of several facts, in any order, the last in the log counts."""
         self.position = max(self.position, fact.position)
@@ -159,4 +165,15 @@ class SandboxState(ObjectState, kw_only=True):
             name=self.name,
             limits_met=dict(self.limits_met),
             moved_to=self.moved_to,
+            expires_at=optional_rfc3339(self.expires_us if self.ended_us is None else None),
+            container_id=self.handle.get("container_id"),
+            container_name=self._container_name(),
+            modal_sandbox_id=self.handle.get("modal_sandbox_id"),
+            ssh_address=self.handle.get("ssh_address"),
         )
+
+    def _container_name(self) -> str | None:
+        if "container_id" not in self.handle:
+            return None
+        name = self.handle.get("name") or self.requested.plan.get("name")
+        return ids.regular_name(name) if name else None

@@ -1,6 +1,6 @@
 """The view of sessions."""
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from msgspec import field
 
@@ -10,6 +10,9 @@ from sandkeep.lifecycle import SESSION, Lifecycle
 from sandkeep.protocol.clock import optional_rfc3339, rfc3339
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.view import Fact, ObjectState
+
+SAVING_S: Final = 1800.0
+"""Least seconds between the end of a session and that of its sandbox's lifetime: to start it, and to save its files."""
 
 
 class SessionState(ObjectState, kw_only=True, array_like=True):
@@ -51,10 +54,16 @@ class SessionState(ObjectState, kw_only=True, array_like=True):
         """The requested spec."""
         return self.requested.spec
 
-    @property
-    def expires_us(self) -> int | None:
-        """The moment at which it has reached its longest life, in microseconds since 1970; None for never."""
-        limit = self.spec.max_lifetime_s
+    def life_s(self, sandbox: SandboxState | None) -> float | None:
+        """Return its longest life, in seconds; None for no end. A sandbox with an end of its own is saved before."""
+        own, end = self.spec.max_lifetime_s, sandbox.spec.max_lifetime_s if sandbox is not None else None
+        if end is None:
+            return own
+        return max(0.0, end - SAVING_S) if own is None else min(own, max(0.0, end - SAVING_S))
+
+    def expires_us(self, sandbox: SandboxState | None) -> int | None:
+        """Return the moment at which it has reached its longest life, in microseconds since 1970; None for never."""
+        limit = self.life_s(sandbox)
         return None if limit is None or self.started_us is None else self.started_us + int(limit * 1e6)
 
     def advance(self, event: Event, fact: Fact) -> None:
@@ -101,7 +110,7 @@ class SessionState(ObjectState, kw_only=True, array_like=True):
             workspace_path=sandbox.isolation.workspace if sandbox is not None and sandbox.isolation else None,
             created_at=rfc3339(self.created_us),
             started_at=optional_rfc3339(self.started_us),
-            expires_at=optional_rfc3339(self.expires_us),
+            expires_at=optional_rfc3339(self.expires_us(sandbox)),
             last_activity_at=optional_rfc3339(active_us),
             last_heartbeat_at=optional_rfc3339(heartbeat_us),
             ended_at=optional_rfc3339(self.ended_us),

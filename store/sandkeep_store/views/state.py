@@ -12,6 +12,7 @@ from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.locks import LockState
 from sandkeep_store.views.log import LogState
+from sandkeep_store.views.objects import Objects
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
@@ -27,19 +28,20 @@ class State:
         self.cached_upto = 0
         """Up to where it is from a cached fold, and nobody has looked at the events themselves."""
         self.log = LogState()
-        self.images: dict[str, ImageState] = {}
-        self.sandboxes: dict[str, SandboxState] = {}
+        self.images: Objects[ImageState] = Objects()
+        self.sandboxes: Objects[SandboxState] = Objects()
         self.processes: dict[str, ProcessState] = {}
-        self.snapshots: dict[str, SnapshotState] = {}
-        self.checkpoints: dict[str, CheckpointState] = {}
+        self.snapshots: Objects[SnapshotState] = Objects()
+        self.checkpoints: Objects[CheckpointState] = Objects()
         self.forks: dict[str, ForkState] = {}
-        self.merges: dict[str, MergeState] = {}
-        self.commits: dict[str, CommitState] = {}
-        self.artifacts: dict[str, ArtifactState] = {}
-        self.sessions: dict[str, SessionState] = {}
-        self.locks: dict[str, LockState] = {}
+        self.merges: Objects[MergeState] = Objects()
+        self.commits: Objects[CommitState] = Objects()
+        self.artifacts: Objects[ArtifactState] = Objects()
+        self.sessions: Objects[SessionState] = Objects()
+        self.locks: Objects[LockState] = Objects()
         self.ended_locks: deque[str] = deque()
         self._names: dict[tuple[str, str], str] = {}
+        self._image_names: dict[tuple[str, str], str] = {}
         self._session_ids: dict[tuple[str, str], SessionState] = {}
 
     def apply(self, event: Event, fact: Fact) -> None:
@@ -107,6 +109,11 @@ class State:
         name = sandbox.spec.session_id
         return self._session_ids.get((sandbox.owner, name)) if name is not None else None
 
+    def expires_us(self, sandbox: SandboxState) -> int | None:
+        """Return the end of its longest life: of that of its session, if it belongs to one."""
+        session = self.session_of(sandbox)
+        return sandbox.expires_us if session is None else session.expires_us(sandbox)
+
     def index_session(self, session: SessionState) -> None:
         """A session was added."""
         self._session_ids[session.owner, session.session_id] = session
@@ -127,6 +134,29 @@ class State:
         self._names.clear()
         for sandbox in sorted(self.sandboxes.values(), key=lambda s: (not s.hidden, s.requested_us)):
             self.index_name(sandbox)
+
+    def image_named(self, owner: str, name: str) -> ImageState | None:
+        """The owner's image of that name, or the last that had it."""
+        return self.images.get(self._image_names.get((owner, name), ""))
+
+    def name_image(self, image: ImageState, name: str) -> None:
+        """Give an image a name. Another one of its owner's that has it loses it."""
+        self.take_image_name(self.image_named(image.owner, name), name)
+        image.names = [*image.names, name]
+        self._image_names[image.owner, name] = image.image_id
+
+    def take_image_name(self, image: ImageState | None, name: str) -> None:
+        """Take a name away from an image, if it has it."""
+        if image is not None and name in image.names:
+            image.names = [other for other in image.names if other != name]
+            self._image_names.pop((image.owner, name), None)
+
+    def index_image_names(self) -> None:
+        """Build the index of the names of images, after they were read from a file."""
+        self._image_names.clear()
+        for image in self.images.values():
+            for name in image.names:
+                self._image_names[image.owner, name] = image.image_id
 
     def image_users(self, image_id: str) -> Iterator[SandboxState]:
         """The sandboxes that still need an image."""

@@ -106,6 +106,9 @@ CASES = {
         {"labels": {"case": "2"}},
         lambda w: w.events("image.create_requested") == 3,
     ),
+    "image.tag": Case(
+        lambda w: {"image_id": w.image, "name": "py:3.12"}, {"name": "other"}, lambda w: w.events("image.tagged") == 1
+    ),
     "image.remove": Case(
         lambda w: {"image_id": w.unused}, {"image_id": "other"}, lambda w: w.events("image.remove_requested") == 1
     ),

@@ -166,10 +166,32 @@ def test_hundreds_of_processes_at_once(client: Any, image_id: str) -> None:
 # -- names, states, repeats -------------------------------------------------------------------------------------------
 
 
-def test_names_are_unique_also_of_ended_processes(client: Any, sandbox_id: str) -> None:
-    client.process.launch(sandbox_id, ["true"], name="once")
-    client.process.wait(sandbox_id, "once")
-    refused("conflict", client.process.launch, sandbox_id, ["true"], name="once")
+def test_the_name_of_a_process_is_free_when_it_has_ended(client: Any, sandbox_id: str) -> None:
+    first = client.process.launch(sandbox_id, "echo first; read -r line", stdin=True, name="one").process_id
+    refused("conflict", client.process.launch, sandbox_id, ["true"], name="one")
+    client.process.write_stdin(sandbox_id, "one", eof=True)
+    client.process.wait(sandbox_id, "one")
+    second = client.process.launch(sandbox_id, "echo second; exec sleep 1000", name="one").process_id
+    assert client.process.get(sandbox_id, "one").process_id == second
+    refused("conflict", client.process.launch, sandbox_id, ["true"], name="one")
+    client.process.signal(sandbox_id, "one", signal="KILL")
+    assert client.process.wait(sandbox_id, "one").exit_code == 137
+    assert client.process.get(sandbox_id, first).exit_code == 1
+    assert client.process.read(sandbox_id, first).stdout == b"first\n"
+    assert client.process.read(sandbox_id, "one").stdout == b"second\n"
+    listed = client.process.list(sandbox_id=sandbox_id, all=True).processes
+    assert [process.process_id for process in listed if process.name == "one"] == [first, second]
+
+
+def test_output_followed_by_a_name_stays_with_its_process(client: Any, shared_daemon: Any, sandbox_id: str) -> None:
+    client.process.launch(sandbox_id, "echo first; read -r line; echo end", stdin=True, name="one")
+    with client.another() as other:
+        read = other.read_output(sandbox_id, "one")
+        assert next(read).stdout == b"first\n"
+        client.process.write_stdin(sandbox_id, "one", eof=True)
+        client.process.wait(sandbox_id, "one")
+        client.process.launch(sandbox_id, "echo something longer than both lines", name="one")
+        assert b"".join(piece.stdout for piece in read) == b"end\n"
 
 
 def test_a_name_is_taken_as_long_as_its_sandbox_is_there(client: Any, image_id: str) -> None:
@@ -437,7 +459,7 @@ WRONG = [
     ("sandbox.create", {"image_id": 3}, "image_id"),
     ("sandbox.create", {"image_id": "img", "colour": "red"}, "colour"),
     ("sandbox.create", {"image_id": "../etc"}, "image_id"),
-    ("sandbox.create", {"image_id": "x" * 65}, "image_id"),
+    ("sandbox.create", {"image_id": "x" * 513}, "image_id"),
     ("sandbox.create", {"image_id": "img", "network": "wifi"}, "network"),
     ("sandbox.create", {"image_id": "img", "memory_bytes": 1}, "memory_bytes"),
     ("sandbox.create", {"image_id": "img", "env": {"A=B": "x"}}, "env"),

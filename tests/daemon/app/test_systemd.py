@@ -258,10 +258,17 @@ def test_pings_stop_while_the_loop_hangs(notices: Notices) -> None:
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., socket_activation.PassedSockets]]:
+def first() -> int:
+    """Return the first of four descriptors that are free in this process: above all that are open."""
+    return max(map(int, os.listdir("/proc/self/fd"))) + 16
+
+
+@pytest.fixture
+def given(
+    first: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[..., socket_activation.PassedSockets]]:
     """Passes copies of sockets, at descriptors that are free in this process."""
-    first = 500  # what is refused is closed by the daemon
-    monkeypatch.setattr(socket_activation, "FIRST", first)
+    monkeypatch.setattr(socket_activation, "FIRST", first)  # what is refused is closed by the daemon
     monkeypatch.setenv("SANDKEEP_SOCKET", str(tmp_path / "sandkeep.sock"))
     taken: list[socket.socket] = []
 
@@ -286,13 +293,15 @@ def unix(path: Path, kind: int = socket.SOCK_STREAM, listen: bool = True) -> soc
     return sock
 
 
-def test_sockets_are_known_by_name(given: Callable[..., socket_activation.PassedSockets], tmp_path: Path) -> None:
+def test_sockets_are_known_by_name(
+    given: Callable[..., socket_activation.PassedSockets], first: int, tmp_path: Path
+) -> None:
     with unix(tmp_path / "a") as a, unix(tmp_path / "b") as b, socket.create_server(("127.0.0.1", 0)) as tcp:
         found = given(a, b, tcp, names="stream:rpc:stream")
         assert found.rpc is not None
         assert len(found.stream) == 2
-    assert not os.get_inheritable(500)
-    assert not os.get_blocking(501)
+    assert not os.get_inheritable(first)
+    assert not os.get_blocking(first + 1)
 
 
 def test_sockets_are_known_by_address(given: Callable[..., socket_activation.PassedSockets], tmp_path: Path) -> None:
@@ -322,6 +331,7 @@ def test_sockets_for_another_process_are_not_touched() -> None:
 )  # fmt: skip
 def test_what_cannot_be_served_is_told(
     given: Callable[..., socket_activation.PassedSockets],
+    first: int,
     tmp_path: Path,
     make: Callable[[Path], socket.socket | int],
     names: str,
@@ -332,7 +342,7 @@ def test_what_cannot_be_served_is_told(
         with pytest.raises(SetupError, match=why) as caught:
             given(file, names=names)
         assert caught.value.code == "not_configured"
-        assert "descriptor 500" in caught.value.message
+        assert f"descriptor {first} " in caught.value.message
     finally:
         os.close(file) if isinstance(file, int) else file.close()
 
@@ -342,9 +352,11 @@ def test_one_api_only(given: Callable[..., socket_activation.PassedSockets], tmp
         given(a, b, names="rpc:rpc")
 
 
-def test_what_is_passed_twice_is_told(given: Callable[..., socket_activation.PassedSockets], tmp_path: Path) -> None:
+def test_what_is_passed_twice_is_told(
+    given: Callable[..., socket_activation.PassedSockets], first: int, tmp_path: Path
+) -> None:
     """Half of the clients would be talked to in the other's language."""
-    with unix(tmp_path / "a") as a, pytest.raises(SetupError, match="descriptor 501 is the same socket"):
+    with unix(tmp_path / "a") as a, pytest.raises(SetupError, match=f"descriptor {first + 1} is the same socket"):
         given(a, a, names="rpc:stream")
 
 

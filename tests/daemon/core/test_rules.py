@@ -11,9 +11,10 @@ from sandkeep import events
 from sandkeep.events import EVENTS, MAX_EVENT_BYTES
 from sandkeep.ids import PREFIXES, check_own_name
 from sandkeep.lifecycle import SANDBOX
-from sandkeep.model import SandboxSpec, SandboxStatus
+from sandkeep.model import SandboxSpec, SandboxStatus, SessionSpec
 from sandkeep.protocol.methods import METHODS, ProcessLaunch, SandboxCreate, SandboxExec
 from sandkeep_store.eventlog.codec import CODEC
+from sandkeep_store.views.sessions import SessionState
 from sandkeep_store.views.state import State
 from sandkeepd.core import rules
 from sandkeepd.sandboxes.processes import parse_signal
@@ -130,6 +131,28 @@ def test_other_names_are_free(given: str) -> None:
 def test_the_spec_of_a_sandbox_is_complete() -> None:
     image, spec = rules.create_sandbox(world(), SandboxCreate(image_id="img_1", cpus=2.0))
     assert (image.image_id, spec.cpus, spec.disk_bytes) == ("img_1", 2.0, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "session", "default", "longest", "expected"),
+    [
+        (None, None, None, None, None), (60, None, None, None, 60),
+        (None, None, 7200, None, 7200), (60, None, 7200, None, 60), (9000, None, 7200, None, 9000),
+        (None, None, 90_000, 86_400, 86_400), (None, None, None, 86_400, 86_400), (90_000, None, 1, 86_400, 90_000),
+        (None, (600,), None, None, None), (None, (600,), 7200, None, 2500), (None, (None,), 7200, None, 9100),
+        (None, (90_000,), 7200, 86_400, 86_400), (None, (None,), None, 86_400, 86_400),
+    ],
+)  # fmt: skip
+def test_a_sandbox_that_costs_money_has_an_end(
+    asked: float | None, session: tuple[float | None] | None, default: float | None, longest: float | None,
+    expected: float | None,
+) -> None:  # fmt: skip
+    spec, of = SandboxSpec(max_lifetime_s=asked), None
+    if session is not None:
+        wanted = SessionSpec(image="img_1", max_lifetime_s=session[0])
+        start = events.SessionStartRequested(owner="uid:7", session_id="s", spec=wanted)
+        of = SessionState(key="ses_1", requested=start, requested_us=0, created_us=0, position=1, revision=0)
+    assert rules.with_lifetime(spec, of, default_s=default, longest_s=longest, keep_s=100).max_lifetime_s == expected
 
 
 def test_another_provider_than_the_images_is_refused() -> None:

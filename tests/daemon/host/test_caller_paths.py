@@ -8,8 +8,9 @@ import socket
 import stat
 import subprocess
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -21,6 +22,7 @@ from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.host import caller_paths, processes
 from sandkeepd.host.caller_paths import digest_tree, import_tree
+from sandkeepd.host.threads import Meter, run_in_thread
 
 ROOT = os.geteuid() == 0
 ME = Caller(uid=os.geteuid(), gid=os.getegid())
@@ -48,6 +50,23 @@ async def take(
     source: Path, target: Path, caller: Caller = ME, hide: Sequence[str] = ("/nonexistent",)
 ) -> ImportedImage:
     return await import_tree(str(source), caller, str(target), owner=OWNER, hide=hide, progress=quiet)
+
+
+async def test_progress_has_the_total_of_the_files(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "deep").mkdir()
+    (source / "one").write_bytes(b"x" * 1000)
+    (source / "deep" / "two").write_bytes(b"x" * 234)
+    (source / "link").symlink_to("one")
+    meters: list[Meter] = []
+
+    async def watched(work: Callable[[Meter], Any], *words: Any, **options: Any) -> Any:
+        return await run_in_thread(lambda meter: (meters.append(meter), work(meter))[1], *words, **options)
+
+    monkeypatch.setattr(caller_paths, "run_in_thread", watched)
+    await take(source, tmp_path / "target")
+    assert [meter.total_bytes for meter in meters] == [1234]
 
 
 async def test_a_tree_arrives_as_it_is(source: Path, tmp_path: Path) -> None:

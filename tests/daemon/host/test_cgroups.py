@@ -2,12 +2,13 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sandkeep.errors import ProviderError
-from sandkeepd.host.cgroups import groups
+from sandkeep.errors import ProviderError, StateError
+from sandkeepd.host.cgroups import groups, usage
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.host.processes import in_fresh_thread
 
@@ -60,6 +61,35 @@ def test_what_is_written_in_version_2(tmp_path: Path) -> None:
     assert Path(directory, "cpu.max").read_text() == "50000 100000"
     subprocess.run([*hierarchies.wrapper(plan), "true"], check=True)
     assert Path(directory, "cgroup.procs").read_text() == "0\n"
+
+
+@pytest.mark.parametrize("make", [version_1, version_2])
+def test_limits_that_are_changed(tmp_path: Path, make: Callable[[Path], Hierarchies]) -> None:
+    hierarchies = make(tmp_path)
+    before = Limits(pids=10)
+    plan = hierarchies.plan("sbx_1", before)
+    hierarchies.create(plan, before)
+    written = Path(plan["pids"], "pids.max").stat().st_mtime_ns
+    for directory in set(plan.values()):
+        Path(directory, "cgroup.procs").write_text("")
+    after = hierarchies.plan("sbx_1", LIMITS)
+    hierarchies.change(after, LIMITS)
+    file = "cpu.cfs_quota_us" if make is version_1 else "cpu.max"
+    assert Path(after["cpu"], file).read_text().split()[0] == "50000"
+    file = "memory.limit_in_bytes" if make is version_1 else "memory.max"
+    assert Path(after["memory"], file).read_text() == str(1 << 20)
+    assert Path(after["pids"], "pids.max").stat().st_mtime_ns == written  # it was in force
+
+
+def test_memory_that_processes_need(tmp_path: Path) -> None:
+    stat = tmp_path / "memory.stat"
+    for text in ("anon 600\nfile 9000\nshmem 500\n", "cache 9000\ntotal_rss 600\ntotal_shmem 500\ntotal_cache 9\n"):
+        stat.write_text(text)
+        assert usage.occupied_memory({"memory": str(tmp_path)}) == 1100
+        groups.require_enough_memory({"memory": str(tmp_path)}, 1100)
+        with pytest.raises(StateError, match="in_use"):
+            groups.require_enough_memory({"memory": str(tmp_path)}, 1099)
+    groups.require_enough_memory({}, 1)
 
 
 def test_controllers_that_were_not_delegated(tmp_path: Path) -> None:

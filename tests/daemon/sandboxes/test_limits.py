@@ -89,6 +89,20 @@ def test_a_full_disk_is_told(box: Box) -> None:
     assert box.client.sandbox.exec(box.id, ["false"]).error is None
 
 
+def test_a_disk_that_became_full_is_told_although_the_program_did_not_mind(box: Box) -> None:
+    done = box.daemon.cli("exec", box.id, "--", "sh", "-c", f"{FILL}; exit 0")
+    assert done.returncode == 0
+    assert b"it exited with 0, but the sandbox's disk became full while it ran" in done.stderr
+    assert done.stderr.count(b"sandkeep:") == 1
+    (ended,) = box.client.process.list(box.id, all=True).processes
+    assert (ended.limits_met, ended.error, ended.exit_code) == (["disk"], None, 0)
+    assert b"exited 0, disk limit" in box.daemon.cli("ps", box.id, "--all").stdout
+    assert b"exit 0  disk limit" in box.daemon.cli("history", box.id).stdout
+    assert box.client.sandbox.get(box.id).limits_met == {"disk": 1}
+    later = box.daemon.cli("exec", box.id, "--", "true")  # the disk was full before, and it wrote nothing
+    assert (later.returncode, later.stderr) == (0, b"")
+
+
 def test_the_limit_of_processes_is_told(box: Box) -> None:
     if features(box.client)["limit_pids"].why:
         pytest.skip("no pids control group")
@@ -109,7 +123,13 @@ def test_the_time_limit_is_told(box: Box) -> None:
     done = box.client.sandbox.exec(box.id, ["sleep", "1000"], timeout_s=0.2)
     assert (done.limits_met, done.error, done.timed_out) == (["time"], LATE, True)
     assert box.client.sandbox.get(box.id).limits_met == {"time": 1}
-    assert stats_of(box).timeouts == 1
+    told = box.daemon.cli("exec", box.id, "--timeout", "200ms", "--", "sleep", "1000")
+    assert (told.returncode, told.stderr.decode()) == (124, f"sandkeep: {LATE}\n")
+    box.client.process.launch(box.id, ["sleep", "1000"], name="late", timeout_s=0.2)
+    told = box.daemon.cli("wait", box.id, "late")
+    assert (told.returncode, told.stderr.decode()) == (124, f"sandkeep: {LATE}\n")
+    assert box.client.sandbox.get(box.id).limits_met == {"time": 3}
+    assert stats_of(box).timeouts == 3
     assert b"exit 137  time limit" in box.daemon.cli("history", box.id).stdout
 
 

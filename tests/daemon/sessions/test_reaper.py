@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from tests.store.views.test_views import ISOLATION, Log, launch, requested_sandbox
 from tests.support.expect import refused, refused_async, until
 from tests.support.inside import Inside, inside
@@ -19,13 +20,15 @@ SECOND = 1_000_000
 
 
 def ready(
-    log: Log, number: int = 0, idle_s: float | None = 300, life_s: float | None = 3600, owner: str = "uid:7"
-) -> str:
-    """Add a session whose sandbox runs; return its key."""
+    log: Log, number: int = 0, idle_s: float | None = 300, life_s: float | None = 3600, owner: str = "uid:7",
+    box_s: float | None = None,
+) -> str:  # fmt: skip
+    """Add a session whose sandbox runs, and has a lifetime of `box_s`; return its key."""
     key, box = f"ses_{number}", f"sbx_{number}"
     spec = model.SessionSpec(image="img_1", idle_timeout_s=idle_s, max_lifetime_s=life_s)
     log.add(key, events.SessionStartRequested(owner=owner, session_id=f"s{number}", spec=spec), key)
-    log.add(box, requested_sandbox(name=f"s{number}"), box)
+    asked = requested_sandbox(name=f"s{number}")
+    log.add(box, replace(asked, spec=replace(asked.spec, session_id=f"s{number}", max_lifetime_s=box_s)), box)
     log.add(box, events.SandboxCreated(isolation=ISOLATION), box)
     log.add(key, events.SessionStarted(sandbox_id=box, ref=f"fake://{box}"), key)
     return key
@@ -64,13 +67,24 @@ def test_it_is_not_idle_while_a_process_runs() -> None:
 def test_limits_start_anew_when_it_is_made_ready_again() -> None:
     log = Log()
     key = ready(log)
-    first = log.fold().sessions[key].expires_us
+    first = log.fold().sessions[key].expires_us(None)
     log.add(key, events.SessionStopRequested(reason="idle_timeout"), key)
     log.add(key, events.SessionStopped(reason="idle_timeout", expired=True), key)
     ready(log)
     state = log.fold()
-    assert state.sessions[key].expires_us == (state.sessions[key].started_us or 0) + 3600 * SECOND
-    assert state.sessions[key].expires_us != first
+    assert state.sessions[key].expires_us(None) == (state.sessions[key].started_us or 0) + 3600 * SECOND
+    assert state.sessions[key].expires_us(None) != first
+
+
+def test_a_session_ends_in_time_to_save_a_sandbox_that_has_an_end() -> None:
+    for life_s, end_s, expected_s in ((None, 86400, 84600), (3600, 5400, 3600), (90000, 86400, 84600), (None, 60, 0)):
+        log = Log()
+        key = ready(log, idle_s=None, life_s=life_s, box_s=end_s)
+        state = log.fold()
+        assert reason(state, key, expected_s * SECOND - 1) is None
+        assert reason(state, key, expected_s * SECOND) == "max_lifetime"
+        started_us = state.sessions[key].started_us or 0
+        assert state.expires_us(state.sandboxes["sbx_0"]) == started_us + expected_s * SECOND
 
 
 async def test_ten_thousand_sessions_delay_nobody() -> None:

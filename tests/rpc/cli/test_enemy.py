@@ -52,7 +52,7 @@ def test_a_number_that_json_does_not_have_is_refused(shared_daemon: Any, box: st
     with shared_daemon.connect() as client, pytest.raises(CallerError) as caught:
         client.sandbox.exec(box, "true", timeout_s=number)
     assert (caught.value.code, caught.value.data["field"]) == ("invalid", "timeout_s")
-    assert shared_daemon.cli("exec", box, "--timeout", str(number), "--", "true").returncode == 125
+    assert shared_daemon.cli("exec", box, "--timeout", str(number), "--", "true").returncode == 2
 
 
 def test_an_image_of_nothing_is_not_one_of_the_present_directory(shared_daemon: Any, tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ NOT_TEXT = b"\xff".decode(errors="surrogateescape")
 @pytest.mark.parametrize(
     ("words", "code", "field"),
     [
-        (("get", NOT_TEXT), 1, "sandbox_id"),
-        (("exec", "BOX", "--", "echo", NOT_TEXT), 125, "command"),
-        (("exec", "BOX", "--env", f"A={NOT_TEXT}", "--", "true"), 125, "env"),
+        (("get", NOT_TEXT), 1, "SANDBOX"),
+        (("exec", "BOX", "--", "echo", NOT_TEXT), 125, "COMMAND"),
+        (("exec", "BOX", "--env", f"A={NOT_TEXT}", "--", "true"), 125, "--env"),
     ],
 )
 def test_words_that_are_not_utf_8_are_refused_by_name(

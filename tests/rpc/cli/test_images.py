@@ -74,6 +74,9 @@ def test_what_is_no_path_is_a_reference(daemon: RunningDaemon, project: Path) ->
     found = made(daemon, BUSYBOX, cwd=project)
     assert (found["provider"], found["kind"], found["source"]) == ("docker", "reference", BUSYBOX)
     assert found["docker_image_tag"] == BUSYBOX
+    box = daemon.cli("create", f"docker.io/{BUSYBOX}").stdout.decode().strip()
+    assert json.loads(daemon.cli("get", box, "--json").stdout)["image_id"] == found["image_id"]
+    assert daemon.cli("rm", box).returncode == 0
     (project / "test").mkdir()
     (project / "test" / "busybox:1").mkdir()
     assert made(daemon, BUSYBOX, cwd=project)["kind"] == "directory"
@@ -135,7 +138,7 @@ def test_the_records_of_crafty_name_what_docker_has(
     monkeypatch.setenv("SANDKEEP_SOCKET", daemon.socket)
     (project / "Dockerfile").write_text(f"FROM {BUSYBOX}\nCOPY hello /hello\n")
     record = crafty.get_image(crafty.create_image(str(project), False, crafty.Provider.DOCKER))
-    assert (record.provider, record.image_path) == (crafty.Provider.DOCKER, "")
+    assert isinstance(record, crafty.DockerImageRecord)
     assert record.docker_image_tag == f"sandkeep:{record.image_id}"
     assert record.docker_image_id is not None
 

@@ -246,6 +246,18 @@ def test_a_follower_far_behind_gets_every_byte_once(new_daemon: Any, tmp_path: P
             assert not said or said.endswith(b" does not answer: waiting for it\n")  # which is told of a slow start
 
 
+def test_followed_logs_stay_with_the_process_that_had_the_name(shared_daemon: Any, client: Any, box: str) -> None:
+    client.process.launch(box, "echo first; read -r line; echo end", stdin=True, name="one")
+    with started(shared_daemon, "logs", box, "one", "--follow") as command:
+        assert command.stdout.readline() == b"first\n"
+        command.send_signal(signal.SIGSTOP)
+        client.process.write_stdin(box, "one", eof=True)
+        client.process.wait(box, "one")
+        client.process.launch(box, "echo something longer than both lines", name="one")
+        command.send_signal(signal.SIGCONT)
+        assert (command.stdout.read(), command.wait()) == (b"end\n", 0)
+
+
 def test_logs_without_follow_end_while_the_process_writes_on(shared_daemon: Any, box: str) -> None:
     shared_daemon.cli("run", box, "endless", "--detach", "--", "sh", "-c", "while :; do echo more; done")
     assert shared_daemon.cli("logs", box, "endless").returncode == 0
@@ -301,3 +313,31 @@ def test_many_at_once(shared_daemon: Any, box: str) -> None:
     for thread in threads:
         thread.join()
     assert results == [f"{number}\n".encode() for number in range(8)]
+
+
+@pytest.mark.needs("freezer")
+@pytest.mark.parametrize("command", ["exec", "wait", "logs"])
+def test_who_waits_for_a_suspended_sandbox_hears_of_it(shared_daemon: Any, box: str, command: str) -> None:
+    with shared_daemon.connect() as client:
+        script = ["sh", "-c", "echo ready; read line; exit 7"]
+        words = ["exec", box, "-i", "--", *script]
+        if command != "exec":
+            client.process.launch(box, script, name="work", stdin=True)
+            words = [command, box, "work", *(["--follow"] if command == "logs" else [])]
+        with started(shared_daemon, *words) as waiting:
+            if command != "wait":
+                assert waiting.stdout.readline() == b"ready\n"
+            client.sandbox.suspend(box)
+            told = waiting.stderr.readline().decode()
+            assert told == f"sandkeep: sandbox {box} is suspended: `sandkeep resume {box}` continues it\n"
+            client.sandbox.resume(box)
+            client.sandbox.suspend(box)
+            assert waiting.stderr.readline().decode() == told
+            client.sandbox.resume(box)
+            if command == "exec":
+                waiting.stdin.write(b"go\n")
+                waiting.stdin.flush()
+            else:
+                client.process.write_stdin(box, "work", data=b"go\n")
+            assert waiting.wait(60) == (0 if command == "logs" else 7)
+            assert waiting.stderr.read() == b""

@@ -1,6 +1,9 @@
 """The command against a real daemon and real sandboxes: images, sandboxes, events, the store."""
 
+import contextlib
 import json
+import os
+import pty
 import re
 import stat
 import subprocess
@@ -24,6 +27,10 @@ def one(done: subprocess.CompletedProcess[bytes]) -> str:
 
 def document(done: subprocess.CompletedProcess[bytes]) -> Any:
     return json.loads(one(done))
+
+
+def documents(done: subprocess.CompletedProcess[bytes]) -> list[Any]:
+    return [json.loads(line) for line in lines(done)]
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +89,8 @@ def test_what_a_sandbox_was_asked_to_be(shared_daemon: Any, image: str) -> None:
 
 def test_sandboxes_are_listed_until_they_end(shared_daemon: Any, image: str, box: str) -> None:
     header, *rows = lines(shared_daemon.cli("ls"))
-    assert header.split() == ["SANDBOX", "STATUS", "AGE", "RUNS", "IMAGE"]
-    assert any(row.split()[:2] == [box, "running"] and row.endswith(image) for row in rows)
+    assert header.split() == ["SANDBOX", "STATUS", "AGE", "IMAGE", "RUNS"]
+    assert any(row.split()[:2] == [box, "running"] and row.split()[3:] == [image, "0"] for row in rows)
     shared_daemon.cli("rm", box)
     assert box not in " ".join(lines(shared_daemon.cli("ls")))
     assert box in [s["sandbox_id"] for s in document(shared_daemon.cli("ls", "--all", "--json"))]
@@ -169,15 +176,31 @@ def on_a_terminal(daemon: Any, *words: str) -> list[str]:
 
 
 def test_events_after_a_token(shared_daemon: Any, box: str) -> None:
-    everything = document(shared_daemon.cli("events", "--json"))
+    everything = documents(shared_daemon.cli("events", "--json"))
     assert [event["position"] for event in everything] == list(range(1, len(everything) + 1))
     log_id = document(shared_daemon.cli("status", "--json"))["log_id"]
     last = everything[-1]["position"]
-    assert document(shared_daemon.cli("events", "--after", f"{log_id}:{last - 1}", "--json")) == everything[-1:]
+    assert documents(shared_daemon.cli("events", "--after", f"{log_id}:{last - 1}", "--json")) == everything[-1:]
     assert lines(shared_daemon.cli("events", "--after", "now")) == []
-    assert {e["type"] for e in document(shared_daemon.cli("events", "--type", "sandbox.created", "--json"))} == {
+    assert {e["type"] for e in documents(shared_daemon.cli("events", "--type", "sandbox.created", "--json"))} == {
         "sandbox.created"
     }
+
+
+def test_events_since_a_time(shared_daemon: Any, box: str) -> None:
+    everything = documents(shared_daemon.cli("events", "--json"))
+    created = next(e["position"] for e in everything if e["type"] == "sandbox.created" and e["stream"] == box)
+    time = next(e["time"] for e in everything if e["position"] == created)
+    first = next(e["position"] for e in everything if e["time"] == time)  # one commit may hold several
+    since = documents(shared_daemon.cli("events", "--since", time, "--json"))
+    assert since == [event for event in everything if event["position"] >= first]
+    assert documents(shared_daemon.cli("events", "--since", "400d", "--json")) == everything
+    assert lines(shared_daemon.cli("events", "--since", "0s", "--json")) == []
+    there = document(shared_daemon.cli("get", box, "--at", time, "--json"))
+    assert (there["position"], there["sandbox"]["status"]) == (created, "running")
+    early = shared_daemon.cli("get", box, "--at", "10m")
+    assert early.returncode == 1
+    assert b"did not exist yet" in early.stderr
 
 
 def test_events_are_followed_one_document_a_line(shared_daemon: Any, image: str) -> None:
@@ -240,3 +263,119 @@ def test_offline_the_store_is_checked_by_its_own_script(new_daemon: Any, project
     done = daemon.cli("store", "verify", "--state-dir", daemon.state_dir)
     assert done.returncode == 0, done.stderr
     assert daemon.cli("store", "rebuild", "--state-dir", daemon.state_dir).returncode == 0
+
+
+def test_the_status_begins_with_what_matters(shared_daemon: Any, box: str) -> None:
+    shown = [line.split()[0] for line in lines(shared_daemon.cli("status"))]
+    assert shown[:5] == ["healthy", "sandboxes", "processes", "images", "daemon"]
+    assert shown.count("leftovers") <= 1
+
+
+# -- choosing by properties -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(shared_daemon: Any, image: str) -> dict[str, str]:
+    """Three sandboxes by name, of which two have a label, and one is a fork."""
+    shared_daemon.cli("rm", "--all")
+    made = {}
+    for name, label in (("api-1", "team=web"), ("api-2", "team=db"), ("plain", "n=1")):
+        made[name] = one(shared_daemon.cli("create", image, "--name", name, "--label", label))
+    made["fork"] = one(shared_daemon.cli("fork", "plain", "--label", "team=web"))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("", "api-1 api-2 plain fork"),
+        ("--label team=web", "api-1 fork"),
+        ("--label team=web --label n=1", "fork"),
+        ("--filter label=team", "api-1 api-2 fork"),
+        ("--filter label=team=db --filter name=plain", ""),
+        ("-f name=api-*", "api-1 api-2"),
+        ("-f name=api-1 -f name=plain", "api-1 plain"),
+        ("--filter status=running --filter provider=local", "api-1 api-2 plain fork"),
+        ("--filter state=suspended", ""),
+        ("--filter parent=PLAIN", "fork"),
+        ("--filter image=IMAGE", "api-1 api-2 plain fork"),
+    ],
+)
+def test_sandboxes_are_listed_by_their_properties(
+    shared_daemon: Any, image: str, three: dict[str, str], words: str, found: str
+) -> None:
+    words = words.replace("PLAIN", three["plain"]).replace("IMAGE", image)
+    assert lines(shared_daemon.cli("ls", "-q", *words.split())) == [three[name] for name in found.split()]
+    assert [s["sandbox_id"] for s in document(shared_daemon.cli("ls", "--json", *words.split()))] == [
+        three[name] for name in found.split()
+    ]
+
+
+def test_the_list_shows_labels_and_parents(shared_daemon: Any, image: str, three: dict[str, str]) -> None:
+    header, *rows = lines(shared_daemon.cli("ls"))
+    assert header.split() == ["SANDBOX", "NAME", "STATUS", "AGE", "LABELS", "IMAGE", "PARENT", "RUNS"]
+    (row,) = [row.split() for row in rows if row.startswith(three["fork"])]
+    assert [row[3], *row[5:]] == ["n=1,team=web", three["plain"], "0"]
+
+
+def test_a_filter_that_nothing_could_match_is_refused(shared_daemon: Any) -> None:
+    for wrong, hint in (
+        ("colour=red", b"status, state, name"),
+        ("status=up", b"creating, running"),
+        ("name", b"=VALUE"),
+    ):
+        done = shared_daemon.cli("ls", "--filter", wrong)
+        assert done.returncode == 2
+        assert hint in b" ".join(done.stderr.split())
+
+
+def test_several_sandboxes_end_at_once_by_label_and_the_rest_stays(shared_daemon: Any, three: dict[str, str]) -> None:
+    done = shared_daemon.cli("rm", "--label", "team=web")
+    assert lines(done) == [three["api-1"], three["fork"]]
+    assert done.stderr == b"sandkeep: terminating 2 sandboxes\n"
+    assert lines(shared_daemon.cli("ls", "-q")) == [three["api-2"], three["plain"]]
+    assert lines(shared_daemon.cli("rm", "--all")) == [three["api-2"], three["plain"]]
+    done = shared_daemon.cli("rm", "--all")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"sandkeep: terminating no sandboxes\n")
+    ended = lines(shared_daemon.cli("ls", "-q", "--filter", "status=stopped", "--label", "team=db"))
+    assert three["api-2"] in ended
+
+
+def test_only_ones_own_sandboxes_end_at_once(shared_daemon: Any, three: dict[str, str]) -> None:
+    with shared_daemon.connect() as client:
+        mine = client.daemon.status().owner
+    assert lines(shared_daemon.cli("ls", "-q", "--filter", f"owner={mine}")) == [*three.values()]
+    assert lines(shared_daemon.cli("rm", "--filter", "owner=uid:4711")) == []
+    assert lines(shared_daemon.cli("ls", "-q")) == [*three.values()]
+
+
+def test_on_a_terminal_it_asks_first(shared_daemon: Any, three: dict[str, str]) -> None:
+    for answer, left in (("n", [*three.values()]), ("y", [])):
+        ours, its = pty.openpty()
+        command = [*shared_daemon.command, "rm", "--all"]
+        with subprocess.Popen(command, env=shared_daemon.env, stdin=its, stdout=its, stderr=its):
+            os.close(its)
+            asked = b""
+            while b"[y/N]:" not in asked:
+                asked += os.read(ours, 1024)
+            assert b"Terminate 4 sandboxes? [y/N]:" in asked
+            os.write(ours, answer.encode() + b"\n")
+            with contextlib.suppress(OSError):  # the end of a terminal without a writer
+                while os.read(ours, 1024):
+                    pass
+        os.close(ours)
+        assert lines(shared_daemon.cli("ls", "-q")) == left
+
+
+def test_one_that_is_refused_does_not_keep_the_others(shared_daemon: Any, three: dict[str, str]) -> None:
+    done = shared_daemon.cli("rm", "api-1", "nowhere", "plain", "nobody")
+    assert done.returncode == 1
+    assert done.stdout.decode().split() == [three["api-1"], three["plain"]]
+    assert re.findall(rb"nowhere|nobody", done.stderr) == [b"nowhere", b"nobody"]
+
+
+@pytest.mark.parametrize("words", [(), ("tests", "--all"), ("tests", "--label", "a=b")])
+def test_it_says_which_sandboxes_may_be_named_to_end(shared_daemon: Any, words: tuple[str, ...]) -> None:
+    done = shared_daemon.cli("rm", *words)
+    assert done.returncode == 2
+    assert b"give SANDBOX..., or --all, --label or --filter" in done.stderr

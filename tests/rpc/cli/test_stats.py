@@ -52,7 +52,7 @@ def test_every_value_comes_through_a_real_parser() -> None:
     found = parsed(exposition([FULL]))
     fields = {(f"{PREFIX}{f.name}", "sbx_1", mode): field for f in FAMILIES for mode, field in f.fields.items()}
     assert found == {key: getattr(FULL, field) for key, field in fields.items()}
-    about = {"sandbox_id", "provider", "owner", "name", "session_id", "sampled_at", "expires_at"}
+    about = {"sandbox_id", "provider", "owner", "name", "session_id", "sampled_at", "created_at", "expires_at"}
     assert set(fields.values()) == set(SandboxStats.__struct_fields__) - about
 
 
@@ -113,6 +113,7 @@ def test_the_table_fits(width: int) -> None:
         "1.5 TB",
         "1.5 TB",
         "12",
+        "8d",
         "23h",
     )
     lines = list(output.table_lines(COLUMNS, [row], width))

@@ -181,6 +181,19 @@ def test_a_shell_ends_with_its_code_and_leaves_the_terminal_as_it_was(screen: Sc
     screen.until(lambda seen: seen.splitlines()[:-1] == before)
 
 
+def test_exec_takes_the_options_of_docker_exec(screen: Screen, box: str) -> None:
+    screen.open(f"$SK exec -it {box} -- sh -c 'test -t 0 && test -t 1 && echo ready; read x; exit $x'; echo code $?")
+    screen.until("ready")
+    screen.enter("9")
+    screen.until("code 9")
+    screen.open(f"$SK exec -ti --cwd /tmp {box} -- sh -c 'pwd; exec cat'; echo code $?")
+    screen.enter("typed")
+    screen.until(lambda seen: seen.count("typed") == 2)
+    screen.press("C-b", "d")
+    screen.until("code 0")
+    assert "running process: sandkeep attach" in screen.shown().replace("\n", " ")
+
+
 def test_shells_get_names_of_their_own(new_screen: Callable[..., Screen], shared_daemon: Any, image: str) -> None:
     with shared_daemon.connect() as client:
         alone = client.sandbox.create(image).sandbox_id

@@ -13,9 +13,10 @@ import click
 import pytest
 
 from sandkeep.cli.exit_codes import EXIT_CODES
-from sandkeep.cli.options import Command, Pair, Size
+from sandkeep.cli.options import Command, Duration, Pair, Size, Time
 from sandkeep.cli.root import COMMANDS, SUBJECTS, LazyGroup, sandkeep
 from sandkeep.cli.tree import COMMON
+from sandkeep.protocol.clock import now_us, parse_rfc3339
 
 FOR_PEOPLE_AND_SHELLS = {"demo", "daemon", "completion", "manual", "help"}
 """Commands without an answer that a program would read."""
@@ -264,3 +265,82 @@ def test_no_command_needs_trio(tmp_path: Path) -> None:
     code = "import sys; from sandkeep.cli import run; run(['ls']); sys.exit('trio' in sys.modules)"
     env = {**os.environ, "SANDKEEP_SOCKET": str(tmp_path / "none")}
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=False).returncode == 0
+
+
+# -- words before and after `--` --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "refusal"),
+    [
+        ("exec -- sh", "SANDBOX must stand before `--`, as in: sandkeep exec SANDBOX -- COMMAND..."),
+        ("exec -it -- sh", "SANDBOX must stand before `--`"),
+        ("shell -- sh", "SANDBOX must stand before `--`"),
+        ("run web1 -- sleep 1", "NAME must stand before `--`, as in: sandkeep run SANDBOX NAME -- COMMAND..."),
+        ("run --detach -- sleep 1", "SANDBOX and NAME must stand before `--`"),
+        ("exec box ls -- -l", "'ls' stands before `--`"),
+        ("exec box ls -l", "Options of the program go after `--`, as in: sandkeep exec SANDBOX -- COMMAND..."),
+        ("exec '' -- sh", "'SANDBOX': it is empty"),
+        ("run box '' -- sh", "'NAME': it is empty"),
+        ("get ''", "'SANDBOX': it is empty"),
+        ("image rm ''", "'IMAGE...': it is empty"),
+    ],
+)
+def test_no_word_of_a_program_stands_in_for_a_missing_name(line: str, refusal: str) -> None:
+    done = cli(*shlex.split(line))
+    assert done.returncode == 2
+    assert refusal in " ".join(done.stderr.split())
+
+
+def test_a_program_may_have_dashes_of_its_own() -> None:
+    """These parse, and ask the daemon, which is not there."""
+    for line in ("exec box -- git checkout -- file", "exec box ls", "run box n -dit -- sh -c 'x -- y'", "shell box"):
+        assert "Usage" not in cli(*shlex.split(line)).stderr, line
+    assert cli("exec", "--help", "--", "sh").returncode == 0
+
+
+# -- times ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("0.5", 0.5),
+        ("10s", 10),
+        ("1h30m", 5400),
+        ("2d", 172_800),
+        ("500ms", 0.5),
+        ("1.5h", 5400),
+        ("0s", 0),
+    ],
+)
+def test_lengths_of_time_are_read(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "10x", "1h 30m", "30m1h", "1e", "nan", "inf", "\u0661s"])
+def test_what_is_no_length_of_time_is_refused_with_forms_that_are(text: str) -> None:
+    done = cli("exec", "box", "--timeout", text, "--", "true")
+    assert done.returncode == 2
+    assert "give one such as 90 (seconds), 10s or 1h30m" in " ".join(done.stderr.split())
+
+
+def test_every_option_of_a_time_takes_units() -> None:
+    """A unit in the option's own name, or none: the same text works for all."""
+    for context in (parameter.values[0] for parameter in LEAVES):
+        for option in context.command.params:
+            if isinstance(option, click.Option) and option.metavar in ("SECONDS", "TIME"):
+                assert option.metavar == "TIME", (context.command_path, option.opts)
+                option.type.convert("10s", option, context)
+
+
+@pytest.mark.parametrize("text", ["10", "soon", "2026-11-22", "-10m", ""])
+def test_what_is_no_moment_is_refused(text: str) -> None:
+    assert cli("events", "--since", text).returncode == 2
+
+
+def test_a_moment_is_a_time_or_how_long_ago_it_was() -> None:
+    ago = parse_rfc3339(Time().convert("10m", None, None))
+    assert 0 <= now_us() - 600_000_000 - ago < 300_000_000
+    assert Time().convert("2026-11-22T09:00:00Z", None, None) == "2026-11-22T09:00:00Z"

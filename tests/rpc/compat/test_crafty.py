@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,6 +16,13 @@ from sandkeep.compat.crafty import Provider
 from sandkeep.errors import SandkeepError
 
 pytestmark = pytest.mark.needs("bwrap")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    return home
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +49,8 @@ def sandbox_id(project: str) -> str:
 SIGNATURES: dict[str, tuple[dict[str, type], dict[str, Any]]] = {
     "create_image": ({"file_path": str, "clean": bool, "provider": Provider, "return": str}, {}),
     "list_images": ({"return": tuple[str, ...]}, {}),
-    "create_sandbox": ({"image_id": str, "provider": Provider, "return": str}, {}),
-    "list_sandboxes": ({"list_all": bool, "return": tuple[crafty.SandboxRecord, ...]}, {"list_all": False}),
+    "create_sandbox": ({"image_id": str, "provider": Provider, "ssh": bool, "return": str}, {"ssh": False}),
+    "list_sandboxes": ({"list_all": bool, "return": tuple[str, ...]}, {"list_all": False}),
     "connect_to_sandbox": ({"sandbox_id": str, "return": type(None)}, {}),
     "terminate_sandbox": ({"sandbox_id": str, "return": type(None)}, {}),
     "launch_background_process": ({"name": str, "sandbox_id": str, "command": str, "return": type(None)}, {}),
@@ -50,7 +58,7 @@ SIGNATURES: dict[str, tuple[dict[str, type], dict[str, Any]]] = {
         {"name": str, "sandbox_id": str, "command": str, "return": Generator[str, None, None]},
         {},
     ),
-    "list_processes": ({"list_all": bool, "return": tuple[crafty.ProcessRecord, ...]}, {"list_all": False}),
+    "list_processes": ({"list_all": bool, "return": tuple[str, ...]}, {"list_all": False}),
     "attach_to_process": ({"name": str, "sandbox_id": str, "return": type(None)}, {}),
     "kill_process": ({"name": str, "sandbox_id": str, "return": type(None)}, {}),
 }
@@ -76,15 +84,17 @@ def test_the_flow_from_an_image_to_the_end(project: str) -> None:
     assert image_id in crafty.list_images()
 
     sandbox_id = crafty.create_sandbox(image_id, Provider.LOCAL)
-    assert [box.sandbox_id for box in crafty.list_sandboxes() if box.image_id == image_id] == [sandbox_id]
+    assert [box.sandbox_id for box in crafty.list_sandboxes_records() if box.image_id == image_id] == [sandbox_id]
 
     crafty.launch_background_process("server", sandbox_id, "echo serving; exec sleep 1000")
     said = "".join(crafty.launch_and_stream_process("build", sandbox_id, "venv/bin/tool; ls -1; exit 3"))
     assert said == "the tool ran\nmain.txt\nnode_modules\nvenv\n"
 
-    running = [process for process in crafty.list_processes() if process.sandbox_id == sandbox_id]
+    running = [process for process in crafty.list_processes_records() if process.sandbox_id == sandbox_id]
     assert [(process.name, process.is_terminated) for process in running] == [("server", False)]
-    everything = [process for process in crafty.list_processes(list_all=True) if process.sandbox_id == sandbox_id]
+    everything = [
+        process for process in crafty.list_processes_records(list_all=True) if process.sandbox_id == sandbox_id
+    ]
     assert [(process.name, process.is_terminated, process.exit_code) for process in everything] == [
         ("server", False, None),
         ("build", True, 3),
@@ -93,8 +103,8 @@ def test_the_flow_from_an_image_to_the_end(project: str) -> None:
     crafty.kill_process("server", sandbox_id)
     assert crafty.get_process("server", sandbox_id).is_terminated
     crafty.terminate_sandbox(sandbox_id)
-    assert sandbox_id not in [box.sandbox_id for box in crafty.list_sandboxes()]
-    assert {box.sandbox_id: box.is_closed for box in crafty.list_sandboxes(list_all=True)}[sandbox_id]
+    assert sandbox_id not in crafty.list_sandboxes()
+    assert {box.sandbox_id: box.is_closed for box in crafty.list_sandboxes_records(list_all=True)}[sandbox_id]
 
 
 def test_the_source_is_copied_and_never_changed(project: str, sandbox_id: str) -> None:
@@ -111,11 +121,82 @@ def test_the_same_content_is_the_same_image_unless_it_is_wanted_clean(project: s
     assert {first, fresh} <= set(crafty.list_images())
 
 
-def test_records_tell_where_things_are(project: str, sandbox_id: str) -> None:
-    sandbox = crafty.get_sandbox(sandbox_id)
-    assert Path(sandbox.sandbox_path).is_dir()
-    assert (Path(crafty.get_image(sandbox.image_id).image_path) / "main.txt").read_text() == "first\n"
-    assert (sandbox.tmux_session_name, sandbox.is_closed) == ("shell", False)
+def test_ids_that_are_listed_can_be_passed_back(project: str, sandbox_id: str) -> None:
+    crafty.launch_background_process("one", sandbox_id, "echo one; exec sleep 1000")
+    for listed, records, get in (
+        (crafty.list_images(), crafty.list_images_records(), crafty.get_image),
+        (crafty.list_sandboxes(), crafty.list_sandboxes_records(), crafty.get_sandbox),
+        (crafty.list_processes(), crafty.list_processes_records(), crafty.get_process),
+    ):
+        assert [get(each) for each in listed] == list(records)
+    [process_id] = [each for each in crafty.list_processes() if crafty.get_process(each).sandbox_id == sandbox_id]
+    crafty.kill_process(process_id, sandbox_id)
+    assert crafty.get_process("one", sandbox_id).is_terminated
+    with pytest.raises(SandkeepError) as refused:
+        crafty.get_process("one")
+    assert refused.value.code == "not_found"
+
+
+def test_the_code_of_a_local_sandbox_is_shown_in_the_home(project: str, home: Path) -> None:
+    image_id = crafty.create_image(project, False, Provider.LOCAL)
+    image = crafty.get_image(image_id)
+    assert isinstance(image, crafty.LocalImageRecord)
+    assert (Path(image.image_path) / "main.txt").read_text() == "first\n"
+    sandbox_id = crafty.create_sandbox(image_id, Provider.LOCAL)
+    shown = home / ".crafty" / "local_sandboxes" / sandbox_id
+    assert (shown / "main.txt").read_text() == "first\n"
+    assert (shown / "venv" / "bin" / "tool").stat().st_mode & 0o777 == 0o755
+    assert shown.stat().st_mode & 0o777 == 0o700
+    (shown / "main.txt").write_text("mine\n")
+
+    executor = crafty.get_executor(sandbox_id)
+    assert executor.run_command("echo second >main.txt; rm -r venv; ln -s /etc out; mkdir -m 500 locked").wait() == 0
+    record = crafty.get_sandbox(sandbox_id)
+    assert isinstance(record, crafty.LocalSandboxRecord)
+    assert (record.sandbox_path, record.tmux_session_name, record.is_closed) == (str(shown), "shell", False)
+    assert (shown / "main.txt").read_text() == "second\n"
+    assert not (shown / "venv").exists()
+    assert (shown / "out").readlink() == Path("/etc")
+    assert executor.read_file("main.txt") == "second\n"
+
+    crafty.terminate_sandbox(sandbox_id)
+    assert list(shown.parent.iterdir()) == []
+    assert crafty.get_sandbox(sandbox_id).is_closed
+    assert Path("/etc/passwd").exists()
+
+
+def test_copies_at_the_same_time_each_show_all(sandbox_id: str, home: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        for record in pool.map(crafty.get_sandbox, [sandbox_id] * 8):
+            assert isinstance(record, crafty.LocalSandboxRecord)
+    parent = home / ".crafty" / "local_sandboxes"
+    assert [each.name for each in parent.iterdir()] == [sandbox_id]
+    assert sorted(each.name for each in (parent / sandbox_id).iterdir()) == ["main.txt", "node_modules", "venv"]
+
+
+def test_code_that_cannot_be_shown_is_a_warning(sandbox_id: str, home: Path) -> None:
+    executor = crafty.get_executor(sandbox_id)
+    assert executor.run_command("echo second >main.txt; mkdir locked; chmod 0 locked").wait() == 0
+    with pytest.warns(UserWarning, match="does not show the sandbox's code as it is now"):
+        crafty.get_sandbox(sandbox_id)
+    parent = home / ".crafty" / "local_sandboxes"
+    assert (parent / sandbox_id / "main.txt").read_text() == "first\n"
+    assert [each.name for each in parent.iterdir()] == [sandbox_id]
+
+
+def test_a_sandbox_needs_no_writable_home(project: str, home: Path) -> None:
+    (home / ".crafty").write_text("a file")
+    with pytest.warns(UserWarning, match="does not show"):
+        made = crafty.create_sandbox(crafty.create_image(project, False, Provider.LOCAL), Provider.LOCAL)
+    assert crafty.get_executor(made).read_file("main.txt") == "first\n"
+
+
+def test_a_name_is_free_when_its_process_has_ended(sandbox_id: str) -> None:
+    for number in range(3):
+        assert "".join(crafty.launch_and_stream_process("tests", sandbox_id, f"echo {number}")) == f"{number}\n"
+    every = crafty.list_processes_records(list_all=True)
+    last = crafty.get_process("tests", sandbox_id)
+    assert [record for record in every if record.sandbox_id == sandbox_id][-1] == last
 
 
 @pytest.mark.needs("tmux")
@@ -194,7 +275,7 @@ def test_connecting_again_finds_the_same_shell(sandbox_id: str, screen: Screen) 
     screen.until("still here")
     screen.enter("exit 4")
     screen.until("left")
-    [shell] = [process for process in crafty.list_processes(list_all=True) if process.sandbox_id == sandbox_id]
+    [shell] = [process for process in crafty.list_processes_records(list_all=True) if process.sandbox_id == sandbox_id]
     assert (shell.name, shell.is_terminated, shell.exit_code) == ("shell", True, 4)
 
 

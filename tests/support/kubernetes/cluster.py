@@ -8,21 +8,15 @@ writes DIR/kubeconfig and DIR/ready (JSON: url, token), and runs until SIGTERM o
 import argparse
 import asyncio
 import contextlib
-import gc
+import functools
 import json
-import os
-import signal
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.doubles import service
 from tests.support.kubernetes import sandbox_crds
-
-_REPOSITORY = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
@@ -68,10 +62,7 @@ class Cluster:
 
     def control(self, method: str, what: str, body: Any = None) -> Any:
         """Send a request to `/double/WHAT`."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/double/{what}", data, method=method)
-        with urllib.request.urlopen(request) as response:
-            return json.load(response)
+        return service.control(self.url, method, what, body)
 
 
 @contextlib.contextmanager
@@ -86,30 +77,10 @@ def start_cluster(
     Without `crds` there are no controllers either: a plain cluster, in which tests may define kinds of their own.
     Raises RuntimeError with its messages if it does not start.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-m", "tests.support.kubernetes.cluster", "--dir", str(directory)]
-    argv += [part for name, root in (images or {}).items() for part in ("--image", f"{name}={root}")]
-    argv += [part for group, versions in crds.items() for part in ("--crds", f"{group}={','.join(versions)}")]
+    argv = [part for group, versions in crds.items() for part in ("--crds", f"{group}={','.join(versions)}")]
     argv += [] if crds else ["--no-crds"]
-    reading, writing = os.pipe()
-    with (directory / "log").open("wb") as log, os.fdopen(reading, "rb") as ready:
-        process = subprocess.Popen(
-            [*argv, "--ready-fd", str(writing)],
-            cwd=_REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[writing],
-        )
-        os.close(writing)
-        try:
-            answer = ready.read()
-            if not answer:
-                raise RuntimeError(f"The cluster did not start:\n{(directory / 'log').read_text()}")
-            yield Cluster(directory=directory, **json.loads(answer))
-        finally:
-            process.terminate()
-            process.wait()
+    with service.start("tests.support.kubernetes.cluster", directory, images, argv) as ready:
+        yield Cluster(directory=directory, **ready)
 
 
 def _kubeconfig(url: str, token: str, namespace: str) -> dict[str, Any]:
@@ -124,17 +95,12 @@ def _kubeconfig(url: str, token: str, namespace: str) -> dict[str, Any]:
     }
 
 
-async def _run(options: argparse.Namespace) -> None:
+async def _serve(options: argparse.Namespace, stopped: asyncio.Event, announce: service.Announce) -> None:
     """Assemble the cluster and run it until it is told to stop."""
     from tests.support.kubernetes import controllers, kubelet
     from tests.support.kubernetes.server import ApiServer
     from tests.support.kubernetes.store import Store
 
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stopped.set)
-    loop.add_signal_handler(signal.SIGINT, stopped.set)
-    loop.add_reader(os.pidfd_open(os.getppid()), stopped.set)
     store = Store()
     node = kubelet.create(store, str(options.dir), dict(options.image))
     server = ApiServer(store, node)
@@ -146,37 +112,20 @@ async def _run(options: argparse.Namespace) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(component.run()) for component in server.components]
         url = await server.start()
-        gc.freeze()  # imported modules need not be traversed again
-        _announce(options, url, server.access.admin)
+        token = server.access.admin
+        (options.dir / "kubeconfig").write_text(json.dumps(_kubeconfig(url, token, "default")))
+        announce({"url": url, "token": token})
         await stopped.wait()
         await server.stop()
         for task in reversed(tasks):
             task.cancel()
 
 
-def _announce(options: argparse.Namespace, url: str, token: str) -> None:
-    """Tell whoever waits that requests are served."""
-    ready = json.dumps({"url": url, "token": token})
-    (options.dir / "kubeconfig").write_text(json.dumps(_kubeconfig(url, token, "default")))
-    (options.dir / "ready").write_text(ready)
-    if options.ready_fd is not None:
-        with os.fdopen(options.ready_fd, "w") as pipe:
-            pipe.write(ready)
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return name, value
-
-
 def main() -> None:
     """Run a cluster; see the module."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--image", type=_pair, action="append", default=[])
-    parser.add_argument("--crds", type=_pair, action="append")
+    parser = service.parser()
+    parser.add_argument("--crds", type=service.pair, action="append")
     parser.add_argument("--no-crds", action="store_true")
-    parser.add_argument("--ready-fd", type=int)
     options = parser.parse_args()
     if options.no_crds:
         options.crds = {}
@@ -184,8 +133,7 @@ def main() -> None:
         options.crds = sandbox_crds.ALL
     else:
         options.crds = {group: versions.split(",") for group, versions in options.crds}
-    options.dir.mkdir(parents=True, exist_ok=True)
-    asyncio.run(_run(options))
+    service.run(options, functools.partial(_serve, options))
 
 
 if __name__ == "__main__":

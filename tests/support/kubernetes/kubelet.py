@@ -9,12 +9,12 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
+from tests.support.doubles.processes import ExecProcess, Launcher, StartError
 from tests.support.kubernetes.errors import ApiError
 from tests.support.kubernetes.informer import follow
 from tests.support.kubernetes.metadata import timestamp
 from tests.support.kubernetes.pod_status import NODE, NODE_IP
 from tests.support.kubernetes.pods import Pod
-from tests.support.kubernetes.processes import ExecProcess, Launcher, StartError
 from tests.support.kubernetes.runsc_runtime import RunscRuntime
 from tests.support.kubernetes.runtime import NamespaceRuntime, Runtime
 from tests.support.kubernetes.slots import Restore

@@ -6,9 +6,9 @@ import shutil
 import uuid
 from typing import Any
 
+from tests.support.doubles.processes import StartError
 from tests.support.kubernetes.errors import ApiError
 from tests.support.kubernetes.kubelet import Kubelet
-from tests.support.kubernetes.processes import StartError
 from tests.support.kubernetes.reconcile import (
     Delays,
     Object,

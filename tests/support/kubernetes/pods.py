@@ -7,10 +7,10 @@ import secrets
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from tests.support.doubles.processes import StartError
 from tests.support.kubernetes.containers import container_spec
 from tests.support.kubernetes.errors import ApiError
 from tests.support.kubernetes.pod_status import PodState
-from tests.support.kubernetes.processes import StartError
 from tests.support.kubernetes.runsc_runtime import RunscContainer
 from tests.support.kubernetes.runtime import stop
 from tests.support.kubernetes.scheduler import schedule

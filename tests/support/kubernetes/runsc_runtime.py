@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.support.kubernetes.processes import ExecProcess, Launcher, Process, StartError, start_exec
+from tests.support.doubles.processes import ExecProcess, Launcher, Process, StartError, start_exec
 from tests.support.kubernetes.runtime import ContainerSpec, start_detached
 
 POLL_S = 0.01

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tests.support.kubernetes.processes import ExecProcess, Launcher, Process, start_exec
+from tests.support.doubles.processes import ExecProcess, Launcher, Process, start_exec
 
 
 @dataclass(frozen=True)

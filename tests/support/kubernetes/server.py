@@ -6,13 +6,14 @@ from typing import Any, Self
 
 import msgspec
 from aiohttp import web
+from tests.support.doubles.faults import Faults
 from tests.support.kubernetes import builtin, discovery
 from tests.support.kubernetes.access import Access, Attributes, User
 from tests.support.kubernetes.builtin import CRDS
 from tests.support.kubernetes.call import Call, PathNotFound, Paths
 from tests.support.kubernetes.crds import Definitions
 from tests.support.kubernetes.errors import ApiError
-from tests.support.kubernetes.faults import Fault, Faults
+from tests.support.kubernetes.faults import Fault
 from tests.support.kubernetes.kubelet_api import Component, Kubelet
 from tests.support.kubernetes.metadata import timestamp
 from tests.support.kubernetes.objects import Objects
@@ -48,7 +49,7 @@ class ApiServer:
         self._watches = Watches(store, self._objects.outward)
         self._streams = Streams(store, kubelet)
         self._paths = Paths()
-        self._faults = Faults()
+        self._faults = Faults(Fault)
         self._requests: Counter[tuple[str, str, str, str]] = Counter()
         self._runner: web.ServerRunner | None = None
 

@@ -7,6 +7,7 @@ that they are on record first.
 """
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from sandkeep.errors import ProviderError
+from sandkeep.errors import ProviderError, StateError
 from sandkeep.ids import is_log_id, is_name
 from sandkeepd.host.cgroups import placement, usage
 from sandkeepd.host.cgroups.placement import CONTROLLERS, ROOT, read, write
@@ -23,6 +24,8 @@ PERIOD_US: Final = 100_000
 """The kernel's period of cpu bandwidth; a quota of half of it is half a cpu."""
 
 REMOVE_DEADLINE_S: Final = 10.0
+_GATHERINGS: Final = 100
+"""Maximum number of passes over processes that fork while they are moved."""
 
 
 COUNTING: Final = frozenset({"pids", "memory", "cpuacct", "blkio", "io", "freezer"})
@@ -120,6 +123,28 @@ class Hierarchies:
                     raise ProviderError("provider_unavailable", f"{what}: {remedy}") from None
         return made
 
+    def change(self, groups: Mapping[str, str], limits: Limits) -> None:
+        """Let limits be in force for the processes of existing groups; write only what differs. A group that is new
+        gets the processes of the others. Blocks. Safe to repeat.
+
+        Raises `in_use` when the processes need more memory, `provider_unavailable` when it cannot be done.
+        """
+        others = {name: directory for name, directory in groups.items() if os.path.isdir(directory)}
+        try:
+            for name in limits.controllers():
+                directory, version = groups[name], self._version[name]
+                self._make(name, directory)
+                if version == 1:
+                    _gather(directory, {name: other for name, other in others.items() if other != directory})
+                for file, value in _settings(name, version, limits):
+                    if not _is_in_force(read(f"{directory}/{file}"), value):
+                        write(f"{directory}/{file}", value)
+        except OSError as error:
+            if error.errno == errno.EBUSY and limits.memory_bytes is not None:
+                raise needs_more(limits.memory_bytes) from None
+            message = f"a limit cannot be changed: {error.strerror}: suspend the sandbox, then try again"
+            raise ProviderError("provider_unavailable", message) from None
+
     def _make(self, name: str, directory: str) -> None:
         parent = os.path.dirname(directory)
         with contextlib.suppress(FileExistsError):
@@ -143,6 +168,40 @@ class Hierarchies:
         if not directories:
             return []
         return ["sh", "-c", 'echo 0 >"$0/cgroup.procs" && exec "$@"', directories.pop()]
+
+
+def needs_more(limit: int) -> StateError:
+    """Return the error for a memory limit that is less than the processes use."""
+    message = f"memory_bytes: its processes use more than {limit} bytes: end some, or choose a higher limit"
+    return StateError("in_use", message, field="memory_bytes")
+
+
+def require_enough_memory(groups: Mapping[str, str], limit: int) -> None:
+    """Raise `in_use` if the processes of the group use more than that without files that the kernel can drop: else it
+    would kill some.
+    """
+    if (usage.occupied_memory(groups) or 0) > limit:
+        raise needs_more(limit)
+
+
+def _gather(directory: str, others: Mapping[str, str]) -> None:
+    """Move all processes of other groups of a sandbox into its group of version 1. Raises OSError."""
+    for _ in range(_GATHERINGS):
+        outside = set(members(others)) - set(members({"": directory}))
+        if not outside:
+            return
+        for pid in outside:
+            with contextlib.suppress(ProcessLookupError):
+                write(f"{directory}/cgroup.procs", str(pid))
+    raise OSError(errno.EAGAIN, "its processes fork faster than they can be moved")
+
+
+def _is_in_force(found: str, wanted: str) -> bool:
+    """Tell if a group's file says that already; the kernel rounds bytes down to pages."""
+    if found.strip() == wanted:
+        return True
+    page = os.sysconf("SC_PAGE_SIZE")
+    return found.strip().isdigit() and wanted.isdigit() and int(found) == int(wanted) // page * page
 
 
 def _settings(name: str, version: int, limits: Limits) -> Sequence[tuple[str, str]]:

@@ -87,6 +87,15 @@ def oom_kills(groups: Mapping[str, str]) -> int | None:
     return None
 
 
+def occupied_memory(groups: Mapping[str, str]) -> int | None:
+    """Return the bytes that the group's processes need: without files that the kernel can drop. None if unknown."""
+    table = _table(f"{groups.get('memory', '')}/memory.stat")
+    for own, shared in (("total_rss", "total_shmem"), ("anon", "shmem")):
+        if own in table:
+            return (_number(table[own]) or 0) + (_number(table.get(shared)) or 0)
+    return None
+
+
 def refused_pids(groups: Mapping[str, str]) -> int | None:
     """Return the number of processes that were not started because of the group's limit; None if unknown."""
     directory = groups.get("pids")
@@ -105,7 +114,7 @@ class ProcessCount:
 
     def at_limit(self) -> int | None:
         """Return the number of processes if the group can have no more; None otherwise, or if unknown. A limit that was
-        lowered after the first question is not noticed.
+        lowered after the first question is not noticed before `forget_limit`.
         """
         if self._directory is None:
             return None
@@ -119,6 +128,10 @@ class ProcessCount:
             limit = _number(_read(f"{self._directory}/pids.max"))
             self._limit = MOST if limit is None else limit
         return count if count >= self._limit else None
+
+    def forget_limit(self) -> None:
+        """Read the limit anew."""
+        self._limit = 0
 
     def close(self) -> None:
         """Close the descriptor. The number is unknown afterwards."""

@@ -11,7 +11,7 @@ from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, Images, ImportedImage
 from sandkeepd.contract.ledger import Ledger, Swept
-from sandkeepd.host.caller_paths import import_tree
+from sandkeepd.host.caller_paths import LeftOut, import_tree
 from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, log_of, unmount_below, write_mark
 from sandkeepd.providers.common.packing import never_packed
@@ -38,8 +38,9 @@ class DirectoryImages(Images):
         try:
             self.begin(image_id)
             hide = never_packed(self._layout.state_dir)
+            left_out = LeftOut(names=request.ignore, patterns=request.patterns, by_file=True)
             return await import_tree(
-                request.source, caller, root, owner=self._owner, hide=hide, ignore=request.ignore, progress=progress
+                request.source, caller, root, owner=self._owner, hide=hide, left_out=left_out, progress=progress
             )
         except BaseException:
             with trio.CancelScope(shield=True):

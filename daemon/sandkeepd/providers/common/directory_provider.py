@@ -31,7 +31,8 @@ class Lower(NamedTuple):
 
 class DirectoryPlan(Struct, frozen=True, kw_only=True):
     """The part of a plan that these providers share. The sandbox begins with `layers`, each of which hides parts of the
-    next, and, with `over_image`, with the image beneath them. `held_by` names the enforcer of each limit.
+    next, and, with `over_image`, with the image beneath them. `held_by` names the enforcer of each limit. `updated`:
+    limits of its groups were changed, and are compared when it is adopted.
     """
 
     limits: Limits
@@ -40,6 +41,7 @@ class DirectoryPlan(Struct, frozen=True, kw_only=True):
     over_image: bool = True
     cgroups: dict[str, str] = field(default_factory=dict)
     held_by: dict[str, str] = field(default_factory=dict)
+    updated: bool = False
 
 
 def enforcer(limit: str, controller: str, hierarchies: Hierarchies, *, or_rlimit: bool = False) -> str:
@@ -76,11 +78,12 @@ class DirectoryProvider(KeeperProvider[DirectoryInstanceT]):
         self.images = DirectoryImages(self.layout, log_id, self.in_thread, self.store.uid)
 
     @functools.cached_property
-    def _hierarchies(self) -> Hierarchies:
+    def hierarchies(self) -> Hierarchies:
+        """The control groups that the daemon can use."""
         return Hierarchies(log_id=self.log_id)
 
     def default_memory(self) -> int | None:
-        return MEMORY_LIMIT() if self._hierarchies.has("memory") else None
+        return MEMORY_LIMIT() if self.hierarchies.has("memory") else None
 
     async def lowers(self, image_id: str, plan: DirectoryPlan) -> list[Lower]:
         """Return the layers that a sandbox of that plan begins with. Raises `not_found` when one is missing."""

@@ -106,6 +106,8 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
     as parts. Its objects lie in `layout` and carry `log_id`. It needs the tasks that `running` starts.
     """
 
+    longest_lifetime_s: float | None = None
+
     def __init__(
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, threads: int = 16
     ) -> None:
@@ -130,6 +132,9 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
         return "none"
 
     def default_memory(self) -> int | None:
+        return None
+
+    def default_lifetime(self) -> float | None:
         return None
 
     def _with_watches(self, found: ProviderCapabilities) -> ProviderCapabilities:
@@ -212,8 +217,9 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
         await self._release(instance)
 
     async def aclose(self) -> None:
-        for instance in list(self.instances.values()):
-            await instance.aclose()
+        async with trio.open_nursery() as closing:  # at once: one whose node hangs delays no other
+            for instance in list(self.instances.values()):
+                closing.start_soon(instance.aclose)
         self.instances.clear()
 
     async def sweep(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
+from sandkeep.protocol.amounts import of_total
 from sandkeepd.providers.docker.dockerfile import Step
 from sandkeepd.providers.docker.stream import Document
 
@@ -159,9 +160,7 @@ class PullLog:
         present, total = (
             (sum(numbers) for numbers in zip(*self._layers.values(), strict=True)) if self._layers else (0, 0)
         )
-        self._progress.report_if_due(
-            f"pulling {self._reference}" + (f": {present / 1e6:.1f} of {total / 1e6:.1f} MB" if total else "")
-        )
+        self._progress.report_if_due(f"pulling {self._reference}" + (f": {of_total(present, total)}" if total else ""))
 
 
 def pull_error(reference: str, text: str) -> SandkeepError:

@@ -19,8 +19,8 @@ from typing import IO, Final, NamedTuple
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
 from sandkeep.system.openat2 import open_in_root
+from sandkeepd.host import ignore as docker_ignore
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
-from sandkeepd.providers.docker import ignore as docker_ignore
 
 OUR_DOCKERFILE: Final = ".sandkeep.dockerfile"
 """The name of the Dockerfile that the engine builds by; it does not get into the image."""

@@ -27,7 +27,7 @@ from sandkeep.settings import docker
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, ImportedImage
-from sandkeepd.host.caller_paths import import_tree
+from sandkeepd.host.caller_paths import LeftOut, import_tree
 from sandkeepd.host.cgroups.groups import PERIOD_US
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.layout import Layout
@@ -84,7 +84,8 @@ class Builder:
         await trio.to_thread.run_sync(self._make_place, image_id)
         copied = await import_tree(
             request.source, caller, tree, owner=None, hide=never_packed(self._layout.state_dir),
-            ignore=request.ignore, progress=progress,
+            progress=progress,
+            left_out=LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.kind == "directory"),
         )  # fmt: skip
         failpoints.reach("docker.staged")
         if copied.size_bytes > MOST_CONTEXT_BYTES:

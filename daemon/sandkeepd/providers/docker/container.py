@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from sandkeep.ids import regular_name
 from sandkeep.model import SandboxSpec
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.host.processes import OOM_SCORE_ADJ
 from sandkeepd.keeper import program
-from sandkeepd.providers.docker.plan import INSIDE, Plan, Volume, regular_name
+from sandkeepd.providers.docker.plan import INSIDE, Plan, Volume
 from sandkeepd.providers.docker.trees import ImageLayers
 
 SANDBOX_LABEL: Final = "sandkeep.sandbox"
@@ -98,6 +99,7 @@ def _host(
     return {
         "Init": False,  # the keeper is the first process, and reaps
         "CapDrop": ["ALL"],
+        "CapAdd": plan.capabilities or None,
         "SecurityOpt": security,
         "Privileged": False,
         "ReadonlyRootfs": plan.read_only_root,

@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -72,6 +72,19 @@ class Tolerate:
         from docker.errors import APIError
 
         return isinstance(error, APIError) and error.status_code in self._statuses
+
+
+def post(client: Client, path: str, body: Mapping[str, Any]) -> None:
+    """Make a request that the SDK has no method for. Blocks. Raises the SDK's errors."""
+    import requests
+    from docker.errors import create_api_error_from_http_exception
+
+    url = f"{client.base_url}/v{client.api_version}{path}"
+    response = client.post(url, json=body, timeout=REQUEST_S)
+    try:
+        response.raise_for_status()
+    except requests.HTTPError as refused:
+        create_api_error_from_http_exception(refused)
 
 
 def inspect_image(client: Client, name: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sandkeep.errors import CallerError, SetupError
+from sandkeep.ids import regular_name
 from sandkeep.model import Network, SandboxSpec
 from sandkeep.settings import docker as settings
 from sandkeepd.providers.common.inside import inner_user
@@ -32,7 +33,6 @@ RESERVED: Final = "sandkeep."
 """The prefix of our own labels."""
 
 _UID: Final = re.compile(r"uid:[0-9]+")
-_MARK: Final = re.compile(r"\.[0-9a-f]{16}$")
 
 
 class Details(Struct, frozen=True, kw_only=True):
@@ -91,6 +91,12 @@ class Plan(Struct, frozen=True, kw_only=True):
     why_no_shell: str | None = None
     kept: list[str] = field(default_factory=list)
     """The names of the kept files that it begins with, each hiding parts of the next; then `image` is made of these."""
+    updated: bool = False
+    """True if limits that the engine enforces were changed: they are compared when it is adopted."""
+    writable_root: bool = False
+    """True if its caller asked for that."""
+    capabilities: list[str] = field(default_factory=list)
+    """The Linux capabilities of root inside."""
 
 
 def default_network() -> Network:
@@ -126,8 +132,7 @@ def decide(
     if spec.disk_bytes is not None:
         require_disk_limit()
     uid, gid = _user(spec, image)
-    if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
-        raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
+    check_memory(spec.memory_bytes)
     _check_labels(spec)
     workspace = workspace_of(image)
     to_itself = (uid, gid) == image.user and (image.writable or uid == 0)
@@ -136,8 +141,9 @@ def decide(
         shell=image.shell, tmux=image.tmux, why_no_shell=image.why,
         workspace=workspace, writable=to_itself,
         workspace_volume=_workspace_volume(sandbox_id, owner, workspace, read_only=spec.read_only),
-        volumes=_volumes(spec, owner, workspace), read_only_root=spec.read_only or settings.READ_ONLY(),
-        network=_network(spec.network), seccomp=settings.SECCOMP(), pids=_pids(spec.pids),
+        volumes=_volumes(spec, owner, workspace), read_only_root=spec.read_only or _read_only_root(spec),
+        writable_root=spec.writable_root, capabilities=INSTALLS if spec.writable_root and uid == 0 else [],
+        network=_network(spec.network), seccomp=settings.SECCOMP(), pids=limit_pids(spec.pids),
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes or disk_bytes,
         scratch_bytes=min(DEFAULT_SCRATCH_BYTES, (spec.memory_bytes or 2 * DEFAULT_SCRATCH_BYTES) // 2),
     )  # fmt: skip
@@ -148,6 +154,13 @@ def workspace_of(image: Details) -> str:
     return image.workdir if _is_free(image.workdir, ["/tmp"]) else WORKSPACE  # noqa: S108 - inside
 
 
+INSTALLS: Final = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUID"]
+"""The capabilities without which package managers cannot install; Docker gives these to root by default, and more."""
+
+NO_ROOT_LIMIT: Final = (
+    "disk_bytes: the engine has no exact limit for a writable root, only the measured one that every sandbox has: "
+    "leave out disk, or writable_root"
+)
 NO_DISK_LIMIT: Final = "only root's daemon sees how much a container writes"
 
 
@@ -156,12 +169,7 @@ def _name_of(sandbox_id: str, session_id: str | None, taken: Container[str]) -> 
     owner's is called so.
     """
     name = f"sandbox-{session_id or sandbox_id}"
-    return f"{name}.{token_hex(4)}" if name in taken or _MARK.search(name) else name
-
-
-def regular_name(name: str) -> str:
-    """Return the name that a container has when it is its sandbox's only one."""
-    return _MARK.sub("", name)
+    return f"{name}.{token_hex(4)}" if name in taken or regular_name(name) != name else name
 
 
 def beside(plan: Plan) -> Plan:
@@ -171,7 +179,7 @@ def beside(plan: Plan) -> Plan:
     mark = token_hex(8)
     volume = plan.workspace_volume
     if volume is not None and volume.own:
-        volume = replace(volume, source=_MARK.sub("", volume.source) + f".{mark}")
+        volume = replace(volume, source=regular_name(volume.source) + f".{mark}")
     return replace(plan, name=f"{regular_name(plan.name)}.{mark}", workspace_volume=volume)
 
 
@@ -196,11 +204,29 @@ def _user(spec: SandboxSpec, image: Details) -> tuple[int, int]:
     return inner_user(decided)
 
 
-def _pids(asked: int | None) -> int:
+def check_memory(asked: int | None) -> None:
+    """Raise `invalid` for a memory limit that the engine refuses."""
+    if asked is not None and asked < LEAST_MEMORY:
+        raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
+
+
+def limit_pids(asked: int | None) -> int:
+    """Return the limit of processes. Raises `permission_denied` for one beyond the administrator's."""
     most = settings.PIDS_LIMIT()
     if most is not None and asked is not None and asked > most:
         raise _beyond(settings.PIDS_LIMIT.name, "pids", f"at most {most}")
     return asked or most or settings.DEFAULT_PIDS
+
+
+def _read_only_root(spec: SandboxSpec) -> bool:
+    """Tell if the root is read-only. Raises `permission_denied` and `not_supported` for a writable one."""
+    if not spec.writable_root:
+        return settings.READ_ONLY()
+    if not settings.WRITABLE_ROOT():
+        raise _beyond(settings.WRITABLE_ROOT.name, "writable_root", "the root file system is read-only")
+    if spec.disk_bytes is not None:
+        raise SetupError("not_supported", NO_ROOT_LIMIT, field="disk_bytes")
+    return False
 
 
 def _network(asked: Network) -> str:

@@ -51,6 +51,8 @@ READY_S: Final = 30.0
 NEWS_S: Final = 3.0
 """Seconds that an engine may take to report why a container ended; after that, the end is reported without a reason."""
 
+_NO_CAPABILITIES: Final = "without any capabilities"
+
 LOOK_AGAIN_S: Final = 0.1
 REMOVED_S: Final = 1.5
 """Seconds to wait after a container's end for its removal, since ``docker rm -f`` kills it first."""
@@ -75,7 +77,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self._kept = DockerLayers(self, snapshots)
         self.revival = self._revival = DockerRevival(self)
         self._replacement = DockerReplacement(self, self._revival)
-        self.resizing = DockerResizing(self)
+        self.resizing = self._resizing = DockerResizing(self)
         self.builder, self.layers, self.replacement = self.images, self._kept, self._replacement
 
     # Sandboxes
@@ -186,7 +188,8 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         held |= {name: "cgroup" for name, limit in (("memory", plan.memory_bytes), ("cpus", plan.cpus)) if limit}
         notes = []
         if plan.uid == 0:
-            notes.append("its code is root inside, and on the host, without any capabilities")
+            may = f"with the capabilities {', '.join(plan.capabilities)}" if plan.capabilities else _NO_CAPABILITIES
+            notes.append(f"its code is root inside, and on the host, {may}")
         if not counted:
             notes.append(inotify.SHARED)
         if plan.shell is None:
@@ -205,7 +208,10 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             await self._revival.halt(sandbox_id, plan, handle)
             return Ending(kind="lost", message=docker_start.RETIRED)
         self._begin_to_follow()
-        return await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
+        instance = await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
+        if instance is not None and decided.updated:
+            self.nursery.start_soon(self._resizing.fit_adopted, instance)  # not by now: the engine may be down
+        return instance
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Provider.terminate`. Processes end at once, also when the engine is down; the rest waits for it."""

@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SetupError, StateError
+from sandkeep.ids import regular_name
 from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host import mounts
 from sandkeepd.host.hostile_files import NotAFileError
@@ -40,7 +41,8 @@ from sandkeepd.providers.docker.container import (
     labels,
 )
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
-from sandkeepd.providers.docker.plan import Plan, own_volumes, regular_name
+from sandkeepd.providers.docker.plan import Plan, own_volumes
+from sandkeepd.providers.docker.resizing import set_limits
 
 GONE_S: Final = 30.0
 """Seconds that the removal of a container may take."""
@@ -162,6 +164,8 @@ def start_again(client: Client, container_id: str, job: Job) -> Handle:
         for mount in own_volumes(found["Mounts"], job.plan):
             if workspace.is_overlay(mount["Source"]):
                 workspace.mount(mount["Source"], trees.layers_of(found)[1:], mount["Destination"])
+        if job.plan.updated:  # perhaps while it did not run
+            set_limits(client, container_id, job.plan)
         return _begin(client, container_id, job)
     message = f"the container of sandbox {job.sandbox_id} was removed, and its files with it: create another"
     raise StateError("not_ready", message, sandbox_id=job.sandbox_id)

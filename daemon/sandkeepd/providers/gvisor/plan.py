@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sandkeep.errors import SetupError
+from sandkeep.errors import CallerError, SetupError
 from sandkeep.model import SandboxSpec
 from sandkeep.settings import gvisor as settings
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
@@ -52,6 +52,9 @@ def _refuse(spec: SandboxSpec) -> None:
         raise SetupError("not_supported", f"{DISK}: limit memory instead", field="disk_bytes")
     if spec.volumes:
         raise SetupError("not_supported", "the gvisor provider has no volumes: copy files in", field="volumes")
+    if spec.writable_root and settings.READONLY_FILESYSTEM():
+        message = f"writable_root: the administrator set {settings.READONLY_FILESYSTEM.name}: leave it out"
+        raise CallerError("permission_denied", message, field="writable_root")
     if spec.isolation == "none":
         raise SetupError("not_supported", "gVisor isolates: leave out isolation, or use the local provider")
     if settings.USE_SUDO():

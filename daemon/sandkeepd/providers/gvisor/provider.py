@@ -42,6 +42,7 @@ from sandkeepd.providers.gvisor.instance import GvisorInstance
 from sandkeepd.providers.gvisor.layers import GvisorLayers
 from sandkeepd.providers.gvisor.plan import Plan
 from sandkeepd.providers.gvisor.replacement import GvisorReplacement
+from sandkeepd.providers.gvisor.resizing import GvisorResizing
 from sandkeepd.providers.gvisor.saves import SavedPauses, Saves
 from sandkeepd.providers.gvisor.snapshots import GvisorSnapshots
 from sandkeepd.providers.gvisor.start import Job, Started
@@ -78,6 +79,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         self.checkpoints = GvisorCheckpoints(self, self._saves)
         self.layers = GvisorLayers(self)
         self.replacement = GvisorReplacement(self)
+        self.resizing = self._resizing = GvisorResizing(self)
         self.snapshots = GvisorSnapshots(self.instances, self.layout.state_dir, root=self.root)
 
     # Where things are
@@ -98,7 +100,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
     # Capabilities
 
     async def capabilities(self) -> ProviderCapabilities:
-        return self._with_watches(await probe.capabilities(self.name, self._hierarchies, root=self.root))
+        return self._with_watches(await probe.capabilities(self.name, self.hierarchies, root=self.root))
 
     # Sandboxes
 
@@ -117,7 +119,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         self.layout.image(image_id)
         if runsc.program() is None:
             raise SetupError("not_supported", probe.MISSING)
-        decided = gvisor_plan.decide(sandbox_id, spec, self._hierarchies, disk_limit=self._disk_limit, root=self.root)
+        decided = gvisor_plan.decide(sandbox_id, spec, self.hierarchies, disk_limit=self._disk_limit, root=self.root)
         return dict(msgspec.to_builtins(decided))
 
     async def create(
@@ -142,7 +144,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         return Job(
             sandbox_id=sandbox_id, directory=self.layout.sandbox(sandbox_id), bundle=self.bundle(sandbox_id),
             root=self.runsc_root(sandbox_id), lowers=await self._lowers(image_id, plan), plan=plan, spec=spec,
-            hierarchies=self._hierarchies, log_id=self.log_id, secrets=sorted(secrets), files=self.files(sandbox_id),
+            hierarchies=self.hierarchies, log_id=self.log_id, secrets=sorted(secrets), files=self.files(sandbox_id),
         )  # fmt: skip
 
     async def _lowers(self, image_id: str, plan: Plan) -> list[Lower]:
@@ -223,6 +225,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
             else:
                 self.hold_container(instance, found.container, found.first)
             await instance.remember_earlier()
+            await self._resizing.fit_adopted(instance)
         except BaseException:
             await self._release(instance)
             raise
@@ -249,7 +252,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
                 kill_process(found[1])
             runsc.end(self.runsc_root(sandbox_id))
         everything = Limits(memory_bytes=1, cpus=1, pids=1)
-        groups = plan["cgroups"] if plan else self._hierarchies.plan(sandbox_id, everything)
+        groups = plan["cgroups"] if plan else self.hierarchies.plan(sandbox_id, everything)
         if groups:
             freezer.thaw(groups)
             kill_all(lambda: cgroups.members(groups))

@@ -9,6 +9,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from sandkeepd.providers.common.remote import Outcome, readable
+
 V5: Final = "v5.channel.k8s.io"
 V4: Final = "v4.channel.k8s.io"
 
@@ -22,17 +24,7 @@ CLOSE_STDIN: Final = b"\xff\x00"
 MAX_STATUS_BYTES: Final = 64 * 1024
 """Maximum length of the command's Status; the cluster's own have some hundred bytes."""
 
-MAX_SHOWN: Final = 500
-"""Characters of the server's own words that an error may show."""
-
 _MAX_EXIT_CODE: Final = 255
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """The end of a command: its exit code, None when it is unknown, and the cluster's own words."""
-
-    exit_code: int | None
-    message: str
 
 
 class Demultiplexer:
@@ -95,11 +87,3 @@ def _exit_code(text: object) -> int | None:
 def status_message(body: bytes) -> str:
     """Return the message of the Status with which a request was refused, or the body itself."""
     return readable(_decode(body).get("message")) or readable(body.decode("utf-8", "replace"))
-
-
-def readable(text: object) -> str:
-    """Return the start of a text of the cluster's as one line without control characters; empty when it is none."""
-    if not isinstance(text, str):
-        return ""
-    line = "".join(character if character.isprintable() else " " for character in text[: 4 * MAX_SHOWN])
-    return " ".join(line.split())[:MAX_SHOWN]

@@ -1,21 +1,23 @@
-"""The API of a cluster: the blocking official client in threads, with deadlines, and its errors in our words.
+"""The API of a cluster: the blocking official client in threads, of one namespace.
 
-Objects are plain dictionaries, as the API has them. Watches are in `watch`, execs in `exec`.
+Requests and answers are in `requests`, watches are in `watch`, execs in `exec`.
 """
 
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import trio
 
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
+from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.settings import kubernetes as settings
+from sandkeepd.providers.kubernetes import requests
+from sandkeepd.providers.kubernetes.observed import Event, Metadata, Observed
+from sandkeepd.providers.kubernetes.requests import CONFLICT, NOT_FOUND, RefusedError, Requests, UnderWay
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
@@ -24,14 +26,8 @@ T = TypeVar("T")
 
 Json: TypeAlias = dict[str, Any]
 
-ENGINE: Final = "kubernetes"
-
 AT_ONCE: Final = 16
 """Maximum number of concurrent requests."""
-
-CONNECT_S: Final = 5.0
-ANSWER_S: Final = 30.0
-"""Seconds that the API server may take to accept a connection, and to answer a request."""
 
 AGAIN_S: Final = 1.0
 """Seconds between attempts to reach an API server that did not answer."""
@@ -39,15 +35,8 @@ AGAIN_S: Final = 1.0
 REFRESH_S: Final = 5.0
 """Seconds for which a token is used until the client looks if it has to be replaced, minutes before it expires."""
 
-NOT_FOUND: Final = 404
-CONFLICT: Final = 409
-GONE: Final = 410
-_UNAUTHORIZED: Final = 401
-_FORBIDDEN: Final = 403
-_INVALID: Final = (400, 422)
-_TOO_MANY: Final = 429
-_SERVER_ERROR: Final = 500
-_MOST_SHOWN: Final = 500
+_PAGE: Final = 200
+"""Objects in a page of a list."""
 
 _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 _MACHINES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -66,108 +55,19 @@ CONFIG_MAPS: Final = Kind("", "v1", "configmaps")
 NETWORK_POLICIES: Final = Kind("networking.k8s.io", "v1", "networkpolicies")
 
 
-class RefusedError(ProviderError):
-    """Raised when the API server refused a request: `status` is that of HTTP, `reason` the server's sentence."""
+class Groups(msgspec.Struct, frozen=True):
+    """The answer to discovery."""
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__("provider_unavailable", f"the cluster refused: {reason}")
-        self.status = status
-        self.reason = reason
+    groups: list["_Group"]
 
 
-class Api:
-    """The official client, for one namespace. Every method blocks, and raises what `Cluster.call` converts."""
-
-    def __init__(self, configuration: "Configuration", namespace: str) -> None:
-        from kubernetes.client import ApiClient
-        from kubernetes.dynamic import DynamicClient
-
-        self.configuration = configuration
-        self.namespace = namespace
-        self._client = ApiClient(configuration)
-        # The client's classes of API groups check requests by models, of which those of the core alone take 21 MiB.
-        self._dynamic: Any = DynamicClient(self._client, discoverer=lambda *_: None)  # type: ignore[no-untyped-call]
-
-    def create(self, kind: Kind, body: Json) -> Json:
-        """Create an object."""
-        return self._ask("post", self._path(kind), body=body)
-
-    def get(self, kind: Kind, name: str) -> Json | None:
-        """Return an object; None where there is none."""
-        try:
-            return self._ask("get", self._path(kind, name))
-        except Exception as error:
-            if _status(error) == NOT_FOUND:
-                return None
-            raise
-
-    def patch(self, kind: Kind, name: str, body: Json) -> Json:
-        """Change an object by a merge patch."""
-        return self._ask("patch", self._path(kind, name), body=body, content_type="application/merge-patch+json")
-
-    def delete(self, kind: Kind, name: str, uid: str | None = None, propagation: str = "Foreground") -> None:
-        """Delete an object, if it is there and has that `uid`. It is gone once its finalizers are."""
-        options: Json = {"propagationPolicy": propagation}
-        if uid is not None:
-            options["preconditions"] = {"uid": uid}
-        try:
-            self._ask("delete", self._path(kind, name), body=options)
-        except Exception as error:
-            # A conflict is a wrong uid here: another object has the name by now.
-            if _status(error) not in (NOT_FOUND, CONFLICT):
-                raise
-
-    def list(self, kind: Kind, selector: str, item: type[T]) -> tuple[list[T], str]:
-        """Return the objects with these labels, decoded as `item`, and the resource version from which a watch goes on.
-
-        As dictionaries, a thousand pods take 50 MiB.
-        """
-        decode, found, following = msgspec.json.Decoder(item).decode, list[T](), None
-        while True:
-            answer = self._send("get", self._path(kind), label_selector=selector, limit=_PAGE, _continue=following)
-            page = msgspec.json.decode(answer.data, type=_Page)
-            found += map(decode, page.items)
-            following = page.metadata.following
-            if not following:
-                return found, page.metadata.resource_version
-
-    def watch(self, kind: Kind, selector: str, since: str, seconds: int, *, name: str | None = None) -> "Watched":
-        """Begin a watch, of the object of that `name` alone, if any, which the server ends after `seconds`."""
-        field_selector = None if name is None else f"metadata.name={name}"
-        return Watched(
-            self._send(
-                "get", self._path(kind), label_selector=selector, field_selector=field_selector,
-                resource_version=since, timeout_seconds=seconds, watch=True, allow_watch_bookmarks=True,
-                _request_timeout=(CONNECT_S, seconds + ANSWER_S),
-            )
-        )  # fmt: skip
-
-    def groups(self) -> Json:
-        """Return the API groups and their versions, as discovery answers."""
-        return self._ask("get", "/apis/")
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()  # type: ignore[no-untyped-call]
-
-    def _path(self, kind: Kind, name: str = "") -> str:
-        root = f"apis/{kind.group}" if kind.group else "api"
-        path = f"/{root}/{kind.version}/namespaces/{quote(self.namespace, safe='')}/{kind.plural}"
-        return f"{path}/{quote(name, safe='')}" if name else path
-
-    def _ask(self, method: str, path: str, **options: Any) -> Json:
-        """Send a request and decode the answer."""
-        answer: Json = msgspec.json.decode(self._send(method, path, **options).data)
-        return answer
-
-    def _send(self, method: str, path: str, **options: Any) -> Any:
-        """Send a request; return the response, of which no more than the head was read."""
-        return self._dynamic.request(
-            method, path, serialize=False, **{"_request_timeout": (CONNECT_S, ANSWER_S), **options}
-        )
+class _Version(msgspec.Struct, frozen=True):
+    version: str
 
 
-_PAGE: Final = 200
+class _Group(msgspec.Struct, frozen=True):
+    name: str
+    versions: list[_Version]
 
 
 class _PageMetadata(msgspec.Struct, rename={"resource_version": "resourceVersion", "following": "continue"}):
@@ -182,24 +82,134 @@ class _Page(msgspec.Struct):
     items: list[msgspec.Raw]
 
 
-class Watched:
-    """A watch under way: an iterator of its raw lines, in a thread of its own. `close` ends it from another thread."""
+_observed: Final = msgspec.json.Decoder(Observed).decode
+_groups: Final = msgspec.json.Decoder(Groups).decode
+_page: Final = msgspec.json.Decoder(_Page).decode
+_any: Final = msgspec.json.Decoder(Json).decode
 
-    def __init__(self, response: Any) -> None:
-        self._response = response
 
-    def __iter__(self) -> Iterator[bytes]:
-        rest = b""
-        for piece in self._response.stream(amt=None, decode_content=False):
-            *lines, rest = (rest + piece).split(b"\n")
-            yield from filter(None, lines)
+def read_document(data: bytes) -> Json:
+    """Decode an object of any kind. Raises `msgspec.DecodeError`, also for one without a name or uid."""
+    document = _any(data)
+    msgspec.convert(document.get("metadata"), Metadata)
+    return document
+
+
+class Listed(NamedTuple):
+    """The objects of a list, and the resource version from which a watch goes on. `malformed` were left out."""
+
+    found: list[Any]
+    version: str
+    malformed: int
+
+
+class Api:
+    """Requests for one namespace. Every method blocks, and raises as `Requests` does."""
+
+    def __init__(self, configuration: "Configuration", namespace: str) -> None:
+        self.configuration = configuration
+        self.namespace = namespace
+        self.requests = Requests(configuration)
+        self.address = f"{self.requests.server}/{namespace}"
+
+    def create(self, kind: Kind, body: Json) -> Observed:
+        """Create an object."""
+        return self.requests.ask("POST", self._path(kind), _observed, body)
+
+    def get(self, kind: Kind, name: str) -> Observed | None:
+        """Return the fields of an object that matter here; None where there is none."""
+        return self._get(kind, name, _observed)
+
+    def document(self, kind: Kind, name: str) -> Json | None:
+        """Return an object with all its fields; None where there is none."""
+        return self._get(kind, name, read_document)
+
+    def _get(self, kind: Kind, name: str, read: Callable[[bytes], T]) -> T | None:
+        try:
+            return self.requests.ask("GET", self._path(kind, name), read)
+        except RefusedError as refused:
+            if refused.status == NOT_FOUND:
+                return None
+            raise
+
+    def patch(self, kind: Kind, name: str, body: Json) -> Observed:
+        """Change an object by a merge patch."""
+        return self.requests.ask("PATCH", self._path(kind, name), _observed, body)
+
+    def delete(self, kind: Kind, name: str, uid: str | None = None, propagation: str = "Foreground") -> None:
+        """Delete an object, if it is there and has that `uid`. It is gone once its finalizers are."""
+        options: Json = {"propagationPolicy": propagation}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        try:
+            self.requests.fetch("DELETE", self._path(kind, name), options)
+        except RefusedError as refused:
+            # A conflict is a wrong uid here: another object has the name by now.
+            if refused.status not in (NOT_FOUND, CONFLICT):
+                raise
+
+    def list(self, kind: Kind, selector: str, read: Callable[[bytes], Any] = _observed) -> Listed:
+        """Return the objects with these labels, each decoded by `read`.
+
+        As dictionaries, a thousand pods take 50 MiB. An object that cannot be decoded hides no other.
+        """
+        found, malformed, size, following = list[Any](), 0, 0, None
+        deadline = time.monotonic() + requests.CALL_S
+        while True:
+            data = self.requests.fetch(
+                "GET", self._path(kind), labelSelector=selector or None, limit=_PAGE, **{"continue": following}
+            )
+            page = self.requests.decoded(data, _page)
+            size += len(data)
+            if size > requests.LIST_BYTES or len(found) + len(page.items) > requests.LIST_OBJECTS:
+                raise self.requests.nonsense(f"too long a list of {kind.plural}")
+            for item in page.items:
+                try:
+                    found.append(read(item))
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    malformed += 1
+            following = page.metadata.following
+            if not following:
+                return Listed(found, page.metadata.resource_version, malformed)
+            if time.monotonic() > deadline:
+                raise self.requests.nonsense(f"a list of {kind.plural} without an end")
+
+    def watch(self, kind: Kind, selector: str, since: str, seconds: int, *, name: str | None = None) -> Iterator[Event]:
+        """Watch from a version on, the object of that `name` alone, if any. The server ends that after `seconds`."""
+        field_selector = None if name is None else f"metadata.name={name}"
+        return self.requests.watch(
+            self._path(kind), seconds, labelSelector=selector or None, fieldSelector=field_selector,
+            resourceVersion=since,
+        )  # fmt: skip
+
+    def groups(self) -> Groups:
+        """Return the API groups and their versions, as discovery answers."""
+        return self.requests.ask("GET", "/apis/", _groups)
 
     def close(self) -> None:
-        """Shut the connection down, which ends a read that waits."""
-        with suppress(Exception):
-            self._response.shutdown()
-        with suppress(Exception):
-            self._response.release_conn()
+        """Close the connections."""
+        self.requests.close()
+
+    def _path(self, kind: Kind, name: str = "") -> str:
+        root = f"apis/{kind.group}" if kind.group else "api"
+        path = f"/{root}/{kind.version}/namespaces/{quote(self.namespace, safe='')}/{kind.plural}"
+        return f"{path}/{quote(name, safe='')}" if name else path
+
+
+class _Timed:
+    """Counts requests under way, as `limiter` does, and gives a scope its deadline when its turn has come."""
+
+    def __init__(self, limiter: trio.CapacityLimiter, scope: trio.CancelScope, seconds: float) -> None:
+        self._limiter = limiter
+        self._scope = scope
+        self._seconds = seconds
+
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        await self._limiter.acquire_on_behalf_of(borrower)
+        self._scope.deadline = trio.current_time() + self._seconds
+
+    def release_on_behalf_of(self, borrower: object) -> None:
+        self._limiter.release_on_behalf_of(borrower)
 
 
 class Cluster:
@@ -226,8 +236,7 @@ class Cluster:
 
     def address(self) -> str:
         """Return the address of the API server, and the namespace. Blocks. Raises `not_configured`."""
-        api = self._api or connect(self._kubeconfig or settings.KUBECONFIG())
-        return f"{api.configuration.host}/{api.namespace}"
+        return (self._api or connect(self._kubeconfig or settings.KUBECONFIG())).address
 
     async def api(self) -> Api:
         """Return the client. Raises `not_configured`."""
@@ -237,27 +246,22 @@ class Cluster:
         return self._api
 
     async def call(self, work: Callable[[Api], T]) -> T:
-        """Run some work with the client, in a thread, which is abandoned on cancellation.
+        """Run some work with the client, in a thread, whose connection is ended on cancellation.
 
-        Raises `provider_unavailable` when the API server does not answer, a `RefusedError` when it refuses, `invalid`
-        for an object that it finds malformed, and `not_configured` when the daemon may not do that.
+        Raises as `Requests` does.
         """
         api = await self.api()
-        return await trio.to_thread.run_sync(_converting, work, api, limiter=self._limiter, abandon_on_cancel=True)
+        with trio.CancelScope() as scope:
+            return await _in_thread(work, api, _Timed(self._limiter, scope, requests.CALL_S))
+        raise api.requests.no_answer(f"it took longer than {requests.CALL_S:.0f} s")
 
-    async def stream(self, work: "Callable[[Api, Callable[[Watched], None]], None]") -> None:
-        """Run some work of any length with a watch, which it hands to its second argument and which is closed on
-        cancellation. Raises as `call` does.
+    async def stream(self, work: Callable[[Api], None], seconds: float) -> None:
+        """Run some work with a watch, which the server ends after `seconds`. Takes no turn from `call`, and raises as
+        that does.
         """
-        api, opened = await self.api(), list[Watched]()
-        try:
-            await trio.to_thread.run_sync(
-                _converting, lambda given: work(given, opened.append), api,
-                limiter=trio.CapacityLimiter(1), abandon_on_cancel=True,
-            )  # fmt: skip
-        finally:
-            for watched in opened:
-                watched.close()
+        api = await self.api()
+        with trio.move_on_after(seconds + requests.ANSWER_S + requests.CALL_S):
+            await _in_thread(work, api, trio.CapacityLimiter(1))
 
     async def recovered(self) -> None:
         """See `Recovering`. Waiting tasks ask one after the other, and not at once."""
@@ -276,6 +280,15 @@ class Cluster:
         if self._api is not None:
             self._api.close()
             self._api = None
+
+
+async def _in_thread(work: Callable[[Api], T], api: Api, limiter: Any) -> T:
+    under_way = UnderWay()
+    try:
+        return await trio.to_thread.run_sync(under_way.run, work, api, limiter=limiter, abandon_on_cancel=True)
+    except trio.Cancelled:
+        under_way.abort()
+        raise
 
 
 def machine() -> str:
@@ -311,7 +324,6 @@ def connect(kubeconfig: str) -> Api:
         raise SetupError("not_configured", message, setting="KUBECONFIG") from None
     configuration.connection_pool_maxsize = AT_ONCE + 4
     _refresh_seldom(configuration)
-    configuration.retries = False  # the daemon retries recorded work by itself, and says so
     return Api(configuration, settings.NAMESPACE() or namespace or "default")
 
 
@@ -335,49 +347,3 @@ def _namespace_of(contexts: Any, wanted: str | None) -> str:
     every, current = contexts
     chosen = next((each for each in every if each["name"] == wanted), current)
     return str((chosen or {}).get("context", {}).get("namespace") or "")
-
-
-def _converting(work: Callable[[Api], T], api: Api) -> T:
-    try:
-        return work(api)
-    except SandkeepError:
-        raise
-    except Exception as error:  # noqa: BLE001 - each is raised again, some as one of ours
-        raise converted(error, api.configuration.host) from None
-
-
-def converted(error: Exception, host: str) -> Exception:
-    """Return the error of ours for one of the client; the error itself where it is a mistake in the program."""
-    from kubernetes.client.exceptions import ApiException
-    from urllib3.exceptions import HTTPError
-
-    if isinstance(error, ApiException) and error.status:
-        return _refusal(int(error.status), _sentence(error))
-    if isinstance(error, ApiException | HTTPError | OSError | msgspec.DecodeError):
-        why = " ".join(str(getattr(error, "reason", None) or error).split())[:_MOST_SHOWN]
-        message = f"the API server at {host} does not answer: {why}: see that the cluster runs"
-        return ProviderError("provider_unavailable", message, engine=ENGINE)
-    return error
-
-
-def _refusal(status: int, reason: str) -> SandkeepError:
-    if status in (_UNAUTHORIZED, _FORBIDDEN):
-        message = f"the daemon may not do that in the cluster: {reason}: see the roles in docs/how-to/kubernetes.md"
-        return SetupError("not_configured", message, setting="KUBECONFIG")
-    if status in _INVALID:
-        return CallerError("invalid", f"the cluster refused the object: {reason}")
-    if status == _TOO_MANY or status >= _SERVER_ERROR:
-        return ProviderError("provider_unavailable", f"the API server failed: {reason}", engine=ENGINE)
-    return RefusedError(status, reason)
-
-
-def _status(error: Exception) -> int:
-    return int(getattr(error, "status", 0) or 0)
-
-
-def _sentence(error: Any) -> str:
-    """Return the message of a Status, without control characters: it may quote what a user gave."""
-    text = str(error.reason or error.status)
-    with suppress(msgspec.DecodeError, TypeError, AttributeError):
-        text = msgspec.json.decode(error.body).get("message") or text
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:_MOST_SHOWN]

@@ -59,7 +59,7 @@ def read_endpoint(configuration: "Configuration") -> Endpoint:
             prefix=url.path.rstrip("/"),
             server_name=configuration.tls_server_name or url.hostname,
             tls=_tls(configuration) if url.scheme == "https" else None,
-            headers=_headers(configuration),
+            headers=authorization(configuration),
         )
     except Exception as error:  # noqa: BLE001  # plugins for credentials raise anything
         message = f"cannot use the configuration of the cluster at {configuration.host}: {error}: see KUBECONFIG"
@@ -95,7 +95,8 @@ def _context(
     return context
 
 
-def _headers(configuration: "Configuration") -> tuple[tuple[str, str], ...]:
+def authorization(configuration: "Configuration") -> tuple[tuple[str, str], ...]:
+    """Return the headers with the credentials. A token may be refreshed, which reads files and runs programs."""
     token = configuration.auth_settings().get("BearerToken", {})
     value = token.get("value")
     return (("Authorization", value),) if value else ()

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeepd.providers.common.remote import BrokenExecError, Outcome, RemoteStream, readable
 from sandkeepd.providers.kubernetes import channels
-from sandkeepd.providers.kubernetes.channels import Demultiplexer, Outcome
+from sandkeepd.providers.kubernetes.channels import Demultiplexer
 from sandkeepd.providers.kubernetes.endpoint import Endpoint, read_endpoint
+from sandkeepd.providers.kubernetes.requests import redacted
 from sandkeepd.providers.kubernetes.websocket import CLOSE_S, RejectedError, WebSocket
 
 if TYPE_CHECKING:
@@ -24,11 +26,7 @@ PIECE_BYTES: Final = 64 * 1024
 STDERR_BYTES: Final = 64 * 1024
 
 
-class BrokenExecError(trio.BrokenResourceError):
-    """Raised when the connection of an exec broke: the command may go on."""
-
-
-class ExecStream(trio.abc.Stream):
+class ExecStream(RemoteStream):
     """A command in a pod. Sending writes to its stdin, receiving reads its stdout to the end of the command.
 
     Nothing is read ahead, so a command whose output nobody receives is held up, also when that is stderr. `stderr` has
@@ -73,7 +71,7 @@ class ExecStream(trio.abc.Stream):
             raise SetupError("not_supported", message)
         await self._send(channels.CLOSE_STDIN)
 
-    async def resize(self, rows: int, cols: int) -> None:
+    async def resize(self, rows: int, cols: int, pid: int | None = None) -> None:
         """Give the command's terminal a size."""
         await self._send(channels.resize_message(rows, cols))
 
@@ -192,7 +190,9 @@ async def _connect(endpoint: Endpoint, path: str, pod: str) -> WebSocket:
                 raise
             return socket
     except RejectedError as error:
-        raise _refused(error.status, channels.status_message(error.body) or f"HTTP {error.status}", pod) from None
+        body = redacted(error.body.decode("utf-8", "replace"), (value for _, value in endpoint.headers))
+        reason = channels.status_message(body.encode()) or f"HTTP {error.status}"
+        raise _refused(error.status, reason, pod) from None
     except trio.TooSlowError:
         raise _unavailable(endpoint.host_header, f"it took longer than {CONNECT_S:.0f} s") from None
     except (OSError, trio.BrokenResourceError) as error:
@@ -206,7 +206,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _unavailable(server: str, why: object) -> ProviderError:
-    reason = channels.readable(str(why)) or "the connection broke"
+    reason = readable(str(why)) or "the connection broke"
     message = f"the API server at {server} does not answer: {reason}: see that the cluster runs"
     return ProviderError("provider_unavailable", message, engine="kubernetes")
 

@@ -60,7 +60,7 @@ class KubernetesImages(Images, Building):
 
     async def _required(self, word: str, name: str) -> Json:
         """Return a template or a pool. Raises `not_found`."""
-        found = await self._objects.get(await self._kind(word), name) if is_object_name(name) else None
+        found = await self._objects.document(await self._kind(word), name) if is_object_name(name) else None
         if found is None:
             raise CallerError("not_found", f"source: the cluster has no {word} {name[:80]!r}", field="source")
         return found

@@ -1,185 +1,31 @@
-"""A pod as the daemon holds it: an `Instance` over the mirror of its keeper's directories.
+"""A pod as the daemon holds it.
 
-The pod may be replaced by one that is restored from a snapshot of it, and the instance stays the same.
+It may be replaced by one that is restored from a snapshot of it, and the instance stays the same.
 """
 
-import logging
-import os
-import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any
 
-import trio
 from msgspec.structs import replace
 
-from sandkeep.errors import SandkeepError
-from sandkeep.system.backoff import pauses
 from sandkeepd.host.hostile_files import HostileTree
-from sandkeepd.keeper import requests
-from sandkeepd.keeper.pause import Pause
-from sandkeepd.keeper.pipes import Piped
-from sandkeepd.keeper.relay import Relay
-from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.common.keeper_provider import HeldInstance
-from sandkeepd.providers.kubernetes.exec import BrokenExecError, ExecStream
-from sandkeepd.providers.kubernetes.piped import run_piped
+from sandkeepd.providers.common.relayed_instance import RelayedInstance
 from sandkeepd.providers.kubernetes.pods import Handle, Pod
-from sandkeepd.providers.kubernetes.viewers import PodViewers
-
-logger = logging.getLogger("sandkeepd")
-
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 10.0
-"""Pauses between attempts to open a broken channel again."""
-
-RELAY_ENDS_S: Final = 5.0
-"""Seconds that the pod's end of a channel may take to end when the channel is closed."""
 
 
-class KubernetesInstance(HeldInstance):
-    """A pod. `connect` opens its channel, and opens it again whenever it breaks."""
+class KubernetesInstance(RelayedInstance):
+    """A pod. See `RelayedInstance`."""
 
     def __init__(
-        self, sandbox_id: str, directory: HostileTree, watcher: Watcher, *, pod: Pod, place: Handle, relay: Relay,
-        nursery: trio.Nursery, **more: Any,
-    ) -> None:  # fmt: skip
+        self, sandbox_id: str, directory: HostileTree, watcher: Watcher, *, pod: Pod, place: Handle, **more: Any
+    ) -> None:
         self.pod = pod
         self.place = place
-        self.relay = relay
-        self.why_disconnected: str | None = None
-        self.suspended = Pause()
-        """Unlike `pause`, it is off while the pod is saved for a moment only."""
-        self._nursery = nursery
-        self._open = trio.Event()
-        self._open.set()
-        self._connection = trio.CancelScope()
-        self._is_connected = False
-        self._disconnected = trio.Event()
-        self._waiting: int | None = None
-        super().__init__(sandbox_id, directory, watcher, inside=place.directory, fed=True, **more)
-
-    def _make_viewers(self) -> Viewers:
-        self._shown = PodViewers(self, self._channel, self._shared, self.pod, self._nursery)
-        return self._shown
-
-    async def end_earlier_viewers(self) -> None:
-        """End the viewers of an earlier daemon, whose terminals were its own."""
-        try:
-            await self._shown.end_earlier()
-        except Exception:  # nothing else depends on it
-            logger.exception("viewers in pod %s may be left", self.place.pod)
-
-    # The channel
-
-    async def connect(self) -> None:
-        """Keep the channel to the pod open, until cancelled."""
-        waits = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        while True:
-            await self._open.wait()
-            begun = trio.current_time()
-            with trio.CancelScope() as self._connection:
-                await self._connect_once()
-            if self._open.is_set():
-                if trio.current_time() - begun > LONGEST_PAUSE_S:
-                    waits = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-                await trio.sleep(next(waits) * random.uniform(0.5, 1.5))  # noqa: S311  # other daemons wait, too
-
-    async def _connect_once(self) -> None:
-        self._is_connected, self._disconnected = True, trio.Event()
-        try:
-            async with self.pod.channel([self.place.program, "-r", self.place.directory]) as stream:
-                try:
-                    await self.relay.run(stream)
-                    self.why_disconnected = stream.stderr.decode(errors="replace")[-300:] or "the channel was closed"
-                finally:
-                    with trio.move_on_after(RELAY_ENDS_S, shield=True):
-                        await _end(stream)
-        except SandkeepError as error:
-            self.why_disconnected = error.message
-        except Exception:  # whatever a pod sends must not end the daemon
-            logger.exception("the channel to pod %s broke", self.place.pod)
-            self.why_disconnected = "the daemon failed: see its log"
-        finally:
-            self._is_connected = False
-            self._disconnected.set()
-
-    def sweep(self) -> None:
-        """See `KeeperInstance.sweep`. A relay in the pod that takes nothing any more, as when the code inside has
-        stopped it, is displaced by that of a new connection.
-        """
-        waiting = self.relay.first_unconfirmed
-        if waiting is not None and waiting == self._waiting:
-            self._connection.cancel()
-        self._waiting = waiting
-        super().sweep()
-
-    @asynccontextmanager
-    async def disconnected(self) -> AsyncIterator[None]:
-        """Close the channel for the length of a block. Requests wait meanwhile. Blocks may be nested."""
-        was_open = self._open.is_set()
-        self.hold_requests()
-        try:
-            if self._is_connected:
-                await self._disconnected.wait()
-            yield
-        finally:
-            if was_open and not self.suspended.is_on:
-                self.release_requests()
-
-    def hold_requests(self) -> None:
-        """Close the channel, and stop the timeouts of requests."""
-        self.pause.set(True)
-        if self._open.is_set():
-            self._open = trio.Event()
-        self._connection.cancel()
-
-    def release_requests(self) -> None:
-        """Open the channel again, and let timeouts go on."""
-        self._open.set()
-        self.pause.set(False)
-
-    async def trimmed(self) -> None:
-        """Free in the pod what was dropped from the mirror."""
-        if not self.is_closed:
-            with suppress(OSError):
-                await self.relay.trimmed()
+        super().__init__(
+            sandbox_id, directory, watcher, remote=pod, program=place.program, directory_there=place.directory, **more
+        )
 
     def moved_to(self, name: str, uid: str) -> None:
         """Follow another pod from now on, which goes on where the former was saved."""
         self.place = replace(self.place, pod=name, pod_uid=uid)
         self.pod.name = name
-
-    def run_piped(
-        self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None
-    ) -> AbstractAsyncContextManager[Piped]:
-        """See `Instance.run_piped`. The data does not pass through the mirror."""
-        return run_piped(self, self.pod, self.place.program, command, incoming=incoming, working_dir=working_dir)
-
-    async def rename(self, process_id: str, new: str) -> None:
-        """Give a process another id, inside too. Its input is linked under both names: inside it cannot be renamed."""
-        with (
-            suppress(FileNotFoundError, FileExistsError),
-            self._shared.files.directory("in", writable=True) as directory,
-        ):
-            os.link(f"{process_id}.stdin", f"{new}.stdin", src_dir_fd=directory, dst_dir_fd=directory)
-        await self._channel.send(requests.rename(process_id, new))
-
-    def release_process(self) -> None:
-        """Stop following the pod."""
-        self.scope.cancel()
-
-    async def aclose(self) -> None:
-        if not self.is_closed:
-            await super().aclose()
-            if self._is_connected:
-                await self._disconnected.wait()
-            self.relay.close()
-
-
-async def _end(stream: ExecStream) -> None:
-    """Let the relay in the pod read the end of its input, and wait for its end."""
-    with suppress(SandkeepError, BrokenExecError):
-        await stream.close_stdin()
-        await stream.wait()

@@ -203,7 +203,7 @@ def _container(job: Job) -> Json:
         "env": [{"name": name, "value": value} for name, value in _container_environment(job).items()],
         "resources": _resources(plan),
         "securityContext": {
-            "allowPrivilegeEscalation": False, "privileged": False, "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False, "privileged": False, "readOnlyRootFilesystem": not plan.writable_root,
             "capabilities": {"drop": ["ALL"]},
         },
         "volumeMounts": [

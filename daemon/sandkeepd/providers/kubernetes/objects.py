@@ -1,32 +1,25 @@
 """The objects of this daemon's sandboxes in the cluster: made, followed by one watch a kind, and deleted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
 import trio
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sandkeep import failpoints
-from sandkeep.errors import ProviderError, StateError
+from sandkeep.errors import ProviderError, SandkeepError, StateError
+from sandkeep.kubernetes.claims import POD_NAME_ANNOTATION
 from sandkeep.kubernetes.pod_snapshots import restore_state
 from sandkeep.settings import kubernetes as settings
 from sandkeepd.providers.kubernetes import forms, manifests
-from sandkeepd.providers.kubernetes.cluster import (
-    CONFLICT,
-    ENGINE,
-    GONE,
-    PODS,
-    Api,
-    Cluster,
-    Json,
-    Kind,
-    RefusedError,
-    Watched,
-)
+from sandkeepd.providers.kubernetes.cluster import PODS, Api, Cluster, Json, Kind, read_document
 from sandkeepd.providers.kubernetes.forms import Form, Forms
 from sandkeepd.providers.kubernetes.manifests import LOG_LABEL, SANDBOX_LABEL, Job
 from sandkeepd.providers.kubernetes.observed import Metadata, Observed, is_running, why_hopeless, why_waiting
+from sandkeepd.providers.kubernetes.requests import CONFLICT, ENGINE, GONE, RefusedError
 from sandkeepd.providers.kubernetes.watch import Watch, until
 
 SYNCED_S: Final = 30.0
@@ -37,16 +30,23 @@ T = TypeVar("T")
 CHANGED_S: Final = 60
 """Seconds after which a single object is looked at again, whether it was changed or not."""
 
+CHECKED_S: Final = 60.0
+"""Seconds after which the keeper and the policy in the namespace are compared again: anybody there can replace them."""
+
 DELETED_S: Final = 60.0
 """Seconds that the cluster may take to delete a sandbox's objects, before the daemon says who holds them."""
 
 
 class Made(Struct, frozen=True, kw_only=True):
-    """An object that was made for a sandbox."""
+    """An object that was made for a sandbox, which its uid identifies.
+
+    `owner` is the uid of the Sandbox that a SandboxClaim was given, and which its pod belongs to.
+    """
 
     form: Form
     name: str
     uid: str
+    owner: str = ""
 
 
 class Objects:
@@ -57,7 +57,7 @@ class Objects:
         self._log_id = log_id
         self._nursery = nursery
         self._forms: Forms | None = None
-        self._keeper: dict[str, str] = {}
+        self._keeper: dict[str, tuple[str, float]] = {}
         self._watches: dict[Kind, Watch] = {}
         self._preparing = trio.Lock()
 
@@ -78,11 +78,13 @@ class Objects:
         return self._forms
 
     async def keeper(self, machine: str) -> str:
-        """Return the name of the ConfigMap with the keeper, which is made if need be."""
+        """Return the name of the ConfigMap with the keeper, which is made if need be, and compared now and then."""
         async with self._preparing:
-            if machine not in self._keeper:
-                self._keeper[machine] = await self._cluster.call(lambda api: forms.prepare_namespace(api, machine))
-        return self._keeper[machine]
+            name, checked = self._keeper.get(machine, ("", 0.0))
+            if not name or trio.current_time() - checked > CHECKED_S:
+                name = await self._cluster.call(lambda api: forms.prepare_namespace(api, machine))
+                self._keeper[machine] = name, trio.current_time()
+        return name
 
     def forget_keeper(self) -> None:
         """Make the ConfigMap with the keeper again before the next sandbox: somebody may have deleted it."""
@@ -98,22 +100,31 @@ class Objects:
         await self._watches[kind].synced(SYNCED_S)
         return self._watches[kind]
 
-    async def pod(self, sandbox_id: str) -> Observed | None:
-        """Return the pod of a sandbox, as last seen."""
-        return (await self.watch(PODS)).get(sandbox_id)
+    async def kind(self, form: Form) -> Kind:
+        """Return the kind of the objects of a form. Raises `provider_unavailable` if the cluster does not serve it, by
+        now.
+        """
+        try:
+            return (await self.forms()).kind(form)
+        except SandkeepError:
+            return (await self.discover()).kind(form)
 
-    async def get(self, kind: Kind, name: str) -> Json | None:
-        """Return an object of anybody's; None where there is none."""
-        return await self._cluster.call(lambda api: api.get(kind, name))
+    async def own(self, sandbox_id: str, made: Made) -> Observed | None:
+        """Return the object that was made for a sandbox, as last seen."""
+        return (await self.watch(await self.kind(made.form))).get(sandbox_id, made.uid)
+
+    async def pod(self, sandbox_id: str, made: Made, uid: str) -> Observed | None:
+        """Return the pod of a sandbox that has that uid, else the one that its object controls, as last seen."""
+        pods = await self.watch(PODS)
+        return pods.get(sandbox_id, uid) or pods.owned(sandbox_id, made.owner or made.uid)
+
+    async def document(self, kind: Kind, name: str) -> Json | None:
+        """Return an object of anybody's with all its fields; None where there is none."""
+        return await self._cluster.call(lambda api: api.document(kind, name))
 
     async def all(self, kind: Kind) -> list[Json]:
-        """Return all objects of a kind, whoever made them."""
-        return (await self._cluster.call(lambda api: api.list(kind, "", dict)))[0]
-
-    async def sandbox(self, sandbox_id: str) -> Observed | None:
-        """Return the ``agents.x-k8s.io`` Sandbox of a sandbox, as last seen."""
-        kind = (await self.forms()).kind("sandbox")
-        return (await self.watch(kind)).get(sandbox_id) if kind != PODS else None
+        """Return all objects of a kind, whoever made them, with all their fields."""
+        return (await self._cluster.call(lambda api: api.list(kind, "", read_document))).found
 
     async def listed(self) -> list[tuple[Kind, Observed]]:
         """Return all objects of sandboxes of any log, with their kinds."""
@@ -123,7 +134,7 @@ class Objects:
     # Making
 
     async def make(self, job: Job) -> Made:
-        """Make the object of a sandbox. One that an earlier attempt for the same sandbox made is used.
+        """Make the object of a sandbox, in place of one that an earlier attempt for the same sandbox made.
 
         Raises `conflict` for a name that an object of somebody else has.
         """
@@ -135,32 +146,46 @@ class Objects:
         except RefusedError as refused:
             if refused.status != CONFLICT:
                 raise
-            made = await self._existing(kind, job)
+            await self._remove_earlier(kind, job)
+            made = await self._cluster.call(lambda api: api.create(kind, body))
         failpoints.reach("kubernetes.made")
-        return Made(form=form, name=made["metadata"]["name"], uid=made["metadata"]["uid"])
+        return Made(form=form, name=made.metadata.name, uid=made.metadata.uid)
 
-    async def _existing(self, kind: Kind, job: Job) -> Json:
+    async def _remove_earlier(self, kind: Kind, job: Job) -> None:
+        """Delete the object that has the name of a new one. It is not used: anybody can make one with such labels."""
         found = await self._cluster.call(lambda api: api.get(kind, job.plan.name))
-        labels = ((found or {}).get("metadata") or {}).get("labels") or {}
-        if found is not None and (labels.get(SANDBOX_LABEL), labels.get(LOG_LABEL)) == (job.sandbox_id, job.log_id):
-            return found
-        message = (
-            f"the cluster has an object {job.plan.name!r} that is not Sandkeep's: delete it, or choose another name"
-        )
-        raise StateError("conflict", message, sandbox_id=job.sandbox_id)
+        if found is None:
+            return
+        if (found.label(SANDBOX_LABEL), found.label(LOG_LABEL)) != (job.sandbox_id, job.log_id):
+            message = (
+                f"the cluster has an object {job.plan.name!r} that is not Sandkeep's: delete it, or choose another name"
+            )
+            raise StateError("conflict", message, sandbox_id=job.sandbox_id)
+        await self.remove(kind, [found.metadata])
 
-    async def await_running(self, sandbox_id: str, form: Form, restored_from: str | None = None) -> Observed:
-        """Wait until the pod of a sandbox runs, restored from that pod snapshot, if any, and return it.
+    async def await_running(
+        self, sandbox_id: str, made: Made, restored_from: str | None = None
+    ) -> tuple[Made, Observed]:
+        """Wait until the pod of a sandbox runs, restored from that pod snapshot, if any; return its object, with its
+        owner, and the pod.
 
         Raises `provider_unavailable`, with the cluster's reason, as soon as it never will, and when its time is over.
         """
-        watches = await self._watches_of(form)
+        objects, pods = await self.watch(await self.kind(made.form)), await self.watch(PODS)
+        watches = list(dict.fromkeys((objects, pods)))
+
+        def seen() -> list[Observed]:
+            found = objects.get(sandbox_id, made.uid), _pod_of(pods, sandbox_id, made, objects)
+            return [each for each in found if each is not None]
+
+        def given() -> str | None:
+            _require_hope(seen())
+            claim = objects.get(sandbox_id, made.uid)
+            return claim.status.sandbox.name if claim is not None and claim.status.sandbox is not None else None
 
         def look() -> Observed | None:
-            pod = watches[-1].get(sandbox_id)
-            for found in (watch.get(sandbox_id) for watch in watches):
-                if found is not None and (why := why_hopeless(found)):
-                    raise ProviderError("provider_unavailable", f"the sandbox's pod cannot run: {why}")
+            _require_hope(seen())
+            pod = _pod_of(pods, sandbox_id, made, objects)
             if pod is None or not is_running(pod, ""):
                 return None
             if restored_from is None:
@@ -169,30 +194,32 @@ class Objects:
             return pod if _is_restored(pod, restored_from) else None
 
         with trio.move_on_after(settings.START_S()):
-            return await until(sandbox_id, watches, look)
-        seen = [found for watch in reversed(watches) if (found := watch.get(sandbox_id)) is not None]
-        why = why_waiting(seen[0] if seen else None)
+            if made.form == "claim":
+                made = await self._with_owner(made, await until(sandbox_id, watches, given))
+            return made, await until(sandbox_id, watches, look)
+        why = why_waiting(next(reversed(seen()), None))
         message = f"the sandbox's pod did not run within {settings.START_S()} s: {why}"
         raise ProviderError("provider_unavailable", message)
+
+    async def _with_owner(self, claim: Made, name: str) -> Made:
+        """Return a claim with the Sandbox that it was given. Raises `provider_unavailable` if that is another's."""
+        kind = await self.kind("sandbox")
+        sandbox = await self._cluster.call(lambda api: api.get(kind, name))
+        if sandbox is None or sandbox.controller != claim.uid:
+            message = (
+                f"the cluster gave the SandboxClaim {claim.name} a Sandbox that is not its own: see its controller"
+            )
+            raise ProviderError("provider_unavailable", message)
+        return replace(claim, owner=sandbox.metadata.uid)
 
     async def gone_pod(self, sandbox_id: str, uid: str) -> None:
         """Wait until a sandbox has no pod of that uid any more. Raises `provider_unavailable` if it takes too long."""
         pods = await self.watch(PODS)
-
-        def look() -> bool | None:
-            pod = pods.get(sandbox_id)
-            return None if pod is not None and pod.metadata.uid == uid else True
-
         with trio.move_on_after(DELETED_S):
-            await until(sandbox_id, [pods], look)
+            await until(sandbox_id, [pods], lambda: True if pods.get(sandbox_id, uid) is None else None)
             return
-        message = f"the cluster has not deleted the last pod of {sandbox_id} yet: does its node answer?"
-        raise ProviderError("provider_unavailable", message, engine=ENGINE)
-
-    async def _watches_of(self, form: Form) -> list[Watch]:
-        """Return the watches of an object of a form, and of its pod, which is the last."""
-        kind = (await self.forms()).kind(form)
-        return [await self.watch(each) for each in dict.fromkeys((kind, PODS))]
+        pod = pods.get(sandbox_id, uid)
+        raise _not_deleted(f"the last pod of {sandbox_id}", [] if pod is None else [pod])
 
     async def await_object(self, kind: Kind, name: str, look: Callable[[Json], T | None]) -> T:
         """Wait until `look` finds an answer in an object, by a watch of it alone, and return that.
@@ -200,7 +227,7 @@ class Objects:
         Raises `provider_unavailable` when it is deleted.
         """
         while True:
-            found = await self.get(kind, name)
+            found = await self.document(kind, name)
             if found is None:
                 message = f"{name} was deleted from the cluster before it was done"
                 raise ProviderError("provider_unavailable", message)
@@ -208,36 +235,56 @@ class Objects:
                 return answer
             await self._changed(kind, name, str(found["metadata"]["resourceVersion"]))
 
-    async def await_gone(self, kind: Kind, name: str) -> None:
-        """Wait until an object is gone, by a watch of it alone."""
-        while (found := await self.get(kind, name)) is not None:
-            await self._changed(kind, name, str(found["metadata"]["resourceVersion"]))
+    async def remove(self, kind: Kind, found: Sequence[Metadata], propagation: str = "Foreground") -> None:
+        """Delete objects, and wait until they are gone. Safe to repeat.
+
+        Raises `provider_unavailable`, naming the finalizers that hold one, when that takes too long.
+        """
+        for each in found:
+            await self._cluster.call(
+                partial(Api.delete, kind=kind, name=each.name, uid=each.uid, propagation=propagation)
+            )
+        for each in found:
+            await self._await_gone(kind, each.name, each.uid)
+
+    async def _await_gone(self, kind: Kind, name: str, uid: str) -> None:
+        """Wait until there is no object of that name and uid, by a watch of it alone. See `remove`."""
+        found = None
+        with trio.move_on_after(DELETED_S):
+            while True:
+                found = await self._cluster.call(lambda api: api.get(kind, name))
+                if found is None or found.metadata.uid != uid:
+                    return
+                await self._changed(kind, name, found.metadata.resource_version)
+        raise _not_deleted(f"{name} ({kind.plural})", [found] if found is not None else [])
 
     async def _changed(self, kind: Kind, name: str, version: str) -> None:
         """Wait for a change of an object since a version of it, or for the end of the watch."""
+        await self.changed(kind, "", version, name=name)
 
-        def read(api: Api, opened: Callable[[Watched], None]) -> None:
-            watched = api.watch(kind, "", version, CHANGED_S, name=name)
-            opened(watched)
-            next(iter(watched), None)
+    async def changed(self, kind: Kind, selector: str, version: str, *, name: str | None = None) -> None:
+        """Wait for a change of objects with these labels since a version, or for the end of the watch."""
+
+        def read(api: Api) -> None:
+            next(api.watch(kind, selector, version, CHANGED_S, name=name), None)
 
         try:
-            await self._cluster.stream(read)
+            await self._cluster.stream(read, CHANGED_S)
         except RefusedError as refused:
             if refused.status != GONE:
                 raise
 
     # Changing
 
-    async def patch(self, made: Made, body: Json) -> None:
+    async def patch(self, sandbox_id: str, made: Made, body: Json) -> None:
         """Change the spec of an object by a merge patch, and wait until its watch has seen that."""
-        kind = (await self.forms()).kind(made.form)
-        answer = await self._cluster.call(lambda api: api.patch(kind, made.name, body))
-        metadata, watch = msgspec.convert(answer["metadata"], Metadata), await self.watch(kind)
-        sandbox_id = (metadata.labels or {}).get(SANDBOX_LABEL, "")
+        kind = await self.kind(made.form)
+        same = {**body, "metadata": {**body.get("metadata", {}), "uid": made.uid}}  # another's of that name is refused
+        metadata = (await self._cluster.call(lambda api: api.patch(kind, made.name, same))).metadata
+        watch = await self.watch(kind)
 
         def look() -> bool | None:
-            found = watch.get(sandbox_id)
+            found = watch.get(sandbox_id, made.uid)
             return True if found is None or found.metadata.generation >= metadata.generation else None
 
         with trio.move_on_after(SYNCED_S):
@@ -245,27 +292,63 @@ class Objects:
 
     # Deleting
 
-    async def delete(self, sandbox_id: str) -> None:
-        """Delete all objects of a sandbox, and wait until they, and its pod, are gone. Safe to repeat.
+    async def delete(self, sandbox_id: str, made: Made, pod: tuple[str, str]) -> None:
+        """Delete the object of a sandbox, and wait until it, and its pod, a name and a uid, are gone. Safe to repeat.
 
         Raises `provider_unavailable`, naming the finalizers that hold one, when that takes too long.
         """
+        kind, (name, uid) = await self.kind(made.form), pod
+        objects, pods = await self.watch(kind), await self.watch(PODS)
+        owner = made.owner or made.uid
+
+        def left() -> list[Observed]:
+            found = objects.get(sandbox_id, made.uid), pods.get(sandbox_id, uid), pods.owned(sandbox_id, owner)
+            return [each for each in found if each is not None]
+
+        await self._cluster.call(lambda api: api.delete(kind, made.name, made.uid))
+        if made.form != "pod":  # which its controller deletes, too, if that runs
+            await self._cluster.call(lambda api: api.delete(PODS, name, uid))
+        with trio.move_on_after(DELETED_S):
+            await until(sandbox_id, [objects, pods], lambda: None if left() else True)
+            await self._await_gone(kind, made.name, made.uid)  # one that has lost its labels is not watched
+            return
+        raise _not_deleted(f"the objects of {sandbox_id}", left())
+
+    async def delete_labelled(self, sandbox_id: str, name: str | None = None) -> None:
+        """Delete all objects with the labels of a sandbox that is not known, or failed as it was made: those of that
+        `name` and what they own, if any, and wait until they are gone. Safe to repeat, and raises as `delete` does.
+        """
         kinds = (await self.forms()).kinds()
         selector = f"{LOG_LABEL}={self._log_id},{SANDBOX_LABEL}={sandbox_id}"
-        found = await self._cluster.call(lambda api: _delete_all(api, kinds, selector))
-        watches = [await self.watch(kind) for kind in kinds if any(each is kind for each, _ in found)]
+        found = await self._cluster.call(lambda api: _list(api, kinds, selector))
+        for kind, each in found:
+            if name is None or each.metadata.name == name:
+                await self.remove(kind, [each.metadata])
 
-        def look() -> bool | None:
-            return None if any(watch.get(sandbox_id) is not None for watch in watches) else True
 
-        with trio.move_on_after(DELETED_S):
-            await until(sandbox_id, watches, look)
-            return
-        left = await self._cluster.call(lambda api: _list(api, kinds, selector))
-        finalizers = sorted({name for _, each in left for name in each.metadata.finalizers or ()})
-        held = f", as its finalizers hold it ({', '.join(finalizers)[:200]})" if finalizers else ""
-        message = f"the cluster has not deleted the objects of {sandbox_id} yet{held}: see their controller"
-        raise ProviderError("provider_unavailable", message, engine=ENGINE)
+def _pod_of(pods: Watch, sandbox_id: str, made: Made, objects: Watch) -> Observed | None:
+    """Return the pod of an object: itself, or the one that it controls, which has the name that it says."""
+    if made.form == "pod":
+        return pods.get(sandbox_id, made.uid)
+    pod = pods.owned(sandbox_id, made.owner or made.uid)
+    sandbox = objects.get(sandbox_id, made.uid) if made.form == "sandbox" else None
+    if pod is None or sandbox is None:
+        return pod
+    return pod if pod.metadata.name in (sandbox.metadata.name, sandbox.annotation(POD_NAME_ANNOTATION)) else None
+
+
+def _require_hope(seen: list[Observed]) -> None:
+    """Raise `provider_unavailable` for objects that never run."""
+    for found in seen:
+        if why := why_hopeless(found):
+            raise ProviderError("provider_unavailable", f"the sandbox's pod cannot run: {why}")
+
+
+def _not_deleted(what: str, left: list[Observed]) -> ProviderError:
+    finalizers = sorted({name for each in left for name in each.metadata.finalizers or ()})
+    held = f", as its finalizers hold it ({', '.join(finalizers)[:200]})" if finalizers else ""
+    message = f"the cluster has not deleted {what} yet{held}: see their controller, and whether the node answers"
+    return ProviderError("provider_unavailable", message, engine=ENGINE)
 
 
 def _require_fresh(pod: Observed) -> None:
@@ -290,13 +373,4 @@ def _is_restored(pod: Observed, snapshot: str) -> bool:
 
 
 def _list(api: Api, kinds: list[Kind], selector: str) -> list[tuple[Kind, Observed]]:
-    return [(kind, each) for kind in kinds for each in api.list(kind, selector, Observed)[0]]
-
-
-def _delete_all(api: Api, kinds: list[Kind], selector: str) -> list[tuple[Kind, Observed]]:
-    """Delete objects, owners before what they own, which the cluster deletes then."""
-    found = _list(api, kinds, selector)
-    for kind, each in found:
-        if not each.is_going:
-            api.delete(kind, each.metadata.name, each.metadata.uid)
-    return found
+    return [(kind, each) for kind in kinds for each in api.list(kind, selector).found]

@@ -1,13 +1,15 @@
 """Objects as the cluster shows them: the few fields that matter here, and the conclusions from them. No I/O."""
 
-from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
-from msgspec import Raw, Struct, field
+from msgspec import Meta, Raw, Struct, field
 
 from sandkeepd.contract.instance import Ending
 
 _MOST_SHOWN: Final = 300
+
+MOST_NAME: Final = 1024
+"""Maximum length of names, uids and versions; those of the API have 253 characters at most."""
 
 _HOPELESS: Final = frozenset(
     {
@@ -42,6 +44,10 @@ class Waiting(Struct, frozen=True):
     message: str = ""
 
 
+class Running(Struct, frozen=True):
+    """The state of a container that runs."""
+
+
 class Terminated(Struct, frozen=True, rename="camel"):
     """The state of a container that has ended."""
 
@@ -53,7 +59,7 @@ class ContainerState(Struct, frozen=True):
     """The state of a container: one of these."""
 
     waiting: Waiting | None = None
-    running: Mapping[str, str] | None = None
+    running: "Running | None" = None
     terminated: Terminated | None = None
 
 
@@ -70,18 +76,29 @@ class Named(Struct, frozen=True):
     name: str = ""
 
 
+class Owner(Struct, frozen=True):
+    """A reference to an owner of an object."""
+
+    uid: str = ""
+    controller: bool | None = False
+
+
+Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MOST_NAME)]
+
+
 class Metadata(Struct, frozen=True, rename="camel"):
     """The metadata that all objects have."""
 
-    name: str = ""
-    uid: str = ""
-    resource_version: str = ""
+    name: Text
+    uid: Text
+    resource_version: Text
     generation: int = 0
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     finalizers: list[str] | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
+    owner_references: list[Owner] | None = None
 
 
 class Status(Struct, frozen=True, rename="camel"):
@@ -105,7 +122,7 @@ class Spec(Struct, frozen=True, rename="camel"):
 class Observed(Struct, frozen=True):
     """An object of any kind that is watched."""
 
-    metadata: Metadata = Metadata()
+    metadata: Metadata
     spec: Spec = Spec()
     status: Status = Status()
 
@@ -116,6 +133,12 @@ class Observed(Struct, frozen=True):
     def annotation(self, name: str) -> str:
         """Return an annotation; empty where there is none."""
         return (self.metadata.annotations or {}).get(name, "")
+
+    @property
+    def controller(self) -> str:
+        """The uid of the object that manages this one; empty where none does."""
+        owners = self.metadata.owner_references or ()
+        return next((each.uid for each in owners if each.controller), "")
 
     def condition(self, kind: str) -> Condition:
         """Return a condition, an empty one where there is none."""
@@ -133,10 +156,20 @@ class Observed(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """An event of a watch. `object` of an ``ERROR`` is a `Failure`."""
+    """An event of a watch. `object` of an ``ERROR`` is a `Failure`, and of a ``BOOKMARK`` a `Version`."""
 
     type: str
     object: Raw
+
+
+class Version(Struct, frozen=True):
+    """An object of which its version alone matters."""
+
+    metadata: "_Version"
+
+
+class _Version(Struct, frozen=True, rename="camel"):
+    resource_version: Text
 
 
 class Failure(Struct, frozen=True):

@@ -29,6 +29,10 @@ REFERENCES: Final = "a cluster pulls images from registries: build it, push it, 
 VOLUMES: Final = "sandboxes in a cluster have no volumes of this machine: copy files into the workspace"
 
 
+TEMPLATE_ROOT: Final = "writable_root: the template decides on that: leave it out"
+NO_ROOT_LIMIT: Final = "writable_root: a cluster only measures what is written to a root: leave out disk_bytes"
+
+
 class Details(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The facts about an image: a container `image`, or the `template` that has one, and the pool of that."""
 
@@ -62,6 +66,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     restored_from: str | None = None
     layers: list[Layer] = field(default_factory=list)
     over_image: bool = True
+    writable_root: bool = False
 
     @property
     def is_claim(self) -> bool:
@@ -87,7 +92,7 @@ def decide(
         image=image.image, template=image.template, warm_pool=image.warm_pool, uid=uid, gid=gid,
         machine=machine(), runtime_class=settings.RUNTIME_CLASS() or None, network=spec.network,
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes, read_only=spec.read_only,
-        lifetime_s=spec.max_lifetime_s,
+        lifetime_s=spec.max_lifetime_s, writable_root=spec.writable_root,
     )  # fmt: skip
 
 
@@ -110,6 +115,8 @@ def _require_possible(spec: SandboxSpec, *, is_claim: bool) -> None:
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: a pod needs at least 16 MiB", field="memory_bytes")
     named = [name for name in ("user", "cpus", "memory_bytes", "disk_bytes") if getattr(spec, name) is not None]
+    if spec.writable_root and (is_claim or spec.disk_bytes is not None):
+        raise SetupError("not_supported", TEMPLATE_ROOT if is_claim else NO_ROOT_LIMIT, field="writable_root")
     if is_claim and named:
         message = f"the template decides on {named[0]}: leave it out, or make the image of a reference"
         raise SetupError("not_supported", message, field=named[0])

@@ -23,14 +23,17 @@ from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError,
 from sandkeep.kubernetes import pod_snapshots, versions
 from sandkeep.kubernetes.names import label_value
 from sandkeep.model import SandboxSpec
+from sandkeep.settings import kubernetes as settings
 from sandkeepd.contract.checkpoints import Checkpointing, CheckpointResult
+from sandkeepd.contract.ledger import Ledger
 from sandkeepd.keeper.pause import Pauses
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.kubernetes import manifests
 from sandkeepd.providers.kubernetes.cluster import Api, Json, Kind
 from sandkeepd.providers.kubernetes.instance import KubernetesInstance
 from sandkeepd.providers.kubernetes.manifests import LOG_LABEL
-from sandkeepd.providers.kubernetes.observed import Observed
+from sandkeepd.providers.kubernetes.objects import DELETED_S
+from sandkeepd.providers.kubernetes.observed import Metadata, Observed
 from sandkeepd.providers.kubernetes.plan import Plan
 
 if TYPE_CHECKING:
@@ -41,6 +44,12 @@ FILE: Final = "pod-snapshot.json"
 
 SAVED_S: Final = 180.0
 """Seconds that a snapshot may take to be ready."""
+
+LATE_S: Final = 1800.0
+"""Seconds for which a snapshot that was given up may still appear."""
+
+ANSWERED_S: Final = 60.0
+"""Seconds for the requests before and after that."""
 
 CHECKPOINT_LABEL: Final = "sandkeep.checkpoint"
 SUSPENDED_ANNOTATION: Final = "sandkeep.suspended-as"
@@ -91,13 +100,30 @@ class PodSaver:
                     failpoints.reach("kubernetes.triggered")
                     snapshot = await self._provider.objects.await_object(kind, name, pod_snapshots.created_snapshot)
                 await self._await_ready(snapshot)
-        except trio.TooSlowError:
-            message = f"the pod snapshot {trigger_name} was not ready after {SAVED_S:.0f} s: see its controller"
-            raise ProviderError("provider_unavailable", message) from None
+        except BaseException as error:
+            self._provider.nursery.start_soon(self._sweep_late, name)
+            if isinstance(error, trio.TooSlowError):
+                message = f"the pod snapshot {trigger_name} was not ready after {SAVED_S:.0f} s: see its controller"
+                raise ProviderError("provider_unavailable", message) from None
+            raise
         finally:
             with trio.move_on_after(5, shield=True):
                 await self._quietly_delete(kind, name)
         return snapshot
+
+    async def _sweep_late(self, trigger: str) -> None:
+        """Remove the PodSnapshots of a trigger whose operation failed, or was cut off, also those that come later."""
+        selector = f"{pod_snapshots.TRIGGERED_BY_LABEL}={trigger}"
+        with trio.move_on_after(LATE_S):
+            while True:
+                try:
+                    kind = await self.kind(pod_snapshots.SNAPSHOTS)
+                    listed = await self._provider.cluster.call(partial(Api.list, kind=kind, selector=selector))
+                    found = [each.metadata for each in listed.found]
+                    await self._provider.objects.remove(kind, found, "Background")
+                    await self._provider.objects.changed(kind, selector, listed.version)
+                except SandkeepError:
+                    await self._provider.cluster.recovered()
 
     async def _await_ready(self, snapshot: str) -> None:
         def look(found: Json) -> bool | None:
@@ -118,11 +144,24 @@ class PodSaver:
         for plural in (pod_snapshots.TRIGGERS, pod_snapshots.SNAPSHOTS):
             kind = await self.kind(plural)
             found = await self._provider.objects.all(kind)
-            names = [each["metadata"]["name"] for each in found if self._is_of(each, plural, trigger_name)]
-            for name in names:
-                await self._provider.cluster.call(partial(Api.delete, kind=kind, name=name, propagation="Background"))
-            for name in names:
-                await self._provider.objects.await_gone(kind, name)
+            ours = [each["metadata"] for each in found if self._is_of(each, plural, trigger_name)]
+            if plural == pod_snapshots.TRIGGERS:  # an earlier daemon was killed before it was done
+                for each in ours:
+                    self._provider.nursery.start_soon(self._sweep_late, str(each["name"]))
+            await self._provider.objects.remove(kind, msgspec.convert(ours, list[Metadata]), "Background")
+
+    async def sweep(self, ledger: Ledger) -> list[str]:
+        """Remove the PodSnapshots with which sandboxes were suspended that have ended; return a sentence for each."""
+        if (await self._provider.objects.forms()).pod_snapshots is None:
+            return []
+        removed = []
+        for found in await self._provider.objects.all(await self.kind(pod_snapshots.SNAPSHOTS)):
+            sandbox_id = _suspended(pod_snapshots.list_item(found)["trigger_name"])
+            # Ids of other logs, and of people, are unknown here.
+            if ledger.knows_sandbox(sandbox_id) and not ledger.owns_sandbox(sandbox_id):
+                await self.remove_triggered(suspension(sandbox_id))
+                removed.append(f"pod snapshot of {sandbox_id}")
+        return removed
 
     def _is_of(self, found: Json, plural: str, trigger_name: str) -> bool:
         labels = found["metadata"].get("labels") or {}
@@ -212,6 +251,11 @@ def suspension(sandbox_id: str) -> str:
     return _trigger_name(f"suspend-{sandbox_id}")
 
 
+def _suspended(trigger_name: str) -> str:
+    """Return the sandbox that is suspended under a trigger name; an id of none for any other name."""
+    return trigger_name.removeprefix("suspend-").replace("-", "_", 1)
+
+
 def _trigger_name(text: str) -> str:
     """Return an id as part of an object's name, as which it stays readable."""
     return text.replace("_", "-")
@@ -232,13 +276,18 @@ class PodPauses(Pauses):
         self._saver = saver
         self._instance = instance
 
+    @property
+    def deadline_s(self) -> float:
+        """See `Pausing.deadline_s`. Each step has a deadline of its own, whose error says more."""
+        return max(SAVED_S, DELETED_S + settings.START_S()) + ANSWERED_S
+
     async def suspend(self) -> None:
         instance = self._instance
         if self.pause.is_on:
             return
         version = (await self._provider.objects.forms()).sandboxes or ""
         mark = {"metadata": {"annotations": {SAVED_ANNOTATION: "true"}}}
-        await self._provider.objects.patch(instance.place.made, mark)
+        await self._provider.objects.patch(instance.sandbox_id, instance.place.made, mark)
         async with instance.disconnected():  # all that is requested and said after the snapshot would be undone
             snapshot = await self._saver.save(instance, suspension(instance.sandbox_id))
             with trio.CancelScope(shield=True):
@@ -255,15 +304,16 @@ class PodPauses(Pauses):
         if not self.pause.is_on:
             return
         # Not as last seen by the watch: that may still name the snapshot of an earlier suspension.
-        kind = (await self._provider.objects.forms()).kind("sandbox")
-        sandbox = await self._provider.objects.get(kind, instance.place.made.name) or {}
-        snapshot = (sandbox.get("metadata", {}).get("annotations") or {}).get(SUSPENDED_ANNOTATION, "")
+        kind, made = await self._provider.objects.kind("sandbox"), instance.place.made
+        sandbox = await self._provider.cluster.call(lambda api: api.get(kind, made.name))
+        is_ours = sandbox is not None and sandbox.metadata.uid == made.uid
+        snapshot = sandbox.annotation(SUSPENDED_ANNOTATION) if sandbox is not None and is_ours else ""
         if not snapshot:
             raise StateError("not_ready", f"sandbox {instance.sandbox_id} was not suspended by Sandkeep")
         version = (await self._provider.objects.forms()).sandboxes or ""
         await self._provider.objects.gone_pod(instance.sandbox_id, instance.place.pod_uid)
         await self._patch(snapshot, manifests.running(version, is_on=True))
-        pod = await self._provider.objects.await_running(instance.sandbox_id, "sandbox", snapshot)
+        _, pod = await self._provider.objects.await_running(instance.sandbox_id, made, snapshot)
         instance.moved_to(pod.metadata.name, pod.metadata.uid)
         self.pause.set(False)
         instance.release_requests()
@@ -276,4 +326,4 @@ class PodPauses(Pauses):
             "metadata": {"annotations": {SUSPENDED_ANNOTATION: snapshot}},
             "spec": {**mode, "podTemplate": template},
         }
-        await self._provider.objects.patch(self._instance.place.made, body)
+        await self._provider.objects.patch(self._instance.sandbox_id, self._instance.place.made, body)

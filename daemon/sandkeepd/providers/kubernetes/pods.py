@@ -13,6 +13,10 @@ from sandkeepd.providers.kubernetes.exec import ExecStream, open_exec
 from sandkeepd.providers.kubernetes.objects import Made
 
 COPY_S: Final = 60.0
+"""Seconds that the copying of the keeper may take."""
+
+TURN_S: Final = 2.0
+"""Seconds after which a channel that is being opened is not counted any more."""
 
 _COPY: Final = """
 umask 022
@@ -38,6 +42,8 @@ class Handle(Struct, frozen=True, kw_only=True):
     secrets: list[str] = field(default_factory=list)
     name: str = ""
     """The pod with its namespace, for references to the sandbox."""
+    cluster: str = ""
+    """The address of the API server, and the namespace; empty in handles of earlier versions."""
 
 
 class Pod:
@@ -50,20 +56,27 @@ class Pod:
 
     @asynccontextmanager
     async def exec(
-        self, command: Sequence[str], *, stdin: bool = True, stderr: bool = True, tty: bool = False
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bool = True,
+        stderr: bool = True,
+        size: tuple[int, int] | None = None,
     ) -> AsyncIterator[ExecStream]:
-        """Run a command for the length of a block. See `open_exec`."""
+        """See `Remote.exec` and `open_exec`."""
         api = await self._cluster.api()
         async with open_exec(
-            api.configuration, self.namespace, self.name, command, stdin=stdin, stderr=stderr, tty=tty
+            api.configuration, self.namespace, self.name, command, stdin=stdin, stderr=stderr, tty=size is not None
         ) as stream:
+            if size is not None:
+                await stream.resize(*size)
             yield stream
 
     @asynccontextmanager
     async def channel(self, command: Sequence[str]) -> AsyncIterator[ExecStream]:
         """Run a command as `exec` does, in its turn: few of all pods' channels are opened at a time."""
         async with AsyncExitStack() as stack:
-            async with self._cluster.opening:
+            async with _turn(self._cluster.opening):
                 stream = await stack.enter_async_context(self.exec(command))
             yield stream
 
@@ -84,6 +97,24 @@ class Pod:
                     return place, workspace
                 raise _not_copied(stream.stderr)
         raise _not_copied(b"it took too long")
+
+
+@asynccontextmanager
+async def _turn(limiter: trio.CapacityLimiter) -> AsyncIterator[None]:
+    """Count a block as under way, for `TURN_S` at most: those of a node that hangs must not hold up all others."""
+    turn, scope = object(), trio.CancelScope()
+
+    async def give_up() -> None:
+        with scope:
+            await trio.sleep(TURN_S)
+        limiter.release_on_behalf_of(turn)
+
+    await limiter.acquire_on_behalf_of(turn)
+    trio.lowlevel.spawn_system_task(give_up)
+    try:
+        yield
+    finally:
+        scope.cancel()
 
 
 def _not_copied(stderr: bytes) -> ProviderError:

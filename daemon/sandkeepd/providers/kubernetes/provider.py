@@ -6,9 +6,7 @@ state directory, see `keeper.relay`. `plan` decides on a pod, `pods` runs comman
 the interface.
 """
 
-import os
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -17,29 +15,24 @@ import msgspec
 import trio
 
 from sandkeep import failpoints
-from sandkeep.errors import ProviderError, SandkeepError, StateError
+from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.kubernetes.pod_snapshots import RESTORE_ANNOTATION
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
-from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
-from sandkeepd.contract.processes import Dropped
 from sandkeepd.keeper import program
-from sandkeepd.keeper.relay import Relay
-from sandkeepd.keeper.shared_directory import CONTROL
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.common.errors import converted_errors
-from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
-from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
+from sandkeepd.providers.common.keeper_provider import running
+from sandkeepd.providers.common.relayed_provider import RelayedProvider
+from sandkeepd.providers.common.streamed_layers import StreamedLayers, StreamedSnapshots
 from sandkeepd.providers.kubernetes import manifests, probe
 from sandkeepd.providers.kubernetes import plan as kubernetes_plan
 from sandkeepd.providers.kubernetes.cluster import PODS, Cluster
-from sandkeepd.providers.kubernetes.files import KubernetesLayers, KubernetesSnapshots
 from sandkeepd.providers.kubernetes.images import KubernetesImages
 from sandkeepd.providers.kubernetes.instance import KubernetesInstance
 from sandkeepd.providers.kubernetes.manifests import LOG_LABEL, SANDBOX_LABEL, Job
-from sandkeepd.providers.kubernetes.objects import Objects
+from sandkeepd.providers.kubernetes.objects import Made, Objects
 from sandkeepd.providers.kubernetes.observed import Observed, ending_of, has_ended
 from sandkeepd.providers.kubernetes.plan import Plan
 from sandkeepd.providers.kubernetes.pod_snapshots import (
@@ -52,19 +45,16 @@ from sandkeepd.providers.kubernetes.pod_snapshots import (
     suspension,
 )
 from sandkeepd.providers.kubernetes.pods import Handle, Pod
+from sandkeepd.providers.kubernetes.requests import ENGINE
 from sandkeepd.providers.kubernetes.watch import Watch, until
 
-REMOVED_AGAIN_S: Final = 10.0
-"""Seconds until the remains of a failed start are removed again, when the cluster has not done it."""
-
-READY_S: Final = 30.0
-"""Seconds that the keeper of a pod that runs may take to answer."""
+IMAGE_FILES: Final = "the files of a cluster's images are on its nodes alone"
 
 ASKED_S: Final = 20.0
 """Seconds that the report of capabilities may take."""
 
 
-class KubernetesProvider(KeeperProvider[KubernetesInstance]):
+class KubernetesProvider(RelayedProvider[KubernetesInstance]):
     """See `Provider`. It runs tasks of its own, so `open_kubernetes` makes it."""
 
     name = "kubernetes"
@@ -72,14 +62,15 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
     def __init__(
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, cluster: Cluster
     ) -> None:
-        super().__init__(state_dir, log_id, watcher, nursery)
-        self._token = trio.lowlevel.current_trio_token()
-        self.engine = self.cluster = cluster
+        super().__init__(state_dir, log_id, watcher, nursery, cluster)
+        self.cluster = cluster
         self.objects = Objects(cluster, log_id, nursery)
         self.images = self.builder = KubernetesImages(self.objects)
-        self.snapshots = KubernetesSnapshots(self)
-        self.layers = self._layers = KubernetesLayers(self)
+        self.snapshots = StreamedSnapshots(self, kubernetes_plan.WORKSPACE)
+        self.layers = self._layers = StreamedLayers(self, IMAGE_FILES)
         self._saver = PodSaver(self)
+        self._saved = set[str]()
+        """Sandboxes that end, and of which pod snapshots may be left."""
         self.checkpoints = KubernetesCheckpoints(self, self._saver)
 
     # Sandboxes
@@ -98,26 +89,24 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
     async def create(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> KubernetesInstance:
-        job = partial(self._job, sandbox_id, spec, msgspec.convert(plan, Plan), sorted(secrets))
-        return await self._undone_on_error(sandbox_id, lambda: self._create(job, secrets))
+        decided = msgspec.convert(plan, Plan)
+        job = partial(self._job, sandbox_id, spec, decided, sorted(secrets))
+        return await self._undone_on_error(sandbox_id, plan, lambda: self._create(job, secrets))
 
     async def create_from(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, secrets: list[str]
     ) -> KubernetesInstance:
         """Make a sandbox of a pod snapshot, which the plan names; `secrets` are the names of those in it."""
         job = partial(self._job, sandbox_id, spec, plan, secrets)
-        return await self._undone_on_error(sandbox_id, lambda: self._create_restored(job))
+        return await self._undone_on_error(sandbox_id, {"name": plan.name}, lambda: self._create_restored(job))
 
     async def _undone_on_error(
-        self, sandbox_id: str, create: Callable[[], Awaitable[KubernetesInstance]]
+        self, sandbox_id: str, plan: Mapping[str, Any], create: Callable[[], Awaitable[KubernetesInstance]]
     ) -> KubernetesInstance:
-        self.layout.prepare()
         try:
-            return await create()
+            return await super()._undone_on_error(sandbox_id, plan, create)
         except BaseException:
             self.objects.forget_keeper()
-            with trio.CancelScope(shield=True):
-                await self._remove_remains(sandbox_id)
             raise
 
     async def _create(self, job: Callable[[], Awaitable[Job]], secrets: Mapping[str, str]) -> KubernetesInstance:
@@ -132,18 +121,6 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
     async def _create_restored(self, job: Callable[[], Awaitable[Job]]) -> KubernetesInstance:
         return await self._start(await job())
 
-    async def _remove_remains(self, sandbox_id: str) -> None:
-        """Remove the remains of a failed start; if the cluster does not answer, once it does again."""
-        try:
-            await self.terminate(sandbox_id, {}, {})
-        except SandkeepError:
-            self.nursery.start_soon(self._remove_remains_later, sandbox_id)
-
-    async def _remove_remains_later(self, sandbox_id: str) -> None:
-        await trio.sleep(REMOVED_AGAIN_S)
-        await self.cluster.recovered()
-        await self._remove_remains(sandbox_id)
-
     async def _job(self, sandbox_id: str, spec: SandboxSpec, plan: Plan, secrets: list[str]) -> Job:
         """Return the parameters of a start, after its namespace was prepared."""
         keeper = "" if plan.is_claim else await self.objects.keeper(plan.machine)
@@ -156,30 +133,15 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
         await self.objects.watch(PODS)  # the cluster is there, before anything is made
         await self.in_thread(self._make_mirror, job.sandbox_id)
         made = await self.objects.make(job)
-        found = await self.objects.await_running(job.sandbox_id, made.form, job.plan.restored_from)
+        made, found = await self.objects.await_running(job.sandbox_id, made, job.plan.restored_from)
         handle = await self._handle(job, made, found)
         instance = self._hold(job.sandbox_id, job.spec, job.plan, _isolation(job.plan, handle), handle)
         if job.plan.restored_from is not None:
             await instance.remember_earlier()
-        alive = False
-        with trio.move_on_after(READY_S):
-            alive = await instance.is_alive()
-        if not alive:
-            why = instance.why_disconnected or "it does not answer"
-            raise ProviderError("provider_unavailable", f"the keeper in pod {handle.pod} cannot be reached: {why}")
+        await self._require_alive(instance)
         return instance
 
-    def _make_mirror(self, sandbox_id: str) -> None:
-        directory = self.layout.sandbox(sandbox_id)
-        with converted_errors():
-            self.layout.discard([f"{directory}/in", f"{directory}/out"])  # of a daemon that was killed in here
-            for name in ("in", "out/p"):
-                os.makedirs(f"{directory}/{name}", mode=0o700)
-            os.mkfifo(f"{directory}/in/{CONTROL}", 0o600)  # here, and not by the relay: a thread may wait for the disk
-            os.mknod(f"{directory}/out/exits", 0o600)
-            write_mark(f"{directory}/{SANDBOX_MARK}", self.log_id)
-
-    async def _handle(self, job: Job, made: Any, found: Observed) -> Handle:
+    async def _handle(self, job: Job, made: Made, found: Observed) -> Handle:
         api = await self.cluster.api()
         name, program_path, directory, workspace = found.metadata.name, manifests.PROGRAM, manifests.DIRECTORY, ""
         if job.plan.is_claim:
@@ -189,7 +151,7 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
         return Handle(
             namespace=api.namespace, made=made, pod=name, pod_uid=found.metadata.uid, program=program_path,
             directory=directory, workspace=workspace or kubernetes_plan.WORKSPACE, secrets=job.secrets,
-            name=f"{api.namespace}/{name}",
+            name=f"{api.namespace}/{name}", cluster=api.address,
         )  # fmt: skip
 
     def _hold(
@@ -203,70 +165,64 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
         )  # fmt: skip
         instance = KubernetesInstance(
             sandbox_id, files, self._watcher, pod=Pod(self.cluster, handle.namespace, handle.pod), place=handle,
-            relay=Relay(files, most_bytes=RETAIN_OUTPUT() or sys.maxsize), nursery=self.nursery, isolation=isolation,
+            relay=self._relay(sandbox_id), nursery=self.nursery, isolation=isolation,
             handle=msgspec.to_builtins(handle), env=manifests.environment(job),
             working_dir=spec.working_dir or handle.workspace,
         )  # fmt: skip
-        instance.scope = trio.CancelScope()
         instance.pauses = PodPauses(self, self._saver, instance)
         if suspended:
             instance.hold_requests()
             instance.suspended.set(True)
-        self.instances[sandbox_id] = instance
-        self.nursery.start_soon(self._follow, instance)
+        self._hold_relayed(instance)
         return instance
 
-    async def _follow(self, instance: KubernetesInstance) -> None:
-        """Keep the channel to a pod open until the pod has ended."""
-        with instance.scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(instance.connect)
-                pod = await self._ended_pod(instance)
-                nursery.cancel_scope.cancel()
-            await instance.went(instance.ending or ending_of(pod))
+    async def _await_end(self, instance: KubernetesInstance) -> Ending:
+        return ending_of(await self._ended_pod(instance))
 
     async def _ended_pod(self, instance: KubernetesInstance) -> Observed | None:
         """Wait until the pod of a sandbox has ended; return it as it was then, None if it is gone, or another's.
 
         While suspended, a sandbox has no pod, and ends with its object.
         """
-        pods, sandboxes = await self._watches()
+        objects, pods = await self._watches(instance)
+        sandbox_id, made = instance.sandbox_id, instance.place.made
 
         def look() -> tuple[Observed | None] | None:
-            pod = pods.get(instance.sandbox_id)
             if instance.suspended.is_on:
-                return None if sandboxes.get(instance.sandbox_id) is not None else (None,)
-            if pod is not None and pod.metadata.uid != instance.place.pod_uid:
-                pod = None
+                return None if objects.get(sandbox_id, made.uid) is not None else (None,)
+            pod = pods.get(sandbox_id, instance.place.pod_uid)
             if not has_ended(pod):
                 return None
-            if is_suspended(sandboxes.get(instance.sandbox_id)):  # ordered, and the answer to that was lost
+            if is_suspended(objects.get(sandbox_id, made.uid)):  # ordered, and the answer to that was lost
                 instance.suspended.set(True)
                 instance.hold_requests()
                 return None
             return (pod,)
 
-        return (await until(instance.sandbox_id, [pods, sandboxes], look))[0]
+        return (await until(sandbox_id, [pods, objects], look))[0]
 
-    async def _watches(self) -> tuple[Watch, Watch]:
-        """Return the watches of pods and of Sandboxes, however long the cluster does not answer."""
+    async def _watches(self, instance: KubernetesInstance) -> tuple[Watch, Watch]:
+        """Return the watches of a sandbox's object and of pods, however long the cluster does not answer."""
         while True:
             try:
-                kind = (await self.objects.forms()).kind("sandbox")
-                return await self.objects.watch(PODS), await self.objects.watch(kind)
+                kind = await self.objects.kind(instance.place.made.form)
+                return await self.objects.watch(kind), await self.objects.watch(PODS)
             except SandkeepError:
                 await self.cluster.recovered()
 
     async def _why_ended(self, instance: KubernetesInstance) -> Ending:
-        return ending_of(await self.objects.pod(instance.sandbox_id))
+        place = instance.place
+        return ending_of((await self.objects.watch(PODS)).get(instance.sandbox_id, place.pod_uid))
 
     async def adopt(
         self, sandbox_id: str, spec: SandboxSpec, plan: dict[str, Any], isolation: Isolation, handle: dict[str, Any]
     ) -> KubernetesInstance | Ending | None:
         earlier, decided = msgspec.convert(handle, Handle), msgspec.convert(plan, Plan)
-        pod, sandbox = await self.objects.pod(sandbox_id), await self.objects.sandbox(sandbox_id)
-        suspended = is_suspended(sandbox)
-        if not suspended and (pod is None or not _is_same(pod, earlier, sandbox)):
+        own = await self.objects.own(sandbox_id, earlier.made)
+        pod = await self.objects.pod(sandbox_id, earlier.made, earlier.pod_uid)
+        suspended = is_suspended(own)
+        if not suspended and (pod is None or not _is_same(pod, earlier, own)):
+            await self._require_its_cluster(sandbox_id, earlier)
             return None
         if not suspended and has_ended(pod):
             return ending_of(pod)
@@ -282,40 +238,39 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
             self.nursery.start_soon(instance.end_earlier_viewers)  # not waited for: the channel may be down
         return instance
 
-    def running(self, sandbox_id: str) -> KubernetesInstance:
-        """Return the instance of a sandbox that runs. Raises `not_ready`."""
-        instance = self.instances.get(sandbox_id)
-        if instance is None or instance.is_closed or instance.suspended.is_on:
-            message = f"sandbox {sandbox_id} does not run: resume it, or create another"
-            raise StateError("not_ready", message, sandbox_id=sandbox_id)
-        return instance
+    async def _require_its_cluster(self, sandbox_id: str, place: Handle) -> None:
+        """Raise `provider_unavailable` if the daemon uses another cluster than the one in which a sandbox was made: it
+        is not lost there.
+        """
+        here = (await self.cluster.api()).address
+        if place.cluster not in ("", here):
+            message = (
+                f"sandbox {sandbox_id} is in the cluster {place.cluster}, and the daemon uses {here}: start the daemon "
+                "with the KUBECONFIG of that cluster"
+            )
+            raise ProviderError("provider_unavailable", message, engine=ENGINE)
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         self._mark_terminated(sandbox_id)
-        sandbox = await self.objects.sandbox(sandbox_id)
-        if sandbox is not None and sandbox.annotation(SAVED_ANNOTATION):
-            await self._saver.remove_triggered(suspension(sandbox_id))
-        await self.objects.delete(sandbox_id)
+        if handle:
+            await self._delete(sandbox_id, msgspec.convert(handle, Handle))
+        else:
+            await self.objects.delete_labelled(sandbox_id, plan.get("name"))
         failpoints.reach("kubernetes.deleted")
         await self.await_end(sandbox_id)
         await self.in_thread(self.layout.clear, sandbox_id)
 
-    # Output
-
-    def trim_output(self, sandbox_id: str, running: Collection[str], most_bytes: int) -> Dropped:
-        dropped = super().trim_output(sandbox_id, running, most_bytes)
-        self._trim_in_pod(sandbox_id)
-        return dropped
-
-    def drop_output(self, sandbox_id: str, process_ids: Collection[str]) -> None:
-        super().drop_output(sandbox_id, process_ids)
-        self._trim_in_pod(sandbox_id)
-
-    def _trim_in_pod(self, sandbox_id: str) -> None:
-        """Have the pod free what was dropped from the mirror. Called in a thread."""
-        instance = self.instances.get(sandbox_id)
-        if instance is not None and not instance.is_closed:
-            self._token.run_sync_soon(self.nursery.start_soon, instance.trimmed)
+    async def _delete(self, sandbox_id: str, place: Handle) -> None:
+        """Delete the objects of a sandbox, and then the pod snapshots that go with it."""
+        own = await self.objects.own(sandbox_id, place.made)
+        if own is None and await self.objects.pod(sandbox_id, place.made, place.pod_uid) is None:
+            await self._require_its_cluster(sandbox_id, place)
+        if own is not None and own.annotation(SAVED_ANNOTATION):
+            self._saved.add(sandbox_id)
+        await self.objects.delete(sandbox_id, place.made, (place.pod, place.pod_uid))
+        if sandbox_id in self._saved:
+            await self._saver.remove_triggered(suspension(sandbox_id))
+            self._saved.discard(sandbox_id)
 
     # All that there is
 
@@ -344,6 +299,7 @@ class KubernetesProvider(KeeperProvider[KubernetesInstance]):
                     removed[f"sandbox {labels[SANDBOX_LABEL]}"] = None
                 except SandkeepError as error:  # it keeps no other from being removed
                     failures.append(error)
+        removed |= dict.fromkeys(await self._saver.sweep(ledger))
         if failures:
             raise failures[0]
         return Swept(removed=[*removed], foreign=[*foreign])

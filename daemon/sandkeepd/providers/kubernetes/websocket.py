@@ -74,8 +74,8 @@ class WebSocket:
             await self._answer(protocol)
         except (RemoteProtocolError, UnicodeError):
             raise trio.BrokenResourceError("its answer is not that of a websocket server") from None
-        except (LocalProtocolError, MalformedRequestError) as error:
-            raise trio.BrokenResourceError(f"its address or token is malformed: {error}") from None
+        except (LocalProtocolError, MalformedRequestError):  # whose text quotes the token
+            raise trio.BrokenResourceError("its address or token is malformed") from None
 
     async def _answer(self, protocol: WSConnection) -> None:
         """Read the answer to the handshake. An error's body is cut off at `MAX_HANDSHAKE_BYTES`."""

@@ -6,8 +6,10 @@ archive is written during the freeze. Everything here blocks.
 """
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 
 from sandkeep import failpoints
 from sandkeep.errors import CallerError
@@ -79,6 +81,8 @@ class Packer:
             roots, overlay = ([upper, *held.lowers], None) if request.over == "nothing" else ([upper], self._overlay)
             with self._shown(*roots) as tree:
                 source = self._tree(tree, request, held, paths(request.include), overlay)
+                if is_quick and not (request.include or request.exclude):  # a frozen sandbox waits for no count
+                    moved.count = partial(_bytes_in, tree)
                 packed = self._write(source, source.remarks, held, request, moved)
         return packed, pause
 
@@ -134,6 +138,7 @@ class Packer:
             return self._pack_difference(spool, changes.compare({}, found, wanted), held, request, moved)
         names = [name for name in whole(found) if found[name].kind != WHITEOUT and (name == TOP or wanted(name))]
         upper = SpooledTree(spool, names)
+        moved.count = upper.count_bytes
         with self._shown(*held.lowers) if held.lowers else nullcontext() as lower:
             include = _beneath(lower, found, paths(request.include) or [TOP])
             if lower is None or not include:
@@ -145,6 +150,8 @@ class Packer:
             stack = LayerStack([
                 Layer(source=upper, links=HardLinks(), gone=gone), Layer(source=tree, links=hardlinks.in_tree(lower))
             ])  # fmt: skip
+            if not (request.include or request.exclude):
+                moved.count = lambda: upper.count_bytes() + _bytes_in(lower)
             return self._write(stack, upper.remarks, held, request, moved)
 
     def _pack_difference(
@@ -152,6 +159,7 @@ class Packer:
     ) -> PackedArchive:
         names = changes.with_directories(different.names)
         source = SpooledTree(spool, names, different.marks, is_layer=True)
+        moved.count = source.count_bytes
         return self._write(source, source.remarks, held, request, moved)
 
     def _pack_changes(self, held: SandboxFiles, request: PackRequest, moved: Meter) -> tuple[PackedArchive, Pause]:
@@ -210,6 +218,18 @@ class Packer:
     def _reader(self, held: SandboxFiles) -> tuple[int, int] | None:
         plan = held.plan
         return (plan.uid, plan.gid) if self._layers.uid is not None and plan.uid and plan.gid else None
+
+
+def _bytes_in(tree: int) -> int:
+    """Return the bytes of the regular files in a directory, as far as they can be counted."""
+    found = 0
+    with suppress(OSError, RecursionError):  # a total is only shown
+        for _, _, names, directory in os.fwalk(b".", dir_fd=tree):
+            for name in names:
+                with suppress(OSError):
+                    seen = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    found += seen.st_size if stat.S_ISREG(seen.st_mode) else 0
+    return found
 
 
 def _save(seen: Look, request: PackRequest) -> None:

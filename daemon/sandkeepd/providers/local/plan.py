@@ -1,6 +1,7 @@
 """The plan of a local sandbox: decided from the request and the machine's capabilities, with no effect."""
 
 import shutil
+from typing import Final
 
 from msgspec import field
 
@@ -12,6 +13,11 @@ from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.providers.common.directory_provider import DirectoryPlan, enforcer
 from sandkeepd.providers.common.inside import inner_user
 from sandkeepd.providers.local.probe import Abilities
+
+NO_ROOT: Final = (
+    "writable_root: a local sandbox sees the programs of the host, read-only: install into the workspace, or make an "
+    "image for docker"
+)
 
 
 class Plan(DirectoryPlan, frozen=True, kw_only=True):
@@ -46,6 +52,8 @@ class Planner:
     def decide(self, sandbox_id: str, spec: SandboxSpec, caller: Caller) -> Plan:
         """See `Provider.plan`. A plan that `needs_uid` says nothing of the host uid yet. No effect."""
         mechanism = self._mechanism(spec)
+        if spec.writable_root:
+            raise SetupError("not_supported", NO_ROOT, field="writable_root")
         if spec.network == "bridge":
             raise SetupError("not_supported", "the local provider has no bridge network: use network 'none' or 'host'")
         if spec.volumes:

@@ -101,7 +101,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
 
     @functools.cached_property
     def _planner(self) -> Planner:
-        return Planner(self._hierarchies, disk_limit=self._disk_limit, root=self.root)
+        return Planner(self.hierarchies, disk_limit=self._disk_limit, root=self.root)
 
     @functools.cached_property
     def cleanup(self) -> Cleanup:
@@ -132,10 +132,10 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
                 found, own_disks = await self.abilities(), await self.own_disks()
         except Exception as error:  # noqa: BLE001 - a report of missing capabilities must not fail
             return ProviderCapabilities(provider=self.name, works=False, why=str(error))
-        freezes = self._hierarchies.can_freeze()
+        freezes = self.hierarchies.can_freeze()
         limits = {
             f"limit_{name}": Capability(works=True)
-            if self._hierarchies.has(controller)
+            if self.hierarchies.has(controller)
             else Capability(works=name != "cpus", why=local_plan.why_weaker(name))
             for name, controller in (("cpus", "cpu"), ("memory", "memory"), ("pids", "pids"))
         }
@@ -148,7 +148,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink,
             **limits, "limit_disk": limited, "grow_disk": Capability(works=grows is None, why=grows),
             "no_nested_user_namespaces": found.no_nested_userns, "seccomp": found.seccomp,
-            "stats": counting(self._hierarchies),
+            "stats": counting(self.hierarchies),
             # Sandboxes see the programs of the host.
             "terminals": capability(shutil.which("tmux", path=PATH), "tmux is missing: install the package tmux"),
             "suspend": capability(freezes, WHY_NOT_SUSPENDED),
@@ -210,7 +210,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
 
     async def require_measurable(self) -> None:
         """Raise `not_supported` if sandboxes cannot be suspended at a measured limit."""
-        if not self._hierarchies.can_freeze():
+        if not self.hierarchies.can_freeze():
             own_disks = await self.own_disks()
             why = f"{own_disks.why}, and " if own_disks.why else ""
             words = f"disk usage cannot be limited here: {why}{NO_FREEZER}: leave out disk"
@@ -234,7 +234,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         return Job(
             sandbox_id=sandbox_id, layout=self.layout, lowers=lowers,
             plan=plan, files=files, own_disk=own_disk, host_network=spec.network == "host",
-            read_only=spec.read_only, hierarchies=self._hierarchies, log_id=self.log_id,
+            read_only=spec.read_only, hierarchies=self.hierarchies, log_id=self.log_id,
             close_userns=found.no_nested_userns.works, seccomp=found.seccomp.works,
         )  # fmt: skip
 
@@ -299,7 +299,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             self._uids.claim_running(sandbox_id, decided)
         instance = await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
         if instance is not None:
-            await self._resizing.fit_found(sandbox_id, decided)
+            await self._resizing.fit_adopted(sandbox_id, decided)
             return instance
         if identify(earlier.first.pid) == earlier.first:  # it runs, but has made its answers unreadable
             await self.in_thread(self.cleanup.end, sandbox_id, decided, handle)
@@ -334,7 +334,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         return await self.in_thread(self.layout.found)
 
     async def clean_up(self, ledger: Ledger) -> Swept:
-        strays = Strays(self.layout, self._hierarchies, self.log_id, all_users=self.root)
+        strays = Strays(self.layout, self.hierarchies, self.log_id, all_users=self.root)
         await self.abilities()  # their probe uses the trash
         await self.in_thread(unmount_below, self.layout.trash)
         await self.in_thread(self.layout.empty_trash)

@@ -11,7 +11,7 @@ from typing import Final, Self
 
 from sandkeep.blocking import Client
 from sandkeep.cli.display.output import note
-from sandkeep.model import OpenOutput
+from sandkeep.model import OpenOutput, Process
 
 STREAMS: Final = ("stdout", "stderr")
 PIECE_BYTES: Final = 8 * 1024 * 1024
@@ -46,9 +46,14 @@ class Journals:
                 raise
         self._copiers = [Copier(descriptor, stream + 1) for stream, descriptor in enumerate(self._descriptors)]
 
+    @property
+    def process(self) -> Process:
+        """The process as it was when they were opened."""
+        return self._opened.process
+
     def sizes(self) -> tuple[int, int]:
         """Sizes of both journals: as recorded, if the process had ended when they were opened; else at present."""
-        process = self._opened.process
+        process = self.process
         now = [os.fstat(descriptor).st_size for descriptor in self._descriptors]
         if process.ended_at is not None and process.stdout_bytes is not None and process.stderr_bytes is not None:
             return min(now[0], process.stdout_bytes), min(now[1], process.stderr_bytes)

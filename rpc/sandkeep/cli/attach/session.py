@@ -8,12 +8,14 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final, Self
 
+from sandkeep.cli.attach.frozen import SuspensionWatch
 from sandkeep.cli.attach.journals import STREAMS, Journals, last_lines, write_all
 from sandkeep.cli.attach.relay import Signals, feed
 from sandkeep.cli.display.output import note, plain
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Frontend
-from sandkeep.errors import SetupError, StateError
+from sandkeep.clients.dial import is_lost
+from sandkeep.errors import SandkeepError, SetupError, StateError
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 from sandkeep.protocol.follow import OutputCursor
 
@@ -21,6 +23,10 @@ AT_ONCE_S: Final = 0.01
 _BEYOND: Final = 2**62
 """An offset at which no journal has anything."""
 
+_FILLED: Final = (
+    "it exited with 0, but the sandbox's disk became full while it ran: check what it wrote, and remove files, or "
+    "`sandkeep update --disk`"
+)
 FULL_BYTES: Final = 1024 * 1024
 """A piece of that many bytes was cut: more is waiting than one request brings."""
 
@@ -86,6 +92,7 @@ class Reader:
     """
 
     def __init__(self, front: Frontend, sandbox_id: str, name: str) -> None:
+        self._front = front
         self._of = (sandbox_id, name)
         self._client = front.client()
         self._journals: Journals | None = None
@@ -93,7 +100,13 @@ class Reader:
 
     def follow(self, sink: Sink, out_at: int = 0, err_at: int = 0, *, follow: bool = True) -> ProcessOutput:
         """Read to the end, and return the last piece; without `follow`, read the present output."""
-        cursor = OutputCursor(out_at, err_at, follow)
+        if follow:
+            with SuspensionWatch(self._front, self._of[0]):
+                return self._follow(sink, out_at, err_at, follow=True)
+        return self._follow(sink, out_at, err_at, follow=False)
+
+    def _follow(self, sink: Sink, out_at: int, err_at: int, *, follow: bool) -> ProcessOutput:
+        cursor = OutputCursor(self._of[1], out_at, err_at, follow)
         while query := cursor.next_query():
             piece = self._read(query)
             cursor.advance(piece)
@@ -163,6 +176,7 @@ class Reader:
         if self._journals is None:
             try:
                 self._journals = Journals(self._client, *self._of)
+                self._stay_with(self._journals.process)
             except SetupError as refused:
                 self._refused = refused
                 raise
@@ -170,7 +184,12 @@ class Reader:
 
     def _read(self, query: dict[str, Any]) -> ProcessOutput:
         piece: ProcessOutput = self._client.process.read(*self._of, **query)
+        self._stay_with(piece)
         return piece
+
+    def _stay_with(self, found: Process | ProcessOutput) -> None:
+        """Read this process from now on: its name can become another's when it has ended."""
+        self._of = (self._of[0], found.process_id)
 
     def process(self) -> Process:
         """The process as it is now."""
@@ -179,7 +198,8 @@ class Reader:
 
     def wait(self, timeout_s: float | None) -> Process:
         """The process once it has ended. Raises `timeout` when it still runs after that long."""
-        found: Process = self._client.process.wait(*self._of, timeout_s=timeout_s)
+        with SuspensionWatch(self._front, self._of[0]):
+            found: Process = self._client.process.wait(*self._of, timeout_s=timeout_s)
         return found
 
     def __enter__(self) -> Self:
@@ -215,7 +235,10 @@ def follow_running(front: Frontend, process: Process, *, interactive: bool = Fal
         at = (0, 0) if from_start else reader.sizes()
         if interactive:
             feed(front, process)
-        return _follow(front, reader, at)
+        try:
+            return _follow(front, reader, at)
+        except SandkeepError as error:
+            raise left_behind(error, process) from None
 
 
 def attach(front: Frontend, process: Process, *, interactive: bool = False, kill_when_unread: bool = False) -> int:
@@ -230,16 +253,27 @@ def attach(front: Frontend, process: Process, *, interactive: bool = False, kill
     try:
         with Reader(front, process.sandbox_id, process.process_id) as reader:
             return _follow(front, reader, (0, 0))
+    except SandkeepError as error:
+        raise left_behind(error, process) from None
     except OSError:
         if kill_when_unread:
             signals.send("KILL")
         raise
 
 
+def left_behind(error: SandkeepError, process: Process) -> SandkeepError:
+    """Return the error; if the daemon has gone, it says that the process has not, and how to come back to it."""
+    if not is_lost(error):
+        return error
+    way = f"sandkeep attach {process.sandbox_id} {process.process_id}"
+    message = f"{error.message}; process {process.process_id} runs on without the daemon: come back to it with `{way}`"
+    return type(error)(error.code, message, **{**error.data, "process_id": process.process_id})
+
+
 def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
     sink: Any = Collector() if front.as_json else Descriptors()
     last = reader.follow(sink, *at)
-    ended = reader.process() if front.as_json or last.exit_code != 0 else None
+    ended = reader.process() if front.as_json or last.exit_code != 0 or last.limits_met else None
     if front.as_json and ended is not None:
         from sandkeep.cli.display.output import json_line
 
@@ -249,17 +283,18 @@ def _follow(front: Frontend, reader: Reader, at: tuple[int, int]) -> int:
 
 def explain_limits(process: Process) -> None:
     """Say at which limits a process ended: its exit code alone does not."""
-    if process.limits_met and process.error:
-        note(f"sandkeep: {plain(process.error)}")
+    if process.limits_met:
+        note(f"sandkeep: {plain(process.error or _FILLED)}")
 
 
 def exit_code(last: ProcessOutput | Process, process: Process | None) -> int:
     """Return the process's exit code, 124 on timeout, 125 with a message when it is unknown."""
-    if last.timed_out:
-        note("sandkeep: the process timed out")
-        return TIMED_OUT
-    if process and last.exit_code is not None:
+    if process and (last.exit_code is not None or last.timed_out):
         explain_limits(process)
+    if last.timed_out:
+        if process is None or not process.limits_met:
+            note("sandkeep: the process timed out")
+        return TIMED_OUT
     if last.exit_code is not None:
         return last.exit_code
     why = (process.error if process else None) or f"the process is {last.status}"

@@ -125,7 +125,11 @@ def _sessions(client: Client) -> list[Item]:
 
 
 def _images(client: Client) -> list[Item]:
-    return [CompletionItem(i.image_id, help=f"{i.source}, {age(i.created_at)}") for i in client.image.list().images]
+    return [
+        CompletionItem(word, help=f"{i.source}, {age(i.created_at)}")
+        for i in client.image.list().images
+        for word in (*i.names, i.image_id)
+    ]
 
 
 def _keys(client: Client) -> list[Item]:
@@ -220,7 +224,8 @@ def _processes(ctx: click.Context, incomplete: str, *, running: bool = False) ->
 
     def question(client: Client) -> list[Item]:
         found = client.process.list(sandbox_id=sandbox, all=not running).processes
-        return [CompletionItem(p.name, help=p.status) for p in found if p.named or incomplete[:1] == "p"]
+        newest = {p.name: p for p in found}
+        return [CompletionItem(p.name, help=p.status) for p in newest.values() if p.named or incomplete[:1] == "p"]
 
     return _matching(incomplete, _ask(ctx, question))
 

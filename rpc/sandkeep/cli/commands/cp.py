@@ -4,16 +4,19 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from threading import Thread
 from typing import Final
 
 import click
 
 from sandkeep.blocking import Client
-from sandkeep.cli.display.output import json_line, size
+from sandkeep.cli.display.output import json_line, of_total
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, command, common
 from sandkeep.cli.words import LOCATION
+from sandkeep.clients.pages import every
+from sandkeep.errors import SandkeepError
 from sandkeep.ids import NAME_PATTERN
 from sandkeep.model import Copied
 
@@ -47,9 +50,66 @@ def cp(front: Frontend, source: str, target: str) -> None:
         display = progress("copying")
         if target != _STREAM:  # whatever reads the archive may write to the same terminal
             shown.enter_context(display)
-        copied = _copy(client, (source, there), (target, here), lambda count: display(f"copying: {size(count)}"))
+        total = Total(front, source, there)
+        copied = _copy(
+            client, (source, there), (target, here), lambda count: display(f"copying: {of_total(count, total.known())}")
+        )
     if front.as_json and target != _STREAM:
         json_line(copied)
+
+
+class Total:
+    """The size of a file or tree, here or in a sandbox, counted beside its copy once somebody asks. Failures to count
+    are no errors: the copy itself has them.
+    """
+
+    def __init__(self, front: Frontend, local: str, inside: tuple[str, str] | None) -> None:
+        self._front = front
+        self._local = local
+        self._inside = inside
+        self._thread: Thread | None = None
+        self._total: int | None = None
+
+    def known(self) -> int | None:
+        """Return the bytes, once they are counted. The first call starts that."""
+        if self._thread is None:
+            self._thread = Thread(target=self._count, daemon=True)
+            self._thread.start()
+        return self._total
+
+    def _count(self) -> None:
+        with suppress(SandkeepError, OSError, RecursionError):
+            if self._inside is None:
+                self._total = _local_bytes(self._local)
+                return
+            with self._front.client() as client:
+                self._total = _inside_bytes(client, *self._inside)
+
+
+def _local_bytes(path: str) -> int:
+    if not os.path.isdir(path) or os.path.islink(path):
+        return os.lstat(path).st_size
+    found = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                found += os.lstat(os.path.join(directory, name)).st_size
+    return found
+
+
+def _inside_bytes(client: Client, sandbox: str, path: str) -> int:
+    try:
+        entries = every(client.sandbox.list_dir, sandbox_id=sandbox, path=path)
+    except SandkeepError:  # a file is listed in its directory
+        above, name = os.path.split(path)
+        entries = every(client.sandbox.list_dir, sandbox_id=sandbox, path=above or ".")
+        named: int = sum(entry.size_bytes for entry in entries if entry.name == name)
+        return named
+    deeper: int = sum(
+        _inside_bytes(client, sandbox, f"{path}/{entry.name}") for entry in entries if entry.type == "directory"
+    )
+    here: int = sum(entry.size_bytes for entry in entries if entry.type == "file")
+    return deeper + here
 
 
 def parse_location(word: str) -> tuple[str, str] | None:

@@ -1,6 +1,7 @@
 """The daemon itself: run it, show its status, call any of its methods."""
 
 import os
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -55,28 +56,32 @@ def status(front: Frontend) -> int:
         return 0 if state.healthy else 1
     facts(
         [
-            ("daemon", f"sandkeep {state.version}, pid {state.pid}, up {age(state.started_at)}"),
             ("healthy", "yes" if state.healthy else "NO"),
             *(("problem", problem) for problem in state.problems),
-            *([("not adopted", f"{state.not_adopted} sandboxes have not answered yet")] if state.not_adopted else []),
-            *(("foreign", found) for found in state.foreign[:MOST_SHOWN]),
-            *([("", "and more: see --json")] if len(state.foreign) > MOST_SHOWN else []),
-            ("state", state.state_dir),
-            ("socket", state.socket),
-            *(("http", address) for address in state.http),
-            ("log", f"{state.log_id}, {state.position} events"),
             ("sandboxes", _counts(state.sandboxes)),
-            ("images", _counts(state.images)),
+            *([("not adopted", f"{state.not_adopted} sandboxes have not answered yet")] if state.not_adopted else []),
             ("processes", f"{state.running_processes} running"),
+            ("images", _counts(state.images)),
+            ("daemon", f"sandkeep {state.version}, pid {state.pid}, up {age(state.started_at)}"),
             ("memory", size(state.resident_bytes)),
             ("you are", state.owner + (", an administrator" if state.admin else "")),
+            ("socket", state.socket),
+            *(("http", address) for address in state.http),
+            ("state", state.state_dir),
+            ("log", f"{state.log_id}, {state.position} events"),
+            ("leftovers", _leftovers(state.foreign)),
         ]
     )
     return 0 if state.healthy else 1
 
 
-MOST_SHOWN = 5
-"""Maximum number of foreign objects listed in the status for people."""
+def _leftovers(foreign: list[str]) -> str:
+    """Summarize the objects of other logs on this machine in one line."""
+    if not foreign:
+        return ""
+    more = re.fullmatch(r"and (\d+) more", foreign[-1])
+    count = len(foreign) - 1 + int(more[1]) if more else len(foreign)
+    return f"{count} object{'' if count == 1 else 's'} of other logs, which no daemon here removes: see --json"
 
 
 def _counts(by_status: dict[str, int]) -> str:

@@ -55,7 +55,7 @@ def diff(
     OTHER, a sandbox, snapshot or image. With PATHs, only those at or below them, in the workspace.
 
     Paths with control characters are quoted as git does. In patches such characters are replaced; --json has the text
-    as it is.
+    as it is. On a terminal long paths are shortened, except by --name-only.
     """
     asked: dict[str, Any] = {"unified": form == "unified", "lines": form == "stat"}
     if form != "unified":  # the limit of paths, rather than the one of text, would cut it
@@ -89,4 +89,4 @@ def _lines(found: Diff, form: str | None) -> Iterator[str]:
         return changes.stat_lines(found, terminal_width()) if found.files else iter(())
     if form == "names":
         return changes.names(found.files)
-    return map(changes.change_line, found.files)
+    return (changes.change_line(file, terminal_width()) for file in found.files)

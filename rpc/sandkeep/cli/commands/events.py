@@ -6,7 +6,7 @@ import click
 
 from sandkeep.cli.display.output import json_line, moment, note, paint, plain, terminal_width
 from sandkeep.cli.display.timeline import Names, clock, day, history_line, line
-from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.options import Frontend, Time, command, common
 from sandkeep.cli.words import EVENT_TYPE, SANDBOX
 from sandkeep.model import Event, EventPage
 
@@ -15,10 +15,12 @@ from sandkeep.model import Event, EventPage
     examples=[
         "sandkeep events --follow",
         "sandkeep events --sandbox $BOX --type process.exited",
+        "sandkeep events --since 10m --json | jq -r .type",
         "sandkeep events --after now --follow --json",
     ]
 )
 @click.option("--after", metavar="TOKEN", help="Start after this token; `now` skips past events.")
+@click.option("--since", type=Time(), metavar="TIME", help="Start at this time, such as 10m (ago).")
 @click.option("--follow", "-f", is_flag=True, help="Follow new events.")
 @click.option("--sandbox", type=SANDBOX, metavar="SANDBOX", help="Only events of this sandbox and its processes.")
 @click.option(
@@ -29,18 +31,19 @@ from sandkeep.model import Event, EventPage
     help="Only this type, such as process.exited, or all with this first word.",
 )
 @common()
-def events(front: Frontend, after: str | None, follow: bool, sandbox: str | None, kind: str | None) -> None:
-    """Show events, in commit order."""
+def events(
+    front: Frontend, after: str | None, since: str | None, follow: bool, sandbox: str | None, kind: str | None
+) -> None:
+    """Show events, in commit order. With --json: one document a line."""
+    if after is not None and since is not None:
+        raise click.UsageError("--after and --since cannot be combined: both say where to start")
     if kind:
         _warn_if_unknown(kind)
     with front.client() as client:
-        found = client.follow_events(after, sandbox_id=sandbox, type=kind, follow=follow)
-        if front.as_json and not follow:
-            return json_line(list(found))
+        found = client.follow_events(after or since, sandbox_id=sandbox, type=kind, follow=follow)
         show = json_line if front.as_json else _Lines(flush=follow).show
         for event in found:
             show(event)
-    return None
 
 
 def _warn_if_unknown(kind: str) -> None:

@@ -21,6 +21,7 @@ from sandkeep.cli.options import (
     secret_option,
     timeout_option,
 )
+from sandkeep.cli.program import ProgramCommand
 from sandkeep.cli.words import PROCESS, SANDBOX
 from sandkeep.model import Process
 
@@ -34,37 +35,43 @@ def _launch(front: Frontend, sandbox: str, command: tuple[str, ...], **options: 
 
 @command(
     "exec",
+    cls=ProgramCommand,
     examples=[
         "sandkeep exec $BOX -- make test",
-        "sandkeep exec $BOX --timeout 60 --env CI=1 --secret TOKEN -- ./deploy",
+        "sandkeep exec -it $BOX -- bash",
+        "sandkeep exec $BOX --timeout 90s --env CI=1 --secret TOKEN -- ./deploy",
         "tar c src | sandkeep exec $BOX --interactive --cwd /tmp -- tar x",
     ],
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option("--interactive", "-i", is_flag=True, help="Pass standard input to the command.")
+@click.option("--tty", "-t", is_flag=True, help="Run it in a terminal, shown on yours.")
 @timeout_option
 @env_option
 @secret_option
 @cwd_option
 @common(OWN_FAILURE)
-def exec_(front: Frontend, sandbox: str, command: tuple[str, ...], interactive: bool, **options: Any) -> int:
+def exec_(front: Frontend, sandbox: str, command: tuple[str, ...], interactive: bool, tty: bool, **options: Any) -> int:
     """Run COMMAND in SANDBOX, stream its output, and wait for its end.
 
     Exits with the command's own code; 124 on timeout; 125 when Sandkeep itself failed. Ctrl-C sends INT to the
-    command and its children, Ctrl-\\ sends QUIT; a second Ctrl-C kills them. With --json: one document at the end,
-    output in base64.
+    command and its children, Ctrl-\\ sends QUIT; a second Ctrl-C kills them. With --tty they are keys of its terminal,
+    and C-b d detaches. With --json: one document at the end, output in base64.
     """
+    if tty:
+        return _on_terminal(front, sandbox, command, detach=False, **options)
     process = _launch(front, sandbox, command, stdin=interactive, **options)
     return attach(front, process, interactive=interactive, kill_when_unread=True)
 
 
 @command(
+    cls=ProgramCommand,
     examples=[
         "sandkeep run $BOX server --detach -- python3 -m http.server",
         "sandkeep run $BOX top --tty -- top",
-        "sandkeep run $BOX work --timeout 3600 -- ./work",
-    ]
+        "sandkeep run $BOX work --timeout 1h30m -- ./work",
+    ],
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=PROCESS, metavar="NAME")
@@ -85,17 +92,21 @@ def run(
     With --tty it runs in a terminal of the size of yours, shown as `attach` does; its output is in `logs`. With
     --detach it runs in the background and its process id is printed: see `ps`, `attach`, `logs`, `kill` and `wait`.
     """
-    if detach and interactive:
+    if detach and interactive and not tty:
         raise click.UsageError("--detach and --interactive cannot be combined: a detached process has no input")
     if tty:
-        from sandkeep.cli.attach.terminal import OwnTerminal
-        from sandkeep.cli.commands.shell import show_from_start
-
-        own = OwnTerminal()
-        process = _launch(front, sandbox, command, **options, **own.request())
-        return _print_id(front, process) if detach else show_from_start(front, process, own)
+        return _on_terminal(front, sandbox, command, detach=detach, **options)
     process = _launch(front, sandbox, command, stdin=interactive, **options)
     return _print_id(front, process) if detach else attach(front, process, interactive=interactive)
+
+
+def _on_terminal(front: Frontend, sandbox: str, command: tuple[str, ...], *, detach: bool, **options: Any) -> int:
+    from sandkeep.cli.attach.terminal import OwnTerminal
+    from sandkeep.cli.commands.shell import show_from_start
+
+    own = OwnTerminal()
+    process = _launch(front, sandbox, command, **options, **own.request())
+    return _print_id(front, process) if detach else show_from_start(front, process, own)
 
 
 def _print_id(front: Frontend, process: Process) -> int:

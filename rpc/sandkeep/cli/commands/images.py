@@ -1,28 +1,37 @@
 """Images: create from a directory, a Dockerfile or a reference; list, show, remove."""
 
+import contextlib
 import os
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from sandkeep.cli.advice import suggestion
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, command, common, label_option, non_empty
 from sandkeep.cli.words import FILE, IMAGE, PROVIDER, REFERENCE, SOURCE
 from sandkeep.clients.pages import every
+from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Image
+
+NOT_SOURCE: Final = (".git", ".venv", "venv")
+"""The names that --source-only leaves out."""
 
 
 @command(
     examples=[
         "sandkeep image create .",
         "IMG=$(sandkeep image create ~/project --label team=web)",
+        "sandkeep image create --name py:3.12 ~/project && sandkeep create py:3.12",
         "sandkeep image create python:3.11-slim",
         "sandkeep image create . --dockerfile docker/Dockerfile",
         "sandkeep image create . --base node:22-slim",
+        "sandkeep image create . --source-only --ignore 'docs/*.html'",
     ]
 )
 @click.argument("source", type=SOURCE, metavar="PATH|REF")
+@click.option("--name", metavar="NAME[:TAG]", help="Name of the image, which an older one may lose.")
 @click.option(
     "--provider",
     type=PROVIDER,
@@ -36,18 +45,34 @@ from sandkeep.model import Image
 @click.option(
     "--clean", is_flag=True, help="Create a new image even if one has the same content, and build without cache."
 )
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave out files of this name, or of this pattern of .dockerignore (repeatable).",
+)
+@click.option("--source-only", is_flag=True, help="Leave out .git and virtual environments (.venv, venv).")
 @click.option("--owner", metavar="OWNER", help="Create it for another owner, such as key:ci. For administrators.")
 @label_option
 @common()
-def create(front: Frontend, source: str, **options: Any) -> None:
+def create(front: Frontend, source: str, ignore: tuple[str, ...], *, source_only: bool, **options: Any) -> None:
     """Create an image and print its id.
 
     PATH is a directory or a Dockerfile: a plain directory is copied for the local provider; a Dockerfile, or a
     directory that holds one, is built for Docker. REF is the reference of a container image, such as python:3.11-slim,
     which is pulled if it is missing. An existing path, or a name that begins with `/`, `./`, `../` or `~`, is a PATH.
+
+    Of a plain directory its .sandkeepignore, or else its .dockerignore, says what is left out, by Docker's rules.
     """
-    with progress("creating an image") as display, front.client() as client:
-        image = client.image.create(_source(source), progress=display, **non_empty(**options))
+    path_or_ref = _source(source)
+    names = [*filter(_is_name, ignore), *(NOT_SOURCE if source_only else ())]
+    patterns = [word for word in ignore if not _is_name(word)]
+    given = non_empty(**options, ignore=names or None, patterns=patterns or None)
+    try:
+        with progress("creating an image") as display, front.client() as client:
+            image = client.image.create(path_or_ref, progress=display, **given)
+    except SandkeepError as error:
+        raise error if os.path.isabs(path_or_ref) else _no_directory(error, source) from None
     if front.as_json:
         return json_line(image)
     if image.skipped_count:
@@ -55,11 +80,31 @@ def create(front: Frontend, source: str, **options: Any) -> None:
     return print(image.image_id)
 
 
+def _no_directory(error: SandkeepError, word: str) -> SandkeepError:
+    """Return the failure of a reference, which may have been meant as a directory of this machine."""
+    if isinstance(error, (CallerError, StateError)) and error.data.get("field") != "source":
+        return error
+    above, name = os.path.split(os.path.expanduser(word.rstrip("/")))
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = [each.name for each in os.scandir(above or ".") if each.is_dir()]
+    near = suggestion(name, names) if ":" not in name else ""
+    message = f"{error.message}; there is no directory {word!r} here either{near}"
+    return type(error)(error.code, message, **error.data)
+
+
+def _is_name(word: str) -> bool:
+    """Tell a name, which is left out at any depth, from a pattern."""
+    return not any(character in word for character in "/*?[!\\")
+
+
 def _source(word: str) -> str:
     """The whole path that a word means, or the reference that it is."""
     if not word:
         raise click.BadParameter("empty: give a directory or a reference", param_hint="PATH|REF")
-    if not (os.path.lexists(word) or word.startswith(("/", "./", "../", "~")) or word in (".", "..")):
+    if not (
+        os.path.lexists(word) or word.startswith(("/", "./", "../", "~")) or word in (".", "..") or word.endswith("/")
+    ):
         return word
     try:
         return os.path.abspath(os.path.expanduser(word))
@@ -78,13 +123,23 @@ def ls(front: Frontend, everything: bool) -> None:
         images: list[Image] = every(client.image.list, all=everything)
     if front.as_json:
         return json_line(images)
+    named = any(i.names for i in images)
     rows = [
-        (i.image_id, i.status, age(i.created_at), size(i.size_bytes), i.kind, _short(i.docker_image_id), i.source)
+        (
+            i.image_id,
+            *([", ".join(i.names)] if named else []),
+            i.status,
+            age(i.created_at),
+            size(i.size_bytes),
+            i.kind,
+            _short(i.docker_image_id),
+            i.source,
+        )
         for i in images
     ]
     kind, docker = Column("KIND", least=9, spare=True), Column("DOCKER ID", least=12, spare=True)
     source = Column("SOURCE", least=12, shorten=cut_middle)
-    return table(("IMAGE", status(), "AGE", "SIZE", kind, docker, source), rows)
+    return table(("IMAGE", *(["NAME"] if named else []), status(), "AGE", "SIZE", kind, docker, source), rows)
 
 
 def _short(docker_image_id: str | None) -> str:
@@ -104,6 +159,7 @@ def get(front: Frontend, image: str) -> None:
     return facts(
         [
             ("image", found.image_id),
+            ("names", ", ".join(found.names)),
             ("status", found.status),
             ("provider", found.provider),
             ("kind", found.kind),
@@ -120,6 +176,15 @@ def get(front: Frontend, image: str) -> None:
             ("error", found.error),
         ]
     )
+
+
+@command(examples=["sandkeep image tag $IMG py:3.12", "sandkeep image tag python:3.11-slim py"])
+@click.argument("image", type=IMAGE, metavar="IMAGE")
+@click.argument("name", metavar="NAME[:TAG]")
+@common()
+def tag(front: Frontend, image: str, name: str) -> None:
+    """Give an image a name, and print its id. Another image that has the name loses it."""
+    front.for_each("naming", "image.tag", (image,), name=name)
 
 
 @command(examples=["sandkeep image rm $IMG"])

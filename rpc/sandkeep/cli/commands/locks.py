@@ -7,7 +7,7 @@ import click
 
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, identifier, json_line, status, table, when
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import Frontend, command, common, non_empty
+from sandkeep.cli.options import Duration, Frontend, command, common, non_empty
 from sandkeep.cli.words import LOCK
 from sandkeep.clients.pages import every
 from sandkeep.errors import SandkeepError
@@ -25,9 +25,9 @@ from sandkeep.model import Lock
 @click.option(
     "--timeout",
     "timeout_s",
-    type=float,
-    metavar="SECONDS",
-    help="Maximum time to wait for another owner; 0 to fail at once (default: 30).",
+    type=Duration(),
+    metavar="TIME",
+    help="Maximum time to wait for another owner; 0 to fail at once (default: 30s).",
 )
 @common()
 def acquire(front: Frontend, name: str, timeout_s: float | None) -> None:

@@ -10,7 +10,7 @@ from sandkeep.cli.attach.journals import STREAMS
 from sandkeep.cli.attach.session import Descriptors, Reader, exit_code, explain_limits
 from sandkeep.cli.display.output import LIMITS_MET, age, json_line, note, plain, status, table
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.options import Duration, Frontend, command, common
 from sandkeep.cli.words import PROCESS, RUNNING, SANDBOX, SIGNAL
 from sandkeep.clients.pages import every
 from sandkeep.model import Process, ProcessOutput
@@ -38,7 +38,8 @@ def _row(process: Process) -> tuple[object, ...]:
 
 def _status(process: Process) -> str:
     if process.status == "exited" and process.limits_met:
-        return ", ".join(LIMITS_MET.get(limit, limit) for limit in process.limits_met)
+        limits = ", ".join(LIMITS_MET.get(limit, limit) for limit in process.limits_met)
+        return limits if process.exit_code else f"exited 0, {limits}"
     return f"exited {process.exit_code}" if process.status == "exited" else process.status
 
 
@@ -113,12 +114,12 @@ def kill(front: Frontend, sandbox: str, name: str, signal_name: str) -> None:
         json_line(process)
 
 
-@command(examples=["sandkeep wait $BOX build", "sandkeep wait $BOX build --timeout 60"])
+@command(examples=["sandkeep wait $BOX build", "sandkeep wait $BOX build --timeout 5m"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=PROCESS, metavar="NAME")
-@click.option("--timeout", type=float, metavar="SECONDS", help="Maximum time to wait; the process keeps running.")
+@click.option("--timeout", "timeout_s", type=Duration(), metavar="TIME", help="Maximum time to wait; it keeps running.")
 @common(OWN_FAILURE)
-def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int:
+def wait(front: Frontend, sandbox: str, name: str, timeout_s: float | None) -> int:
     """Wait until a process exits, and exit with its code.
 
     Exits with 124 when the wait or the process timed out, and with 125 when the process's exit code is unknown.
@@ -127,7 +128,7 @@ def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int
 
     try:
         with Reader(front, sandbox, name) as reader:
-            process = reader.wait(timeout)
+            process = reader.wait(timeout_s)
     except StateError as error:
         if error.code != "timeout":
             raise
@@ -135,4 +136,4 @@ def wait(front: Frontend, sandbox: str, name: str, timeout: float | None) -> int
         return TIMED_OUT
     if front.as_json:
         json_line(process)
-    return TIMED_OUT if process.timed_out else exit_code(process, process)
+    return exit_code(process, process)

@@ -1,14 +1,33 @@
 """Sandboxes: create, list, show, suspend, resume, terminate."""
 
+import shlex
 import sys
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, size, status, table, when
+from sandkeep.blocking import Client
+from sandkeep.cli.display.output import (
+    Column,
+    age,
+    cut_middle,
+    facts,
+    identifier,
+    json_line,
+    moment,
+    note,
+    size,
+    span,
+    status,
+    table,
+    when,
+)
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     At,
+    Duration,
     Frontend,
     Size,
     command,
@@ -18,8 +37,9 @@ from sandkeep.cli.options import (
     sandbox_options,
     secret_option,
 )
+from sandkeep.cli.selection import Selection, selection_options
 from sandkeep.cli.words import IMAGE, PROVIDER, SANDBOX
-from sandkeep.clients.pages import every
+from sandkeep.errors import CallerError
 from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 
 
@@ -28,7 +48,8 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
         "sandkeep create $IMG",
         "BOX=$(sandkeep create $IMG --memory 512M --pids 64 --disk 2G)",
         "sandkeep create $IMG --network bridge --volume cache:/var/cache",
-        "sandkeep create $IMG --name tests --env CI=1 --secret TOKEN --idle-timeout 600",
+        "sandkeep create python:3.12 --writable-root --network bridge",
+        "sandkeep create $IMG --name tests --env CI=1 --secret TOKEN --idle-timeout 10m",
     ]
 )
 @click.argument("image", type=IMAGE, metavar="IMAGE")
@@ -38,6 +59,11 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
     "--isolation", type=click.Choice(["default", "none"]), help="Isolation; `none` is for administrators only."
 )
 @sandbox_options
+@click.option(
+    "--writable-root",
+    is_flag=True,
+    help="Let programs be installed into the system (apt, pip); for Docker sandboxes.",
+)
 @click.option(
     "--shared", "gcs_sandbox_id", metavar="ID", help="Share it with other daemons, under this id; it is its name."
 )
@@ -49,18 +75,31 @@ from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
     help="When it is idle, save it and give it up, instead of terminating it.",
 )
 @common()
-def create(front: Frontend, image: str, **spec: Any) -> None:
+def create(front: Frontend, image: str, *, writable_root: bool, **spec: Any) -> None:
     """Create and start a sandbox from IMAGE, and print its id.
 
     The token by which other daemons attach to a shared sandbox is printed to stderr, and is in the JSON.
     """
-    with progress("starting a sandbox") as display, front.client() as client:
-        sandbox = client.sandbox.create(image, progress=display, **non_empty(**spec))
+    given = non_empty(**spec, writable_root=writable_root or None)
+    try:
+        with progress("starting a sandbox") as display, front.client() as client:
+            sandbox = client.sandbox.create(image, progress=display, **given)
+    except CallerError as error:
+        raise _no_image(error, image) from None
     if front.as_json:
         return json_line(sandbox)
     if sandbox.sandbox_token:
         click.echo(f"token: {sandbox.sandbox_token}", err=True)
     return print(sandbox.sandbox_id)
+
+
+def _no_image(error: CallerError, image: str) -> CallerError:
+    """Return the error, or for a reference or directory instead of an image the one that says how to make that."""
+    is_source = any(sign in image for sign in ":/@") or image in (".", "..")
+    if not is_source or not ("image_id" in error.data or error.data.get("field") == "image_id"):
+        return error
+    message = f"there is no image {image!r}: make it with `sandkeep image create {shlex.quote(image)}`, and use its id"
+    return CallerError("not_found", message, image=image)
 
 
 @command(
@@ -70,7 +109,7 @@ def create(front: Frontend, image: str, **spec: Any) -> None:
 @click.argument("name", metavar="ID")
 @click.option("--token", required=True, metavar="TOKEN", help="Token of the sandbox; `-` reads it from stdin.")
 @click.option(
-    "--timeout", "timeout_s", type=float, metavar="SECONDS", help="Maximum time to wait for its daemon (default: 120)."
+    "--timeout", "timeout_s", type=Duration(), metavar="TIME", help="Maximum time to wait for its daemon (default: 2m)."
 )
 @secret_option
 @click.option(
@@ -100,29 +139,62 @@ def detach(front: Frontend, sandboxes: tuple[str, ...]) -> None:
     front.for_each("detaching", "sandbox.detach", sandboxes)
 
 
-@command(examples=["sandkeep ls", "sandkeep ls --all --json | jq -r '.[].sandbox_id'"])
+@command(
+    examples=[
+        "sandkeep ls",
+        "sandkeep ls --label team=web --filter status=running",
+        "sandkeep ls --all --json | jq -r '.[].sandbox_id'",
+    ]
+)
 @click.option("--all", "-a", "everything", is_flag=True, help="Include sandboxes that ended.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the ids.")
+@selection_options
 @common()
-def ls(front: Frontend, everything: bool) -> None:
-    """List sandboxes."""
+def ls(
+    front: Frontend, everything: bool, quiet: bool, labels: dict[str, str], filters: tuple[tuple[str, str], ...]
+) -> None:
+    """List sandboxes. AGE is the time since their creation, LEFT the time until they end in any case.
+
+    Filters by different keys all hold; of several values for one key, any may. A name may hold * and ?.
+    """
     with front.client() as client:
-        found: list[Sandbox] = every(client.sandbox.list, all=everything)
+        found = Selection(labels, filters, everything).find(client)
+    if quiet:
+        for sandbox in found:
+            print(sandbox.sandbox_id)
+        return None
     if front.as_json:
         return json_line(found)
-    named = any(s.name for s in found)
-    rows = [
-        (
-            s.sandbox_id,
-            *([s.name or ""] if named else []),
-            s.status + _remark(s),
-            age(s.created_at),
-            s.running_processes,
-            s.image_id,
-        )
-        for s in found
+    return _table(found)
+
+
+def _table(found: list[Sandbox]) -> None:
+    """Print sandboxes as a table. A column of which no sandbox has anything is left out."""
+    name = Column("NAME", least=16, shorten=cut_middle)  # the id is there, whole
+    labels, parent = Column("LABELS", least=8, spare=True), identifier("PARENT")
+    left = Column("LEFT", least=4, spare=True)
+    cells: list[tuple[str | Column, list[object]]] = [
+        ("SANDBOX", [s.sandbox_id for s in found]),
+        (name, [s.name or "" for s in found]),
+        (status(), [s.status + _remark(s) for s in found]),
+        ("AGE", [age(s.created_at) for s in found]),
+        (left, [_left(s) if s.expires_at else "" for s in found]),
+        (labels, [_pairs(s.spec.labels) for s in found]),
+        (identifier("IMAGE"), [s.image_id for s in found]),
+        (parent, [s.forked_from or s.restored_from or "" for s in found]),
+        (Column("RUNS", least=4, spare=True), [s.running_processes for s in found]),
     ]
-    columns: list[str | Column] = [status(), "AGE", Column("RUNS", least=4, spare=True), identifier("IMAGE")]
-    return table(("SANDBOX", *(["NAME"] if named else []), *columns), rows)
+    optional = (name, left, labels, parent)
+    shown = [(title, column) for title, column in cells if title not in optional or any(column)]
+    table([title for title, _ in shown], zip(*(column for _, column in shown), strict=True))
+
+
+def _pairs(values: dict[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in values.items())
+
+
+def _left(sandbox: Sandbox) -> str:
+    return "-" if sandbox.expires_at is None else span(moment(sandbox.expires_at) - time.time())
 
 
 def _remark(sandbox: Sandbox) -> str:
@@ -135,23 +207,38 @@ def _remark(sandbox: Sandbox) -> str:
 @command(examples=["sandkeep get $BOX", "sandkeep get $BOX --json | jq .spec", "sandkeep get $BOX --at 17"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.option(
-    "--at", type=At(times=False), metavar="POSITION", help="Show it as it was after this event of `sandkeep history`."
+    "--at",
+    type=At(),
+    metavar="POSITION|TIME",
+    help="Show it as it was after this event of `sandkeep history`, or at this time, such as 10m (ago).",
 )
 @common()
 def get(front: Frontend, sandbox: str, at: dict[str, Any] | None) -> None:
     """Show a sandbox; with --at as it was at a position, with its processes and snapshots."""
     with front.client() as client:
         if at is not None:
-            return _show_at(front, client.event.state_at(sandbox, **at))
+            return _show_at(front, client.event.state_at(sandbox, _position(client, sandbox, **at)))
         found = client.sandbox.get(sandbox)
     return json_line(found) if front.as_json else facts(_describe(found))
+
+
+def _position(client: Client, sandbox: str, position: int | str = 0, time: str = "") -> int | str:
+    """Return the position of the sandbox's last event at or before a time; a given position as it is."""
+    if not time:
+        return position
+    from sandkeep.cli.commands.events import all_events
+
+    history = all_events(client.sandbox.history, sandbox)
+    before = [event.position for event in history if moment(event.time) <= moment(time)]
+    if not before:
+        first = f": it begins at {history[0].time}" if history else ""
+        raise CallerError("not_found", f"{sandbox} did not exist yet at {time}{first}")
+    return before[-1]
 
 
 def _show_at(front: Frontend, found: SandboxAt) -> None:
     if front.as_json:
         return json_line(found)
-    import shlex
-
     left_out = f"{found.left_out} more processes or snapshots are not shown" if found.left_out else None
     return facts(
         [
@@ -183,6 +270,7 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
         ("owner", sandbox.owner),
         ("created", when(sandbox.created_at)),
         ("ended", when(sandbox.ended_at)),
+        ("ends", f"{sandbox.expires_at}, in {_left(sandbox)}" if sandbox.expires_at else ""),
         ("processes", f"{sandbox.running_processes} running, {sandbox.exec_count} unnamed so far"),
         ("limits met", ", ".join(f"{limit} by {count}" for limit, count in sandbox.limits_met.items())),
         *describe_spec(sandbox.spec),
@@ -206,6 +294,7 @@ def describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
         ("pids", spec.pids),
         ("disk", spec.disk_bytes and size(spec.disk_bytes)),
         ("network", spec.network),
+        ("root", "writable" if spec.writable_root else None),
         *(("volume", f"{v.source} at {v.target}{' (read-only)' if v.read_only else ''}") for v in spec.volumes),
         ("shared as", spec.shared and spec.shared.gcs_sandbox_id),
         ("env", ", ".join(f"{key}={value}" for key, value in spec.env.items())),
@@ -213,21 +302,68 @@ def describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
     ]
 
 
-@command(examples=["sandkeep rm $BOX", "sandkeep rm tests other"])
-@click.argument("sandboxes", nargs=-1, required=True, type=SANDBOX, metavar="SANDBOX...")
+@command(
+    examples=["sandkeep rm $BOX", "sandkeep rm tests other", "sandkeep rm --label run=17", "sandkeep rm --all --yes"]
+)
+@click.argument("sandboxes", nargs=-1, type=SANDBOX, metavar="[SANDBOX...]")
+@click.option("--all", "-a", "everything", is_flag=True, help="Terminate all your sandboxes.")
+@selection_options
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing.")
 @common()
-def rm(front: Frontend, sandboxes: tuple[str, ...]) -> None:
-    """Terminate sandboxes, with all their processes, and print their ids. Logs and history stay readable."""
+def rm(
+    front: Frontend,
+    sandboxes: tuple[str, ...],
+    everything: bool,
+    labels: dict[str, str],
+    filters: tuple[tuple[str, str], ...],
+    yes: bool,
+) -> None:
+    """Terminate sandboxes, with all their processes, and print their ids. Logs and history stay readable.
+
+    With --all, --label or --filter: your own that match, also for administrators. That says how many there are, and on
+    a terminal asks first.
+    """
+    chosen = [word for word, given in (("--all", everything), ("--label", labels), ("--filter", filters)) if given]
+    if bool(sandboxes) == bool(chosen):
+        both = f", not SANDBOX and {chosen[0]}" if chosen else ""
+        raise click.UsageError(f"give SANDBOX..., or --all, --label or --filter{both}")
+    if not sandboxes:
+        sandboxes = _own(front, Selection(labels, filters))
+        if sandboxes and not yes and sys.stdin.isatty():
+            click.confirm(f"Terminate {_count(sandboxes)}?", abort=True, err=True)
+        note(f"sandkeep: terminating {_count(sandboxes)}")
     front.for_each("terminating", "sandbox.terminate", sandboxes)
 
 
-@command(examples=["sandkeep update $BOX --disk 4G"])
+def _count(sandboxes: Sequence[str]) -> str:
+    return "1 sandbox" if len(sandboxes) == 1 else f"{len(sandboxes) or 'no'} sandboxes"
+
+
+def _own(front: Frontend, selection: Selection) -> tuple[str, ...]:
+    """Return the ids of the caller's own sandboxes that match: administrators see everybody's."""
+    with front.client() as client:
+        owner = client.daemon.status().owner
+        return tuple(sandbox.sandbox_id for sandbox in selection.find(client) if sandbox.owner == owner)
+
+
+@command(examples=["sandkeep update $BOX --memory 1G --cpus 2", "sandkeep update $BOX --disk 4G"])
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
-@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", required=True, help="New disk limit, such as 4G.")
+@click.option("--cpus", type=float, metavar="N", help="New CPU limit, in cores.")
+@click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="New memory limit, such as 512M.")
+@click.option("--pids", type=int, metavar="N", help="New maximum number of processes.")
+@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="New disk limit, such as 4G.")
+@click.option(
+    "--network",
+    type=click.Choice(["none", "host", "bridge"]),
+    help="Refused: a sandbox keeps its first network.",
+)
 @common()
-def update(front: Frontend, sandbox: str, disk_bytes: int) -> None:
-    """Change the disk limit of a sandbox, while it runs, and print its id. A disk of its own can only grow."""
-    front.for_each("updating", "sandbox.update", (sandbox,), disk_bytes=disk_bytes)
+def update(front: Frontend, sandbox: str, **limits: Any) -> None:
+    """Change limits of a sandbox, while it runs, and print its id. A disk of its own can only grow."""
+    given = non_empty(**limits)
+    if not given:
+        raise click.UsageError("give a limit to change: --cpus, --memory, --pids or --disk")
+    front.for_each("updating", "sandbox.update", (sandbox,), **given)
 
 
 @command(examples=["sandkeep suspend $BOX", "sandkeep suspend tests other"])

@@ -15,6 +15,7 @@ from sandkeep.cli.attach.terminal import OwnTerminal, SignalledError
 from sandkeep.cli.display.output import json_line, note
 from sandkeep.cli.exit_codes import OWN_FAILURE
 from sandkeep.cli.options import Frontend, command, common, cwd_option, env_option, non_empty, secret_option
+from sandkeep.cli.program import ProgramCommand
 from sandkeep.cli.words import RUNNING, SANDBOX
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Process
@@ -131,11 +132,12 @@ def attach(front: Frontend, sandbox: str, name: str, read_only: bool, interactiv
 
 
 @command(
+    cls=ProgramCommand,
     examples=[
         "sandkeep shell $BOX",
         "sandkeep shell $BOX --name build --cwd /src --env CI=1",
         "sandkeep shell $BOX -- python3",
-    ]
+    ],
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")

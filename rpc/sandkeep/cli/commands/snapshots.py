@@ -1,11 +1,24 @@
 """Snapshots and forks: store the files of a sandbox, restore, export and import them, and fork sandboxes."""
 
+import os
 import sys
 from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, note, size, status, table, when
+from sandkeep.cli.display.output import (
+    Column,
+    age,
+    facts,
+    identifier,
+    json_line,
+    note,
+    of_total,
+    size,
+    status,
+    table,
+    when,
+)
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     Frontend,
@@ -164,9 +177,10 @@ def export(front: Frontend, snapshot: str, file: str) -> None:
     from sandkeep import archives
 
     with progress("exporting") as display, front.client() as client:
+        total = client.snapshot.get(snapshot).size_bytes
 
         def moved(count: int) -> None:
-            display(f"exporting: {size(count)}")
+            display(f"exporting: {of_total(count, total)}")
 
         if file == _STREAM:
             archives.export_into(client, snapshot, sys.stdout.fileno(), progress=moved)
@@ -210,9 +224,10 @@ def import_(front: Frontend, file: str, **options: Any) -> None:
     """
     from sandkeep import archives
 
+    total = os.path.getsize(file) if os.path.isfile(file) else None
     with progress("importing") as display, front.client() as client:
         snapshot = archives.import_from(
-            client, file, progress=lambda count: display(f"importing: {size(count)}"), **non_empty(**options)
+            client, file, progress=lambda count: display(f"importing: {of_total(count, total)}"), **non_empty(**options)
         )
     return _made(front, snapshot)
 

@@ -10,7 +10,7 @@ import click
 
 from sandkeep.blocking import Client
 from sandkeep.cli.display.output import Column, cut_middle, json_line, moment, note, size, span, table, table_lines
-from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.options import Duration, Frontend, command, common
 from sandkeep.cli.words import SANDBOX
 from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError, StateError
@@ -29,6 +29,7 @@ COLUMNS: Final = (
     Column("READ", least=7, spare=True),
     Column("WRITTEN", least=7, spare=True),
     Column("KILLS", least=5, spare=True),
+    Column("AGE", least=4, spare=True),
     Column("LEFT", least=4, spare=True),
 )
 
@@ -49,7 +50,7 @@ INTERVAL_S: Final = 1.0
 @command(
     examples=[
         "sandkeep stats",
-        "sandkeep stats $BOX --interval 5 --sort memory",
+        "sandkeep stats $BOX --interval 5s --sort memory",
         "sandkeep stats --once",
         "sandkeep stats --prometheus >/var/lib/node_exporter/sandkeep.prom",
     ]
@@ -57,11 +58,10 @@ INTERVAL_S: Final = 1.0
 @click.argument("sandboxes", nargs=-1, type=SANDBOX, metavar="[SANDBOX]...")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600),
-    metavar="SECONDS",
+    type=Duration(0.1, 3600),
+    metavar="TIME",
     default=INTERVAL_S,
-    show_default=True,
-    help="Time between samples.",
+    help="Time between samples (default: 1s).",
 )
 @click.option("--once", is_flag=True, help="Print one table and exit.")
 @click.option(
@@ -78,7 +78,8 @@ def stats(
 
     On a terminal the table is refreshed until q or Ctrl-C; elsewhere, and with --once, it is printed once, with `-` for
     unknown values. CPU is the load of one cpu, TIME the CPU time; MEMORY excludes the page cache; DISK is what was last
-    found; KILLS are OOM kills; LEFT is the time until it ends. The sandbox of a session goes by the session's id.
+    found; KILLS are OOM kills; AGE is for how long it has stood, LEFT the time until it ends. The sandbox of a session
+    goes by the session's id.
     """
     if prometheus and front.as_json:
         raise click.UsageError("--prometheus and --json cannot be combined")
@@ -175,8 +176,14 @@ def _row(found: SandboxStats, rate: float | None) -> Sequence[object]:
         size(found.io_read_bytes),
         size(found.io_written_bytes),
         _count(found.oom_kills),
-        "-" if (left := _left_s(found)) is None else span(left),
+        *_stands(found),
     )
+
+
+def _stands(found: SandboxStats) -> tuple[str, str]:
+    """Return for how long it has stood, and will at most, at the time of the sample."""
+    stood = "-" if found.created_at is None else span(moment(found.sampled_at) - moment(found.created_at))
+    return stood, "-" if (left := _left_s(found)) is None else span(left)
 
 
 def _left_s(found: SandboxStats) -> float | None:

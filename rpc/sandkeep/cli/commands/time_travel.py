@@ -26,16 +26,17 @@ from sandkeep.model import RestoredAt
 @command(
     examples=[
         "OLD=$(sandkeep restore $BOX --at 17)",
+        "sandkeep restore $BOX --at 10m",
         "sandkeep restore $BOX --at 2026-11-22T09:00:00Z --label why=it-worked-then",
     ]
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.option(
     "--at",
-    type=At(times=True),
+    type=At(),
     required=True,
     metavar="POSITION|TIME",
-    help="A position from `sandkeep history`, or a time such as 2026-11-22T09:00:00Z.",
+    help="A position from `sandkeep history`, a time ago such as 10m, or one such as 2026-11-22T09:00:00Z.",
 )
 @sandbox_name_option
 @env_option

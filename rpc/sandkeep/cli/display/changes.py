@@ -27,9 +27,12 @@ def name(file: FileChange) -> str:
     return quote(file.path, file.path_bytes) + ("/" if file.kind == "directory" else "")
 
 
-def change_line(file: FileChange) -> str:
-    """Format a change with what else differs: ``M  run.sh  (mode 644 -> 755)``."""
-    return f"{letter(file.change)}  {name(file)}{_remark(file)}"
+def change_line(file: FileChange, room: int | None = None) -> str:
+    """Format a change with what else differs: ``M  run.sh  (mode 644 -> 755)``. With `room` a long path is cut."""
+    path, remark = name(file), _remark(file)
+    if room is not None:
+        path = cut_middle(path, max(_LEAST_NAME, room - 3 - width(remark)))
+    return f"{letter(file.change)}  {path}{remark}"
 
 
 def _remark(file: FileChange) -> str:
@@ -53,6 +56,7 @@ def stat_lines(diff: Diff, room: int | None) -> Iterator[str]:
     counts = max([len(_count(file)) for file in diff.files], default=0)
     width_of_names = max(map(width, names), default=0)
     if room is not None:
+        room -= max([width(_remark(file)) for file in diff.files], default=0)
         width_of_names = min(width_of_names, max(_LEAST_NAME, room - counts - 15))
     bar = max(10, min(_MOST_BAR, (room or _ROOM) - width_of_names - counts - 5))
     for shown, file in zip(names, diff.files, strict=True):

@@ -14,11 +14,12 @@ import msgspec
 
 from sandkeep.cli.display.layout import GAP, Column, cut, cut_middle, fit, plain, total_width, wrap
 from sandkeep.cli.display.layout import width as columns_of
+from sandkeep.protocol.amounts import of_total, size
 
 __all__ = [
     "Column", "age", "colour", "cut", "cut_middle", "facts", "has_colour", "identifier", "json_line", "moment", "note",
-    "paint", "plain", "size", "span", "status", "status_colour", "table", "table_lines", "terminal_width", "when",
-    "wrap",
+    "of_total", "paint", "plain", "size", "span", "status", "status_colour", "table", "table_lines", "terminal_width",
+    "when", "wrap",
 ]  # fmt: skip
 
 WIDTH: Final = 80
@@ -88,7 +89,8 @@ def table(columns: Sequence[str | Column], rows: Iterable[Sequence[object]]) -> 
 def table_lines(columns: Sequence[str | Column], rows: Iterable[Sequence[object]], room: int | None) -> Iterator[str]:
     """Return the table as lines for so much room.
 
-    If even the columns that cannot be cut do not fit, the first column becomes headings over the others.
+    If even the columns that cannot be cut do not fit, the first column becomes headings over the others, and if need be
+    the second one, too.
     """
     *first, last = columns
     known = [column if isinstance(column, Column) else Column(column) for column in first]
@@ -97,26 +99,32 @@ def table_lines(columns: Sequence[str | Column], rows: Iterable[Sequence[object]
     shown = fit(known, cells, room)
     if room is None or total_width(shown) <= room:
         return iter([_titles(shown), *(_line(shown, row) for row in cells)])
-    return _groups(known, cells, room)
+    if known[-1].least is not None:
+        known[-1] = known[-1]._replace(least=1)
+    for depth in range(1, max(2, len(known) - 1)):
+        shown = fit(known[depth:], [row[depth:] for row in cells], room - depth * GAP)
+        if total_width(shown) <= room - depth * GAP:
+            break
+    return _groups(known[:depth], shown, cells)
 
 
-def _groups(columns: list[Column], rows: list[list[str]], room: int) -> Iterator[str]:
-    """The first cell of rows once for all that follow each other, and their other cells below it."""
-    rest = [row[1:] for row in rows]
-    *others, last = columns[1:]
-    shown = fit([*others, last if last.least is None else last._replace(least=1)], rest, room - GAP)
-    yield paint(columns[0].title, "bold")
-    yield " " * GAP + _titles(shown)
-    above = None
-    for (first, *_), row in zip(rows, rest, strict=True):
-        if first != above:
-            yield first
-        yield " " * GAP + _line(shown, row)
-        above = first
+def _groups(headings: list[Column], shown: list[tuple[Column, int, int]], rows: list[list[str]]) -> Iterator[str]:
+    """The first cells of rows once for all that follow each other, each below the one before, and the others below."""
+    depth = len(headings)
+    for level, column in enumerate(headings):
+        yield " " * GAP * level + paint(column.title, "bold")
+    yield " " * GAP * depth + _titles(shown)
+    above: list[str] = []
+    for row in rows:
+        for level in range(depth):
+            if row[: level + 1] != above[: level + 1]:
+                yield " " * GAP * level + row[level]
+        yield " " * GAP * depth + _line(shown, row[depth:])
+        above = row[:depth]
 
 
 def _titles(shown: list[tuple[Column, int, int]]) -> str:
-    return (" " * GAP).join(_padded(column.title, wanted, "bold") for column, _, wanted in shown).rstrip()
+    return (" " * GAP).join(_padded(cut(column.title, wanted), wanted, "bold") for column, _, wanted in shown).rstrip()
 
 
 def _line(shown: list[tuple[Column, int, int]], row: list[str]) -> str:
@@ -159,18 +167,6 @@ LIMITS_MET: Final = {
     "disk": "disk limit", "memory": "out of memory", "pids": "process limit", "time": "time limit",
 }  # fmt: skip
 """Reason for the end of a process, by the limit that it met."""
-
-
-def size(count: int | None) -> str:
-    """Bytes in at most six columns: ``0 B``, ``1.5 KB``, ``512 MB`` (powers of 1024)."""
-    if count is None:
-        return "-"
-    number, unit = float(count), "B"
-    for larger in ("KB", "MB", "GB", "TB"):
-        if number < 1000:
-            break
-        number, unit = number / 1024, larger
-    return f"{number:.1f} {unit}" if unit != "B" and number < 10 else f"{number:.0f} {unit}"
 
 
 def span(seconds: float) -> str:

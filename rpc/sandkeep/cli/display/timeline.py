@@ -94,6 +94,13 @@ def _by_whom(data: dict[str, Any]) -> str:
     return "by another program" if data.get("outside") else str(data.get("reason") or "")
 
 
+def _limits(data: dict[str, Any]) -> str:
+    told = {"memory": data.get("memory_bytes"), "disk": data.get("disk_bytes")}
+    changed = [f"{name} limit {size(limit)}" for name, limit in told.items() if limit is not None]
+    changed += [f"{name} limit {data[name]}" for name in ("cpus", "pids") if data.get(name) is not None]
+    return ", ".join(changed + [f"no {name.removesuffix('_bytes')} limit" for name in data.get("unset", ())])
+
+
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("h") else "s")
 
@@ -147,11 +154,13 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "image.create_requested": _image,
     "image.created": _content,
     "image.reused": lambda data: f"the same as {data['image_id']}",
+    "image.tagged": lambda data: f"called {data['name']}",
+    "image.untagged": lambda data: f"not called {data['name']} any more",
     "sandbox.create_requested": _requested,
     "sandbox.created": _isolation,
     "sandbox.adopted": lambda _: "found running",
     "sandbox.moved": lambda data: f"to {', '.join(data['to']) or 'another daemon'}",
-    "sandbox.updated": lambda data: f"disk limit {size(data['disk_bytes'])}",
+    "sandbox.updated": _limits,
     "sandbox.suspended": _by_whom,
     "sandbox.resume_requested": lambda data: "restart from its files" if data.get("anew") else "",
     "sandbox.resumed": lambda data: _by_whom(data) or (_isolation(data) if data.get("isolation") else ""),

@@ -121,11 +121,17 @@ class SpooledTree:
     ) -> None:
         self.remarks = Remarks()
         self._spool = spool
-        self._names = names
+        self._names = [*names]
         self._marks = marks
         self._is_layer = is_layer
         self._present: _Spooled | None = None
         self._window = 0, memoryview(b"")
+
+    def count_bytes(self) -> int:
+        """Return the bytes of the files."""
+        seen = {name: self._spool.seen(name) for name in self._names if not is_too_long(name)}
+        first = {each.inode: name for name, each in seen.items() if each.kind not in _OMITTED}
+        return sum(self._spool.spooled(name).size for name in first.values())
 
     def __iter__(self) -> Iterator[Member]:
         first: dict[bytes, bytes] = {}

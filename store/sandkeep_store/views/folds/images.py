@@ -41,3 +41,15 @@ def _removed(state: State, event: events.ImageRemoveRequested | events.ImageRemo
     image = advance(state.images, event, fact)
     if image is not None and image.ended:
         image.ended_us = fact.time_us
+
+
+@folds(events.ImageTagged)
+def _tagged(state: State, event: events.ImageTagged, fact: Fact) -> None:
+    image = advance(state.images, event, fact)
+    if image is not None:
+        state.name_image(image, event.name)
+
+
+@folds(events.ImageUntagged)
+def _untagged(state: State, event: events.ImageUntagged, fact: Fact) -> None:
+    state.take_image_name(advance(state.images, event, fact), event.name)

@@ -71,21 +71,23 @@ def _exited(state: State, event: events.ProcessExited, fact: Fact) -> None:
     met: list[LimitName] = event.limits_met or (["memory"] if event.oom_killed else [])  # of an older daemon
     if met:
         process.oom_killed, process.limits_met = event.oom_killed, tuple(met)
-        _explain(process, state.sandboxes.get(process.sandbox_id), met)
+        sandbox = state.sandboxes.get(process.sandbox_id)
+        if event.exit_code != 0:
+            process.error = ("provider_unavailable", _explained(process, sandbox, met))
+        if sandbox is not None:
+            for limit in met:
+                sandbox.limits_met[limit] = sandbox.limits_met.get(limit, 0) + 1
     _end(state, process, event, fact)
 
 
-def _explain(process: ProcessState, sandbox: SandboxState | None, met: list[LimitName]) -> None:
+def _explained(process: ProcessState, sandbox: SandboxState | None, met: list[LimitName]) -> str:
     spec = sandbox.spec if sandbox is not None else SandboxSpec()
     sentences = {
         "disk": _full_disk(spec.disk_bytes), "memory": _want_of_memory(spec.memory_bytes),
         "pids": _no_more_processes(spec.pids), "time": f"it reached its time limit of {process.requested.timeout_s:g} s"
         if process.requested.timeout_s is not None else "it reached its time limit",
     }  # fmt: skip
-    process.error = ("provider_unavailable", "; ".join(sentences[limit] for limit in met))
-    if sandbox is not None:
-        for limit in met:
-            sandbox.limits_met[limit] = sandbox.limits_met.get(limit, 0) + 1
+    return "; ".join(sentences[limit] for limit in met)
 
 
 def _full_disk(limit: int | None) -> str:

@@ -1,10 +1,14 @@
 """Folds of the events of sandboxes."""
 
+from collections.abc import Mapping
+from typing import get_args
+
 from msgspec.structs import replace
 
-from sandkeep import events
+from sandkeep import events, model
 from sandkeep.events import Event
 from sandkeep.lifecycle import SANDBOX
+from sandkeep.model import LimitField
 from sandkeep_store.views.folds.register import folds
 from sandkeep_store.views.sandboxes import Change, FilesReplaced, SandboxState
 from sandkeep_store.views.state import State
@@ -72,8 +76,19 @@ def _resumed(state: State, event: events.SandboxResumed, fact: Fact) -> None:
 def _updated(state: State, event: events.SandboxUpdated, fact: Fact) -> None:
     sandbox = _advance(state, event, fact)
     if sandbox is not None:
-        spec = replace(sandbox.spec, disk_bytes=event.disk_bytes)
-        sandbox.requested = replace(sandbox.requested, spec=spec, plan=event.plan)
+        named = {name: getattr(event, name) for name in get_args(LimitField)}
+        given = {name: limit for name, limit in named.items() if limit is not None or name in event.unset}
+        sandbox.requested = replace(sandbox.requested, spec=replace(sandbox.spec, **given), plan=event.plan)
+        sandbox.isolation = _with_limits(sandbox.isolation, given)
+
+
+def _with_limits(isolation: model.Isolation | None, given: Mapping[str, object]) -> model.Isolation | None:
+    """Return the isolation of a sandbox whose limits were changed: control groups enforce those, but for the disk's."""
+    if isolation is None:
+        return None
+    held = {name.removesuffix("_bytes"): "cgroup" for name, limit in given.items() if limit is not None}
+    held.pop("disk", None)
+    return replace(isolation, limits={**isolation.limits, **held})
 
 
 @folds(events.SandboxRestoreRequested)

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sandkeep.errors import CallerError
-from sandkeepd.providers.docker import build_context, dockerfile, ignore
+from sandkeepd.host import ignore
+from sandkeepd.providers.docker import build_context, dockerfile
 from sandkeepd.providers.docker.dockerfile import read
 
 # -- Dockerfiles ------------------------------------------------------------------------------------------------------

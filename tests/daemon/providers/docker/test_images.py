@@ -483,8 +483,8 @@ async def test_what_a_base_adds_to_builds_is_looked_at_too(world: World, registr
 
 
 async def test_a_directory_is_put_onto_its_base_for_its_user(world: World) -> None:
-    world.write(a="1", sub__b="2", Dockerfile="FROM nothing\n")
-    (world.place / ".dockerignore").write_text("*\n")
+    world.write(a="1", sub__b="2", Dockerfile="FROM nothing\n", left_out="3")
+    (world.place / ".dockerignore").write_text("left_*\n")
     (world.place / "link").symlink_to("a")
     (world.place / "sub" / "run").write_text("#!/bin/sh\n")
     (world.place / "sub" / "run").chmod(0o750)

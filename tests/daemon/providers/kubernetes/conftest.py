@@ -19,10 +19,10 @@ from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.pipes import Piped
 from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.keeper.watcher import Watcher
+from sandkeepd.providers.common.piped import run_piped
+from sandkeepd.providers.common.remote_viewers import RemoteViewers
 from sandkeepd.providers.kubernetes.cluster import Cluster
-from sandkeepd.providers.kubernetes.piped import run_piped
 from sandkeepd.providers.kubernetes.pods import Pod
-from sandkeepd.providers.kubernetes.viewers import PodViewers
 
 
 class ExecInstance(KeeperInstance):
@@ -35,7 +35,7 @@ class ExecInstance(KeeperInstance):
         super().__init__("sbx_1", HostileRoot(str(keeper.mirror)).tree(), watcher, **more)
 
     def _make_viewers(self) -> Viewers:
-        return PodViewers(self, self._channel, self._shared, self._pod, self._nursery)
+        return RemoteViewers(self, self._channel, self._shared, self._pod, self._nursery)
 
     def run_piped(
         self, command: Sequence[str], *, incoming: bool, working_dir: str | None = None

@@ -7,13 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandkeepd.providers.common.remote import MAX_SHOWN, Outcome, readable
 from sandkeepd.providers.kubernetes.channels import (
-    MAX_SHOWN,
     Demultiplexer,
-    Outcome,
     exec_path,
     outcome,
-    readable,
     resize_message,
     status_message,
 )

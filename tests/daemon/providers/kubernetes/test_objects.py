@@ -78,7 +78,7 @@ async def test_older_versions_and_clusters_without_the_resources(older: Any, tmp
         assert instance.place.made.form == ("sandbox" if forms.sandboxes else "pod")
         assert await runs(instance)
         [(kind, listed), *_] = await provider.objects.listed()
-        found = await provider.objects.get(kind, listed.metadata.name) or {}
+        found = await provider.objects.document(kind, listed.metadata.name) or {}
         ends = found["spec"].get("shutdownTime") or found["spec"].get("activeDeadlineSeconds")
         assert ends, "a dead daemon would leave it for good"
         features = (await provider.capabilities()).features
@@ -100,7 +100,7 @@ async def test_a_watch_that_is_cut_goes_on_and_one_that_is_too_old_begins_anew(
     third = await make(provider)
     assert await runs(third)
     pods = await provider.objects.watch(PODS)
-    assert {first.sandbox_id, second.sandbox_id, third.sandbox_id} <= set(pods.all())
+    assert {first.sandbox_id, second.sandbox_id, third.sandbox_id} <= pods.all()
     assert not any(instance.is_closed for instance in (first, second, third))
 
 

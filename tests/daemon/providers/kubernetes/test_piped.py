@@ -23,8 +23,8 @@ from trio_websocket import WebSocketConnection
 from sandkeep.errors import ProviderError
 from sandkeepd.contract.commands import CommandFailedError, PipedCommand
 from sandkeepd.keeper.copies import Copy, copying
-from sandkeepd.providers.kubernetes import piped
-from sandkeepd.providers.kubernetes.piped import Frames
+from sandkeepd.providers.common import piped
+from sandkeepd.providers.common.piped import Frames
 
 MUCH = random.Random(23).randbytes(50_000_000)
 

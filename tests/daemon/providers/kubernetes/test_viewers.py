@@ -19,8 +19,8 @@ from trio_websocket import WebSocketConnection
 
 from sandkeepd.contract.processes import Launch, Terminal
 from sandkeepd.keeper import terminal
-from sandkeepd.providers.kubernetes import viewers
-from sandkeepd.providers.kubernetes.viewers import PodViewers
+from sandkeepd.providers.common import remote_viewers as viewers
+from sandkeepd.providers.common.remote_viewers import RemoteViewers
 
 pytestmark = pytest.mark.needs("tmux")
 
@@ -181,7 +181,7 @@ async def test_not_too_many(instance: ExecInstance, monkeypatch: pytest.MonkeyPa
         async with attached(instance) as stream:
             await sees(stream, b"begun")
 
-    await until_async(lambda: isinstance(instance._viewers, PodViewers) and instance._viewers.shown == 0)
+    await until_async(lambda: isinstance(instance._viewers, RemoteViewers) and instance._viewers.shown == 0)
     await again()
 
 
@@ -191,7 +191,7 @@ async def test_those_of_an_earlier_daemon_are_ended(
     await start(instance)
     async with attached(instance) as stream:
         await sees(stream, b"begun")
-        assert isinstance(instance._viewers, PodViewers)
+        assert isinstance(instance._viewers, RemoteViewers)
         await instance._viewers.end_earlier()
         await hangs_up(stream)
         assert clients(keeper) == []

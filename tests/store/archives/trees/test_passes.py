@@ -70,7 +70,9 @@ def test_the_last_pass_makes_it_the_tree(tmp_path: Path, seed: int, way: str) ->
 def unpack_spooled(spool: Spool, names: list[bytes], target: Path) -> None:
     with TemporaryFile() as archive:
         source = SpooledTree(spool, names)
+        expected = source.count_bytes()
         made = write(source, archive.fileno(), "none", source.remarks)
+        assert expected == made.data_bytes
         archive.seek(0)
         unpack(archive.fileno(), str(target), limits=made.limits)
 

@@ -1,7 +1,7 @@
-"""The files of sandboxes in a cluster: archives of their workspaces, and layers with which new ones begin.
+"""The files of sandboxes elsewhere: archives of their workspaces, and layers with which new ones begin.
 
-A pod's workspace begins empty. Layers are kept in the state directory, as those of local sandboxes are, and are sent
-into the workspace as a tar stream once the pod runs; a fork is an archive of its source, kept as a layer.
+Such a workspace begins empty. Layers are kept in the state directory, as those of local sandboxes are, and are sent
+into the workspace as a tar stream once the sandbox runs; a fork is an archive of its source, kept as a layer.
 """
 
 import functools
@@ -27,25 +27,28 @@ from sandkeepd.providers.common import streamed_files
 from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
 from sandkeepd.providers.common.layers import Layer, Layers
 from sandkeepd.providers.common.views import shown
-from sandkeepd.providers.kubernetes.plan import WORKSPACE
 
 if TYPE_CHECKING:
-    from sandkeepd.providers.kubernetes.provider import KubernetesProvider
+    from sandkeepd.providers.common.relayed_provider import RelayedProvider
 
-_IMAGE: Final = "the files of a cluster's images are on its nodes alone"
-_INCREMENTAL: Final = "the daemon sees the files of a pod only by its own tar: snapshots are full ones"
+NOT_WHOLE: Final = (
+    "the sandbox has a writable root, and its cluster gives the daemon no access to that: a snapshot would lack what "
+    "was installed; export files of the workspace instead"
+)
+_INCREMENTAL: Final = "the daemon sees the files of such a sandbox only by its own tar: snapshots are full ones"
 
 
-class KubernetesSnapshots(Snapshotting):
-    """Packs the workspaces of pods that run."""
+class StreamedSnapshots(Snapshotting):
+    """Packs the workspaces of sandboxes that run, which are at `workspace` in them."""
 
     takes_root = False
 
-    def __init__(self, provider: "KubernetesProvider") -> None:
+    def __init__(self, provider: "RelayedProvider[Any]", workspace: str) -> None:
         self._provider = provider
+        self._workspace = workspace
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
-        return WORKSPACE
+        return self._workspace
 
     def workspace_in_archives(self, details: Mapping[str, Any]) -> None:
         return None
@@ -57,26 +60,31 @@ class KubernetesSnapshots(Snapshotting):
         return _INCREMENTAL
 
     async def pack(self, source: Source, request: PackRequest, progress: Progress) -> PackedFiles:
+        require_whole(source.plan)
         instance = streamed_files.running(self._provider.instances, source.sandbox_id)
         state_dir = self._provider.layout.state_dir
         return await streamed_files.pack(instance, source.handle["workspace"], request, progress, state_dir)
 
 
-class KubernetesLayers(DirectoryLayers):
-    """`Layering` for pods: directories in the state directory, sent into new workspaces."""
+class StreamedLayers(DirectoryLayers):
+    """`Layering` for sandboxes elsewhere: directories in the state directory, sent into new workspaces.
 
-    def __init__(self, provider: "KubernetesProvider") -> None:
+    `no_image` is a sentence that says where the files of images are, which this daemon does not see.
+    """
+
+    def __init__(self, provider: "RelayedProvider[Any]", no_image: str) -> None:
         self._provider = provider
+        self._no_image = no_image
         self._layout, self._in_thread = provider.layout, provider.in_thread
         self._store = Layers(provider.layout, provider.log_id, 0 if os.geteuid() == 0 else None)
 
     async def open_image(self, image_id: str) -> int:
-        raise SetupError("not_supported", _IMAGE)
+        raise SetupError("not_supported", self._no_image)
 
     async def promote(
         self, image_id: str, files: Mapping[str, Any], beneath: str | None, progress: Progress
     ) -> ImportedImage:
-        raise SetupError("not_supported", f"{_IMAGE}: restore the snapshot into a sandbox instead")
+        raise SetupError("not_supported", f"{self._no_image}: restore the snapshot into a sandbox instead")
 
     def needs_image(self, files: Mapping[str, Any]) -> bool:
         return False
@@ -90,6 +98,7 @@ class KubernetesLayers(DirectoryLayers):
 
     async def freeze(self, name: str, source: Source) -> CopiedChanges:
         """See `Layering.freeze`. The source is not frozen: its own tar reads it while all goes on."""
+        require_whole(source.plan)
         instance = streamed_files.running(self._provider.instances, source.sandbox_id)
         self._layout.prepare()
         with unnamed_file(self._layout.state_dir) as received, unnamed_file(self._layout.state_dir) as packed:
@@ -103,7 +112,7 @@ class KubernetesLayers(DirectoryLayers):
         return CopiedChanges(files=files, pause_ms=None, size_bytes=made.content_bytes)
 
     async def send(self, instance: Instance, workspace: str, names: Sequence[str]) -> None:
-        """Put the files of layers into the workspace of a pod that has just begun."""
+        """Put the files of layers into the workspace of a sandbox that has just begun."""
         async with copying(instance, workspace, incoming=True, form="contents") as copy:
             work = functools.partial(self._write, self.roots(names, None), copy.take_data())
             await trio.to_thread.run_sync(work, abandon_on_cancel=True)
@@ -118,3 +127,9 @@ class KubernetesLayers(DirectoryLayers):
 
 async def _no_progress(_sentence: str) -> None:
     pass
+
+
+def require_whole(plan: Mapping[str, Any]) -> None:
+    """Raise `not_supported` for a sandbox whose root may have changes: the daemon reads its workspace alone."""
+    if plan.get("writable_root"):
+        raise SetupError("not_supported", NOT_WHOLE)

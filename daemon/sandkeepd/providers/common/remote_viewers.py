@@ -1,6 +1,6 @@
-"""Viewers of terminals in pods, which no process of this machine can open.
+"""Viewers of terminals in sandboxes elsewhere, which no process of this machine can open.
 
-A viewer is the sandbox's own tmux client, as everywhere, on the terminal of an exec. A task connects that to a
+A viewer is the sandbox's own tmux client, as everywhere, on the terminal of a command there. A task connects that to a
 pseudo-terminal of this machine, of which the caller gets the controlling side: the viewer goes when the last copy of
 that is closed, and the terminal hangs up when the viewer has gone.
 """
@@ -23,9 +23,8 @@ from sandkeepd.keeper.channel import Channel
 from sandkeepd.keeper.pty import MAX_TERMINALS
 from sandkeepd.keeper.shared_directory import SharedDirectory
 from sandkeepd.keeper.viewers import Viewers
-from sandkeepd.providers.kubernetes.commands import kill, parse_pid, reporting_argv
-from sandkeepd.providers.kubernetes.exec import BrokenExecError, ExecStream
-from sandkeepd.providers.kubernetes.pods import Pod
+from sandkeepd.providers.common.remote import BrokenExecError, Remote, RemoteStream
+from sandkeepd.providers.common.remote_commands import kill, parse_pid, reporting_argv
 
 SIZE_S: Final = 0.2
 """Seconds between looks at the size that a client gave its terminal. The kernel tells only processes whose controlling
@@ -39,7 +38,7 @@ _HUNG_UP: Final = (BrokenExecError, trio.BrokenResourceError, trio.ClosedResourc
 _DETACH_ALL: Final = """for socket in "$0"/*.tmux; do tmux -S "$socket" detach-client -s '$0' & done 2>&-; wait"""
 
 
-class PodViewers(Viewers):
+class RemoteViewers(Viewers):
     """See `Viewers`. The tasks of viewers run in `nursery`."""
 
     def __init__(
@@ -47,11 +46,11 @@ class PodViewers(Viewers):
         instance: Instance,
         channel: Channel,
         shared: SharedDirectory,
-        pod: Pod,
+        remote: Remote,
         nursery: trio.Nursery,
     ) -> None:
         super().__init__(instance, channel, shared, {})
-        self._pod = pod
+        self._remote = remote
         self._nursery = nursery
         self.shown = 0
 
@@ -82,21 +81,20 @@ class PodViewers(Viewers):
         try:
             async with (
                 trio.lowlevel.FdStream(ours) as side,
-                self._pod.exec(reporting_argv(argv, self._shared.journals), tty=True) as stream,
+                self._remote.exec(reporting_argv(argv, self._shared.journals), size=size) as stream,
             ):
-                await stream.resize(*size)
                 pid, first = await _wait_shown(stream)
                 shown.event.set()
                 with suppress(*_HUNG_UP):
                     await side.send_all(first)
-                    await _connect(side, size, stream)
+                    await _connect(side, size, stream, pid)
         except SandkeepError as error:
             shown.error = error
         finally:
             shown.event.set()
             self.shown -= 1
             with trio.CancelScope(shield=True):
-                await kill(self._pod, pid, Signals.SIGHUP)  # the end of an exec alone ends no command
+                await kill(self._remote, pid, Signals.SIGHUP)  # the end of a stream alone ends no command
 
     async def end_earlier(self) -> None:
         """End the viewers of an earlier daemon, whose connections ended with it."""
@@ -130,7 +128,7 @@ def _size(fd: int) -> tuple[int, int]:
     return rows, cols
 
 
-async def _wait_shown(stream: ExecStream) -> tuple[int | None, bytes]:
+async def _wait_shown(stream: RemoteStream) -> tuple[int | None, bytes]:
     """Wait until a viewer shows something; return its pid and that. tmux begins with an escape sequence, and nothing
     else does: it reports errors before, and ends.
     """
@@ -147,7 +145,7 @@ async def _wait_shown(stream: ExecStream) -> tuple[int | None, bytes]:
     raise terminal.no_answer()
 
 
-async def _connect(side: trio.lowlevel.FdStream, size: tuple[int, int], stream: ExecStream) -> None:
+async def _connect(side: trio.lowlevel.FdStream, size: tuple[int, int], stream: RemoteStream, pid: int | None) -> None:
     """Pass bytes and sizes on, until either side has gone."""
     async with trio.open_nursery() as nursery:
 
@@ -160,12 +158,12 @@ async def _connect(side: trio.lowlevel.FdStream, size: tuple[int, int], stream: 
         nursery.start_soon(until_gone, stream, side)
         nursery.start_soon(until_gone, side, stream)
         with suppress(*_HUNG_UP, OSError):  # EIO: it hung up, as its reader sees, too
-            await _follow_size(side.fileno(), size, stream)
+            await _follow_size(side.fileno(), size, stream, pid)
 
 
-async def _follow_size(fd: int, size: tuple[int, int], stream: ExecStream) -> None:
+async def _follow_size(fd: int, size: tuple[int, int], stream: RemoteStream, pid: int | None) -> None:
     while True:
         await trio.sleep(SIZE_S)
         if (now := _size(fd)) != size:
             size = now
-            await stream.resize(*size)
+            await stream.resize(*size, pid)

@@ -14,8 +14,8 @@ import termios
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from tests.support.kubernetes import launcher
-from tests.support.kubernetes.pipes import Reader, Writer, closing
+from tests.support.doubles import launcher
+from tests.support.doubles.pipes import Reader, Writer, closing
 
 TIOCSPTLCK, TIOCGPTPEER = 0x40045431, 0x5441
 SO_SNDBUFFORCE = 32

@@ -1,11 +1,12 @@
-"""A program: print the paths of a build context that its `.dockerignore` does not exclude, each ended by a NUL.
+"""Patterns of files to leave out, by the rules of Docker's `.dockerignore`; and a program that applies them: it prints
+the paths of a build context that its `.dockerignore` does not exclude, each ended by a NUL.
 
-python docker/ignore.py DIRECTORY [NAME...]
+python host/ignore.py DIRECTORY [NAME...]
 
 The files of these names at the top are excluded as well.
 
 It runs as a process of its own, with nothing but the standard library, since patterns that come from a caller can take
-any time, and a directory any memory.
+any time, and a directory any memory. Where a caller's directory is read by the caller's rights, ``find`` applies them.
 """
 
 import os
@@ -16,8 +17,13 @@ from typing import BinaryIO, Final
 
 MOST_BYTES: Final = 1024 * 1024
 NAME: Final = ".dockerignore"
+PRINT: Final = ("-printf", "%y %s %p\\0")
 MALFORMED: Final = 2
 """The exit code when the patterns cannot be used; the reason is on stderr."""
+
+
+_SPECIAL: Final = re.compile(r"[*?\[\\]")
+_IN_POSIX: Final = frozenset(".^$*+?()[]{}|\\")
 
 
 class Pattern:
@@ -31,6 +37,11 @@ class Pattern:
     def matches(self, path: str) -> bool:
         """Return True if the pattern matches this path itself, not one above it."""
         return self._expression.fullmatch(path) is not None
+
+    @property
+    def is_literal(self) -> bool:
+        """True if it matches one path alone."""
+        return not _SPECIAL.search(self.path)
 
     def may_match_below(self, path: str) -> bool:
         """Return True if it can also match in this directory."""
@@ -77,15 +88,48 @@ def _is_all_hidden(path: str, ignored: list[Pattern]) -> bool:
     return not any(pattern.is_exception and pattern.may_match_below(path) for pattern in ignored)
 
 
-def _expression(path: str) -> str:
-    """Convert a pattern into a regular expression."""
-    made, at = "", 0
+def find_expression(ignored: list[Pattern]) -> list[str]:
+    """Return the words of ``find .`` that neither print nor enter what the patterns hide; what is left is for the words
+    after them. Of a directory that is hidden, the parts that an exception may match are searched.
+    """
+    words = ["-regextype", "posix-extended"] if ignored else []
+    exceptions = [pattern for pattern in ignored if pattern.is_exception]
+    for pattern in reversed(ignored):
+        words += ["-regex", rf"\./({_expression(pattern.path, posix=True)})(/.*)?"]
+        if pattern.is_exception:
+            words += PRINT
+        elif not exceptions or (pattern.is_literal and not any(e.may_match_below(pattern.path) for e in exceptions)):
+            words.append("-prune")
+        words.append("-o")
+    return words
+
+
+def _escaped(character: str, *, posix: bool) -> str:
+    if posix:
+        return "\\" + character if character in _IN_POSIX else character
+    return re.escape(character)
+
+
+def _bracket(inside: str, *, posix: bool) -> str:
+    """Convert the inside of a bracket expression. No bracket matches a slash."""
+    negated = inside.startswith("^")
+    inside = inside.removeprefix("^")
+    if not posix:
+        return f"[{'^/' if negated else ''}{re.escape(inside).replace(chr(92) + '-', '-')}]"
+    if not inside or set(inside) & set("[]^\\"):  # POSIX has no way to escape in a bracket
+        raise re.error("a bracket with such characters is not supported here")
+    return f"[{'^/' if negated else ''}{inside}]"
+
+
+def _expression(path: str, *, posix: bool = False) -> str:
+    """Convert a pattern into a regular expression: of Python, or an extended one of POSIX."""
+    made, at, group = "", 0, "(" if posix else "(?:"
     while at < len(path):
         character = path[at]
         at += 1
         if character == "*" and path[at : at + 1] == "*":
             at += 2 if path[at + 1 : at + 2] == "/" else 1
-            made += ".*" if at >= len(path) and not path.endswith("/") else "(?:.*/)?"
+            made += ".*" if at >= len(path) and not path.endswith("/") else f"{group}.*/)?"
         elif character == "*":
             made += "[^/]*"
         elif character == "?":
@@ -94,15 +138,13 @@ def _expression(path: str) -> str:
             end = path.index("]", at + 1) if "]" in path[at + 1 :] else -1
             if end < 0:
                 raise re.error("a bracket is not closed")
-            inside = path[at:end]
-            negated = inside.startswith("^")
-            made += f"[{'^/' if negated else ''}{re.escape(inside.removeprefix('^')).replace(chr(92) + '-', '-')}]"
+            made += _bracket(path[at:end], posix=posix)
             at = end + 1
         elif character == "\\" and at < len(path):
-            made += re.escape(path[at])
+            made += _escaped(path[at], posix=posix)
             at += 1
         else:
-            made += re.escape(character)
+            made += _escaped(character, posix=posix)
     return made
 
 

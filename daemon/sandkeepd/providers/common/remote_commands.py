@@ -1,4 +1,6 @@
-"""Commands in a pod that are no processes of its keeper: they run over execs of their own, and are signalled by pid."""
+"""Commands in a sandbox elsewhere that are no processes of its keeper: they run over streams of their own, and are
+signalled by pid.
+"""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from typing import Final
 import trio
 
 from sandkeep.errors import SandkeepError
-from sandkeepd.providers.kubernetes.pods import Pod
+from sandkeepd.providers.common.remote import Remote
 
 KILL_S: Final = 5.0
 """Seconds that the sending of a signal may take."""
@@ -30,11 +32,13 @@ def parse_pid(line: bytes) -> int | None:
     return int(found[1]) if found and int(found[1]) > 1 else None
 
 
-async def kill(pod: Pod, pid: int | None, signal: Signals) -> None:
-    """Send a signal to the process group that a command leads, or to the command alone, as far as the pod can be
-    reached in `KILL_S`.
+async def kill(remote: Remote, pid: int | None, signal: Signals) -> None:
+    """Send a signal to the process group that a command leads, or to the command alone, as far as the
+    sandbox can be reached in `KILL_S`.
     """
     if pid is not None:
         with suppress(SandkeepError), trio.move_on_after(KILL_S):
-            async with pod.exec(["sh", "-c", _KILL, str(pid), signal.name.removeprefix("SIG")], stdin=False) as stream:
+            async with remote.exec(
+                ["sh", "-c", _KILL, str(pid), signal.name.removeprefix("SIG")], stdin=False
+            ) as stream:
                 await stream.wait()

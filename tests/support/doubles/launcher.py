@@ -13,11 +13,16 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import termios
+import traceback
+import types
 from typing import Any, NoReturn
 
 NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USERS, NEW_PIDS = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
+NEW_NETWORK = 0x40000000
+SET_FLAGS, UP = 0x8914, 1
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 DETACH = 2
 SET_DEATH_SIGNAL, DROP_FROM_BOUNDS, NO_NEW_PRIVILEGES = 1, 24, 38
@@ -51,12 +56,29 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
     _call("mount", texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
 
 
+def unshare(flags: int) -> None:
+    """See unshare(2). Raises OSError."""
+    _call("unshare", flags)
+
+
+def enter_network(pid: int) -> None:
+    """Enter the network of a process, with this thread alone. Raises OSError."""
+    fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _call("setns", fd, NEW_NETWORK)
+    finally:
+        os.close(fd)
+
+
 # A new container
 
 
 def enter_container(spec: dict[str, Any], cwd: str) -> None:
     """Make the file systems of a container, in new namespaces, and enter them; with `host`, only below `root`."""
-    _call("unshare", NEW_MOUNTS | NEW_UTS | NEW_IPC)
+    unshare(NEW_MOUNTS | NEW_UTS | NEW_IPC | (NEW_NETWORK if spec.get("network") else 0))
+    if spec.get("network"):
+        with socket.socket() as any_socket:
+            fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sh14x", b"lo", UP))
     _call("sethostname", spec["hostname"].encode(), len(spec["hostname"].encode()))
     root = _mount_root(spec)
     if spec.get("host"):
@@ -77,10 +99,11 @@ def enter_container(spec: dict[str, Any], cwd: str) -> None:
 
 
 def _mount_root(spec: dict[str, Any]) -> str:
-    """Mount the image with a layer in memory above it, which lives as long as the container."""
+    """Mount the image with a layer above it: in memory, as long as the container lives, or `kept` in its directory."""
     place = spec["directory"]
     mount("none", "/", None, REC | PRIVATE)
-    mount("tmpfs", place, "tmpfs", NODEV, "mode=0755")
+    if not spec.get("kept"):
+        mount("tmpfs", place, "tmpfs", NODEV, "mode=0755")
     for name in ("upper", "work", "root"):
         os.mkdir(f"{place}/{name}", 0o755)
     layers = f"lowerdir={spec['image']},upperdir={place}/upper,workdir={place}/work"
@@ -143,8 +166,25 @@ def become(process: dict[str, Any]) -> None:
     os.chdir(process["cwd"])
 
 
-def run(request: dict[str, Any], fds: list[int]) -> NoReturn:
-    """Become the program that a request asks for; report an error through the first descriptor."""
+def _run_program(program: types.ModuleType, process: dict[str, Any]) -> NoReturn:
+    """Run a program of our own, without `exec`, so that the image needs no interpreter."""
+    code = 1
+    try:
+        os.environ.clear()
+        os.environ.update(process["env"])
+        code = program.main(process["argv"])
+        sys.stdout.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def run(request: dict[str, Any], fds: list[int], program: types.ModuleType | None) -> NoReturn:
+    """Become the program that a request asks for, or run `main` of ours; report an error through the first
+    descriptor.
+    """
     errors, *stdio = fds
     try:
         for caught in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
@@ -156,6 +196,9 @@ def run(request: dict[str, Any], fds: list[int]) -> NoReturn:
         if "container" in request:
             enter_container(request["container"], process["cwd"])
         become(process)
+        if program is not None:
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # as exec does: among them is the pipe for errors
+            _run_program(program, process)
         os.execvpe(process["argv"][0], process["argv"], process["env"])
     except BaseException as error:
         os.write(errors, str(error).encode()[:LARGEST_PACKET])
@@ -242,15 +285,16 @@ class Launcher:
         target = os.pidfd_open(request["enter"]) if "enter" in request else None
         try:
             if target is None:
-                _call("unshare", NEW_PIDS)
+                unshare(NEW_PIDS)
             else:
                 _call("setns", target, NEW_PIDS)
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
+                program = _load(request["process"].get("source"))
                 if target is not None:
                     _enter(target, fds[0])
-                run(request, fds)
+                run(request, fds, program)
             return pid
         finally:
             _call("setns", self._own_pids, NEW_PIDS)
@@ -258,10 +302,19 @@ class Launcher:
                 os.close(target)
 
 
+def _load(source: str | None) -> types.ModuleType | None:
+    """Load a program of our own, with its imports, while the files of this machine are in reach."""
+    if source is None:
+        return None
+    module = types.ModuleType("program")
+    exec(compile(source, "program", "exec"), module.__dict__)
+    return module
+
+
 def _enter(target: int, errors: int) -> None:
     """Enter the other namespaces of a container. Ends the process on failure."""
     try:
-        _call("setns", target, NEW_MOUNTS | NEW_UTS | NEW_IPC)
+        _call("setns", target, NEW_MOUNTS | NEW_UTS | NEW_IPC | NEW_NETWORK)
     except OSError as error:
         os.write(errors, str(error).encode())
         os._exit(128)

@@ -1,6 +1,6 @@
-"""Helper commands with pipes over execs of their own: `keeper -x` in the pod has the commands' ends of the pipes.
+"""Helper commands with pipes in sandboxes elsewhere: `keeper -x` has a command's ends, over a stream of its own.
 
-What an exec carries::
+What a stream carries::
 
     in    to it: [length, 4 bytes][data]..., [0], then control words         from it: the command's stdout
     out   to it: control words       from it: [1: data, 2: stdout][length, 4 bytes][bytes]...
@@ -25,9 +25,8 @@ from sandkeepd.keeper.channel import REQUEST_DEADLINE_S
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.helpers import CLEAN_UP_S, SIGNAL_PERIOD_S
 from sandkeepd.keeper.pipes import MAX_LINE_BYTES, PIPE_BYTES, Piped, unwritten_stderr
-from sandkeepd.providers.kubernetes.commands import kill, parse_pid, reporting_argv
-from sandkeepd.providers.kubernetes.exec import BrokenExecError, ExecStream
-from sandkeepd.providers.kubernetes.pods import Pod
+from sandkeepd.providers.common.remote import BrokenExecError, Remote, RemoteStream
+from sandkeepd.providers.common.remote_commands import kill, parse_pid, reporting_argv
 
 PIECE_BYTES: Final = 128 * 1024
 
@@ -59,7 +58,7 @@ class Frames:
                     return
                 self._left = int.from_bytes(self._header[1:])
                 if self._header[0] not in (DATA, STDOUT):
-                    raise ProviderError("provider_unavailable", "the pod's keeper sent a malformed frame")
+                    raise ProviderError("provider_unavailable", "the sandbox's keeper sent a malformed frame")
             piece, view = view[: self._left], view[self._left :]
             self._left -= len(piece)
             yield self._header[0], bytes(piece)
@@ -68,9 +67,9 @@ class Frames:
 
 
 class PipedExec(Piped):
-    """A helper command over an exec. See `PipedCommand`."""
+    """A helper command over a stream. See `PipedCommand`."""
 
-    def __init__(self, instance: Instance, pod: Pod, stream: ExecStream, *, incoming: bool) -> None:
+    def __init__(self, instance: Instance, remote: Remote, stream: RemoteStream, *, incoming: bool) -> None:
         reading, writing = os.pipe()
         ours, theirs = (reading, writing) if incoming else (writing, reading)
         super().__init__(instance, "", theirs, -1)
@@ -78,7 +77,7 @@ class PipedExec(Piped):
             fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._source = trio.lowlevel.FdStream(ours) if incoming else None
         self._target = None if incoming else trio.lowlevel.FdStream(ours)
-        self._pod = pod
+        self._remote = remote
         self._stream = stream
         self._pid: int | None = None
         self._is_finishing = False
@@ -188,7 +187,7 @@ class PipedExec(Piped):
             await self.expect("ready")
         if scope.cancelled_caught:
             raise ProviderError(
-                "provider_unavailable", f"the command in the pod did not begin in {REQUEST_DEADLINE_S} s"
+                "provider_unavailable", f"the command in the sandbox did not begin in {REQUEST_DEADLINE_S} s"
             )
 
     async def finish(self) -> None:
@@ -201,13 +200,13 @@ class PipedExec(Piped):
             while not self.ended.is_set():
                 await self._terminate()
         if not self.left_alone and not self.ended.is_set():
-            await kill(self._pod, self._pid, Signals.SIGKILL)
+            await kill(self._remote, self._pid, Signals.SIGKILL)
 
     async def _terminate(self) -> None:
         """Signal the command, unless it is left alone, and wait a while. SIGCONT wakes what the code inside stopped."""
         if not self.left_alone:
             for signal in (Signals.SIGTERM, Signals.SIGCONT):
-                await kill(self._pod, self._pid, signal)
+                await kill(self._remote, self._pid, signal)
         with trio.move_on_after(SIGNAL_PERIOD_S):
             await self.ended.wait()
 
@@ -215,7 +214,7 @@ class PipedExec(Piped):
 @asynccontextmanager
 async def run_piped(
     instance: KeeperInstance,
-    pod: Pod,
+    remote: Remote,
     program: str,
     command: Sequence[str],
     *,
@@ -224,13 +223,13 @@ async def run_piped(
 ) -> AsyncIterator[PipedExec]:
     """Run a helper command for the length of a block. See `Instance.run_piped`.
 
-    `program` is the keeper's path in the pod.
+    `program` is the keeper's path in the sandbox.
     """
     failed: BaseException | None = None
     argv = [program, "-x", "in" if incoming else "out", *reporting_argv(command, working_dir or instance.working_dir)]
-    async with pod.exec(argv) as stream:
+    async with remote.exec(argv) as stream:
         async with trio.open_nursery() as nursery:
-            made = PipedExec(instance, pod, stream, incoming=incoming)
+            made = PipedExec(instance, remote, stream, incoming=incoming)
             nursery.start_soon(made.receive)
             nursery.start_soon(made.send)
             try:

@@ -1,0 +1,103 @@
+"""Sandboxes elsewhere: commands in a sandbox on another machine, whose only way to the daemon are streams.
+
+`Remote` is what a provider has for each of them. Over it `relayed_instance` keeps one long stream to the sandbox's
+keeper, `piped` runs helper commands with pipes, `remote_viewers` shows terminals and `remote_commands` sends signals.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol
+
+import trio
+from msgspec import Struct
+
+from sandkeep.errors import ProviderError
+
+MAX_SHOWN: Final = 500
+"""Characters of a service's own words that an error may show."""
+
+
+def readable(text: object) -> str:
+    """Return the start of a text of a service's as one line without control characters; empty when it is none."""
+    if not isinstance(text, str):
+        return ""
+    line = "".join(character if character.isprintable() else " " for character in text[: 4 * MAX_SHOWN])
+    return " ".join(line.split())[:MAX_SHOWN]
+
+
+class Outcome(Struct, frozen=True):
+    """The end of a command: its exit code, None when it is unknown, and the service's own words."""
+
+    exit_code: int | None
+    message: str
+
+
+class BrokenExecError(trio.BrokenResourceError):
+    """Raised when the connection of a command broke: the command may go on."""
+
+
+class RemoteStream(trio.abc.Stream):
+    """A command in a sandbox elsewhere. Sending writes to its stdin, receiving reads its stdout to the command's end.
+
+    Its output is bounded: a command whose output nobody receives is held up. Raises `BrokenExecError` when the
+    connection breaks.
+    """
+
+    @property
+    @abstractmethod
+    def stderr(self) -> bytes:
+        """The last bytes of the command's stderr, all of it once the command has ended."""
+
+    @property
+    @abstractmethod
+    def outcome(self) -> Outcome | None:
+        """The end of the command, once all its output was received."""
+
+    @abstractmethod
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """Return the next bytes of stdout, b"" after the last."""
+
+    @abstractmethod
+    async def close_stdin(self) -> None:
+        """Close stdin, so that the command reads its end. Raises `not_supported` where only `aclose` can do that."""
+
+    @abstractmethod
+    async def resize(self, rows: int, cols: int, pid: int | None) -> None:
+        """Give the command's terminal another size. `pid` is that of the command, if it has reported it."""
+
+    @abstractmethod
+    async def wait(self) -> int | None:
+        """Wait for the end of the command, dropping output that was not received; return its exit code, None when it
+        is unknown, as when the connection broke.
+        """
+
+    @abstractmethod
+    def unavailable(self, error: BrokenExecError) -> ProviderError:
+        """Return the error of the daemon's for a connection that broke."""
+
+
+class Remote(Protocol):
+    """Runs commands in one sandbox. `name` is its own there, for logs and errors."""
+
+    name: str
+
+    def exec(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: bool = True,
+        stderr: bool = True,
+        size: tuple[int, int] | None = None,
+    ) -> AbstractAsyncContextManager[RemoteStream]:
+        """Run a command for the length of a block. The block's end closes the connection, and ends no command.
+
+        With a `size`, rows and columns, it runs on a terminal.
+
+        Raises `provider_unavailable` when the service does not answer, and when the connection breaks in the block.
+        """
+        ...
+
+    def channel(self, command: Sequence[str]) -> AbstractAsyncContextManager[RemoteStream]:
+        """Run a command as `exec` does, in its turn: few of all sandboxes' channels are opened at a time."""
+        ...

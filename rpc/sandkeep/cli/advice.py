@@ -1,0 +1,95 @@
+"""Errors in the words of the command line: parameters as the options that were typed, and names that are like one."""
+
+import re
+import shlex
+from collections.abc import Iterable
+from typing import Any, Final
+
+import click
+
+from sandkeep.blocking import Client
+from sandkeep.cli.display.output import size
+from sandkeep.clients.pages import every
+from sandkeep.errors import SandkeepError
+
+TYPED: Final = "sandkeep.typed"
+"""Key of the context's `meta` for the arguments as they were typed."""
+
+_MOST_SHOWN: Final = 40
+_BOUND: Final = re.compile(
+    r"must be an? (?:integer|number)(?: or null)?, (at least|at most|more than|less than) (-?[\d.e+]+)"
+)
+_FIELD: Final = re.compile(r"(\w+)(?:\[\d+\])?(?:\.(\w+))?")
+"""A parameter, and a part of it such as the source of ``volumes[0].source``."""
+
+
+def reworded(error: SandkeepError, context: click.Context) -> str:
+    """Return the error's message, with the name of a parameter replaced by the option and the text that were typed."""
+    named, colon, rest = error.message.partition(": ")
+    found = _FIELD.fullmatch(named)
+    field, part = found.groups() if found else (named, None)
+    param = next((p for p in context.command.params if colon and field in (p.name, f"{p.name}_id")), None)
+    if param is None or error.code not in ("invalid", "permission_denied"):
+        return error.message
+    text = _typed(context, param)
+    is_shown = text.isprintable() and 0 < len(text) <= _MOST_SHOWN and repr(text) not in rest
+    shown = f" {shlex.quote(text)}" if is_shown else ""
+    problem = _BOUND.sub(lambda found: _bound(found, param), rest)
+    return f"{_title(param)}{shown}: {f'{part} ' if part else ''}{problem}"
+
+
+def _title(param: click.Parameter) -> str:
+    if isinstance(param, click.Argument):
+        return (param.metavar or str(param.name)).strip("[].- ")
+    return max(param.opts, key=len)
+
+
+def _typed(context: click.Context, param: click.Parameter) -> str:
+    """The text that was given for a parameter; none if it was given several times, or may be a secret."""
+    try:
+        values, _, _ = context.command.make_parser(context).parse_args(args=[*context.meta.get(TYPED, ())])
+    except click.UsageError:
+        return ""
+    value = values.get(param.name)
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        (value,) = value
+    return value if isinstance(value, str) and param.name not in ("env", "secrets", "token") else ""
+
+
+def _bound(found: re.Match[str], param: click.Parameter) -> str:
+    bound = found[2]
+    if param.type.name == "size" and bound.isdigit():
+        bound = size(int(bound))
+    elif param.type.name == "duration":
+        bound = f"{float(bound):g} seconds"
+    return f"must be {found[1]} {bound}"
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return a question that names the nearest of the known words, or nothing if none is like it."""
+    import difflib
+
+    near = difflib.get_close_matches(word, [*known], n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
+
+
+def nearest(error: SandkeepError, client: Client) -> str:
+    """Return such a question about a sandbox, image, snapshot or process that there is not."""
+    data: dict[str, Any] = error.data
+    if error.code != "not_found":
+        return ""
+    if "name" in data and "sandbox_id" in data:
+        found = every(client.process.list, sandbox_id=data["sandbox_id"], all=True)
+        return suggestion(data["name"], (process.name for process in found))
+    for field, listed in _LISTS.items():
+        if field in data:
+            objects = every(getattr(client, listed).list)
+            return suggestion(data[field], (name for found in objects for name in _names(found, field)))
+    return ""
+
+
+_LISTS: Final = {"sandbox_id": "sandbox", "image_id": "image", "snapshot_id": "snapshot"}
+
+
+def _names(found: Any, field: str) -> list[str]:
+    return [getattr(found, field), *([found.name] if getattr(found, "name", None) else [])]

@@ -1,0 +1,52 @@
+"""Commands that end in another program's command line: ``exec SANDBOX -- COMMAND...``."""
+
+from typing import Any, Final
+
+import click
+
+from sandkeep.cli.options import Command
+
+END: Final = "--"
+
+
+class ProgramCommand(Command):
+    """A command whose last argument is a program's argv, which stands behind ``--``.
+
+    Behind the first ``--`` everything is the program's, and nothing of it fills an argument that is missing before: an
+    empty variable in a script never runs another command line, or in another sandbox, than was meant.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse a line whose ``--`` stands at the wrong place. Without one, the last words are the program."""
+        if END in args and not ctx.resilient_parsing:
+            self._check(ctx, args[: args.index(END)])
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if END in args:
+                raise
+            ctx.fail(f"{error.format_message()} Options of the program go after `--`, as in: {self._form(ctx)}")
+
+    def _check(self, ctx: click.Context, before: list[str]) -> None:
+        *named, program = [param for param in self.params if isinstance(param, click.Argument)]
+        parsed, _, _ = self.make_parser(ctx).parse_args(args=list(before))
+        if not {*ctx.help_option_names}.isdisjoint(before):
+            return
+        missing = [_title(param) for param in named if not isinstance(parsed.get(param.name), str)]
+        if missing:
+            ctx.fail(f"{' and '.join(missing)} must stand before `--`, as in: {self._form(ctx)}")
+        if words := _given(parsed, program):
+            ctx.fail(f"{words[0]!r} stands before `--`, and is no part of the program then: use {self._form(ctx)}")
+
+    def _form(self, ctx: click.Context) -> str:
+        named = [_title(param) for param in self.params if isinstance(param, click.Argument)][:-1]
+        return " ".join([ctx.command_path, *named, END, "COMMAND..."])
+
+
+def _title(param: click.Parameter) -> str:
+    return param.metavar if isinstance(param, click.Argument) and param.metavar else str(param.name)
+
+
+def _given(parsed: dict[str, Any], param: click.Parameter) -> tuple[str, ...]:
+    words = parsed.get(str(param.name))
+    return words if isinstance(words, tuple) else ()

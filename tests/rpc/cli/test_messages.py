@@ -1,0 +1,168 @@
+"""Errors as users meet them: each names the option or word that was typed, and the way out."""
+
+import json
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.rpc.cli.test_usage import cli as without_daemon
+from tests.rpc.cli.test_usage import parse
+
+from sandkeep.cli.root import HABITS, HABITS_EVERYWHERE, sandkeep
+
+pytestmark = pytest.mark.needs("bwrap")
+
+
+@pytest.fixture(scope="module")
+def web(shared_daemon: Any, image: str) -> Iterator[str]:
+    with shared_daemon.connect() as client:
+        made = client.sandbox.create(image, name="web1").sandbox_id
+        client.process.launch("web1", ["sleep", "1000"], name="worker")
+        yield made
+        client.sandbox.terminate(made)
+
+
+def refused(daemon: Any, line: str, **options: Any) -> str:
+    """What a command says that is refused, in one sentence."""
+    done = daemon.cli(*shlex.split(line), **options)
+    assert done.returncode in (1, 2, 125), done
+    assert done.stdout == b""
+    said = done.stderr.decode()
+    assert done.returncode == 2 or said.count("\n") == 1, said
+    return " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("create IMG --memory 1K", "--memory 1K: must be at least 4.0 MB"),
+        ("create IMG --disk 1K", "--disk 1K: must be at least 1.0 MB"),
+        ("create IMG --pids 0", "--pids 0: must be at least 8"),
+        ("create IMG --cpus 0", "--cpus 0: must be at least 0.01"),
+        ("create IMG --name 'a b'", "--name 'a b': must be an id or name"),
+        ("create IMG --idle-timeout -5", "--idle-timeout -5: must be more than 0 seconds"),
+        ("create IMG --env 'A B=c'", "--env: each name must be a variable's name"),
+        ("create IMG --volume 'a b:/d'", "--volume 'a b:/d': source must be an absolute path of the host"),
+        ("exec web1 --timeout 0s -- true", "--timeout 0s: must be more than 0 seconds"),
+        ("exec 'a b' -- true", "SANDBOX 'a b': must be an id or name"),
+        ("wait web1 worker --timeout -1", "--timeout -1: must be more than 0 seconds"),
+    ],
+)
+def test_an_option_is_called_as_it_was_typed(shared_daemon: Any, image: str, web: str, line: str, message: str) -> None:
+    assert f"sandkeep: {message}" in refused(shared_daemon, line.replace("IMG", image))
+
+
+def test_a_secret_is_not_repeated(shared_daemon: Any, image: str) -> None:
+    said = refused(shared_daemon, f"create {image} --secret 'A B=s3cret'")
+    assert "--secret: " in said
+    assert "s3cret" not in said
+
+
+def test_a_program_reads_the_same_message(shared_daemon: Any, image: str) -> None:
+    done = shared_daemon.cli("create", image, "--memory", "1K", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], error["data"]) == ("invalid", {"field": "memory_bytes"})
+    assert error["message"].startswith("--memory 1K: ")
+
+
+def test_a_volume_of_a_directory_here_is_an_absolute_path(shared_daemon: Any, image: str, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    for source in ("./x", "x/../x", "~/x"):
+        said = refused(shared_daemon, f"create {image} --volume {source}:/d", cwd=tmp_path, env={"HOME": str(tmp_path)})
+        assert ("source must be an absolute path of the host" in said) is (source == "x/../x"), (
+            said
+        )  # that is no volume's name
+
+
+@pytest.mark.parametrize("source", ["busybox:mine", "./project", ".", "ghcr.io/team/app"])
+def test_create_of_what_is_no_image_yet_says_how_to_make_it(shared_daemon: Any, source: str) -> None:
+    said = refused(shared_daemon, f"create {source}")
+    assert f"there is no image {source!r}: make it with `sandkeep image create {source}`" in said
+
+
+def test_a_mistyped_directory_does_not_end_as_an_error_of_a_registry(new_daemon: Any, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    daemon = new_daemon()
+    daemon.start(DOCKER_HOST=f"unix://{tmp_path}/no-docker")  # no test asks a real registry
+    said = refused(daemon, "image create projct", cwd=tmp_path)
+    assert "there is no directory 'projct' here either: did you mean 'project'?" in said
+    assert f"there is no directory {tmp_path}/projct" in refused(daemon, "image create projct/", cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("get wbe1", "web1"),
+        ("history wbe1", "web1"),
+        ("ps wbe1", "web1"),
+        ("logs wbe1 worker", "web1"),
+        ("snapshot create wbe1", "web1"),
+        ("exec wbe1 -- true", "web1"),
+        ("rm wbe1", "web1"),
+        ("logs web1 wroker", "worker"),
+        ("kill web1 worke", "worker"),
+        ("wait web1 workers", "worker"),
+    ],
+)
+def test_a_mistyped_name_gets_the_nearest_one(shared_daemon: Any, web: str, line: str, near: str) -> None:
+    assert f"did you mean {near!r}?" in refused(shared_daemon, line)
+
+
+def test_an_id_that_lost_its_end_gets_the_nearest_one(shared_daemon: Any, image: str, web: str) -> None:
+    assert f"did you mean {image!r}?" in refused(shared_daemon, f"create x{image[:-3]}")
+    assert "did you mean" not in refused(shared_daemon, "get nothing-like-it")
+
+
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("stop web1", "`sandkeep suspend SANDBOX` to freeze it, or `sandkeep rm SANDBOX`"),
+        ("inspect web1", "`sandkeep get`"),
+        ("build .", "`sandkeep image create PATH`"),
+        ("pull busybox", "`sandkeep image create REF`"),
+        ("image pull busybox", "`sandkeep image create REF`"),
+        ("snapshot delete x", "`sandkeep snapshot rm`"),
+        ("images", "`sandkeep image ls`"),
+    ],
+)
+def test_a_command_of_another_tool_leads_to_ours(line: str, ours: str) -> None:
+    done = without_daemon(*line.split())
+    assert done.returncode == 2
+    assert f"Use {ours}." in " ".join(done.stderr.split())
+
+
+def test_every_command_that_is_named_instead_exists() -> None:
+    for group, habits in HABITS.items():
+        for ours in habits.values():
+            for line in ours.replace("--version", "status").split("` to freeze it, or `sandkeep "):
+                before = [] if group == "sandkeep" or line.startswith("rm ") else [group]
+                parse([*before, *line.split()])
+    assert {*HABITS_EVERYWHERE.values()} <= {*sandkeep.table}
+    assert not {*HABITS_EVERYWHERE, *HABITS["sandkeep"]} & {*sandkeep.table}
+
+
+def test_exec_says_that_its_process_outlives_the_daemon(new_daemon: Any, tmp_path: Path) -> None:
+    daemon = new_daemon()
+    daemon.start()
+    with daemon.connect() as client:
+        (tmp_path / "file").touch()
+        box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
+    command = [*daemon.command, "exec", box, "--", "sh", "-c", "echo ready; exec sleep 1000"]
+    env = {**daemon.env, "SANDKEEP_PATIENCE": "1"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == b"ready\n"
+        daemon.kill()
+        said = running.stderr.read().decode()
+        assert running.wait(60) == 125
+    daemon.start()
+    with daemon.connect() as client:
+        (process,) = client.process.list(box).processes
+        assert process.status == "running"
+        assert f"process {process.process_id} runs on without the daemon" in said
+        assert f"`sandkeep attach {box} {process.process_id}`" in said
+        client.sandbox.terminate(box)

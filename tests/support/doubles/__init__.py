@@ -1,0 +1,1 @@
+"""What doubles of services share: their process, faults, and processes in containers."""
