@@ -1,12 +1,191 @@
-"""The client on asyncio, with the same methods as that on trio.
+"""The client on asyncio, with the same methods as that on trio; copies of files and trees, and terminals.
 
     async with sandkeep.aio.connect() as client:
         result = await client.sandbox.exec(sandbox_id, ["true"])
+        await sandkeep.aio.copy_in(client, "project", sandbox_id, "/workspace")
+        async with sandkeep.aio.attach(client, sandbox_id, "shell") as terminal:
+            await terminal.send(b"ls\n")
+            async for data in terminal:
+                ...
 
 Any number of tasks may call at the same time; their calls are carried out side by side. There is no task in the
 background. All tasks that use a client belong to one event loop.
 """
 
-from sandkeep.clients.aio import Client, Events, Handed, connect
+import asyncio
+import errno
+import os
+import termios
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["Client", "Events", "Handed", "connect"]
+from sandkeep import blocking
+from sandkeep.clients.aio import Client, Events, Handed, connect, until_ready
+from sandkeep.model import Copied
+
+if TYPE_CHECKING:
+    from sandkeep.transfer import Path
+
+__all__ = ["Client", "Events", "Handed", "Terminal", "attach", "connect", "copy_across", "copy_in", "copy_out"]
+
+Progress = Callable[[int], None]
+
+_READ_BYTES: Final = 64 * 1024
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+
+
+async def copy_in(
+    client: Client,
+    source: "Path",
+    sandbox_id: str,
+    path: "Path",
+    *,
+    progress: Progress | None = None,
+    exclude: Sequence[str] = (),
+) -> Copied:
+    """Copy a file or tree of this machine to `path` in a sandbox, as `transfer.copy_in` does, in a thread.
+
+    `progress` is called by the event loop. A cancelled copy has ended, and left nothing, before the cancellation goes
+    on.
+    """
+    from sandkeep import transfer
+
+    def copy(other: blocking.Client, told: Progress) -> Copied:
+        return transfer.copy_in(other, source, sandbox_id, path, progress=told, exclude=exclude)
+
+    return await _in_thread(client, progress, copy)
+
+
+async def copy_out(
+    client: Client, sandbox_id: str, path: "Path", target: "Path", *, progress: Progress | None = None
+) -> Copied:
+    """Copy a file or tree of a sandbox to `target` on this machine, as `transfer.copy_out` does. See `copy_in`."""
+    from sandkeep import transfer
+
+    def copy(other: blocking.Client, told: Progress) -> Copied:
+        return transfer.copy_out(other, sandbox_id, path, target, progress=told)
+
+    return await _in_thread(client, progress, copy)
+
+
+async def copy_across(
+    client: Client,
+    sandbox_id: str,
+    path: "Path",
+    other_id: str,
+    other: "Path",
+    *,
+    progress: Progress | None = None,
+) -> Copied:
+    """Copy a file or tree from one sandbox to another, as `transfer.copy_across` does. See `copy_in`."""
+    from sandkeep import transfer
+
+    def copy(one: blocking.Client, told: Progress) -> Copied:
+        return transfer.copy_across(one, sandbox_id, path, other_id, other, progress=told)
+
+    return await _in_thread(client, progress, copy)
+
+
+class _GivenUpError(Exception):
+    """A copy was cancelled."""
+
+
+async def _in_thread(
+    client: Client, progress: Progress | None, copy: Callable[[blocking.Client, Progress], Copied]
+) -> Copied:
+    loop, given_up = asyncio.get_running_loop(), threading.Event()
+
+    def told(count: int) -> None:
+        if given_up.is_set():
+            raise _GivenUpError
+        if progress is not None:
+            loop.call_soon_threadsafe(progress, count)
+
+    def work() -> Copied:
+        with blocking.Client(client.endpoint) as other:
+            return copy(other, told)
+
+    running = asyncio.ensure_future(loop.run_in_executor(None, work))
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+            given_up.set()
+    if cancelled is not None:
+        running.exception()  # what came of it is of no interest
+        raise cancelled
+    return running.result()
+
+
+# -- terminals --------------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A terminal in which a process is shown: an asynchronous iterator over pieces of its output, which is raw: pass it
+    through a `control_sequences.Filter` before you show it.
+
+    One task at a time reads, and one sends. When the iteration is over the process has ended, or was detached from:
+    `client.process.get` tells which.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+
+    def __aiter__(self) -> "Terminal":
+        return self
+
+    async def __anext__(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                data = os.read(self._descriptor, _READ_BYTES)
+            except BlockingIOError:
+                await until_ready(self._descriptor, loop.add_reader, loop.remove_reader)
+                continue
+            except OSError as error:
+                if error.errno != errno.EIO:  # the other side is closed
+                    raise
+                data = b""
+            if not data:
+                raise StopAsyncIteration
+            return data
+
+    async def send(self, data: bytes) -> None:
+        """Type these bytes."""
+        loop = asyncio.get_running_loop()
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except BlockingIOError:
+                await until_ready(self._descriptor, loop.add_writer, loop.remove_writer)
+
+    def resize(self, rows: int, cols: int) -> None:
+        """Tell the size of one's own terminal."""
+        termios.tcsetwinsize(self._descriptor, (rows, cols))
+
+    def close(self) -> None:
+        """Detach: the process goes on."""
+        os.close(self._descriptor)
+
+
+@asynccontextmanager
+async def attach(client: Client, sandbox_id: str, name: str, **options: Any) -> AsyncIterator[Terminal]:
+    """Attach to the terminal of a process, for the length of a block. `options` are further parameters of
+    ``process.attach``, such as `rows`, `cols` and `read_only`.
+    """
+    async with client.with_descriptors("process.attach", sandbox_id, name, **options) as handed:
+        [descriptor] = await handed.receive()
+        terminal = Terminal(descriptor)
+        try:
+            await handed.answer()
+            yield terminal
+        finally:
+            terminal.close()

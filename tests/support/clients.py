@@ -6,6 +6,7 @@ loop. With the blocking client nothing in it ever waits for anything but the cal
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -113,6 +114,16 @@ def drive(work: Awaitable[Any]) -> Any:
     except StopIteration as done:
         return done.value
     raise AssertionError("it waits for an event loop")
+
+
+async def pause(kind: Kind) -> None:
+    """Let others go on."""
+    if kind.name == "trio":
+        await trio.sleep(0.01)
+    elif kind.name == "asyncio":
+        await asyncio.sleep(0.01)
+    else:
+        time.sleep(0.01)
 
 
 async def caught(work: Awaitable[Any]) -> SandkeepError:

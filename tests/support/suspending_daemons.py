@@ -142,7 +142,7 @@ class _Unified(Hierarchies):
 @asynccontextmanager
 async def _open_unified(state_dir: str, log_id: str) -> AsyncIterator[LocalProvider]:
     async with open_local(state_dir, uid_base=UID_BASE, disk_limit=DISK, log_id=log_id) as provider:
-        provider._hierarchies = _Unified(log_id)
+        provider.hierarchies = _Unified(log_id)
         yield provider
 
 

@@ -31,6 +31,9 @@ from sandkeepd.keeper.relay_mirror import Mirror
 SWEEP_S: Final = 1.0
 """Seconds after an answer until files that were removed here are removed in the pod."""
 
+STALL_S: Final = 60.0
+"""Seconds after which a pod that reads nothing of what is sent is taken for gone."""
+
 REST_S: Final = 0.05
 """Seconds for which a sandbox with excessive output is ignored."""
 
@@ -88,7 +91,7 @@ class Relay:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._send_all, connection, nursery.cancel_scope)
-                nursery.start_soon(self._sweep, connection)
+                nursery.start_soon(self._sweep, connection, nursery.cancel_scope)
                 try:
                     await self._receive(connection)
                 except SandkeepError as error:
@@ -109,7 +112,8 @@ class Relay:
         self._dropping.update(self._mirror.removed())
         self._mirror.measure()
         connection = self._connection
-        if connection is not None and connection.ready.is_set():
+        # What is being sent may wait for a pod that reads nothing: then the sweep frees it, or the next connection.
+        if connection is not None and connection.ready.is_set() and not connection.sending.locked():
             with suppress(*_BREAKS):
                 async with connection.sending:
                     await self._free(connection)
@@ -201,7 +205,7 @@ class Relay:
             if self._punched[name] == size:
                 del self._punched[name]
 
-    async def _sweep(self, connection: "_Connection") -> None:
+    async def _sweep(self, connection: "_Connection", scope: trio.CancelScope) -> None:
         """After a while in which something happened, remove in the pod what was removed here, and send again what it
         had no room for.
         """
@@ -211,11 +215,13 @@ class Relay:
             await trio.sleep(SWEEP_S)
             connection.stirred = trio.Event()
             self._dropping.update(self._mirror.removed())
-            with suppress(*_BREAKS):
+            try:
                 async with connection.sending:
                     await self._free(connection)
                     await self._sweep_inputs(connection)
                     await connection.flush()
+            except _BREAKS:
+                scope.cancel()
 
     async def _sweep_inputs(self, connection: "_Connection") -> None:
         if self._mirror.have_inputs_changed():
@@ -332,7 +338,10 @@ class _Connection:
             data = b"".join(self._parts)
             self._parts.clear()
             self._bytes = 0
-            await self.stream.send_all(data)
+            with trio.move_on_after(STALL_S) as scope:
+                await self.stream.send_all(data)
+            if scope.cancelled_caught:
+                raise trio.BrokenResourceError("the pod reads nothing")
 
 
 def _inputs_of(line: bytes) -> list[str]:

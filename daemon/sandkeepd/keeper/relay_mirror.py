@@ -5,6 +5,7 @@ The daemon owns all of it, and names are checked before they get here. What the 
 `journal_trimming` does more strictly twice a minute.
 """
 
+import errno
 import os
 import stat
 import time
@@ -13,7 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from sandkeep.system.descriptors import closing_fd
-from sandkeepd.host import blocks
+from sandkeepd.host import blocks, free_space
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.keeper import journal
 from sandkeepd.keeper.journal_trimming import FILE_BYTES, LEAST_KEPT_BYTES
@@ -21,6 +22,8 @@ from sandkeepd.keeper.relay_frames import EXITS, is_input, is_journal
 from sandkeepd.keeper.shared_directory import CONTROL
 
 _BLOCK: Final = 4096
+_LOOK_BYTES: Final = 4 << 20
+"""Bytes after which the free space of the disk is looked at again."""
 _TICK_NS: Final = 100_000_000
 _RETRY_S: Final = 1.0
 _ENDED_BYTES: Final = 512 * 1024
@@ -50,6 +53,8 @@ class Mirror:
         self._kept_from: dict[str, int] = {}
         self._occupied = self._shrink_at = 0
         self._retry_at = 0.0
+        self._unseen = _LOOK_BYTES
+        """Bytes that came since the disk was looked at."""
         self._read_sizes()
 
     def _held(self, descriptor: int) -> int:
@@ -102,6 +107,7 @@ class Mirror:
 
         One that was removed here, or for which there is no room, is not written.
         """
+        self._require_room(len(data))
         size = self.sizes.get(name, 0)
         data, offset = data[max(0, size - offset) :], max(size, offset)
         if name == EXITS:
@@ -110,6 +116,14 @@ class Mirror:
             flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if name in self.sizes else os.O_CREAT)
             with suppress(FileNotFoundError), closing_fd(os.open(name, flags, 0o600, dir_fd=self._p)) as descriptor:
                 self._append(descriptor, name, offset, data)
+
+    def _require_room(self, more: int) -> None:
+        """Raise OSError if the disk is nearly full: the pod keeps the output until there is room again."""
+        self._unseen += more
+        if self._unseen > _LOOK_BYTES:
+            if free_space.room(self._p) < _LOOK_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._unseen = 0
 
     def _append(self, descriptor: int, name: str, offset: int, data: bytes) -> None:
         size = self.sizes.get(name)

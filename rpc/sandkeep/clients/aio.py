@@ -70,27 +70,27 @@ async def _send(sock: Socket, data: bytes) -> None:
             rest = rest[sock.send(rest) :]
         except BlockingIOError:
             loop = asyncio.get_running_loop()
-            await _until(sock, loop.add_writer, loop.remove_writer)
+            await until_ready(sock.fileno(), loop.add_writer, loop.remove_writer)
 
 
 async def _when_readable(sock: Socket, receive: Callable[..., Any], *args: Any) -> Any:
     loop = asyncio.get_running_loop()
     while True:
-        await _until(sock, loop.add_reader, loop.remove_reader)
+        await until_ready(sock.fileno(), loop.add_reader, loop.remove_reader)
         try:
             return receive(*args)
         except BlockingIOError:
             pass
 
 
-async def _until(sock: Socket, watch: Callable[..., Any], unwatch: Callable[[int], Any]) -> None:
-    number = sock.fileno()
+async def until_ready(descriptor: int, watch: Callable[..., Any], unwatch: Callable[[int], Any]) -> None:
+    """Wait until a descriptor is ready, which a method of the event loop watches."""
     ready = asyncio.get_running_loop().create_future()
-    watch(number, _set, ready)
+    watch(descriptor, _set, ready)
     try:
         await ready
     finally:
-        unwatch(number)
+        unwatch(descriptor)
 
 
 def _set(ready: asyncio.Future[None]) -> None:

@@ -46,6 +46,11 @@ class AsyncClient(AsyncMethods):
         self._daemon = daemon
         self._pool = Pool(daemon, sock)
 
+    @property
+    def endpoint(self) -> Daemon:
+        """The daemon as clients see it, for another client of the same one."""
+        return self._daemon
+
     async def _carry_out(self, step: Step) -> Any:
         """Carry out a step of a call: see `exchange`."""
         raise NotImplementedError

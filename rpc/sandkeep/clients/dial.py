@@ -136,6 +136,11 @@ class Retry:
             self._went = 0.0
             self.daemon.on_wait(f"the daemon on {self.daemon.path} does not answer: waiting for it")
 
+    def begin_anew(self) -> None:
+        """The daemon is there, if not for this call: the time to wait for it begins with the next pause."""
+        self.daemon.is_away = False
+        self._backoff = None
+
     def connected(self) -> None:
         """There is a connection again."""
         self.daemon.is_away = False

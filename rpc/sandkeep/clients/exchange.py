@@ -53,6 +53,9 @@ CHUNK_BYTES: Final = 256 * 1024
 MAX_CONNECTIONS: Final = 256
 """Maximum connections of one client; more calls at once wait for a free one. The daemon gives a user 512."""
 
+MAX_IDLE: Final = 32
+"""Maximum connections that are kept for later calls; the others of the user have need of some, too."""
+
 IDLE_S: Final = 10.0
 """Seconds after which an unused connection is closed, when another one is put back."""
 
@@ -78,6 +81,7 @@ class Channel:
         """The daemon's reason for closing the connection."""
         self.is_free = True
         """True if no answer is outstanding and the connection is not known to be lost."""
+        self.is_greeted = False
         self.idle_since = 0.0
         self.progress: Progress | None = None
         self._daemon = daemon
@@ -132,6 +136,7 @@ class Channel:
             return answer
         if answer.id == GREETING_ID:
             self._daemon.recognise(answer)
+            self.is_greeted = True
         if answer.id != self._awaited:
             return None
         self.is_free = self.reason is None
@@ -176,6 +181,11 @@ class Pool:
         self._open.add(ref(channel, self._open.discard))  # its call may end without putting it back
         return channel
 
+    @property
+    def is_served(self) -> bool:
+        """True if the daemon has greeted on a connection that is open."""
+        return any(channel.is_greeted for channel in self._channels())
+
     def take(self) -> Channel | None:
         """Return an idle connection, the last that was used; None if there is none."""
         try:
@@ -194,7 +204,7 @@ class Pool:
             self._close_idle(None)
         else:
             oldest = next(iter(self._idle), channel)
-            if oldest.idle_since < now - IDLE_S:
+            if oldest.idle_since < now - IDLE_S or len(self._idle) > MAX_IDLE:
                 self._close_idle(1)
         return None
 
@@ -319,20 +329,18 @@ class Exchange:
         while True:
             if pool.is_closed or (pool.is_lost and pool.daemon.patience_s <= 0):
                 raise failure
+            if (idle := pool.take()) is not None:
+                return idle
             channel = pool.add()
             if channel is None:
-                yield PAUSE, None, look_s
-                look_s = min(1.5 * look_s, _LONGEST_LOOK_S)
-                if (channel := pool.take()) is not None:
-                    return channel
+                look_s = yield from _look(look_s)
                 continue
             channel.is_free = False
             try:
                 if pause_s := retry.pause(failure):
                     yield PAUSE, None, pause_s
                 channel.sock = yield DIAL, None, pool.daemon.path
-                if (answer := (yield from self._greet(channel))) is not None:
-                    failure = retry.failure(answer)
+                yield from self._greet(channel)
             except SandkeepError as error:
                 if error.code == "wrong_log" or error is failure:
                     raise
@@ -343,15 +351,25 @@ class Exchange:
             if channel.is_free:
                 retry.connected()
                 return channel
+            if channel.sock is not None and pool.is_served:
+                # The daemon has enough connections of this user: other calls will leave theirs.
+                retry.begin_anew()
+                look_s = yield from _look(look_s)
 
-    def _greet(self, channel: Channel) -> Steps[Answer | None]:
-        """Return the answer, or a reason not to serve; None when there is none in time. Raises `wrong_log`."""
+    def _greet(self, channel: Channel) -> Steps[None]:
+        """Greet the daemon; the connection is free when it has answered in time. Raises `wrong_log`."""
         timeout_s = self._retry.remaining_s
         if not self._pool.is_lost:
             timeout_s = max(timeout_s, _GREETING_S)
         with suppress(OSError):
             yield SEND, channel.sock, channel.greeting()
-        return (yield from _receive(channel, timeout_s))
+        yield from _receive(channel, timeout_s)
+
+
+def _look(pause_s: float) -> Steps[float]:
+    """Pause before the next look for a free connection, and return the pause before the one after that."""
+    yield PAUSE, None, pause_s
+    return min(1.5 * pause_s, _LONGEST_LOOK_S)
 
 
 def _receive(channel: Channel, timeout_s: float | None) -> Steps[Answer | None]:

@@ -14,6 +14,7 @@ from tests.support.expect import until_async
 
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.system.descriptors import closing_fd
+from sandkeepd.host import free_space
 from sandkeepd.host.hostile_files import HostileRoot
 from sandkeepd.keeper import journal, relay, relay_frames
 from sandkeepd.keeper.relay import Relay
@@ -227,6 +228,64 @@ async def test_requests_that_are_never_confirmed(tmp_path: Path, monkeypatch: py
         os.close(fifo)
         assert wrote < 400_000
         assert made._unconfirmed_bytes <= 100_000 + 65_536
+
+
+async def test_output_for_which_the_host_has_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays in the pod."""
+    monkeypatch.setattr(free_space, "room", lambda _: 1 << 20)
+    async with hostile(tmp_path, fails=True) as (made, pod):
+        await pod.send_all(HELLO + b"data a.stdout 0 4\nmine")
+    assert os.listdir(tmp_path / "mirror/out/p") == []
+    monkeypatch.undo()
+    async with hostile(tmp_path) as (made, pod):
+        await pod.send_all(HELLO + b"data a.stdout 0 4\nmine")
+        await until_async(lambda: made._mirror.sizes.get("a.stdout") == 4)
+
+
+async def test_a_pod_that_reads_nothing_is_taken_for_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "STALL_S", 0.2)
+    (tmp_path / "mirror").mkdir()
+    made = Relay(HostileRoot(str(tmp_path / "mirror")).tree(), most_bytes=16 << 20)
+    stalled = Stalled()
+    with trio.fail_after(60):
+        await made.run(stalled)
+        assert stalled.sent.is_set()
+    made.close()
+
+
+async def test_trimming_waits_for_no_pod_that_reads_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mirror").mkdir()
+    made = Relay(HostileRoot(str(tmp_path / "mirror")).tree(), most_bytes=16 << 20)
+    stalled = Stalled()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.run, stalled)
+        with trio.fail_after(60):
+            await stalled.sent.wait()
+            assert made._connection is not None
+            made._connection.ready.set()
+            await made.trimmed()
+        nursery.cancel_scope.cancel()
+    made.close()
+
+
+class Stalled(trio.abc.Stream):
+    """A connection whose other end takes nothing, and sends nothing."""
+
+    def __init__(self) -> None:
+        self.sent = trio.Event()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent.set()
+        await trio.sleep_forever()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.sleep_forever()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.sleep_forever()
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
 
 
 def occupied(directory: Path) -> int:

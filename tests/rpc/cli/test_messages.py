@@ -72,9 +72,7 @@ def test_a_volume_of_a_directory_here_is_an_absolute_path(shared_daemon: Any, im
     (tmp_path / "x").mkdir()
     for source in ("./x", "x/../x", "~/x"):
         said = refused(shared_daemon, f"create {image} --volume {source}:/d", cwd=tmp_path, env={"HOME": str(tmp_path)})
-        assert ("source must be an absolute path of the host" in said) is (source == "x/../x"), (
-            said
-        )  # that is no volume's name
+        assert ("source must be an absolute path" in said) is (source == "x/../x"), said  # that is no volume's name
 
 
 @pytest.mark.parametrize("source", ["busybox:mine", "./project", ".", "ghcr.io/team/app"])

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from tests.support.clients import KINDS, Body, Kind, caught
+from tests.support.clients import KINDS, Body, Kind, caught, pause
 
 import sandkeep
 from sandkeep import blocking, model
@@ -31,6 +32,7 @@ EVENTS = [
     for n in range(1, 6)
 ]
 OUTPUT = b"one two three"
+PATIENCE_S = 0.3
 
 
 class Handler:
@@ -269,6 +271,29 @@ async def test_more_calls_than_connections_all_get_their_turn(
     most: list[int] = []
     await house.use(kind, body)
     assert max(most) <= 3
+
+
+async def test_a_daemon_that_gives_fewer_connections_is_waited_for(
+    house: House, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond a user's share it closes a connection at once. Calls then wait for those before them, however long."""
+    statistics = house.server.statistics
+    monkeypatch.setattr(house.server, "_admit", lambda peer: statistics().connections < 3)
+
+    async def body(client: Any) -> list[Any]:
+        async def wait() -> int | None:
+            code: int | None = (await client.process.wait("sbx_1", "p")).exit_code
+            return code
+
+        async def let_go() -> None:
+            began = time.monotonic()
+            while len(house.handler.calls) < 3 or time.monotonic() < began + 2 * PATIENCE_S:
+                await pause(kind)
+            house.let_go()
+
+        return await kind.together(*[wait] * 10, let_go)
+
+    assert await house.use(kind, body, patience_s=PATIENCE_S) == [*[7] * 10, None]
 
 
 async def test_a_quick_call_overtakes_those_that_wait(house: House, kind: Kind) -> None:

@@ -1,6 +1,5 @@
 """Clients whose daemon is killed or stopped, and started again, in the middle of what they do: a pause, and no more."""
 
-import asyncio
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ import pytest
 import trio
 from tests.conftest import RunningDaemon
 from tests.support.boxes import new_box
-from tests.support.clients import KINDS, Kind, caught
+from tests.support.clients import KINDS, Kind, caught, pause
 from tests.support.expect import until
 
 import sandkeep
@@ -29,7 +28,9 @@ from sandkeep.model import ExecResult
 from sandkeepd.api.listener import listening
 
 pytestmark = pytest.mark.needs("bwrap")
-MANY = 150
+MANY = 270
+"""More than a client has connections."""
+
 SLOW = "while [ ! -e go ]; do sleep 0.01; done"
 
 
@@ -398,8 +399,11 @@ def test_a_daemon_that_says_nothing_is_not_waited_for_longer(tmp_path: Path, kin
     path = str(tmp_path / "s")
 
     async def body(client: Any) -> None:
+        async def ask() -> bool:
+            return isinstance(await caught(client.daemon.ping()), StateError)
+
         listener.accept()[0].close()
-        assert isinstance(await caught(client.daemon.ping()), StateError)
+        assert await kind.together(ask, ask, ask) == [True] * 3
 
     with listening(path) as listener:
         listener.settimeout(60)
@@ -490,16 +494,6 @@ def test_closing_ends_the_pause(daemon: Any, kind: Kind) -> None:
 
 def client_daemon(client: Any) -> Any:
     return getattr(client, "_target", client)._daemon
-
-
-async def pause(kind: Kind) -> None:
-    """Let others go on."""
-    if kind.name == "trio":
-        await trio.sleep(0.01)
-    elif kind.name == "asyncio":
-        await asyncio.sleep(0.01)
-    else:
-        time.sleep(0.01)
 
 
 # -- at any moment ----------------------------------------------------------------------------------------------------

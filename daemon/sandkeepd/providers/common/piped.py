@@ -33,6 +33,9 @@ PIECE_BYTES: Final = 128 * 1024
 MAX_OUTPUT_BYTES: Final = 64 * 1024
 """Maximum bytes of a command's stdout that wait to be read; more is dropped."""
 
+MAX_UNREAD_BYTES: Final = 16 * 1024**2
+"""Maximum bytes of data that are received, and dropped, after their reader has gone."""
+
 DATA: Final = 1
 STDOUT: Final = 2
 _HEADER_BYTES: Final = 5
@@ -82,6 +85,7 @@ class PipedExec(Piped):
         self._pid: int | None = None
         self._is_finishing = False
         self._output = bytearray()
+        self._unread_bytes = 0
         self._words = bytearray()
         self._changed = trio.Event()
         self._error: SandkeepError | None = None
@@ -176,9 +180,14 @@ class PipedExec(Piped):
             self._output += piece[: MAX_OUTPUT_BYTES - len(self._output)]
             self._note_change()
         elif self._target is not None:
-            # Its reader or `finish` has closed it: the command goes on, to its end.
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            try:
                 await self._target.send_all(piece)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                # Its reader or `finish` has closed it: the command goes on, to its end, if that comes.
+                self._unread_bytes += len(piece)
+                if self._unread_bytes > MAX_UNREAD_BYTES:
+                    message = "the command in the sandbox goes on without a reader: it was cut off"
+                    raise ProviderError("provider_unavailable", message) from None
 
     async def begin(self) -> None:
         """Wait until the command is ready. Raises `provider_unavailable` when it takes too long."""

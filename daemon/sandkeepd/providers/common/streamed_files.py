@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import trio
+from msgspec import structs
 
 from sandkeep import failpoints
 from sandkeep.errors import SetupError, StateError
@@ -18,6 +19,7 @@ from sandkeep_store.archives.trees.read import Remarks
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest
+from sandkeepd.host import free_space
 from sandkeepd.host.cgroups.pause import Pause
 from sandkeepd.host.threads import Meter, run_in_thread
 from sandkeepd.host.unnamed_file import unnamed_file
@@ -26,7 +28,18 @@ from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.keeper_provider import HeldInstance
 from sandkeepd.providers.common.packing import CODECS, packed_files
 
+MOST_BYTES: Final = 64 << 30
+"""Maximum length of the archive of a workspace."""
+
+LIMITS: Final = structs.replace(NO_LIMITS, members=1_000_000)
+"""Limits of the content. Each member takes memory of the daemon's while it is verified."""
+
 _PIECE_BYTES: Final = 1 << 20
+_LOOK_BYTES: Final = 64 << 20
+"""Bytes after which the disk is looked at again."""
+
+_COPIES: Final = 3
+"""Copies of an archive that are on the disk at once: as it came, as it was written anew, and as a layer."""
 
 
 async def receive(instance: Instance, workspace: str, into: int) -> None:
@@ -37,18 +50,35 @@ async def receive(instance: Instance, workspace: str, into: int) -> None:
 
 
 def _receive(pipe: int, into: int) -> None:
-    """Read a pipe to its end, and close it. Raises `storage_unavailable`."""
+    """Read a pipe to its end, and close it. Raises `storage_unavailable`, and `quota_exceeded` for an archive that is
+    too long, or has no room.
+    """
+    size, limit = 0, 0
     with open(pipe, "rb", buffering=0) as source, storage_errors():
         while data := source.read(_PIECE_BYTES):
+            size += len(data)
+            if size > limit:
+                more = (free_space.room(into) - (_COPIES - 1) * size) // _COPIES
+                limit = min(size + min(_LOOK_BYTES, more), MOST_BYTES)
+            if size > limit:
+                raise _too_long(limit)
             while data:
                 data = data[os.write(into, data) :]
+
+
+def _too_long(limit: int) -> StateError:
+    message = (
+        f"the sandbox sends more than {limit} bytes, and the daemon has no room for more: remove files there, or free "
+        "space in the daemon's state directory"
+    )
+    return StateError("quota_exceeded", message, quota="archive", limit=limit)
 
 
 def repack(received: int, request: PackRequest, moved: Meter) -> PackedArchive:
     """Verify what a sandbox sent, and write it anew."""
     os.lseek(received, 0, os.SEEK_SET)
     remarks = Remarks()
-    archive = CheckedArchive(received, NO_LIMITS, without_device=lambda name: remarks.add(name, "device"))
+    archive = CheckedArchive(received, LIMITS, without_device=lambda name: remarks.add(name, "device"))
     return write(archive, request.output, CODECS[request.format], remarks, moved=moved)
 
 
