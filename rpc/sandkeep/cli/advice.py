@@ -16,20 +16,26 @@ TYPED: Final = "sandkeep.typed"
 """Key of the context's `meta` for the arguments as they were typed."""
 
 _MOST_SHOWN: Final = 40
-_BOUND: Final = re.compile(r"must be (?:integer|number) (>=|<=|>|<) (-?[\d.e+]+)")
-_BOUNDS: Final = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+_BOUND: Final = re.compile(
+    r"must be an? (?:integer|number)(?: or null)?, (at least|at most|more than|less than) (-?[\d.e+]+)"
+)
+_FIELD: Final = re.compile(r"(\w+)(?:\[\d+\])?(?:\.(\w+))?")
+"""A parameter, and a part of it such as the source of ``volumes[0].source``."""
 
 
 def reworded(error: SandkeepError, context: click.Context) -> str:
     """Return the error's message, with the name of a parameter replaced by the option and the text that were typed."""
-    field, colon, rest = error.message.partition(": ")
+    named, colon, rest = error.message.partition(": ")
+    found = _FIELD.fullmatch(named)
+    field, part = found.groups() if found else (named, None)
     param = next((p for p in context.command.params if colon and field in (p.name, f"{p.name}_id")), None)
     if param is None or error.code not in ("invalid", "permission_denied"):
         return error.message
     text = _typed(context, param)
     is_shown = text.isprintable() and 0 < len(text) <= _MOST_SHOWN and repr(text) not in rest
     shown = f" {shlex.quote(text)}" if is_shown else ""
-    return f"{_title(param)}{shown}: {_BOUND.sub(lambda found: _bound(found, param), rest)}"
+    problem = _BOUND.sub(lambda found: _bound(found, param), rest)
+    return f"{_title(param)}{shown}: {f'{part} ' if part else ''}{problem}"
 
 
 def _title(param: click.Parameter) -> str:
@@ -56,7 +62,7 @@ def _bound(found: re.Match[str], param: click.Parameter) -> str:
         bound = size(int(bound))
     elif param.type.name == "duration":
         bound = f"{float(bound):g} seconds"
-    return f"must be {_BOUNDS[found[1]]} {bound}"
+    return f"must be {found[1]} {bound}"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

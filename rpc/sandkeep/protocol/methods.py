@@ -71,7 +71,13 @@ Ignored = Annotated[
     Meta(max_length=64),
 ]
 Patterns = Annotated[
-    list[Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00\n]+$(?!\n)")]], Meta(max_length=64)
+    list[
+        Annotated[
+            str,
+            Meta(min_length=1, max_length=1024, pattern=r"^[^\x00\n]+$(?!\n)", description="One line, without NUL."),
+        ]
+    ],
+    Meta(max_length=64),
 ]
 Position = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Where = Position | Token

@@ -44,8 +44,8 @@ def refused(daemon: Any, line: str, **options: Any) -> str:
         ("create IMG --cpus 0", "--cpus 0: must be at least 0.01"),
         ("create IMG --name 'a b'", "--name 'a b': must be an id or name"),
         ("create IMG --idle-timeout -5", "--idle-timeout -5: must be more than 0 seconds"),
-        ("create IMG --env 'A B=c'", "--env: must be a variable's name"),
-        ("create IMG --volume 'a b:/d'", "--volume 'a b:/d': "),
+        ("create IMG --env 'A B=c'", "--env: each name must be a variable's name"),
+        ("create IMG --volume 'a b:/d'", "--volume 'a b:/d': source must be an absolute path of the host"),
         ("exec web1 --timeout 0s -- true", "--timeout 0s: must be more than 0 seconds"),
         ("exec 'a b' -- true", "SANDBOX 'a b': must be an id or name"),
         ("wait web1 worker --timeout -1", "--timeout -1: must be more than 0 seconds"),
@@ -72,7 +72,7 @@ def test_a_volume_of_a_directory_here_is_an_absolute_path(shared_daemon: Any, im
     (tmp_path / "x").mkdir()
     for source in ("./x", "x/../x", "~/x"):
         said = refused(shared_daemon, f"create {image} --volume {source}:/d", cwd=tmp_path, env={"HOME": str(tmp_path)})
-        assert ("characters that are not allowed" in said) is (source == "x/../x"), said  # that is no volume's name
+        assert ("source must be an absolute path" in said) is (source == "x/../x"), said  # that is no volume's name
 
 
 @pytest.mark.parametrize("source", ["busybox:mine", "./project", ".", "ghcr.io/team/app"])

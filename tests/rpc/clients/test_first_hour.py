@@ -3,6 +3,7 @@ daemon.
 """
 
 import inspect
+import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,29 @@ async def make_every_mistake(client: Any, project: str) -> None:
     assert (await of(sandbox.terminate())).status == "stopped"
 
 
+async def call_things_by_their_names(client: Any, project: str) -> None:
+    """Images, snapshots and sandboxes by the names they were given, and by the beginnings of their ids."""
+    word = f"by-name-{uuid.uuid4().hex[:12]}"
+    image = await of(client.images.create(project, name=f"{word}:1"))
+    sandbox = await of(client.sandboxes.create(f"{word}:1", name=word))
+    try:
+        assert sandbox.image_id == image.id
+        snapshot = await of(sandbox.snapshot(word))
+        await of(sandbox.files.write("answer", "0"))
+        await of(sandbox.restore(word))
+        assert await of(sandbox.files.read_text("answer")) == "42\n"
+        assert await of(client.snapshots.get(word)) == snapshot
+        assert await of(client.snapshots.get(snapshot.id[:-2])) == snapshot
+        assert await of(client.images.get(f"{word}:1")) == image
+        assert await of(client.sandboxes.get(word)) == sandbox
+        await of(image.tag(f"{word}:2"))
+        assert await of(client.images.get(f"{word}:2")) == image
+        await of(sandbox.terminate())
+        sandbox = await of(client.sandboxes.create(f"{word}:2", name=word))  # the name is free again
+    finally:
+        await of(sandbox.terminate())
+
+
 async def use_it_after_its_block(client: Any, project: str) -> None:
     """A client that was closed says so, instead of blaming the daemon."""
     image = await of(client.images.create(project))
@@ -172,7 +196,10 @@ async def use_it_after_its_block(client: Any, project: str) -> None:
         await of(client.sandboxes.create(image))
 
 
-STORIES = (run_break_and_restore, leave_a_process_and_come_back, make_every_mistake, use_it_after_its_block)
+STORIES = (
+    run_break_and_restore, leave_a_process_and_come_back, make_every_mistake, call_things_by_their_names,
+    use_it_after_its_block,
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
