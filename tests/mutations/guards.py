@@ -442,10 +442,24 @@ GUARDS = [
     # many users
     Guard(
         "Another owner's sandbox is not found",
-        "daemon/sandkeepd/core/access.py",
-        "if found is not None and (admin or found.owner == owner):",
+        "daemon/sandkeepd/core/naming.py",
+        "if found is not None and (asker.admin or found.owner == asker.owner):",
         "if found is not None:",
         "tests/daemon/core/test_access.py::test_another_owners_things_are_not_found_and_not_listed",
+    ),
+    Guard(
+        "The ids of another owner are not told by how they begin",
+        "daemon/sandkeepd/core/naming.py",
+        "objects.beginning_with(text, None if asker.admin else asker.owner)",
+        "objects.beginning_with(text, None)",
+        "tests/daemon/core/test_naming.py::test_others_objects_are_neither_found_nor_candidates",
+    ),
+    Guard(
+        "What is never copied is not copied by an exception from what is ignored",
+        "daemon/sandkeepd/host/caller_paths.py",
+        '''	set -- "$@" "$word"''',
+        '''	set -- "$word" "$@"''',
+        "tests/daemon/host/test_ignore.py::test_an_exception_reaches_nothing_that_is_never_copied",
     ),
     Guard(
         "Clients cannot send descriptors to the daemon",
