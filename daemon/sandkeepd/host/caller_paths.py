@@ -362,7 +362,7 @@ def _copy(source: str, caller: Caller, target: str, owner: int | None, names: in
             with writer:
                 try:
                     pipes = {reader.stderr: None, writer.stderr: None}
-                    complaints, errors = _drain(pipes, [reader, writer], lambda: moved(_bytes_read(writer.pid)))
+                    complaints, errors = _drain(pipes, [reader, writer], lambda: moved(_bytes_written(reader.pid)))
                 finally:
                     _kill(writer)
         finally:
@@ -456,10 +456,10 @@ def _drain(
     return list(output.values())
 
 
-def _bytes_read(pid: int) -> int:
-    """Return the bytes that a program has read so far; 0 if the kernel does not say."""
+def _bytes_written(pid: int) -> int:
+    """Return the bytes that a program has written so far; 0 if the kernel does not say."""
     with suppress(OSError, KeyError, ValueError), open(f"/proc/{pid}/io", encoding="ascii") as file:
-        return int(dict(line.split(": ") for line in file)["rchar"])
+        return int(dict(line.split(": ") for line in file)["wchar"])
     return 0
 
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.expect import until
+
+from sandkeep.protocol.clock import now_us, parse_rfc3339
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -341,3 +345,28 @@ def test_who_waits_for_a_suspended_sandbox_hears_of_it(shared_daemon: Any, box: 
                 client.process.write_stdin(box, "work", data=b"go\n")
             assert waiting.wait(60) == (0 if command == "logs" else 7)
             assert waiting.stderr.read() == b""
+
+
+def test_lines_that_come_have_the_times_of_their_arrival(shared_daemon: Any, box: str) -> None:
+    script = "echo before; printf half; read x; echo -line; echo after; echo wrong >&2; printf 'no\\rend'"
+    with shared_daemon.connect() as client:
+        client.process.launch(box, ["sh", "-c", script], name="work", stdin=True)
+        until(lambda: client.process.read(box, "work").stdout == b"before\nhalf")
+        with started(shared_daemon, "logs", box, "work", "--follow", "--timestamps") as following:
+            assert following.stdout.readline() == b"-                        before\n"
+            began = now_us()
+            client.process.write_stdin(box, "work", data=b"go\n", eof=True)
+            out, err = (stream.read().decode() for stream in (following.stdout, following.stderr))
+            assert following.wait(60) == 0
+    half, after, end = out.split("\n")
+    assert half == "-                        half-line"
+    assert re.fullmatch(r"\S{24} after\|\S{24} no\rend\|\S{24} wrong\n", f"{after}|{end}|{err}")
+    times = [parse_rfc3339(line[:24]) for line in (after, end, err)]
+    assert all(began - 1000 <= time <= now_us() for time in times)
+
+
+@pytest.mark.parametrize("words", [(), ("--follow", "--json")])
+def test_stored_output_holds_no_times(shared_daemon: Any, box: str, words: tuple[str, ...]) -> None:
+    done = shared_daemon.cli("logs", box, "work", "--timestamps", *words)
+    assert done.returncode == 2
+    assert b"stored output holds no times" in done.stderr

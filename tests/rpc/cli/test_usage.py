@@ -284,6 +284,8 @@ def test_no_command_needs_trio(tmp_path: Path) -> None:
         ("run box '' -- sh", "'NAME': it is empty"),
         ("get ''", "'SANDBOX': it is empty"),
         ("image rm ''", "'IMAGE...': it is empty"),
+        ("cp file :/tmp", "':/tmp' names no sandbox before the colon: maybe a variable is not set"),
+        ("cp box:file :", "':' names no sandbox before the colon"),
     ],
 )
 def test_no_word_of_a_program_stands_in_for_a_missing_name(line: str, refusal: str) -> None:

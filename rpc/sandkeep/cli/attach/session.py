@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final, Self
 
+from msgspec.structs import replace
+
 from sandkeep.cli.attach.frozen import SuspensionWatch
 from sandkeep.cli.attach.journals import STREAMS, Journals, last_lines, write_all
 from sandkeep.cli.attach.relay import Signals, feed
@@ -17,12 +19,14 @@ from sandkeep.cli.options import Frontend
 from sandkeep.clients.dial import is_lost
 from sandkeep.errors import SandkeepError, SetupError, StateError
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
+from sandkeep.protocol.clock import now_us, rfc3339
 from sandkeep.protocol.follow import OutputCursor
 
 AT_ONCE_S: Final = 0.01
 _BEYOND: Final = 2**62
 """An offset at which no journal has anything."""
 
+_NO_TIME: Final = b"-".ljust(len("2026-11-28T09:00:00.000Z"))
 _FILLED: Final = (
     "it exited with 0, but the sandbox's disk became full while it ran: check what it wrote, and remove files, or "
     "`sandkeep update --disk`"
@@ -47,6 +51,39 @@ class Descriptors:
             write_all(1, output.stdout)
         if "stderr" in self.streams:
             write_all(2, output.stderr)
+
+
+class Stamped:
+    """Output as `Descriptors`, each line after the time at which it was read. Earlier lines, before the offsets
+    `earlier` of both streams, have a dash: a journal holds no times.
+    """
+
+    def __init__(self, streams: Collection[str], earlier: tuple[int, int]) -> None:
+        self._sink = Descriptors(streams)
+        self._earlier = earlier
+        self._within_line = [False, False]
+
+    def __call__(self, output: ProcessOutput) -> None:
+        """Write both pieces out at once."""
+        out = self._stamp(0, output.stdout, output.stdout_offset)
+        err = self._stamp(1, output.stderr, output.stderr_offset)
+        self._sink(replace(output, stdout=out, stderr=err))
+
+    def _stamp(self, stream: int, data: bytes, offset: int) -> bytes:
+        now = rfc3339(now_us() // 1000 * 1000).replace("000Z", "Z").encode()
+        stamped = bytearray()
+        for line in _lines(data):
+            if not self._within_line[stream]:
+                stamped += (_NO_TIME if offset < self._earlier[stream] else now) + b" "
+            stamped += line
+            offset += len(line)
+            self._within_line[stream] = not line.endswith(b"\n")
+        return bytes(stamped)
+
+
+def _lines(data: bytes) -> list[bytes]:
+    *whole, rest = data.split(b"\n")
+    return [*(line + b"\n" for line in whole), *([rest] if rest else [])]
 
 
 class Collector:

@@ -41,6 +41,9 @@ def cp(front: Frontend, source: str, target: str) -> None:
     ends in /. stands for the directory's contents. A relative PATH starts at the sandbox's working directory; a local
     name with a colon is given as ./NAME. A single - is a tar archive on stdin or stdout.
     """
+    for word in (source, target):
+        if word.startswith(":") and not os.path.lexists(word):
+            raise click.UsageError(f"{word!r} names no sandbox before the colon: maybe a variable is not set")
     there, here = parse_location(source), parse_location(target)
     if there is None and here is None:
         raise click.UsageError("neither SRC nor DST is in a sandbox: give one of them as SANDBOX:PATH")

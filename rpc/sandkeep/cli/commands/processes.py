@@ -7,7 +7,7 @@ import click
 from msgspec.structs import replace
 
 from sandkeep.cli.attach.journals import STREAMS
-from sandkeep.cli.attach.session import Descriptors, Reader, exit_code, explain_limits
+from sandkeep.cli.attach.session import Descriptors, Reader, Stamped, exit_code, explain_limits
 from sandkeep.cli.display.output import LIMITS_MET, age, json_line, note, plain, status, table
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Duration, Frontend, command, common
@@ -53,6 +53,7 @@ def _print_json(output: ProcessOutput, stream: str | None) -> None:
 @command(
     examples=[
         "sandkeep logs $BOX server --tail 20 --follow",
+        "sandkeep logs $BOX server --follow --timestamps",
         "sandkeep logs $BOX build --stream stderr >errors",
         "sandkeep logs $BOX build --since 1048576",
     ]
@@ -63,20 +64,36 @@ def _print_json(output: ProcessOutput, stream: str | None) -> None:
 @click.option("--since", type=click.IntRange(0), metavar="OFFSET", help="Start at this byte of each stream.")
 @click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="Start at the last N lines of each stream.")
 @click.option("--stream", type=click.Choice(STREAMS), help="Show only this stream.")
+@click.option(
+    "--timestamps", "-t", is_flag=True, help="With --follow: begin each line that comes with the time of its arrival."
+)
 @common()
 def logs(
-    front: Frontend, sandbox: str, name: str, follow: bool, since: int | None, tail: int | None, stream: str | None
+    front: Frontend,
+    sandbox: str,
+    name: str,
+    follow: bool,
+    since: int | None,
+    tail: int | None,
+    stream: str | None,
+    timestamps: bool,
 ) -> None:
     """Show a process's output: its stdout on stdout, its stderr on stderr, byte for byte.
 
-    With --json: one document for each piece, with its offsets; bytes in base64.
+    With --json: one document for each piece, with its offsets; bytes in base64. Stored output holds no times: with
+    --timestamps lines from before the command have a dash.
     """
+    if timestamps and (not follow or front.as_json):
+        raise click.UsageError("--timestamps goes with --follow, and without --json: stored output holds no times")
     if since is not None and tail is not None:
         raise click.UsageError("--since and --tail cannot be combined: both say where to start")
     with Reader(front, sandbox, name) as reader:
         at = (since or 0, since or 0) if tail is None else reader.last_lines(tail)
         if front.as_json:
             reader.follow(partial(_print_json, stream=stream), *at, follow=follow)
+        elif timestamps:
+            reader.follow(Stamped((stream,) if stream else STREAMS, reader.sizes()), *at)
+            explain_limits(reader.process())
         else:
             _show(reader, Descriptors((stream,) if stream else STREAMS), at, follow=follow)
 
