@@ -13,6 +13,7 @@ from examples.plain_provider import open_plain
 from tests.support.fake_provider import open_fake
 from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.images import TOOLS
+from tests.support.modal import live
 from tests.support.modal.accounts import account_at, leaving_no_descriptors
 
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
@@ -162,6 +163,8 @@ class World:
         caller = Caller(uid=os.geteuid(), gid=os.getegid())
         base = TOOLS if self.kind == "modal" else None if self.engine is None else self.engine.guest()
         wanted = ImageRequest(kind="directory", source=str(self.source), base=base)
+        if self.account is not None and live.is_wanted():
+            wanted = live.image_of(self.source)
         made = await self.provider.images.make(self.image_id, wanted, caller, no_progress)
         self.details = made.details
         if self.shared:
@@ -271,9 +274,9 @@ def namespace(kubernetes: Any) -> str:
 
 
 @pytest.fixture(scope="session")
-def account(modal: Any) -> Account:
-    """An account at our double of Modal."""
-    return account_at(modal)
+def account(request: pytest.FixtureRequest) -> Account:
+    """An account at our double of Modal; with ``SANDKEEP_LIVE_MODAL=1`` the real one, of the SDK's own settings."""
+    return Account() if live.is_wanted() else account_at(request.getfixturevalue("modal"))
 
 
 @pytest.fixture(params=KINDS)

@@ -137,3 +137,20 @@ def test_no_source_names_a_machine_of_ours() -> None:
     pattern = re.compile(r"/work/|/root/\.")
     told = [str(path) for source in SOURCES for path in source.rglob("*.py") if pattern.search(path.read_text())]
     assert told == []
+
+
+@pytest.mark.parametrize(
+    ("program", "needs"),
+    [
+        pytest.param("kubernetes.server", "kubernetes.kubelet", id="kubernetes"),
+        pytest.param("modal.server", "modal.router", id="modal", marks=pytest.mark.needs("modal")),
+    ],
+)
+def test_doubles_know_nothing_of_us(program: str, needs: str) -> None:
+    """A double that shared our code, or our ideas, would prove nothing."""
+    imports = f"import sys, tests.support.{program}, tests.support.{needs}"
+    shows = "print([name for name in sys.modules if name.startswith('sandkeep')])"
+    found = subprocess.run(
+        [sys.executable, "-c", f"{imports}\n{shows}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "[]\n"

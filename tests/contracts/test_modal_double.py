@@ -46,6 +46,29 @@ def test_an_app_is_created_once(sdk: Any, app: Any) -> None:
         sdk.App.lookup("nowhere")
 
 
+def test_environments_are_apart(sdk: Any, app: Any) -> None:
+    other = f"env-{uuid.uuid4().hex[:8]}"
+    with pytest.raises(sdk.exception.NotFoundError, match=other):
+        sdk.App.lookup(app.name, environment_name=other, create_if_missing=True)
+    sdk.environments.create_environment(other)
+    with pytest.raises(sdk.exception.NotFoundError):
+        sdk.App.lookup(app.name, environment_name=other)
+    found = sdk.App.lookup(app.name, environment_name=other, create_if_missing=True)
+    assert found.app_id != app.app_id
+    name = f"box-{uuid.uuid4().hex[:8]}"
+    with boxes_of(sdk, found) as boxes:
+        made = boxes.create(name=name)
+        named = sdk.Sandbox.from_name(app.name, name, environment_name=other)
+        assert named.object_id == made.object_id
+        with pytest.raises(sdk.exception.NotFoundError):
+            sdk.Sandbox.from_name(app.name, name)
+
+
+def test_calls_that_are_not_served_say_so(boxes: Boxes) -> None:
+    with pytest.raises(boxes.sdk.exception.UnimplementedError, match="SandboxCreateConnectToken"):
+        boxes.create().create_connect_token()
+
+
 def test_versions_have_ids_of_their_own(boxes: Boxes, version: str) -> None:
     made = boxes.create("sleep", "100000")
     assert (len(made.object_id) == len("sb-") + 22) == (version == "0")

@@ -307,6 +307,11 @@ class KeeperInstance:
         await self._channel.remember_earlier()
         await self._helpers.end_earlier()
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no process runs and no answer about one is awaited, as far as is known."""
+        return not any(process.runs or process.awaited for process in self._channel.processes.values())
+
     def sweep(self) -> None:
         """Ask after ends that were not told. Nothing is waited for."""
         self._channel.sweep()

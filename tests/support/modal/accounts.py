@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from tests.support.expect import until
-from tests.support.modal.sdk import _sockets
+from tests.support.modal.sdk import open_sockets
 from tests.support.modal.service import Modal
 
 from sandkeepd.providers.modal.sdk import Account
@@ -19,6 +19,6 @@ def account_at(service: Modal, token: Mapping[str, str] | None = None) -> Accoun
 @contextlib.contextmanager
 def leaving_no_descriptors() -> Iterator[None]:
     """Check, at the end of a block, that this process has no more sockets and event loops than before."""
-    before = _sockets()
+    before = open_sockets()
     yield
-    until(lambda: _sockets() <= before, seen=lambda: _sockets() - before)
+    until(lambda: open_sockets() <= before, seen=lambda: open_sockets() - before)

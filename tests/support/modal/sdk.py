@@ -19,7 +19,7 @@ def open_sdk(service: Modal, **settings: str) -> Iterator[Any]:
     The SDK has a thread with an event loop, and connections that it closes when objects are collected. At the end they
     are closed, and the descriptors of this process are as before.
     """
-    before = _sockets()
+    before = open_sockets()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**service.environment, **settings}.items():
             patch.setenv(name, value)
@@ -29,7 +29,7 @@ def open_sdk(service: Modal, **settings: str) -> Iterator[Any]:
             yield modal
         finally:
             _close()
-    until(lambda: _sockets() <= before, seen=lambda: _sockets() - before)
+    until(lambda: open_sockets() <= before, seen=lambda: open_sockets() - before)
 
 
 def _close() -> None:
@@ -48,13 +48,15 @@ async def _close_connections() -> None:
     """Close the channels of this event loop: the SDK would leave them to the garbage collector."""
     from grpclib.client import Channel
 
+    loop = asyncio.get_running_loop()
     for found in gc.get_objects():
-        if issubclass(type(found), Channel):
+        if issubclass(type(found), Channel) and found._loop is loop:
             found.close()
     await asyncio.sleep(0)
 
 
-def _sockets() -> set[tuple[str, str]]:
+def open_sockets() -> set[tuple[str, str]]:
+    """Return the sockets and event queues of this process, by their numbers."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):

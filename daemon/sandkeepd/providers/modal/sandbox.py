@@ -120,6 +120,11 @@ class ModalInstance(RelayedInstance):
             sandbox_id, directory, watcher, remote=remote, program=PROGRAM, directory_there=DIRECTORY, **more
         )
 
+    def sweep(self) -> None:
+        """See `RelayedInstance.sweep`. A question is a call: a sandbox in which nothing runs is asked nothing."""
+        if not self.is_idle or self.relay.first_unconfirmed is not None:
+            super().sweep()
+
     async def _end_earlier(self) -> None:
         with suppress(SandkeepError):
             await self._at_modal.end_earlier()

@@ -15,7 +15,7 @@ from tests.support.modal.accounts import account_at
 from tests.support.modal.service import Modal
 
 from sandkeep.errors import SandkeepError
-from sandkeep.ids import IMAGE, SANDBOX, new_id
+from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import SandboxSpec
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.images import ImageRequest
@@ -84,9 +84,27 @@ async def test_an_idle_sandbox_costs_no_calls(house: House) -> None:
     with trio.fail_after(DEADLINE_S):
         while await calls_in(2):  # what the commands left behind is removed after a while
             pass
+    for box in boxes:
+        box.sweep()  # as the provider does every 20 s
     assert await calls_in(3) == {}
     assert set(house.service.calls()["open"]) == {"TaskExecStdioRead"}  # no poll is under way
     assert all([await box.is_alive() for box in boxes])
+
+
+async def test_a_sandbox_in_which_something_runs_is_asked_for_its_end(house: House) -> None:
+    box = await house.box()
+    await box.launch(Launch(process_id=new_id(PROCESS), command=["sleep", "100000"]))
+
+    async def asks() -> bool:
+        """A request before it may still be on its way."""
+        house.service.forget_calls()
+        box.sweep()
+        await trio.sleep(0.1)
+        return "TaskExecStdinWrite" in house.service.calls()["counts"]
+
+    with trio.fail_after(DEADLINE_S):
+        while not await asks():
+            pass
 
 
 # -- accounts ---------------------------------------------------------------------------------------------------------
