@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 from tests.support import template
 
@@ -36,6 +37,8 @@ NO_STATE_DIR = "/proc/sandkeep-tests-name-their-own"
 SHOWN_CHARACTERS = 8000
 """So much of the end of a daemon's log is shown with a failure."""
 
+hypothesis.settings.register_profile("sandkeep", deadline=None)  # how long an example takes is the machine's
+hypothesis.settings.load_profile("sandkeep")
 
 # -- engines ----------------------------------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ def test_what_makes_no_sense_is_refused_before_anything_happens(daemon: RunningD
     for words in (
         ["python", "--base", "x"], ["python", "--provider", "local"], [".", "--dockerfile", "none"], ["no such:name"],
         [".", "--provider", "local", "--base", "x"], ["notes.txt"], [".", "--base", "x", "--dockerfile", "hello"],
-        ["sandkeep:img_1"], ["/none"], [".", "--provider", "modal"],
+        ["sandkeep:img_1"], ["/none"], [".", "--provider", "nomad"],
     ):  # fmt: skip
         assert fails(daemon, *words, cwd=project)
     assert json.loads(daemon.cli("status", "--json").stdout)["position"] == before

@@ -33,7 +33,7 @@ from sandkeep.ids import new_id
 from sandkeep.system import confined
 
 pytestmark = pytest.mark.needs("bwrap")
-ONCE_MORE_S = 90.0
+ONCE_MORE_S = 600.0
 """How long the run as an ordinary user may take."""
 
 

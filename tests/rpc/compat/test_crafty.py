@@ -236,7 +236,7 @@ def test_a_stream_is_whole_also_beyond_what_one_answer_holds(sandbox_id: str) ->
 def test_a_provider_that_is_not_there_is_refused_with_words(project: str) -> None:
     with pytest.raises(SandkeepError) as refused:
         crafty.create_image(project, False, Provider.MODAL)
-    assert refused.value.code == "not_supported"
+    assert (refused.value.code, "MODAL_TOKEN_ID" in refused.value.message) == ("not_configured", True)
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def said(command: list[str], *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*command, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*command, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180)
 
 
 def test_a_client_gets_in_with_its_key_and_trusts_no_other_server(project: str, home: Path, modal: Any) -> None:
