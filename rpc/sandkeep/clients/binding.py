@@ -143,11 +143,15 @@ def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
 
 
 def _sendable(row: Method, name: str, value: Any) -> Any:
-    """Return a value that JSON can express: an object's id, a path as text. Raises TypeError, naming the parameter."""
+    """Return a value that JSON can express: an object's id, a path as text. Raises TypeError, and `invalid` for text
+    that is not UTF-8, naming the parameter.
+    """
     value = _plain(value)
     try:
         msgspec.json.encode(value)
-    except (TypeError, UnicodeEncodeError) as error:
+    except UnicodeEncodeError:
+        raise CallerError("invalid", f"{name}: must be valid UTF-8", field=name) from None
+    except TypeError as error:
         raise TypeError(f"{row.name}() cannot send {name}: {error}") from None
     return value
 
