@@ -29,6 +29,7 @@ class _ImageCreate(_Change, total=False):
     owner: str | None
     ignore: Sequence[str]
     patterns: Sequence[str]
+    ignore_files: bool
 
 class _ImageQuery(_Call, total=False):
     all: bool
