@@ -167,8 +167,8 @@ class LogEventLost(Event, frozen=True, kw_only=True):
 class ImageCreateRequested(Event, frozen=True, kw_only=True):
     """An image is about to be made from `source`: the absolute path of a directory, which is copied, put onto the image
     `base`, or built by its `dockerfile`; the reference of a container image; or the id of a snapshot. Of a directory
-    that is copied the names of `ignore` are left out, at any depth, and what `patterns` match. It is to be called
-    `name`.
+    that is copied the names of `ignore` are left out, at any depth, and what `patterns` match, and, with
+    `ignore_files`, those of the files of patterns in it. It is to be called `name`.
     """
 
     type = "image.create_requested"
@@ -184,6 +184,7 @@ class ImageCreateRequested(Event, frozen=True, kw_only=True):
     ignore: list[str] = field(default_factory=list)
     name: str | None = None
     patterns: list[str] = field(default_factory=list)
+    ignore_files: bool = True
 
 
 class ImageCreated(Event, frozen=True, kw_only=True):

@@ -74,7 +74,6 @@ class AsyncImageMethods:
     async def create(
         self,
         source: str | PathLike[str],
-        name: str | None = None,
         provider: str | None = None,
         base: str | None = None,
         dockerfile: str | PathLike[str] | None = None,
@@ -83,6 +82,8 @@ class AsyncImageMethods:
         owner: str | None = None,
         ignore: Sequence[str] = [],
         patterns: Sequence[str] = [],
+        ignore_files: bool = True,
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -103,7 +104,7 @@ class AsyncImageMethods:
         ``.sandkeepignore``, or else its ``.dockerignore``, says what is left
         out; then `patterns`, by the same rules, such as ``docs/*.html``, or
         ``!docs/a.html`` for an exception; and the names of `ignore` are left
-        out, at any depth.
+        out, at any depth. Without `ignore_files` these files do not count.
 
         The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is
         asked for. An older image that has it loses it.
@@ -2828,7 +2829,6 @@ class AsyncImages:
     async def create(
         self,
         source: str | PathLike[str],
-        name: str | None = None,
         provider: str | None = None,
         base: str | None = None,
         dockerfile: str | PathLike[str] | None = None,
@@ -2837,6 +2837,8 @@ class AsyncImages:
         owner: str | None = None,
         ignore: Sequence[str] = [],
         patterns: Sequence[str] = [],
+        ignore_files: bool = True,
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -2857,7 +2859,7 @@ class AsyncImages:
         ``.sandkeepignore``, or else its ``.dockerignore``, says what is left
         out; then `patterns`, by the same rules, such as ``docs/*.html``, or
         ``!docs/a.html`` for an exception; and the names of `ignore` are left
-        out, at any depth.
+        out, at any depth. Without `ignore_files` these files do not count.
 
         The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is
         asked for. An older image that has it loses it.
@@ -3236,7 +3238,6 @@ class BlockingImageMethods:
     def create(
         self,
         source: str | PathLike[str],
-        name: str | None = None,
         provider: str | None = None,
         base: str | None = None,
         dockerfile: str | PathLike[str] | None = None,
@@ -3245,6 +3246,8 @@ class BlockingImageMethods:
         owner: str | None = None,
         ignore: Sequence[str] = [],
         patterns: Sequence[str] = [],
+        ignore_files: bool = True,
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -3265,7 +3268,7 @@ class BlockingImageMethods:
         ``.sandkeepignore``, or else its ``.dockerignore``, says what is left
         out; then `patterns`, by the same rules, such as ``docs/*.html``, or
         ``!docs/a.html`` for an exception; and the names of `ignore` are left
-        out, at any depth.
+        out, at any depth. Without `ignore_files` these files do not count.
 
         The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is
         asked for. An older image that has it loses it.
@@ -5955,7 +5958,6 @@ class Images:
     def create(
         self,
         source: str | PathLike[str],
-        name: str | None = None,
         provider: str | None = None,
         base: str | None = None,
         dockerfile: str | PathLike[str] | None = None,
@@ -5964,6 +5966,8 @@ class Images:
         owner: str | None = None,
         ignore: Sequence[str] = [],
         patterns: Sequence[str] = [],
+        ignore_files: bool = True,
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -5984,7 +5988,7 @@ class Images:
         ``.sandkeepignore``, or else its ``.dockerignore``, says what is left
         out; then `patterns`, by the same rules, such as ``docs/*.html``, or
         ``!docs/a.html`` for an exception; and the names of `ignore` are left
-        out, at any depth.
+        out, at any depth. Without `ignore_files` these files do not count.
 
         The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is
         asked for. An older image that has it loses it.

@@ -115,7 +115,8 @@ class Story:
     def _images(self, client: Any) -> None:
         self.image = client.image.create(self.source, labels={"team": "blue"}).image_id
         client.image.create(self.source, labels={"team": "blue"})
-        other = client.image.create(self.source, clean=True).image_id
+        client.image.tag(self.image, "py:3.12")
+        other = client.image.create(self.source, clean=True, name="py:3.12").image_id
         client.image.remove(other)
         refused("invalid", client.image.create, f"{self.source}/absent")
         client.provider.choose(enabled=True)

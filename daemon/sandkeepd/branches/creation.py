@@ -93,7 +93,10 @@ class BranchCreation(SandboxBatch):
         if not (command.source or "").startswith("/"):
             message = f"source: {(command.source or '')[:200]!r} is not an absolute path; an image has a parameter"
             raise CallerError("invalid", message, field="source")
-        asked = ImageCreate(source=command.source or "", provider=command.provider, ignore=command.ignore)
+        # What a Docker image needs not, such as tests, is what branches are for.
+        asked = ImageCreate(
+            source=command.source or "", provider=command.provider, ignore=command.ignore, ignore_files=False
+        )
         image: Image = await self._images.create(part_of_request(request, "image.create", asked))
         return image.image_id
 

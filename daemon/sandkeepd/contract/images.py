@@ -12,7 +12,8 @@ from sandkeepd.contract.caller import Caller, Progress
 class ImageRequest(Struct, frozen=True, kw_only=True):
     """The request for an image. `source` is the absolute path of a directory, to be put onto the image `base` where the
     provider has such, or built by the `dockerfile` below it; or a reference. With `clean` earlier builds are not
-    reused. The names of `ignore` are left out at any depth, and what `patterns` match.
+    reused. The names of `ignore` are left out at any depth, and what `patterns` match, and, with
+    `ignore_files`, those of the directory's files of patterns.
     """
 
     kind: ImageKind
@@ -24,6 +25,7 @@ class ImageRequest(Struct, frozen=True, kw_only=True):
     owner: str = ""
     ignore: Sequence[str] = ()
     patterns: Sequence[str] = ()
+    ignore_files: bool = True
 
 
 class ImportedImage(Struct, frozen=True, kw_only=True):

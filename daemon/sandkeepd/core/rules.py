@@ -355,6 +355,7 @@ def create_image(
         dockerfile=source.dockerfile,
         ignore=command.ignore,
         patterns=command.patterns,
+        ignore_files=command.ignore_files,
         name=new_image_name(command.name) if command.name is not None else None,
     )
 

@@ -233,4 +233,5 @@ def _request(requested: events.ImageCreateRequested) -> ImageRequest:
         owner=requested.owner,
         ignore=requested.ignore,
         patterns=requested.patterns,
+        ignore_files=requested.ignore_files,
     )

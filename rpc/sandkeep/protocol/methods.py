@@ -136,14 +136,14 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Dockerfile. `clean` makes a new image even if one of the same content exists, and builds without the cache. An
     administrator can make it for another `owner`, such as ``key:ci``. Of a plain directory its ``.sandkeepignore``, or
     else its ``.dockerignore``, says what is left out; then `patterns`, by the same rules, such as ``docs/*.html``, or
-    ``!docs/a.html`` for an exception; and the names of `ignore` are left out, at any depth.
+    ``!docs/a.html`` for an exception; and the names of `ignore` are left out, at any depth. Without
+    `ignore_files` these files do not count.
 
     The owner can use `name`, such as ``py:3.12``, wherever an `image_id` is asked for. An older image that has it loses
     it.
     """
 
     source: Path
-    name: ImageName | None = None
     provider: Name | None = None
     base: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     dockerfile: Path | None = None
@@ -152,6 +152,8 @@ class ImageCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     owner: Owner | None = None
     ignore: Ignored = field(default_factory=list)
     patterns: Patterns = field(default_factory=list)
+    ignore_files: bool = True
+    name: ImageName | None = None
 
 
 class ImageRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any, Final, Protocol, TypeVar
 
 _FEW: Final = 64
@@ -45,7 +44,8 @@ class Objects(dict[str, T]):
         """
         self._index()
         for ids in self._sorted.values() if owner is None else [self._sorted.get(owner, [])]:
-            for object_id in islice(ids, bisect_left(ids, text), None):
+            for at in range(bisect_left(ids, text), len(ids)):
+                object_id = ids[at]
                 if not object_id.startswith(text):
                     break
                 if object_id in self:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.boxes import Box, new_box
-from tests.support.expect import refused
+from tests.support.expect import refused, until
 from tests.support.inside import inside
 
 from sandkeep import failpoints
@@ -80,8 +80,7 @@ def test_every_process_gets_a_cpu_limit_that_is_new(box: Box) -> None:
 def test_memory_below_what_is_used_is_refused_and_kills_nothing(box: Box) -> None:
     before = box.client.sandbox.get(box.id).spec
     box.client.process.launch(box.id, ["python3", "-c", HELD], name="holds", stdin=True)
-    while b"holds" not in box.client.process.read(box.id, "holds", wait_s=60).stdout:
-        pass
+    until(lambda: b"holds" in box.client.process.read(box.id, "holds").stdout, 60)
     done = box.daemon.cli("update", box.id, "--memory", "32M")
     assert done.returncode == 1
     assert b"end some, or choose a higher limit" in done.stderr

@@ -45,9 +45,18 @@ def test_the_files_of_patterns(shared_daemon: Any, project: Path) -> None:
     (project / ".dockerignore").write_text("**/*.pyc\ndocs\n!docs/a.html\n")
     left_out = {"src/main.pyc", "docs/b.html"}
     assert files(shared_daemon, str(project)) == ALL - left_out | {".dockerignore"}
+    assert files(shared_daemon, str(project), "--all-files") == ALL | {".dockerignore"}
     (project / ".sandkeepignore").write_text("**/.venv\n")  # in place of the other
     left_out = {".venv/pyvenv.cfg", "sub/.venv/x"}
     assert files(shared_daemon, str(project)) == ALL - left_out | {".dockerignore", ".sandkeepignore"}
+
+
+def test_branches_have_all_files(shared_daemon: Any, project: Path) -> None:
+    """Or a commit of theirs would find files in its way that they never saw."""
+    (project / ".dockerignore").write_text("docs\n")
+    box = shared_daemon.cli("branch", "create", str(project)).stdout.decode().strip()
+    assert shared_daemon.cli("exec", box, "--", "ls", "docs").stdout == b"a.html\nb.html\n"
+    assert shared_daemon.cli("rm", box).returncode == 0
 
 
 def test_options(shared_daemon: Any, project: Path) -> None:

@@ -51,11 +51,14 @@ NOT_SOURCE: Final = (".git", ".venv", "venv")
     metavar="PATTERN",
     help="Leave out files of this name, or of this pattern of .dockerignore (repeatable).",
 )
+@click.option("--all-files", is_flag=True, help="Leave out nothing that .sandkeepignore or .dockerignore says.")
 @click.option("--source-only", is_flag=True, help="Leave out .git and virtual environments (.venv, venv).")
 @click.option("--owner", metavar="OWNER", help="Create it for another owner, such as key:ci. For administrators.")
 @label_option
 @common()
-def create(front: Frontend, source: str, ignore: tuple[str, ...], *, source_only: bool, **options: Any) -> None:
+def create(
+    front: Frontend, source: str, ignore: tuple[str, ...], *, all_files: bool, source_only: bool, **options: Any
+) -> None:
     """Create an image and print its id.
 
     PATH is a directory or a Dockerfile: a plain directory is copied for the local provider; a Dockerfile, or a
@@ -68,6 +71,7 @@ def create(front: Frontend, source: str, ignore: tuple[str, ...], *, source_only
     names = [*filter(_is_name, ignore), *(NOT_SOURCE if source_only else ())]
     patterns = [word for word in ignore if not _is_name(word)]
     given = non_empty(**options, ignore=names or None, patterns=patterns or None)
+    given |= {"ignore_files": False} if all_files else {}
     try:
         with progress("creating an image") as display, front.client() as client:
             image = client.image.create(path_or_ref, progress=display, **given)
