@@ -463,10 +463,10 @@ class AsyncSandboxMethods:
         """
     async def list(
         self,
-        labels: dict[str, str] = {},
         all: bool = False,
         after: str | None = None,
         limit: int = 1000,
+        labels: dict[str, str] = {},
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SandboxList:
@@ -532,10 +532,10 @@ class AsyncSandboxMethods:
     async def update(
         self,
         sandbox_id: str,
-        cpus: float | None = None,
-        memory_bytes: int | None = None,
-        pids: int | None = None,
         disk_bytes: int | None = None,
+        memory_bytes: int | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
         network: Literal["none", "host", "bridge"] | None = None,
         *,
         command_id: str | None = None,
@@ -1698,10 +1698,10 @@ class AsyncSandbox:
         """
     async def update(
         self,
-        cpus: float | None = None,
-        memory_bytes: int | None = None,
-        pids: int | None = None,
         disk_bytes: int | None = None,
+        memory_bytes: int | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
         network: Literal["none", "host", "bridge"] | None = None,
         *,
         command_id: str | None = None,
@@ -2561,8 +2561,8 @@ class AsyncSandboxes:
         """
     async def list(
         self,
-        labels: dict[str, str] = {},
         all: bool = False,
+        labels: dict[str, str] = {},
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncSandbox]:
@@ -3622,10 +3622,10 @@ class BlockingSandboxMethods:
         """
     def list(
         self,
-        labels: dict[str, str] = {},
         all: bool = False,
         after: str | None = None,
         limit: int = 1000,
+        labels: dict[str, str] = {},
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.SandboxList:
@@ -3691,10 +3691,10 @@ class BlockingSandboxMethods:
     def update(
         self,
         sandbox_id: str,
-        cpus: float | None = None,
-        memory_bytes: int | None = None,
-        pids: int | None = None,
         disk_bytes: int | None = None,
+        memory_bytes: int | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
         network: Literal["none", "host", "bridge"] | None = None,
         *,
         command_id: str | None = None,
@@ -4847,10 +4847,10 @@ class Sandbox:
         """
     def update(
         self,
-        cpus: float | None = None,
-        memory_bytes: int | None = None,
-        pids: int | None = None,
         disk_bytes: int | None = None,
+        memory_bytes: int | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
         network: Literal["none", "host", "bridge"] | None = None,
         *,
         command_id: str | None = None,
@@ -5695,8 +5695,8 @@ class Sandboxes:
         """
     def list(
         self,
-        labels: dict[str, str] = {},
         all: bool = False,
+        labels: dict[str, str] = {},
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[Sandbox]:

@@ -392,10 +392,10 @@ class SandboxRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SandboxQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`all` adds those that ended. `labels` all match."""
 
-    labels: Labels = field(default_factory=dict)
     all: bool = False
     after: Name | None = None
     limit: Limit = 1000
+    labels: Labels = field(default_factory=dict)
 
 
 class StatsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -432,10 +432,10 @@ class SandboxUpdate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     sandbox_id: Name
-    cpus: Cpus | None = None
-    memory_bytes: MemoryBytes | None = None
-    pids: ProcessLimit | None = None
     disk_bytes: DiskBytes | None = None
+    memory_bytes: MemoryBytes | None = None
+    cpus: Cpus | None = None
+    pids: ProcessLimit | None = None
     network: model.Network | None = None
 
 
