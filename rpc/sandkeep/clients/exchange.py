@@ -63,7 +63,7 @@ _GREETING_S: Final = 10.0
 _CANCEL_S: Final = 10.0
 """Seconds that a call that was given up waits for the id of its process."""
 
-_LAUNCH: Final = "process.launch_requested"
+_LAUNCHES: Final = frozenset(row.name for row in METHODS.values() if row.intent == "process.launch_requested")
 _OURS: Final = (SandkeepError, GeneratorExit)
 """Errors that end a call without its being given up by its caller, who may wait for nothing with the second."""
 
@@ -202,7 +202,7 @@ class Pool:
         self._idle.append(channel)
         if self.is_closed:
             self._close_idle(None)
-        else:
+        elif len(self._idle) > 1:
             oldest = next(iter(self._idle), channel)
             if oldest.idle_since < now - IDLE_S or len(self._idle) > MAX_IDLE:
                 self._close_idle(1)
@@ -261,8 +261,7 @@ class Exchange:
         self._method = method
         self._retry = Retry(pool.daemon, method, params)
         self._progress = progress or pool.daemon.on_progress
-        row = METHODS.get(method)
-        self._launch = params.get("command_id") if row is not None and row.intent == _LAUNCH else None
+        self._launch = params.get("command_id") if method in _LAUNCHES else None
         self._is_under_way = False
 
     def steps(self) -> Steps[Answer]:
@@ -319,7 +318,17 @@ class Exchange:
         self._is_under_way = True
         with suppress(OSError):  # the daemon closed the connection: its reason may still be there to be read
             yield SEND, channel.sock, data
-        return (yield from _receive(channel, None))
+        while True:  # as `_receive` does, whose generator every call would have to make
+            try:
+                data = yield RECEIVE, channel.sock, None
+            except OSError:
+                data = b""
+            try:
+                answer = channel.feed(data)
+            except EOFError:
+                return None
+            if answer is not None:
+                return answer
 
     def _connect(self) -> Steps[Channel]:
         """Connect to the daemon, once it is there, and verify that it is the same as before, before any change."""
