@@ -88,20 +88,23 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
     ) -> KubernetesInstance:
         decided = msgspec.convert(plan, Plan)
         job = partial(self._job, sandbox_id, spec, decided, sorted(secrets))
-        return await self._undone_on_error(sandbox_id, plan, lambda: self._create(job, secrets))
+        return await self._undone_on_error(sandbox_id, lambda: self._create(job, secrets), plan)
 
     async def create_from(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, secrets: list[str]
     ) -> KubernetesInstance:
         """Make a sandbox of a pod snapshot, which the plan names; `secrets` are the names of those in it."""
         job = partial(self._job, sandbox_id, spec, plan, secrets)
-        return await self._undone_on_error(sandbox_id, {"name": plan.name}, lambda: self._create_restored(job))
+        return await self._undone_on_error(sandbox_id, lambda: self._create_restored(job), {"name": plan.name})
 
     async def _undone_on_error(
-        self, sandbox_id: str, plan: Mapping[str, Any], create: Callable[[], Awaitable[KubernetesInstance]]
+        self,
+        sandbox_id: str,
+        create: Callable[[], Awaitable[KubernetesInstance]],
+        plan: Mapping[str, Any] | None = None,
     ) -> KubernetesInstance:
         try:
-            return await super()._undone_on_error(sandbox_id, plan, create)
+            return await super()._undone_on_error(sandbox_id, create, plan)
         except BaseException:
             self.objects.forget_keeper()
             raise
