@@ -55,15 +55,15 @@ class RelayedProvider(KeeperProvider[RelayedT]):
     # Making
 
     async def _undone_on_error(
-        self, sandbox_id: str, plan: Mapping[str, Any], create: Callable[[], Awaitable[RelayedT]]
+        self, sandbox_id: str, create: Callable[[], Awaitable[RelayedT]], plan: Mapping[str, Any] | None = None
     ) -> RelayedT:
-        """Make a sandbox, and remove all of it on any error."""
+        """Make a sandbox, and remove all of it on any error. `plan` is what `terminate` needs of the plan."""
         self.layout.prepare()
         try:
             return await create()
         except BaseException:
             with trio.CancelScope(shield=True):
-                await self._remove_remains(sandbox_id, plan)
+                await self._remove_remains(sandbox_id, plan or {})
             raise
 
     async def _remove_remains(self, sandbox_id: str, plan: Mapping[str, Any]) -> None:

@@ -240,6 +240,8 @@ class Cluster:
 
     async def api(self) -> Api:
         """Return the client. Raises `not_configured`."""
+        if self._api is not None:  # looked at first, as a lock takes longer
+            return self._api
         async with self._connecting:
             if self._api is None:
                 self._api = await trio.to_thread.run_sync(connect, self._kubeconfig or settings.KUBECONFIG())

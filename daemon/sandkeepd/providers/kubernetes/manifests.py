@@ -16,15 +16,16 @@ from sandkeep.kubernetes.names import label_value
 from sandkeep.kubernetes.pod_snapshots import OWNER_LABEL, RESTORE_ANNOTATION
 from sandkeep.model import SandboxSpec
 from sandkeepd.providers.common.inside import MARK
+from sandkeepd.providers.kubernetes.marks import (
+    LOG_LABEL,
+    NETWORK_LABEL,
+    OWNER_ANNOTATION,
+    SANDBOX_LABEL,
+    SESSION_LABEL,
+)
 from sandkeepd.providers.kubernetes.plan import WORKSPACE, Plan
 
 Json: TypeAlias = dict[str, Any]
-
-SANDBOX_LABEL: Final = "sandkeep.sandbox"
-LOG_LABEL: Final = "sandkeep.log"
-SESSION_LABEL: Final = "sandkeep.session"
-NETWORK_LABEL: Final = "sandkeep.network"
-OWNER_ANNOTATION: Final = "sandkeep.owner"
 
 CONTAINER: Final = "sandbox"
 """The name of the container in pods that are made here."""

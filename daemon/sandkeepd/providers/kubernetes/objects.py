@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, StateError
-from sandkeep.kubernetes.claims import POD_NAME_ANNOTATION
 from sandkeep.kubernetes.pod_snapshots import restore_state
 from sandkeep.settings import kubernetes as settings
 from sandkeepd.providers.kubernetes import forms, manifests
 from sandkeepd.providers.kubernetes.cluster import PODS, Api, Cluster, Json, Kind, read_document
 from sandkeepd.providers.kubernetes.forms import Form, Forms
-from sandkeepd.providers.kubernetes.manifests import LOG_LABEL, SANDBOX_LABEL, Job
+from sandkeepd.providers.kubernetes.manifests import Job
+from sandkeepd.providers.kubernetes.marks import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.kubernetes.observed import Metadata, Observed, is_running, why_hopeless, why_waiting
 from sandkeepd.providers.kubernetes.requests import CONFLICT, ENGINE, GONE, RefusedError
 from sandkeepd.providers.kubernetes.watch import Watch, until
@@ -65,9 +65,10 @@ class Objects:
 
     async def forms(self) -> Forms:
         """Return the resources that the cluster has, as they were at the first use."""
-        async with self._preparing:
-            if self._forms is None:
-                self._forms = await self._cluster.call(forms.discover)
+        if self._forms is None:  # looked at first, as a lock takes longer
+            async with self._preparing:
+                if self._forms is None:
+                    self._forms = await self._cluster.call(forms.discover)
         return self._forms
 
     async def discover(self) -> Forms:
@@ -79,12 +80,19 @@ class Objects:
 
     async def keeper(self, machine: str) -> str:
         """Return the name of the ConfigMap with the keeper, which is made if need be, and compared now and then."""
+        if (known := self._checked_keeper(machine)) is not None:
+            return known
         async with self._preparing:
-            name, checked = self._keeper.get(machine, ("", 0.0))
-            if not name or trio.current_time() - checked > CHECKED_S:
-                name = await self._cluster.call(lambda api: forms.prepare_namespace(api, machine))
-                self._keeper[machine] = name, trio.current_time()
+            if (known := self._checked_keeper(machine)) is not None:
+                return known
+            name = await self._cluster.call(lambda api: forms.prepare_namespace(api, machine))
+            self._keeper[machine] = name, trio.current_time()
         return name
+
+    def _checked_keeper(self, machine: str) -> str | None:
+        """Return the name of the ConfigMap if it was compared not long ago."""
+        name, checked = self._keeper.get(machine, (None, 0.0))
+        return name if trio.current_time() - checked <= CHECKED_S else None
 
     def forget_keeper(self) -> None:
         """Make the ConfigMap with the keeper again before the next sandbox: somebody may have deleted it."""
@@ -93,9 +101,7 @@ class Objects:
     async def watch(self, kind: Kind) -> Watch:
         """Return the watch of a kind, once it knows the objects. Raises `provider_unavailable`."""
         if kind not in self._watches:
-            found = self._watches[kind] = Watch(
-                self._cluster, kind, manifests.selector(self._log_id), manifests.SANDBOX_LABEL
-            )
+            found = self._watches[kind] = Watch(self._cluster, kind, manifests.selector(self._log_id))
             self._nursery.start_soon(found.run)
         await self._watches[kind].synced(SYNCED_S)
         return self._watches[kind]
@@ -156,7 +162,7 @@ class Objects:
         found = await self._cluster.call(lambda api: api.get(kind, job.plan.name))
         if found is None:
             return
-        if (found.label(SANDBOX_LABEL), found.label(LOG_LABEL)) != (job.sandbox_id, job.log_id):
+        if (found.labels.sandbox, found.labels.log) != (job.sandbox_id, job.log_id):
             message = (
                 f"the cluster has an object {job.plan.name!r} that is not Sandkeep's: delete it, or choose another name"
             )
@@ -334,7 +340,7 @@ def _pod_of(pods: Watch, sandbox_id: str, made: Made, objects: Watch) -> Observe
     sandbox = objects.get(sandbox_id, made.uid) if made.form == "sandbox" else None
     if pod is None or sandbox is None:
         return pod
-    return pod if pod.metadata.name in (sandbox.metadata.name, sandbox.annotation(POD_NAME_ANNOTATION)) else None
+    return pod if pod.metadata.name in (sandbox.metadata.name, sandbox.annotations.pod_name) else None
 
 
 def _require_hope(seen: list[Observed]) -> None:

@@ -4,7 +4,10 @@ from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta, Raw, Struct, field
 
+from sandkeep.kubernetes.claims import POD_NAME_ANNOTATION
+from sandkeep.kubernetes.pod_snapshots import RESTORE_ANNOTATION
 from sandkeepd.contract.instance import Ending
+from sandkeepd.providers.kubernetes.marks import LOG_LABEL, SANDBOX_LABEL, SAVED_ANNOTATION, SUSPENDED_ANNOTATION
 
 _MOST_SHOWN: Final = 300
 
@@ -86,6 +89,28 @@ class Owner(Struct, frozen=True):
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MOST_NAME)]
 
 
+class Labels(Struct, frozen=True, gc=False, rename={"sandbox": SANDBOX_LABEL, "log": LOG_LABEL}):
+    """The labels that matter here. A thousand sandboxes have 2,000 objects, each with a dozen labels."""
+
+    sandbox: str = ""
+    log: str = ""
+
+
+class Annotations(
+    Struct, frozen=True, gc=False,
+    rename={
+        "restored_from": RESTORE_ANNOTATION, "pod_name": POD_NAME_ANNOTATION, "suspended_as": SUSPENDED_ANNOTATION,
+        "saved": SAVED_ANNOTATION,
+    },
+):  # fmt: skip
+    """The annotations that matter here."""
+
+    restored_from: str = ""
+    pod_name: str = ""
+    suspended_as: str = ""
+    saved: str = ""
+
+
 class Metadata(Struct, frozen=True, rename="camel"):
     """The metadata that all objects have."""
 
@@ -96,8 +121,8 @@ class Metadata(Struct, frozen=True, rename="camel"):
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     finalizers: list[str] | None = None
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
+    labels: Labels = Labels()
+    annotations: Annotations = Annotations()
     owner_references: list[Owner] | None = None
 
 
@@ -126,13 +151,15 @@ class Observed(Struct, frozen=True):
     spec: Spec = Spec()
     status: Status = Status()
 
-    def label(self, name: str) -> str:
-        """Return a label; empty where there is none."""
-        return (self.metadata.labels or {}).get(name, "")
+    @property
+    def labels(self) -> Labels:
+        """Its labels."""
+        return self.metadata.labels
 
-    def annotation(self, name: str) -> str:
-        """Return an annotation; empty where there is none."""
-        return (self.metadata.annotations or {}).get(name, "")
+    @property
+    def annotations(self) -> Annotations:
+        """Its annotations."""
+        return self.metadata.annotations
 
     @property
     def controller(self) -> str:

@@ -31,7 +31,7 @@ from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.kubernetes import manifests
 from sandkeepd.providers.kubernetes.cluster import Api, Json, Kind
 from sandkeepd.providers.kubernetes.instance import KubernetesInstance
-from sandkeepd.providers.kubernetes.manifests import LOG_LABEL
+from sandkeepd.providers.kubernetes.marks import LOG_LABEL, SAVED_ANNOTATION, SUSPENDED_ANNOTATION
 from sandkeepd.providers.kubernetes.objects import DELETED_S
 from sandkeepd.providers.kubernetes.observed import Metadata, Observed
 from sandkeepd.providers.kubernetes.plan import Plan
@@ -52,12 +52,6 @@ ANSWERED_S: Final = 60.0
 """Seconds for the requests before and after that."""
 
 CHECKPOINT_LABEL: Final = "sandkeep.checkpoint"
-SUSPENDED_ANNOTATION: Final = "sandkeep.suspended-as"
-"""The annotation of a Sandbox that names the PodSnapshot from which it was, or is to be, resumed."""
-
-SAVED_ANNOTATION: Final = "sandkeep.saved"
-"""The annotation of a Sandbox of which there may be a PodSnapshot that goes with it."""
-
 _IN_PLACE: Final = "a pod is not restored over itself: restore the checkpoint as a new sandbox"
 _CLAIMED: Final = "a pod of a SandboxClaim is its controller's to start: make a checkpoint, and restore that"
 
@@ -263,7 +257,7 @@ def _trigger_name(text: str) -> str:
 
 def is_suspended(sandbox: Observed | None) -> bool:
     """Return True for a Sandbox that Sandkeep has suspended."""
-    return sandbox is not None and sandbox.is_suspended and bool(sandbox.annotation(SUSPENDED_ANNOTATION))
+    return sandbox is not None and sandbox.is_suspended and bool(sandbox.annotations.suspended_as)
 
 
 class PodPauses(Pauses):
@@ -307,7 +301,7 @@ class PodPauses(Pauses):
         kind, made = await self._provider.objects.kind("sandbox"), instance.place.made
         sandbox = await self._provider.cluster.call(lambda api: api.get(kind, made.name))
         is_ours = sandbox is not None and sandbox.metadata.uid == made.uid
-        snapshot = sandbox.annotation(SUSPENDED_ANNOTATION) if sandbox is not None and is_ours else ""
+        snapshot = sandbox.annotations.suspended_as if sandbox is not None and is_ours else ""
         if not snapshot:
             raise StateError("not_ready", f"sandbox {instance.sandbox_id} was not suspended by Sandkeep")
         version = (await self._provider.objects.forms()).sandboxes or ""

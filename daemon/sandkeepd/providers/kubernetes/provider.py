@@ -16,7 +16,6 @@ import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep.kubernetes.pod_snapshots import RESTORE_ANNOTATION
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
@@ -31,13 +30,11 @@ from sandkeepd.providers.kubernetes import plan as kubernetes_plan
 from sandkeepd.providers.kubernetes.cluster import PODS, Cluster
 from sandkeepd.providers.kubernetes.images import KubernetesImages
 from sandkeepd.providers.kubernetes.instance import KubernetesInstance
-from sandkeepd.providers.kubernetes.manifests import LOG_LABEL, SANDBOX_LABEL, Job
+from sandkeepd.providers.kubernetes.manifests import Job
 from sandkeepd.providers.kubernetes.objects import Made, Objects
 from sandkeepd.providers.kubernetes.observed import Observed, ending_of, has_ended
 from sandkeepd.providers.kubernetes.plan import Plan
 from sandkeepd.providers.kubernetes.pod_snapshots import (
-    SAVED_ANNOTATION,
-    SUSPENDED_ANNOTATION,
     KubernetesCheckpoints,
     PodPauses,
     PodSaver,
@@ -91,20 +88,23 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
     ) -> KubernetesInstance:
         decided = msgspec.convert(plan, Plan)
         job = partial(self._job, sandbox_id, spec, decided, sorted(secrets))
-        return await self._undone_on_error(sandbox_id, plan, lambda: self._create(job, secrets))
+        return await self._undone_on_error(sandbox_id, lambda: self._create(job, secrets), plan)
 
     async def create_from(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, secrets: list[str]
     ) -> KubernetesInstance:
         """Make a sandbox of a pod snapshot, which the plan names; `secrets` are the names of those in it."""
         job = partial(self._job, sandbox_id, spec, plan, secrets)
-        return await self._undone_on_error(sandbox_id, {"name": plan.name}, lambda: self._create_restored(job))
+        return await self._undone_on_error(sandbox_id, lambda: self._create_restored(job), {"name": plan.name})
 
     async def _undone_on_error(
-        self, sandbox_id: str, plan: Mapping[str, Any], create: Callable[[], Awaitable[KubernetesInstance]]
+        self,
+        sandbox_id: str,
+        create: Callable[[], Awaitable[KubernetesInstance]],
+        plan: Mapping[str, Any] | None = None,
     ) -> KubernetesInstance:
         try:
-            return await super()._undone_on_error(sandbox_id, plan, create)
+            return await super()._undone_on_error(sandbox_id, create, plan)
         except BaseException:
             self.objects.forget_keeper()
             raise
@@ -265,7 +265,7 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
         own = await self.objects.own(sandbox_id, place.made)
         if own is None and await self.objects.pod(sandbox_id, place.made, place.pod_uid) is None:
             await self._require_its_cluster(sandbox_id, place)
-        if own is not None and own.annotation(SAVED_ANNOTATION):
+        if own is not None and own.annotations.saved:
             self._saved.add(sandbox_id)
         await self.objects.delete(sandbox_id, place.made, (place.pod, place.pod_uid))
         if sandbox_id in self._saved:
@@ -278,25 +278,22 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
         return self._with_watches(await probe.capabilities(self.name, self.cluster, self.objects))
 
     async def found(self) -> tuple[list[str], list[str]]:
-        ours = (labels for _, labels in await self._labels() if labels.get(LOG_LABEL) == self.log_id)
-        return sorted({labels[SANDBOX_LABEL] for labels in ours}), []
-
-    async def _labels(self) -> list[tuple[str, dict[str, str]]]:
-        """Return the names and labels of all objects of sandboxes, of any log."""
-        return [(each.metadata.name, each.metadata.labels or {}) for _, each in await self.objects.listed()]
+        ours = (each.labels for _, each in await self.objects.listed() if each.labels.log == self.log_id)
+        return sorted({labels.sandbox for labels in ours}), []
 
     async def clean_up(self, ledger: Ledger) -> Swept:
         """See `Provider.clean_up`. A cluster that only its user's own tools know is not asked without need."""
         if not self.cluster.is_named and not ledger.plans():
             return Swept()
         removed, foreign, failures = dict[str, None](), dict[str, None](), list[SandkeepError]()
-        for name, labels in await self._labels():
-            if labels.get(LOG_LABEL) != self.log_id:
-                foreign[f"sandbox {labels[SANDBOX_LABEL]} of log {labels.get(LOG_LABEL)}: object {name}"] = None
-            elif not ledger.owns_sandbox(labels[SANDBOX_LABEL]):  # asked last, as sandboxes are made meanwhile
+        for _, each in await self.objects.listed():
+            labels = each.labels
+            if labels.log != self.log_id:
+                foreign[f"sandbox {labels.sandbox} of log {labels.log}: object {each.metadata.name}"] = None
+            elif not ledger.owns_sandbox(labels.sandbox):  # asked last, as sandboxes are made meanwhile
                 try:
-                    await self.terminate(labels[SANDBOX_LABEL], {}, {})
-                    removed[f"sandbox {labels[SANDBOX_LABEL]}"] = None
+                    await self.terminate(labels.sandbox, {}, {})
+                    removed[f"sandbox {labels.sandbox}"] = None
                 except SandkeepError as error:  # it keeps no other from being removed
                     failures.append(error)
         removed |= dict.fromkeys(await self._saver.sweep(ledger))
@@ -307,8 +304,8 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
 
 def _is_same(pod: Observed, handle: Handle, sandbox: Observed | None) -> bool:
     """Return True if a pod is that of the handle, or was restored from it by Sandkeep."""
-    snapshot = sandbox.annotation(SUSPENDED_ANNOTATION) if sandbox is not None else ""
-    restored = bool(snapshot) and pod.annotation(RESTORE_ANNOTATION) == snapshot
+    snapshot = sandbox.annotations.suspended_as if sandbox is not None else ""
+    restored = bool(snapshot) and pod.annotations.restored_from == snapshot
     return pod.metadata.uid == handle.pod_uid or restored
 
 

@@ -44,16 +44,15 @@ class _GoneError(Exception):
 
 
 class Watch:
-    """The objects of a kind with the labels of `selector`, as the cluster shows them. `label` names the sandbox.
+    """The objects of a kind with the labels of `selector`, as the cluster shows them.
 
     Anybody may give an object these labels: whoever asks for one says its uid, or that of its controller.
     """
 
-    def __init__(self, cluster: Cluster, kind: Kind, selector: str, label: str) -> None:
+    def __init__(self, cluster: Cluster, kind: Kind, selector: str) -> None:
         self.kind = kind
         self._cluster = cluster
         self._selector = selector
-        self._label = label
         self._objects: dict[str, tuple[Observed, ...]] = {}
         self._count = 0
         self._waiting: dict[str, set[trio.Event]] = {}
@@ -187,16 +186,16 @@ class Watch:
             self._drop(found)
         elif self._count < LIST_OBJECTS:
             self._keep(found)
-        self._notify(found.label(self._label))
+        self._notify(found.labels.sandbox)
 
     def _keep(self, found: Observed) -> None:
         self._drop(found)
-        sandbox_id = found.label(self._label)
+        sandbox_id = found.labels.sandbox
         self._objects[sandbox_id] = (*self._objects.get(sandbox_id, ()), found)
         self._count += 1
 
     def _drop(self, found: Observed) -> None:
-        sandbox_id = found.label(self._label)
+        sandbox_id = found.labels.sandbox
         known = self._objects.get(sandbox_id, ())
         left = tuple(each for each in known if each.metadata.uid != found.metadata.uid)
         self._count -= len(known) - len(left)

@@ -241,7 +241,7 @@ EVENTS: dict[str, object] = {
     "a bookmark without a version": event({"metadata": {}}, "BOOKMARK"),
     "an error without a code": event({}, "ERROR"),
     "an error that is a text": event("gone", "ERROR"),
-    "labels that are numbers": event(pod(labels={"a": 1})),
+    "labels that are numbers": event(pod(labels={"sandkeep.sandbox": 1})),
     "a long line": b"x" * 200_000,
     "no end of a line": b'{"type":',
     "depth": b"[" * 200_000 + b"\n",
@@ -264,7 +264,7 @@ async def test_an_event(
         return events(EVENTS[name]) if begun == 1 else events(event(pod(name="q", uid="u-2", resourceVersion="9")))
 
     server.reply = reply
-    watch = Watch(cluster, PODS, "", "sandkeep.sandbox")
+    watch = Watch(cluster, PODS, "")
     nursery.start_soon(watch.run)
     with trio.fail_after(60):
         await watch.synced(30)
@@ -286,7 +286,7 @@ async def test_an_object_that_is_malformed_hides_no_other(
         return page(pod(), pod(name="q", uid="u-2")) if listed == 1 else page({"metadata": 1}, pod(name="q", uid="u-3"))
 
     server.reply = reply
-    watch = Watch(cluster, PODS, "", "sandkeep.sandbox")
+    watch = Watch(cluster, PODS, "")
     nursery.start_soon(watch.run)
     with trio.fail_after(60):
         await watch.synced(30)

@@ -19,7 +19,8 @@ from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.processes import Launch
 from sandkeepd.providers.kubernetes import objects as kubernetes_objects
 from sandkeepd.providers.kubernetes.cluster import CONFIG_MAPS, NETWORK_POLICIES, PODS, Cluster
-from sandkeepd.providers.kubernetes.manifests import CLOSED_POLICY, LOG_LABEL, SANDBOX_LABEL
+from sandkeepd.providers.kubernetes.manifests import CLOSED_POLICY
+from sandkeepd.providers.kubernetes.marks import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.kubernetes.provider import KubernetesProvider, open_kubernetes
 
 pytestmark = pytest.mark.needs("root")
