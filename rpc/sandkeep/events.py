@@ -850,7 +850,7 @@ class SnapshotStored(Event, frozen=True, kw_only=True):
     `here`, until its store answers. `digest` is ``sha256:…`` of its bytes. `remarks` counts files that were omitted or
     changed, by reason. `places` was recorded by the oldest daemons, which had not recorded it before. `kind` is that of
     an imported archive if it is another than was requested: one of a workspace is a layer over an image that is a whole
-    root file system.
+    root file system. `modal_image_id` is an image of the sandbox at that moment, which Modal keeps besides.
     """
 
     type = "snapshot.stored"
@@ -865,6 +865,7 @@ class SnapshotStored(Event, frozen=True, kw_only=True):
     unsent: str | None = None
     places: list[Place] | None = None
     kind: SnapshotKind | None = None
+    modal_image_id: str | None = None
 
 
 class SnapshotSent(Event, frozen=True, kw_only=True):

@@ -61,6 +61,7 @@ POINTS: Final = (
     "modal.staged",
     "modal.made",
     "modal.secrets",
+    "modal.saved",
     "modal.ended",
     "launch.written",
     "launch.sent",

@@ -350,7 +350,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     the snapshot `parent_id`, or from the image `image_id`. `pause_ms` is the time for which the sandbox was frozen.
     `imported` is true for a foreign archive. `digest`, `size_bytes` and `member_count` are those of the archive,
     `content_bytes` those of the files in it. `remarks` counts files that were omitted or changed, by reason, such as
-    ``socket``.
+    ``socket``. Of a sandbox at Modal there is an image besides, `modal_image_id`, with which sandboxes there begin.
     """
 
     snapshot_id: str
@@ -378,6 +378,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     remarks: dict[str, int] = field(default_factory=dict)
     error: str | None = None
     note: str | None = None
+    modal_image_id: str | None = None
 
 
 class SnapshotList(Struct, frozen=True, kw_only=True):

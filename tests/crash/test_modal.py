@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("modal")]
 SIDE_BY_SIDE = 2
 
 POINTS = ["launch.answered", *(point for point in failpoints.POINTS if point.startswith("modal."))]
-OUTCOMES = ("image.created", "sandbox.created", "sandbox.terminated")
+OUTCOMES = ("image.created", "sandbox.created", "snapshot.stored", "snapshot.deleted", "sandbox.terminated")
 COMMITS = [f"{outcome}:{failpoints.BEFORE}" for outcome in OUTCOMES]
 """Modal has done something that is not on record."""
 
@@ -33,7 +33,7 @@ def dies_at(point: str, root: str, source: str, modal: Any) -> Story:
     daemon.env |= {failpoints.SETTING: point, **modal.environment}
     try:
         story.start()
-        story.tell(source, grows=False, base=TOOLS, provider="modal")
+        story.tell(source, lambda: keeps(story), grows=False, base=TOOLS, provider="modal")
         story.stop()
         check(story)
         assert left_at(modal, daemon.state_dir) == []
@@ -42,6 +42,17 @@ def dies_at(point: str, root: str, source: str, modal: Any) -> Story:
         daemon.env.pop(failpoints.SETTING, None)
         daemon.clear()
     return story
+
+
+def keeps(story: Story) -> None:
+    """Make a snapshot of the sandbox, begin another sandbox with it, and delete both."""
+    saved = story.ask("snapshot.create", story.sandboxes[-1])
+    assert saved.modal_image_id
+    box = story.ask("snapshot.restore", saved.snapshot_id, secrets={"KEY": "s3cret"}).sandbox_id
+    story.sandboxes.append(box)
+    assert story.look(lambda client: client.sandbox.read_file(box, path="note")).data == b"noted"
+    story.ask("sandbox.terminate", box)
+    story.ask("snapshot.delete", saved.snapshot_id)
 
 
 def left_at(modal: Any, state_dir: str) -> list[str]:

@@ -111,6 +111,14 @@ class Layering(Protocol):
         """
         ...
 
+    def over_own_image(self, files: Mapping[str, Any], modal_image_id: str) -> dict[str, Any]:  # noqa: ARG002
+        """Return `files` that can be had of an image of the same files, too, which `PackedFiles` named. No effect."""
+        return dict(files)
+
+    async def has_own_image(self, plan: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Return True if a sandbox of this plan can begin without its kept files, with an image of the same ones."""
+        return False
+
     def needs_image(self, files: Mapping[str, Any]) -> bool:
         """Return True if some of these files are the image's."""
         ...

@@ -51,7 +51,7 @@ class PackRequest(Struct, frozen=True, kw_only=True):
 
 class PackedFiles(Struct, frozen=True, kw_only=True):
     """The content of a packed archive. `pause_ms` is as in `CopiedChanges`. `remarks` counts the files that are missing
-    or changed in it, by reason.
+    or changed in it, by reason. `modal_image_id` is an image of the same files, which Modal has besides.
     """
 
     sha256: str
@@ -60,6 +60,7 @@ class PackedFiles(Struct, frozen=True, kw_only=True):
     content_bytes: int
     pause_ms: float | None
     remarks: dict[str, int] = field(default_factory=dict)
+    modal_image_id: str | None = None
 
 
 class Snapshotting(Protocol):
@@ -91,3 +92,7 @@ class Snapshotting(Protocol):
         and the sandbox goes on. Raises `not_ready` when the files are gone, `storage_unavailable`.
         """
         ...
+
+    async def discard_image(self, modal_image_id: str) -> None:
+        """Delete the image that `pack` made besides an archive, where it does. Safe to repeat."""
+        assert not modal_image_id, "this provider makes none"

@@ -73,7 +73,14 @@ class FromSnapshot(Maker):
         self._progress = progress
 
     async def make(self, provider: Provider, sandbox: SandboxState) -> Instance:
-        """See `Maker.make`."""
+        """See `Maker.make`. A provider that has an image of the same files needs no archive, unless it is gone."""
+        if await layering(provider).has_own_image(sandbox.requested.plan):
+            try:
+                return await super().make(provider, sandbox)
+            except CallerError as error:
+                if error.code != "not_found":
+                    raise
+                await self._progress(f"using the archive: {error.message}")
         await self._unpacking.unpack(self._snapshot, sandbox.requested.provider, self._progress)
         return await super().make(provider, sandbox)
 
@@ -142,6 +149,8 @@ class Restores:
         core, provider = self._core, self._core.provider_of(snapshot)
         layers = layering(provider)
         files = await layers.files_of_layers(names_of(core, snapshot), image_beneath(core, snapshot))
+        if snapshot.stored is not None and snapshot.stored.modal_image_id is not None:
+            files = layers.over_own_image(files, snapshot.stored.modal_image_id)
         image_id = snapshot.requested.image_id or snapshot.snapshot_id
         return self._reservations.intent(
             sandbox_id, provider, image_id, spec, request.caller, request.params.secrets,

@@ -152,6 +152,7 @@ class SnapshotRemoval(Removal[SnapshotState]):
         kept = self._is_built_on(order.stream)
         if not kept:
             await self.clear(order.stream, order.subject.traces)
+            await self._discard_image(order.subject)
             failpoints.reach("snapshot.removed")
         return [NewEvent(order.stream, events.SnapshotDeleted(kept=kept), order.subject.sandbox_id)]
 
@@ -165,6 +166,15 @@ class SnapshotRemoval(Removal[SnapshotState]):
         then = f"the end of snapshot {snapshot_id} is ordered, and will be carried out when that answers"
         await self.insist(snapshot_id, partial(self._archives.remove, places), then)
         await trio.to_thread.run_sync(self._archives.drop_catalogue, snapshot_id)
+
+    async def _discard_image(self, snapshot: SnapshotState) -> None:
+        """Delete the image that a provider keeps besides the archive, however often that takes."""
+        image = snapshot.stored.modal_image_id if snapshot.stored is not None else None
+        if image is not None:
+            provider = self.core.provider_of(snapshot)
+            then = f"the end of snapshot {snapshot.snapshot_id} is ordered, and will be carried out when that answers"
+            work = partial(snapshotting(provider).discard_image, image)
+            await self.insist(snapshot.snapshot_id, work, then, provider=provider.name)
 
     def _is_built_on(self, snapshot_id: str) -> bool:
         return self._builders.count(snapshot_id) > 0 or any(children(self.core.state, snapshot_id))
@@ -323,4 +333,5 @@ def stored_of(packed: PackedFiles, written_as: model.ArchiveFormat, making: Maki
         remarks=packed.remarks,
         here=making.here if making.unsent else None,
         unsent=making.unsent,
+        modal_image_id=packed.modal_image_id,
     )

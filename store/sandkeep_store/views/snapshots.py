@@ -125,6 +125,7 @@ class SnapshotState(ObjectState, kw_only=True, array_like=True):
             remarks=stored.remarks if stored is not None else {},
             error=self.error[1] if self.error else None,
             note=self._note(),
+            modal_image_id=stored.modal_image_id if stored is not None and self.has_archive else None,
         )
 
 

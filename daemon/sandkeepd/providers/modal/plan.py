@@ -46,7 +46,8 @@ class Details(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class Plan(Struct, frozen=True, kw_only=True):
     """The decision of `ModalProvider.plan`. `layers` are the files of its workspace, each hiding parts of the next;
-    with any, none of the image's are there.
+    with any, none of the image's are there. `snapshot_image_id` is an image at Modal that has them, as long as it is
+    there.
     """
 
     owner: str
@@ -60,6 +61,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     regions: list[str] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
     over_image: bool = True
+    snapshot_image_id: str | None = None
 
     @property
     def timeout_s(self) -> int:

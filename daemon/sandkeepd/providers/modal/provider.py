@@ -13,15 +13,15 @@ from typing import Any, Final
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from sandkeep import failpoints
-from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
 from sandkeep.kubernetes.names import label_value
 from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
 from sandkeep.settings import modal as settings
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
-from sandkeepd.contract.layers import WorkspaceRoots
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.keeper import program
 from sandkeepd.keeper.watcher import Watcher
@@ -29,9 +29,9 @@ from sandkeepd.providers.common.inside import MARK, WORKSPACE
 from sandkeepd.providers.common.keeper_provider import running
 from sandkeepd.providers.common.relayed_provider import RelayedProvider
 from sandkeepd.providers.common.remote import readable
-from sandkeepd.providers.common.streamed_layers import StreamedLayers, StreamedSnapshots
 from sandkeepd.providers.modal import plan as modal_plan
 from sandkeepd.providers.modal import probe
+from sandkeepd.providers.modal.files import ModalLayers, ModalSnapshots
 from sandkeepd.providers.modal.images import ModalImages
 from sandkeepd.providers.modal.plan import Plan
 from sandkeepd.providers.modal.sandbox import Handle, ModalInstance, ModalRemote, first_argv
@@ -46,8 +46,6 @@ SESSION_TAG: Final = "sandkeep-session"
 LISTED_S: Final = 2.0
 """Seconds for which a list is used again: a daemon that starts adopts all its sandboxes by one."""
 
-IMAGE_FILES: Final = "the files of Modal's images are there alone"
-
 
 class ModalProvider(RelayedProvider[ModalInstance]):
     """See `Provider`. It runs tasks of its own, so `open_modal` makes it."""
@@ -60,8 +58,8 @@ class ModalProvider(RelayedProvider[ModalInstance]):
         super().__init__(state_dir, log_id, watcher, nursery, service)
         self.service = service
         self.images = self.builder = ModalImages(service, self.layout)
-        self.snapshots = StreamedSnapshots(self, WORKSPACE)
-        self.layers = self._layers = ModalLayers(self, IMAGE_FILES)
+        self.snapshots = ModalSnapshots(self, service)
+        self.layers = self._layers = ModalLayers(self, service)
         self._listing = trio.Lock()
         self._listed: tuple[float, list[Seen]] = (-LISTED_S, [])
 
@@ -86,6 +84,7 @@ class ModalProvider(RelayedProvider[ModalInstance]):
     async def _create(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, secrets: Mapping[str, str]
     ) -> ModalInstance:
+        plan = await self._image_for(plan)
         workspace_name = await self.service.call(Sdk.workspace)
         await self.in_thread(self._make_mirror, sandbox_id)
         modal_id, sandbox = await self._make(sandbox_id, spec, plan, sorted(secrets))
@@ -102,9 +101,16 @@ class ModalProvider(RelayedProvider[ModalInstance]):
             await self._layers.send(instance, WORKSPACE, [layer.name for layer in plan.layers])
         return instance
 
+    async def _image_for(self, plan: Plan) -> Plan:
+        """Return the plan as it is carried out: with an image of its kept files, or with these."""
+        names = [layer.name for layer in plan.layers]
+        if plan.snapshot_image_id is None or all([await self._layers.has_layer(name) for name in names]):
+            return plan
+        return replace(plan, modal_image_id=plan.snapshot_image_id, layers=[])
+
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Plan, secrets: Sequence[str]) -> tuple[str, Any]:
         """Make the sandbox at Modal, or return the one that an earlier attempt made."""
-        argv = first_argv(program.read(modal_plan.MACHINE), empties=bool(plan.layers))
+        argv = first_argv(program.read(modal_plan.MACHINE), sandbox_id, empties=bool(plan.layers))
         wanted = {
             "name": sandbox_id, "tags": self._tags(sandbox_id, spec, plan), "env": _environment(spec, secrets),
             **modal_plan.options(plan),
@@ -139,8 +145,8 @@ class ModalProvider(RelayedProvider[ModalInstance]):
     ) -> ModalInstance:
         """Hold a sandbox, and follow it, until it is released."""
         instance = ModalInstance(
-            sandbox_id, self.files(sandbox_id), self._watcher, place=place,
-            remote=ModalRemote(self.service, sandbox, place.modal_sandbox_id), relay=self._relay(sandbox_id),
+            sandbox_id, self.files(sandbox_id), self._watcher, place=place, relay=self._relay(sandbox_id),
+            remote=ModalRemote(self.service, sandbox, place.modal_sandbox_id, sandbox_id),
             nursery=self.nursery, isolation=isolation, handle=msgspec.to_builtins(place),
             env={MARK: sandbox_id, **_environment(spec, place.secrets)},
             working_dir=spec.working_dir or place.workspace,
@@ -275,16 +281,6 @@ ENDED_S: Final = 60.0
 
 class _RunsError(Exception):
     """Raised where the end of a sandbox is asked for that runs."""
-
-
-class ModalLayers(StreamedLayers):
-    """See `StreamedLayers`."""
-
-    async def workspace(self, plan: Mapping[str, Any], image_id: str) -> WorkspaceRoots:
-        if plan.get("has_files") and not plan.get("layers"):
-            message = f"{IMAGE_FILES}: make a snapshot of a new sandbox, and compare with that"
-            raise SetupError("not_supported", message)
-        return await super().workspace(plan, image_id)
 
 
 def _environment(spec: SandboxSpec, secrets: Sequence[str]) -> dict[str, str]:

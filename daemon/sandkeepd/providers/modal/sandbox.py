@@ -24,13 +24,14 @@ PROGRAM: Final = f"{INSIDE}/keeper"
 
 _FIRST: Final = """
 umask 022
-rm -rf "$1" && { [ -z "$4" ] || rm -rf "$2"; } && mkdir -p "$1" "$2" &&
+rm -rf "$1" && { [ -z "$4" ] || rm -rf "$2"; } && mkdir -p "$1" "$2" && : >"$1/$5" &&
 printf %s "$3" | base64 -d >"$1/keeper.new" && chmod 755 "$1/keeper.new" &&
 mv "$1/keeper.new" "$1/keeper" && cd "$2" && exec "$1/keeper" -p "$1/io"
 """
 _BEHIND: Final = """
-tries=0
-while ! [ -p "$0/in/.control" ] && [ "$tries" -lt 500 ]; do
+tries=0 mark=$1
+shift
+while ! { [ -e "$mark" ] && [ -p "$0/in/.control" ]; } && [ "$tries" -lt 500 ]; do
     tries=$((tries + 1))
     sleep 0.02 2>/dev/null || sleep 1
 done
@@ -58,21 +59,23 @@ class Handle(Struct, frozen=True, kw_only=True):
     name: str = ""
 
 
-def first_argv(program: bytes, *, empties: bool = False) -> list[str]:
+def first_argv(program: bytes, sandbox_id: str, *, empties: bool = False) -> list[str]:
     """Return the first command of a sandbox, with the keeper in it: they end together. It holds no secret.
 
-    With `empties` the workspace begins without the image's files.
+    With `empties` the workspace begins without the image's files. A file named by the sandbox tells its directory from
+    that of a snapshot with which it began.
     """
     keeper = base64.b64encode(program).decode()
-    return ["sh", "-c", _FIRST, "sh", INSIDE, WORKSPACE, keeper, "empty" if empties else ""]
+    return ["sh", "-c", _FIRST, "sh", INSIDE, WORKSPACE, keeper, "empty" if empties else "", sandbox_id]
 
 
 class ModalRemote:
     """Runs commands in a sandbox. See `Remote`."""
 
-    def __init__(self, service: Service, sandbox: "_Sandbox", modal_id: str) -> None:
+    def __init__(self, service: Service, sandbox: "_Sandbox", modal_id: str, sandbox_id: str) -> None:
+        self._sandbox_id = sandbox_id
         self._service = service
-        self._sandbox = sandbox
+        self.sandbox = sandbox
         self.name = f"sandbox {modal_id} at Modal"
 
     def exec(
@@ -84,15 +87,15 @@ class ModalRemote:
         size: tuple[int, int] | None = None,
     ) -> AbstractAsyncContextManager[ModalStream]:
         """See `Remote.exec`."""
-        return open_exec(self._service, self._sandbox, command, stderr=stderr, size=size)
+        return open_exec(self._service, self.sandbox, command, stderr=stderr, size=size)
 
     @asynccontextmanager
     async def channel(self, command: Sequence[str]) -> AsyncIterator[ModalStream]:
         """See `Remote.channel`. The command starts once the keeper serves, which takes a moment in a new sandbox."""
-        argv = ["sh", "-c", _BEHIND, DIRECTORY, *command]
+        argv = ["sh", "-c", _BEHIND, DIRECTORY, f"{INSIDE}/{self._sandbox_id}", *command]
         async with AsyncExitStack() as stack:
             async with self._service.opening:
-                stream = await stack.enter_async_context(open_exec(self._service, self._sandbox, argv))
+                stream = await stack.enter_async_context(open_exec(self._service, self.sandbox, argv))
             yield stream
 
     async def end_earlier(self) -> None:
@@ -102,7 +105,7 @@ class ModalRemote:
 
     def release(self) -> None:
         """Close the connection to the sandbox's machine."""
-        self._service.loop.spawn(self._sandbox.detach)
+        self._service.loop.spawn(self.sandbox.detach)
 
 
 class ModalInstance(RelayedInstance):
@@ -113,7 +116,7 @@ class ModalInstance(RelayedInstance):
         **more: Any,
     ) -> None:  # fmt: skip
         self.place = place
-        self._at_modal = remote
+        self.at_modal = remote
         super().__init__(
             sandbox_id, directory, watcher, remote=remote, program=PROGRAM, directory_there=DIRECTORY, **more
         )
@@ -125,11 +128,11 @@ class ModalInstance(RelayedInstance):
 
     async def _end_earlier(self) -> None:
         with suppress(SandkeepError):
-            await self._at_modal.end_earlier()
+            await self.at_modal.end_earlier()
         await super()._end_earlier()
 
     async def aclose(self) -> None:
         was_closed = self.is_closed
         await super().aclose()
         if not was_closed:
-            self._at_modal.release()
+            self.at_modal.release()

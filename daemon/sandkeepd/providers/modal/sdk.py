@@ -27,6 +27,9 @@ MOST_LISTED: Final = 100_000
 MOST_LOG_BYTES: Final = 4096
 """The end of a failed build's log that its error shows."""
 
+SNAPSHOT_S: Final = 300
+"""Seconds that an image of a sandbox may take."""
+
 ENDED_S: Final = 30
 """Seconds that the service may take to end a sandbox that was terminated."""
 
@@ -183,6 +186,22 @@ class Sdk:
 
         with suppress(NotFoundError):  # as `modal.experimental.image_delete`
             await self._client._stub.ImageDelete(api_pb2.ImageDeleteRequest(image_id=image_id))  # noqa: SLF001
+
+    async def snapshot(self, sandbox: "_Sandbox") -> str:
+        """Make an image of all files of a sandbox; return its id. Modal keeps it for 30 days."""
+        image = await sandbox.snapshot_filesystem(timeout=SNAPSHOT_S)
+        return str(image.object_id)
+
+    async def has_image(self, image_id: str) -> bool:
+        """Return True if there is an image of that id."""
+        from modal.exception import NotFoundError
+        from modal_proto import api_pb2
+
+        try:
+            await self._client._stub.ImageFromId(api_pb2.ImageFromIdRequest(image_id=image_id))  # noqa: SLF001
+        except NotFoundError:
+            return False
+        return True
 
     # Sandboxes
 

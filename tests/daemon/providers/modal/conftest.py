@@ -64,8 +64,9 @@ class House:
 Opener = Callable[..., AbstractAsyncContextManager[House]]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def nothing_is_left() -> Iterator[None]:
+    """Check at the end of a module that nothing of the SDK is left in this process."""
     with leaving_no_descriptors():
         yield
 

@@ -12,7 +12,7 @@ from sandkeepd.providers.common.remote import BrokenExecError, Outcome, Remote, 
 from sandkeepd.providers.modal import exec as exec_module
 from sandkeepd.providers.modal.exec import STDERR_BYTES
 
-pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("modal")]
+pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("modal"), pytest.mark.usefixtures("nothing_is_left")]
 
 MUCH = random.Random(5).randbytes(3_000_000)
 

@@ -26,7 +26,7 @@ from sandkeepd.providers.modal.provider import ending_of, open_modal
 from sandkeepd.providers.modal.sandbox import PROGRAM, ModalInstance
 from sandkeepd.providers.modal.sdk import Account, Result
 
-pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("modal")]
+pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("modal"), pytest.mark.usefixtures("nothing_is_left")]
 
 
 # -- what Modal gets to know ------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from tests.support.modal.accounts import leaving_no_descriptors
 
 from sandkeepd.providers.modal.loop import Loop
 
-pytestmark = pytest.mark.needs("modal")
+pytestmark = [pytest.mark.needs("modal"), pytest.mark.usefixtures("nothing_is_left")]
 
 
 async def _value() -> int:
