@@ -246,7 +246,7 @@ def _environment() -> dict[str, str]:
     """Copy our variables, also in a thread while pytest changes the one that names the test."""
     while True:
         with contextlib.suppress(KeyError, RuntimeError):
-            return dict(os.environ)
+            return {name: value for name, value in os.environ.items() if not name.startswith("MODAL_")}
 
 
 class RunningDaemon:
@@ -257,7 +257,8 @@ class RunningDaemon:
         self.state_dir = os.path.join(root, "state")
         self.socket = os.path.join(root, "sock")
         self.log = os.path.join(root, "daemon.log")
-        self.env = {**_environment(), "SANDKEEP_STATE_DIR": self.state_dir, "SANDKEEP_SOCKET": self.socket}
+        ours = {"SANDKEEP_STATE_DIR": self.state_dir, "SANDKEEP_SOCKET": self.socket}
+        self.env = {**_environment(), **ours, "MODAL_CONFIG_PATH": "/nonexistent"}  # nobody's account is charged
         self.command = [sys.executable, "-m", "sandkeep.cli"]
         self.program = DAEMON
         self.process: subprocess.Popen[bytes] | template.Forked | None = None

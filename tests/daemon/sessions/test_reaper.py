@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 from msgspec.structs import replace
 from tests.store.views.test_views import ISOLATION, Log, launch, requested_sandbox
-from tests.support.expect import refused, refused_async, until
+from tests.support.expect import refused, refused_async, until, until_async
 from tests.support.inside import Inside, inside
 
 from sandkeep import events, model
@@ -204,12 +203,12 @@ async def test_ends_of_one_owner_that_hang_keep_no_session_of_others(
     for uid, count in ((1, ENDS_AT_ONCE + ENDS_OF_OWNER + 2), (2, 1)):
         image = await daemon.image(source, owner=f"uid:{uid}")
         for number in range(count):
-            await daemon.call("session.ensure", uid, id=f"s{number}", image=image, max_lifetime_s=60)
+            await daemon.call("session.ensure", uid, id=f"s{number}", image=image, max_lifetime_s=3600)
     async with trio.open_nursery() as closes:
         for number in range(ENDS_AT_ONCE):
             closes.start_soon(closed, daemon, f"s{number}")
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        daemon.clock.later_s = 61
+        await until_async(lambda: [each.status for each in sessions.values()].count("stopping") == ENDS_AT_ONCE)
+        daemon.clock.later_s = 3601
         for _ in range(2):
             await daemon.sessions.reaper.look()
             assert (ending(1), ending(2)) == (ENDS_OF_OWNER, 1)
