@@ -82,7 +82,7 @@ class ModalProvider(RelayedProvider[ModalInstance]):
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any]
     ) -> ModalInstance:
         decided = msgspec.convert(plan, Plan)
-        return await self._undone_on_error(sandbox_id, plan, lambda: self._create(sandbox_id, spec, decided, secrets))
+        return await self._undone_on_error(sandbox_id, lambda: self._create(sandbox_id, spec, decided, secrets), plan)
 
     async def _create(
         self, sandbox_id: str, spec: SandboxSpec, plan: Plan, secrets: Mapping[str, str]
