@@ -1,11 +1,13 @@
 """Totals of copies: counted beside the copy, here and in a sandbox."""
 
+import ast
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.expect import until
 
+import sandkeep.cli
 from sandkeep.cli.commands.cp import Total
 from sandkeep.cli.options import Frontend
 
@@ -61,3 +63,23 @@ def test_a_copy_shows_its_total(shared_daemon: Any, box: str, tmp_path: Path) ->
         transfer.copy_in(client, tmp_path / "file", box, "file", progress=lambda count: seen.append(total.known()))
         assert seen, "it was asked at the end at the latest"
         assert until(total.known) == 100_000
+
+
+COMMANDS = Path(sandkeep.cli.__file__).parent / "commands"
+PRINTS = {"print", "json_line", "facts", "table", "note", "_answer"}
+
+
+def _called(node: ast.AST) -> str:
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+
+
+@pytest.mark.parametrize("path", sorted(COMMANDS.glob("*.py")), ids=lambda path: path.stem)
+def test_nothing_is_printed_beside_the_line_of_progress(path: Path) -> None:
+    """On a slow machine the line is there, and a result would come behind it."""
+    blocks = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.With) and any(_called(item.context_expr) == "progress" for item in node.items)
+    ]
+    printed = [inner.lineno for block in blocks for inner in ast.walk(block) if _called(inner) in PRINTS]
+    assert printed == []

@@ -130,12 +130,14 @@ def restore(front: Frontend, checkpoint: str, count: int, name: str | None, over
         raise click.UsageError("--over cannot be combined with --name, --count or --label")
     if name and count > 1:
         raise click.UsageError("--name cannot be combined with --count: it names one sandbox")
-    with progress("restoring") as display, front.client() as client:
+    with front.client() as client:
         if over:
-            sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=display)
+            with progress("restoring") as display:
+                sandbox = client.sandbox.restore(over, checkpoint_id=checkpoint, progress=display)
             return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
         options = non_empty(labels=labels, names=[name] if name else None)
-        made = client.checkpoint.restore(checkpoint, count=count, progress=display, **options)
+        with progress("restoring") as display:
+            made = client.checkpoint.restore(checkpoint, count=count, progress=display, **options)
     if front.as_json:
         return json_line(made)
     for each in made.sandboxes:

@@ -119,8 +119,9 @@ def merge(front: Frontend, branches: tuple[str, ...], policy: Any, takes: Any, *
     with ours:BRANCH that branch has its way.
     """
     options = non_empty(**options, **(policy or {}), takes=dict(takes))
-    with progress("merging") as display, front.client() as client:
-        merged = client.branch.merge([*branches], progress=display, **options)
+    with front.client() as client:
+        with progress("merging") as display:
+            merged = client.branch.merge([*branches], progress=display, **options)
         return _answer(front, client, merged)
 
 
@@ -215,7 +216,7 @@ def resolve(
     """
     if not (takes or deletions or files or rest):
         raise click.UsageError("nothing to decide: give PATH=BRANCH, --delete, --file or --rest")
-    with progress("resolving") as display, front.client() as client:
+    with front.client() as client:
         labels = _Labels(client, merge)
         decisions = [
             *(_decision(path, take=labels.of(branch)) for path, branch in takes),
@@ -225,8 +226,9 @@ def resolve(
         if rest is not None:
             others: list[Conflict] = every(client.branch.conflicts, merge_id=merge)
             decisions += _of_the_rest(others, labels.of(rest), decisions)
-        for batch in _batches(decisions):
-            merged = client.branch.resolve(merge, decisions=batch, secrets=secrets, progress=display)
+        with progress("resolving") as display:
+            for batch in _batches(decisions):
+                merged = client.branch.resolve(merge, decisions=batch, secrets=secrets, progress=display)
         return _answer(front, client, merged)
 
 
