@@ -41,7 +41,7 @@ async def open_tty(instance: Any, script: str, *, rows: int = 24, cols: int = 80
 
 
 async def finish(instance: Any, process_id: str) -> Exit:
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         how: Exit = await instance.wait(process_id)
     return how
 
@@ -119,7 +119,7 @@ def leftovers(instance: KeeperInstance, *process_ids: str) -> list[str]:
 
 async def tidy(instance: KeeperInstance, *process_ids: str) -> None:
     """Wait until nothing of viewers and helpers is left."""
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         while leftovers(instance, *process_ids):
             await sh(instance, "true")
 
@@ -367,7 +367,7 @@ async def test_what_watches_is_killed(world: World) -> None:
     await sh(instance, f"kill -9 {found[2]}")
     how = await finish(instance, process_id)
     assert how.exit_code is None
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         await sh(instance, f"while kill -0 {await instance.find(process_id)} 2>/dev/null; do :; done")
     instance.forget(process_id)
 
@@ -483,7 +483,7 @@ async def test_a_server_that_hangs_delays_an_end_but_prevents_none(
         await instance.resize_terminal(process_id, rows=3, cols=3)
     await instance.signal(process_id, signal.SIGKILL)
     assert (await finish(instance, process_id)).exit_code == 137
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         await sh(instance, f"while kill -0 {server} 2>/dev/null; do :; done")
     instance.forget(process_id)
     await tidy(instance, process_id)
