@@ -17,7 +17,7 @@ import trio
 import trio.testing
 from tests.conformance.conftest import World, run, sh, start
 from tests.support.engine import PrivateEngine
-from tests.support.expect import until_async
+from tests.support.expect import DEADLINE_S, until_async
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import SANDBOX, new_id
@@ -139,7 +139,7 @@ async def test_what_is_left_behind_is_reaped_by_the_first_program(world: World) 
     left = [int(word) for word in (await sh(instance, script)).split()]
     assert len(left) == 3
     first = instance.handle["first"]["pid"]
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         while Path(f"/proc/{first}/task/{first}/children").read_text():
             await trio.lowlevel.checkpoint()
     assert len((await sh(instance, "ls -d /proc/[0-9]* | wc -l")).split()) == 1
@@ -160,7 +160,7 @@ async def test_signals_reach_the_group(world: World) -> None:
     instance = await tools(world)
     script = "trap 'echo got; exit 4' USR1; sh -c 'echo up; exec sleep 1000' & wait; wait"
     process_id = await start(instance, "sh", "-c", script)
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         await instance.wait_output(process_id, 2, 0)
         assert not await instance.was_signalled(process_id, 17)
         await instance.signal(process_id, signal.SIGUSR1, order=17)
@@ -307,7 +307,7 @@ async def test_what_stands_still_waits(world: World) -> None:
     assert instance.pauses.is_paused()
     assert not await instance.is_alive()
     await instance.signal(process_id, signal.SIGTERM)
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(start, instance, "echo")
             nursery.start_soon(content, instance, "/etc/group")
@@ -326,7 +326,7 @@ async def test_while_the_engine_is_down(tmp_path: Path) -> None:
             instance = await tools(world)
             process_id = await start(instance, "cat", stdin=True)
             await trio.to_thread.run_sync(engine.stop)
-            with trio.fail_after(20):
+            with trio.fail_after(DEADLINE_S):
                 assert await sh(instance, "echo here >file; cat file") == "here\n"
                 assert await content(instance, "file") == b"here\n"
                 await instance.write_stdin(process_id, b"in", eof=True)
@@ -343,7 +343,7 @@ async def test_started_anew_after_it_ended(world: World) -> None:
     lost = await start(instance, "sleep", "1000")
     await instance.write_whole("kept", b"here")
     world.engine.ask("POST", f"/containers/sandbox-{instance.sandbox_id}/kill")
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         await instance.ended()
     assert instance.exit_of(lost) == Exit(exit_code=None, message=LOST_WITH_SANDBOX)
     sandbox_id, plan = instance.sandbox_id, world.plans[instance.sandbox_id]
@@ -377,7 +377,7 @@ async def test_adopting_goes_on_where_it_was(dockerd: Any, tmp_path: Path) -> No
         plan, handle = second.plans[sandbox_id], second.handles[sandbox_id]
         instance = made(await second.provider.adopt(sandbox_id, second.spec(), plan, instance.isolation, handle))
         try:
-            with trio.fail_after(30):
+            with trio.fail_after(DEADLINE_S):
                 assert await instance.find(running) == pid
                 assert await instance.find("prc_unknown") is None
                 assert (await instance.wait(ended)).exit_code == 5
@@ -416,7 +416,7 @@ async def test_a_container_that_ends_takes_its_processes_along(world: World) -> 
     instance = made(await world.sandbox())
     process_id = await start(instance, "sleep", "1000")
     world.engine.ask("DELETE", f"/containers/sandbox-{instance.sandbox_id}?force=1")
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         assert (await instance.wait(process_id)).exit_code is None
         await instance.ended()
     with pytest.raises(SandkeepError, match="has ended"):

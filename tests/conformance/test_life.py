@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 from tests.conformance.conftest import KINDS, World, run, sh, start
+from tests.support.expect import DEADLINE_S
 
 from sandkeepd.contract.instance import Instance
 
@@ -57,7 +58,7 @@ async def test_what_is_suspended_stands_still_and_goes_on(world: World) -> None:
         for _ in range(2):
             await pauses.resume()
     assert (asked, pauses.is_paused()) == ([(0, b"hi\n", b"")], False)
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         await instance.wait_output(counting, written, 0)
     for _ in range(2):
         await pauses.suspend()
@@ -90,7 +91,7 @@ async def test_what_is_suspended_is_adopted_so_and_can_be_ended(world: World) ->
         await other.wait_output(process_id, 0, 0)
     await other.pauses.suspend()
     written = [size(other, process_id) for process_id in busy]
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         await world.terminate(other.sandbox_id)
         await other.ended()
     if world.kind in ("local", "none"):  # what was suspended does nothing more before it ends
@@ -112,7 +113,7 @@ async def test_what_ended_by_itself_is_started_anew_on_its_files(world: World) -
     await sh(instance, "until [ -s kept ]; do sleep 0.01; done")
     for secret in ("second", "third"):
         os.kill(instance.handle["first"]["pid"], signal.SIGKILL)
-        with trio.fail_after(20):
+        with trio.fail_after(DEADLINE_S):
             await instance.ended()
         await instance.aclose()
         plan = world.plans[instance.sandbox_id]
@@ -122,7 +123,7 @@ async def test_what_ended_by_itself_is_started_anew_on_its_files(world: World) -
         world.handles[instance.sandbox_id] = instance.handle
         assert await sh(instance, "cat kept; echo $TOKEN") == f"kept\n{secret}\n"
         assert instance.read(earlier, "stdout", 0, 100).data == b"first\n"
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         for _ in range(2):
             await world.provider.revival.halt(instance.sandbox_id, plan, instance.handle)
         await instance.ended()

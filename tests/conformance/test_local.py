@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 from tests.conformance.conftest import UID_BASE, World, run, sh, start
+from tests.support.expect import DEADLINE_S
 
 from sandkeep.errors import ProviderError, SetupError, StateError
 from sandkeep.ids import SANDBOX, new_id
@@ -262,7 +263,7 @@ async def test_a_sandbox_killed_from_outside(world: World) -> None:
     instance = await world.sandbox()
     process_id = await start(instance, "sleep", "1000")
     os.kill(instance.handle["first"]["pid"], 9)
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         assert await instance.ended()
         assert (await instance.wait(process_id)).message
     with pytest.raises(StateError, match="not_ready"):

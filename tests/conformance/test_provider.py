@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import trio
 from tests.conformance.conftest import KUBERNETES, World, directory, no_progress, run, sh, start
-from tests.support.expect import until_async
+from tests.support.expect import DEADLINE_S, until_async
 from tests.support.users import command_as
 
 from sandkeep.errors import CallerError, ProviderError, SetupError, StateError
@@ -228,7 +228,7 @@ async def test_a_signal_at_once_is_not_lost(world: World) -> None:
             await instance.signal(process_id, number)
             assert (await instance.wait(process_id)).exit_code == 128 + number
 
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ, signal.SIGHUP) * 3:
                 nursery.start_soon(one, number)
@@ -264,7 +264,7 @@ async def test_the_end_of_input_comes_after_the_input(world: World) -> None:
 async def test_a_process_that_ends_without_reading_its_input(world: World) -> None:
     instance = await world.sandbox()
     process_id = await start(instance, "sh", "-c", "read -r one; exit 3", stdin=True)
-    with trio.fail_after(20), pytest.raises(StateError, match="not_ready"):
+    with trio.fail_after(DEADLINE_S), pytest.raises(StateError, match="not_ready"):
         await instance.write_stdin(process_id, b"1\n" + b"x" * 5_000_000, eof=True)
     assert (await instance.wait(process_id)).exit_code == 3
 
@@ -340,7 +340,7 @@ async def test_a_journal_is_read_by_offset_while_it_grows(world: World) -> None:
     assert (first.data, first.size) == (b"one\n", 4)
     assert instance.read(process_id, "stdout", 4, 100).data == b""
     await instance.write_stdin(process_id, b"go\n", eof=True)
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         while instance.read(process_id, "stdout", 0, 0).size == 4:
             await instance.wait_output(process_id, 4, 0)
     assert instance.read(process_id, "stdout", 4, 2).data == b"tw"
@@ -366,7 +366,7 @@ async def test_a_journal_outlives_its_sandbox(world: World) -> None:
 async def test_what_is_planted_instead_of_a_journal_is_not_followed(world: World, plant: str) -> None:
     instance = await world.sandbox()
     process_id = await start(instance, "sh", "-c", "echo said; exec sleep 1000")
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         while instance.read(process_id, "stdout", 0, 100).data != b"said\n":
             await instance.wait_output(process_id, 0, 0)
     journal = f"{_shared(instance).journals}/{process_id}.stdout"
@@ -421,7 +421,7 @@ async def test_forged_and_garbage_answers(world: World) -> None:
     garbage = b"\0\xff" * 1000 + b"\n" + b"x" * 200_000 + b"\n"
     await _spoil_answers(world, instance, garbage + f"{other} 0\nnot an answer\n{other} +99999999999\n".encode())
     assert (await run(instance, "sh", "-c", "exit 9"))[0] == 9
-    with trio.fail_after(20):
+    with trio.fail_after(DEADLINE_S):
         assert await instance.find(other) is None
     process_id = await start(instance, "sleep", "1000")
     await _spoil_answers(world, instance, f"{process_id} 5\n{process_id} 6\n".encode())
@@ -429,7 +429,7 @@ async def test_forged_and_garbage_answers(world: World) -> None:
     await _spoil_answers(world, instance, b"", size=0)
     assert (await run(instance, "sh", "-c", "exit 8"))[0] == 8
     await _spoil_answers(world, instance, b"\n", size=1 << 29)
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         assert (await run(instance, "sh", "-c", "exit 7"))[0] == 7
     assert (await instance.wait(process_id)).exit_code == 5
 
@@ -528,7 +528,7 @@ async def test_terminating_without_a_handle(world: World) -> None:
     instance = await world.sandbox()
     await start(instance, "sleep", "1000")
     world.handles[instance.sandbox_id] = {}
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         await world.terminate(instance.sandbox_id)
         await instance.ended()
 
@@ -564,7 +564,7 @@ async def test_helper_commands_that_were_left_behind_are_ended(world: World) -> 
     """By the daemon that takes the sandbox over, which knows of them by what lies in `in`."""
     instance = await world.sandbox()
     place = world.state / "sandboxes" / instance.sandbox_id / "in"
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(instance.run_command, ["sleep", "1000"])
             while not (left := [name for name in os.listdir(place) if name.startswith("hlp_")]):
@@ -608,7 +608,7 @@ async def test_adopting_goes_on_where_it_was(world: World, tmp_path: Path) -> No
     isolation = msgspec.convert(told["isolation"], Isolation)
     instance = await world.provider.adopt(sandbox_id, world.spec(), plan, isolation, handle)
     assert instance is not None
-    with trio.fail_after(30):
+    with trio.fail_after(DEADLINE_S):
         assert await instance.find(told["ended"]) is not None
         assert (await instance.wait(told["ended"])).exit_code == 6
         assert await instance.find(told["running"]) == told["pid"]
