@@ -32,9 +32,9 @@ def parse_pid(line: bytes) -> int | None:
     return int(found[1]) if found and int(found[1]) > 1 else None
 
 
-async def kill(remote: Remote, pid: int | None, signal: Signals) -> None:
+async def kill(remote: Remote, pid: int | None, signal: Signals) -> bool:
     """Send a signal to the process group that a command leads, or to the command alone, as far as the
-    sandbox can be reached in `KILL_S`.
+    sandbox can be reached in `KILL_S`. Return False if there was no answer in that time.
     """
     if pid is not None:
         with suppress(SandkeepError), trio.move_on_after(KILL_S):
@@ -42,3 +42,6 @@ async def kill(remote: Remote, pid: int | None, signal: Signals) -> None:
                 ["sh", "-c", _KILL, str(pid), signal.name.removeprefix("SIG")], stdin=False
             ) as stream:
                 await stream.wait()
+            return True
+        return False
+    return True

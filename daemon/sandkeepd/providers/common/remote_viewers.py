@@ -31,6 +31,9 @@ SIZE_S: Final = 0.2
 terminal it is.
 """
 
+MOST_KILLS: Final = 5
+"""Further attempts to end a viewer in a sandbox that did not answer, unless the daemon stops."""
+
 _PIECE_BYTES: Final = 64 * 1024
 _MOST_SAID_BYTES: Final = 4096
 _ESCAPE: Final = b"\x1b"
@@ -94,7 +97,10 @@ class RemoteViewers(Viewers):
             shown.event.set()
             self.shown -= 1
             with trio.CancelScope(shield=True):
-                await kill(self._remote, pid, Signals.SIGHUP)  # the end of a stream alone ends no command
+                is_done = await kill(self._remote, pid, Signals.SIGHUP)  # the end of a stream alone ends no command
+            for _ in range(MOST_KILLS if not is_done else 0):
+                if await kill(self._remote, pid, Signals.SIGHUP):
+                    break
 
     async def end_earlier(self) -> None:
         """End the viewers of an earlier daemon, whose connections ended with it."""
