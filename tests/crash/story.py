@@ -68,7 +68,7 @@ class Story:
         """Whether the daemon has died, or is about to."""
         assert self.daemon.process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.daemon.process.wait(1)
+            self.daemon.process.wait(15)  # a busy machine takes long to clear a killed process away
         return self.daemon.process.poll() is not None
 
     def ask(self, method: str, *args: Any, **params: Any) -> Any:

@@ -191,7 +191,7 @@ async def open_exec(
     size: tuple[int, int] | None = None, answer_s: float = ANSWER_S,
 ) -> AsyncIterator[ModalStream]:  # fmt: skip
     """Run a command in a sandbox for the length of a block. See `Remote.exec`."""
-    process = await service.run(lambda: sdk.start(sandbox, command, size, stderr=stderr), answer_s)
+    process = await service.run(lambda: sdk.start(sandbox, command, size, stderr=stderr, mark=service.mark), answer_s)
     stream = ModalStream(service, sandbox, process)
     try:
         if stderr and size is None:

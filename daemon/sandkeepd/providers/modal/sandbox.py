@@ -13,6 +13,7 @@ from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common.inside import INSIDE, WORKSPACE
 from sandkeepd.providers.common.relayed_instance import RelayedInstance
 from sandkeepd.providers.modal.exec import ModalStream, open_exec
+from sandkeepd.providers.modal.sdk import STREAM_MARK
 from sandkeepd.providers.modal.service import Service
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ exec "$@"
 """
 _END_EARLIER: Final = """
 for each in /proc/[0-9]*; do
-    case $(tr '\\0' ' ' <"$each/cmdline" 2>&-) in "$0 -x "*) kill "${each#/proc/}";; esac
+    case $(tr '\\0' ' ' <"$each/cmdline" 2>&-) in "$0 -x "*) ;; *) continue;; esac
+    case $(tr '\\0' ' ' <"$each/environ" 2>&-) in *"$1"*) ;; *) kill "${each#/proc/}";; esac
 done 2>&-
 """
 
@@ -102,7 +104,8 @@ class ModalRemote:
 
     async def end_earlier(self) -> None:
         """End helper commands of an earlier daemon: nothing at Modal ends an exec when its client has gone."""
-        async with self.exec(["sh", "-c", _END_EARLIER, PROGRAM], stderr=False) as stream:
+        ours = f"{STREAM_MARK}={self._service.mark}"
+        async with self.exec(["sh", "-c", _END_EARLIER, PROGRAM, ours], stderr=False) as stream:
             await stream.wait()
 
     def release(self) -> None:

@@ -27,6 +27,9 @@ MOST_LISTED: Final = 100_000
 MOST_LOG_BYTES: Final = 4096
 """The end of a failed build's log that its error shows."""
 
+STREAM_MARK: Final = "SANDKEEP_STREAM"
+"""The variable, in the environment of an exec, that tells which daemon began it."""
+
 SNAPSHOT_S: Final = 300
 """Seconds that an image of a sandbox may take."""
 
@@ -285,9 +288,9 @@ class Sdk:
 
 
 async def start(
-    sandbox: "_Sandbox", command: Sequence[str], size: tuple[int, int] | None, *, stderr: bool
+    sandbox: "_Sandbox", command: Sequence[str], size: tuple[int, int] | None, *, stderr: bool, mark: str
 ) -> "_ContainerProcess[bytes]":
-    """Start a command in a sandbox, on a terminal of that size, if any."""
+    """Start a command in a sandbox, on a terminal of that size, if any. `mark` is in its environment."""
     from modal.stream_type import StreamType
     from modal_proto import api_pb2
 
@@ -299,6 +302,6 @@ async def start(
         )  # fmt: skip
     errors = StreamType.PIPE if stderr and size is None else StreamType.DEVNULL
     process: Any = await sandbox._exec(  # noqa: SLF001 - the public one takes the size of the daemon's own terminal
-        *command, pty_info=terminal, text=False, stderr=errors
+        *command, pty_info=terminal, text=False, stderr=errors, env={STREAM_MARK: mark}
     )
     return process  # type: ignore[no-any-return]

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Coroutine
+from secrets import token_hex
 from typing import Any, Final, TypeVar
 
 import trio
@@ -35,6 +36,8 @@ class Service:
 
     def __init__(self, account: Account | None = None) -> None:
         self.loop = Loop()
+        self.mark = token_hex(8)
+        """Tells the execs of this daemon from those of an earlier one."""
         self.opening = trio.CapacityLimiter(AT_ONCE)
         """Taken to open a channel: those of all sandboxes break at once when the connection does."""
         self._account = account

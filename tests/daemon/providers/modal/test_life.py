@@ -320,6 +320,17 @@ async def test_copies_of_an_earlier_daemon_are_ended(opener: Opener, house: Hous
     await house.provider.terminate(box.sandbox_id, {}, box.handle)
 
 
+async def test_a_daemon_s_own_copies_are_not_ended(house: House) -> None:
+    box = await house.box()
+    script = "echo ready; read word <&4; echo got $word"
+    async with box.run_piped(["sh", "-c", script], incoming=True) as command:
+        os.close(command.take_data())
+        await box.at_modal.end_earlier()
+        command.tell("word")
+        with trio.fail_after(DEADLINE_S):
+            assert await command.end() == "got word\n"
+
+
 # -- images -----------------------------------------------------------------------------------------------------------
 
 
