@@ -192,7 +192,11 @@ def check_commands(facts: list[Recorded], acknowledged: dict[str, str]) -> None:
     """Each command that was answered is on record, and none is there twice, but for those that were begun anew."""
     undone = {(fact.stream, fact.revision - 1) for fact in facts if getattr(fact.event, "interrupted", False)}
     undone |= {(fact.stream, fact.revision) for fact in facts if _has_no_fork(fact, undone)}
-    given = Counter(meta_of(fact).get("command_id") for fact in facts if (fact.stream, fact.revision) not in undone)
+    # Events of one commit have one time: a name that goes from an image to another is two of them.
+    commits = {
+        (meta_of(fact).get("command_id"), fact.time_us) for fact in facts if (fact.stream, fact.revision) not in undone
+    }
+    given = Counter(command_id for command_id, _ in commits)
     del given[None]
     assert [command for command in given if given[command] > 1] == []
     silent = {name for name, row in METHODS.items() if row.intent is None}  # they leave no event with the id

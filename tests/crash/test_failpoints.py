@@ -58,6 +58,7 @@ POINTS = [
     for point in failpoints.POINTS
     if not point.startswith((*GROWTH, *KEEPING, *GVISOR, *BRANCHING, *OF_PROVIDERS, "disk.", "lock."))
 ]
+NAMES = ("image.tagged", "image.untagged")
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 
 
@@ -69,13 +70,30 @@ def dies_at(point: str, root: str, source: str) -> Story:
     daemon.env[failpoints.SETTING] = point
     try:
         story.start()
-        story.tell(source, (lambda: restart(story)) if point.startswith(AT_A_RESTART) else lambda: None)
+        story.tell(source, lambda: interlude(story, source, point))
         story.stop()
         check(story)
     finally:
         daemon.env.pop(failpoints.SETTING, None)
         daemon.clear()
     return story
+
+
+def interlude(story: Story, source: str, point: str) -> None:
+    if point.startswith(AT_A_RESTART):
+        restart(story)
+    if point.startswith(NAMES):
+        give_names(story, source)
+
+
+def give_names(story: Story, source: str) -> None:
+    """A name that goes from an image to another."""
+    image_ids = [story.ask("image.create", source, clean=True).image_id for _ in range(2)]
+    for image_id in image_ids:
+        story.ask("image.tag", image_id, "web:2")
+    assert story.look(lambda client: client.image.get("web:2")).image_id == image_ids[1]
+    for image_id in image_ids:
+        story.ask("image.remove", image_id)
 
 
 def restart(story: Story) -> None:

@@ -330,6 +330,7 @@ async def test_a_provider_that_cannot_measure_makes_nothing_up(state_dir: str, s
             provider="fake",
             owner="uid:0",
             sampled_at=found.sampled_at,
+            created_at=made.created_at,
             running_processes=1,
         )
         await daemon.call("sandbox.terminate", sandbox_id=made.sandbox_id)
