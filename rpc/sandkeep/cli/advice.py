@@ -31,7 +31,8 @@ def reworded(error: SandkeepError, context: click.Context, word: str = "") -> st
     found = _FIELD.fullmatch(named)
     field, part = found.groups() if found else (named, None)
     param = next((p for p in context.command.params if colon and _is_called(p, field, word)), None)
-    if param is None or error.code not in ("invalid", "permission_denied"):
+    is_of_param = error.code in ("invalid", "permission_denied") or error.data.get("field") == field
+    if param is None or not is_of_param:
         return error.message
     text = word if param.nargs == -1 else _typed(context, param)
     is_shown = text.isprintable() and 0 < len(text) <= _MOST_SHOWN and repr(text) not in rest

@@ -51,6 +51,8 @@ def refused(daemon: Any, line: str, **options: Any) -> str:
         ("rm 'a b'", "SANDBOX 'a b': must be an id or name"),
         ("image rm 'a b'", "IMAGE 'a b': must be"),
         ("image tag IMG 'a b'", "NAME 'a b': must be a name for an image"),
+        ("update web1 --network none", "--network none: a sandbox has its network from its start on"),
+        ("create IMG --writable-root", "--writable-root: a local sandbox sees the programs of the host"),
         ("wait web1 worker --timeout -1", "--timeout -1: must be more than 0 seconds"),
     ],
 )
