@@ -493,7 +493,8 @@ def _not_a_directory(source: str, stderr: bytes) -> SandkeepError:
 def _unreadable(source: str, stderr: bytes) -> SandkeepError:
     for line in stderr.decode("utf-8", "backslashreplace").splitlines():
         if "ermission denied" in line:
-            inner = line.partition(": ")[2].rpartition(": ")[0].removesuffix(": Cannot open").strip("\u2018\u2019'")
+            said = line.partition(": ")[2].rpartition(": ")[0].removesuffix(": Cannot open")
+            inner = said.removeprefix("cannot open ").removesuffix(" for reading").strip("\u2018\u2019'")
             path = os.path.normpath(os.path.join(source, inner))
             return CallerError("permission_denied", f"you may not read {path}", field="source", path=path)
     return CallerError("invalid", f"source: {source} could not be read: {_first_line(stderr)}", field="source")
