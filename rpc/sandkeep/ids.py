@@ -4,8 +4,8 @@ An id is a three-letter prefix that names its kind, an underscore, and 26 charac
 case: 48 bits of milliseconds since 1970 and 80 random bits (the layout of a ULID, https://github.com/ulid/spec).
 Sorting ids as text sorts them by the time they were made.
 
-A caller chooses names: of a sandbox, unique among its owner's; of a process, unique in its sandbox. Names and ids
-follow one rule, `NAME_PATTERN`, but no name looks like an id.
+A caller chooses names: of a sandbox, unique among its owner's that have not ended; of a process, unique among those of
+its sandbox that have not ended. Names and ids follow one rule, `NAME_PATTERN`, but no name looks like an id.
 """
 
 import os

@@ -52,6 +52,7 @@ _SKIPPED: Final = {b"s": "socket", b"b": "device", b"c": "device", b"D": "door",
 _SETUID: Final = stat.S_ISUID | stat.S_ISGID
 _PIECE_BYTES: Final = 1024 * 1024
 _FIRST_BYTES: Final = 64 * 1024
+_MOST_MEMORY_KIB: Final = 1024 * 1024
 _PATIENCE_MS: Final = 500
 """Maximum delay of noticing a cancellation."""
 
@@ -74,6 +75,7 @@ while [ "$words" -gt 0 ]; do # to the end: an exception from what is ignored is 
 	shift
 	set -- "$@" "$word"
 done
+ulimit -v {_MOST_MEMORY_KIB} 2>/dev/null || : # the patterns may be made to take any
 exec find . -maxdepth {MAX_DEPTH} "$@" {ignored.PRINT[0]} '{ignored.PRINT[1]}'
 """
 
@@ -491,7 +493,8 @@ def _not_a_directory(source: str, stderr: bytes) -> SandkeepError:
 def _unreadable(source: str, stderr: bytes) -> SandkeepError:
     for line in stderr.decode("utf-8", "backslashreplace").splitlines():
         if "ermission denied" in line:
-            inner = line.partition(": ")[2].rpartition(": ")[0].removesuffix(": Cannot open").strip("\u2018\u2019'")
+            said = line.partition(": ")[2].rpartition(": ")[0].removesuffix(": Cannot open")
+            inner = said.removeprefix("cannot open ").removesuffix(" for reading").strip("\u2018\u2019'")
             path = os.path.normpath(os.path.join(source, inner))
             return CallerError("permission_denied", f"you may not read {path}", field="source", path=path)
     return CallerError("invalid", f"source: {source} could not be read: {_first_line(stderr)}", field="source")

@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from typing import BinaryIO, Final
 
 MOST_BYTES: Final = 1024 * 1024
+MOST_CHARACTERS: Final = 1024
+"""Maximum length of a pattern: what ``find`` takes for one grows with its square."""
+
 NAME: Final = ".dockerignore"
 PRINT: Final = ("-printf", "%y %s %p\\0")
 MALFORMED: Final = 2
@@ -56,6 +59,8 @@ def patterns(text: str) -> list[Pattern]:
         word = line.strip()
         if not word or line.startswith("#") or word in (".", "!"):
             continue
+        if "\0" in word or len(word) > MOST_CHARACTERS:
+            raise ValueError(f"line {number} is no pattern: it has a NUL, or more than {MOST_CHARACTERS} characters")
         try:
             found.append(Pattern(word))
         except re.error as error:

@@ -79,13 +79,12 @@ class ImageCreation(Creation[ImageState]):
         # Of two of the same content that are made at once, the second is to find the first.
         turn = self._turns.setdefault((asked.provider, made.digest), trio.Lock())
         await order.resources.enter_async_context(turn)
-        await order.resources.enter_async_context(self.naming)
         same = None if asked.clean else rules.same_content(core.state, image_id, made.digest)
         if same is not None and not self._holds.is_leaving(same.image_id):
             order.resources.enter_context(self._holds.held(same.image_id))
             await remove_image(self, order, "image {} is like an older one, which is answered when that answers")
             reused = NewEvent(image_id, events.ImageReused(image_id=same.image_id))
-            return [reused, *tag_image(core.state, same, asked.name)]
+            return [reused, *await self._tags(order, same)]
         await self.charge_image(order, made.size_bytes)
         created = events.ImageCreated(
             digest=made.digest,
@@ -95,7 +94,17 @@ class ImageCreation(Creation[ImageState]):
             skipped=made.skipped,
             details=made.details,
         )
-        return [NewEvent(image_id, created), *tag_image(core.state, order.subject, asked.name)]
+        return [NewEvent(image_id, created), *await self._tags(order, order.subject)]
+
+    async def _tags(self, order: Order[ImageState], image: ImageState) -> list[NewEvent]:
+        """Return the events by which an image gets the name that was asked for. Nothing that may hang comes after
+        this, as others, who use other providers, wait for their names.
+        """
+        name = order.subject.requested.name
+        if name is None:
+            return []
+        await order.resources.enter_async_context(self.naming)
+        return tag_image(self.core.state, image, name)
 
     async def charge_image(self, order: Order[ImageState], size: int) -> None:
         """Charge its owner for an image that was made. Removes it and raises `quota_exceeded` if it is too large."""
@@ -138,12 +147,10 @@ async def remove_image(operation: Operation[ImageState], order: Order[ImageState
     await operation.insist(image_id, remove, then.format(image_id), name, REMOVE_DEADLINE_S)
 
 
-def tag_image(state: State, image: ImageState, name: str | None) -> list[NewEvent]:
+def tag_image(state: State, image: ImageState, name: str) -> list[NewEvent]:
     """Return the events by which an image gets a name, and the one that has it loses it. The order matters: the first
     is by which the command is known.
     """
-    if name is None:
-        return []
     named = state.image_named(image.owner, name)
     tagged = NewEvent(image.image_id, events.ImageTagged(name=name))
     if named is None or named is image or named.status != "ready":

@@ -23,24 +23,32 @@ _FIELD: Final = re.compile(r"(\w+)(?:\[\d+\])?(?:\.(\w+))?")
 """A parameter, and a part of it such as the source of ``volumes[0].source``."""
 
 
-def reworded(error: SandkeepError, context: click.Context) -> str:
-    """Return the error's message, with the name of a parameter replaced by the option and the text that were typed."""
+def reworded(error: SandkeepError, context: click.Context, word: str = "") -> str:
+    """Return the error's message, with the name of a parameter replaced by the option and the text that were typed.
+    `word` is the one of several arguments that the error is about.
+    """
     named, colon, rest = error.message.partition(": ")
     found = _FIELD.fullmatch(named)
     field, part = found.groups() if found else (named, None)
-    param = next((p for p in context.command.params if colon and field in (p.name, f"{p.name}_id")), None)
-    if param is None or error.code not in ("invalid", "permission_denied"):
+    param = next((p for p in context.command.params if colon and _is_called(p, field, word)), None)
+    is_of_param = error.code in ("invalid", "permission_denied") or error.data.get("field") == field
+    if param is None or not is_of_param:
         return error.message
-    text = _typed(context, param)
+    text = word if param.nargs == -1 else _typed(context, param)
     is_shown = text.isprintable() and 0 < len(text) <= _MOST_SHOWN and repr(text) not in rest
     shown = f" {shlex.quote(text)}" if is_shown else ""
     problem = _BOUND.sub(lambda found: _bound(found, param), rest)
     return f"{_title(param)}{shown}: {f'{part} ' if part else ''}{problem}"
 
 
+def _is_called(param: click.Parameter, field: str, word: str) -> bool:
+    is_one_of_them = bool(word) and param.nargs == -1 and field.endswith("_id")
+    return is_one_of_them or field in (param.name, f"{param.name}_id")
+
+
 def _title(param: click.Parameter) -> str:
     if isinstance(param, click.Argument):
-        return (param.metavar or str(param.name)).strip("[].- ")
+        return (param.metavar or str(param.name)).partition("[:")[0].strip("[].- ")
     return max(param.opts, key=len)
 
 

@@ -119,9 +119,12 @@ class Frontend:
         """True while waiting for a daemon that has gone."""
         return self._daemon is not None and self._daemon.is_away
 
-    def explain(self, error: SandkeepError) -> SandkeepError:
-        """Return an error of the daemon in the words of the command line, with the nearest name for a missing one."""
-        message = reworded(error, click.get_current_context())
+    def explain(self, error: SandkeepError, word: str = "") -> SandkeepError:
+        """Return an error of the daemon in the words of the command line, with the nearest name for a missing one.
+
+        `word` is the one of several arguments that it is about.
+        """
+        message = reworded(error, click.get_current_context(), word)
         with contextlib.suppress(SandkeepError, OSError):
             if error.code == "not_found" and self._daemon is not None:
                 with self.client() as client:
@@ -140,7 +143,7 @@ class Frontend:
                     with progress(f"{doing} {name}") as display:
                         answer = attrgetter(method)(client)(name, progress=display, **params)
                 except (CallerError, StateError) as error:
-                    Refusal(self.explain(error), as_json=self.as_json).show()
+                    Refusal(self.explain(error, name), as_json=self.as_json).show()
                     was_refused = True
                     continue
                 noun = method.partition(".")[0]

@@ -21,7 +21,7 @@ COMMANDS: Final = {
     "create": ("sandboxes:create", "Create and start a sandbox from an image."),
     "ls": ("sandboxes:ls", "List sandboxes."),
     "get": ("sandboxes:get", "Show a sandbox."),
-    "update": ("sandboxes:update", "Change the disk limit of a sandbox."),
+    "update": ("sandboxes:update", "Change limits of a sandbox, while it runs."),
     "suspend": ("sandboxes:suspend", "Freeze sandboxes."),
     "resume": ("sandboxes:resume", "Resume frozen sandboxes, or restart lost ones from their files."),
     "rm": ("sandboxes:rm", "Terminate sandboxes, with all their processes."),

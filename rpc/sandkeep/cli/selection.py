@@ -9,6 +9,8 @@ import click
 from sandkeep.blocking import Client
 from sandkeep.cli.options import Function, Pair, to_dict
 from sandkeep.clients.pages import every
+from sandkeep.errors import SandkeepError
+from sandkeep.ids import looks_like_id
 from sandkeep.model import Sandbox, SandboxStatus
 
 _Match = Callable[[Sandbox, str], bool]
@@ -36,6 +38,10 @@ FILTERS: Final[dict[str, _Match]] = {
 """Keys of ``--filter``. Values of one key are alternatives, but labels all match."""
 
 
+_NAMED: Final = {"image": ("image",), "parent": ("sandbox", "snapshot", "checkpoint")}
+"""Keys whose values are objects of these kinds, which may be given by their names."""
+
+
 class Filter(Pair):
     """``KEY=VALUE`` with one of the keys of `FILTERS`."""
 
@@ -43,10 +49,12 @@ class Filter(Pair):
         super().__init__(from_environment=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        """Refuse unknown keys and statuses, of which nothing would ever be found."""
+        """Refuse unknown keys and statuses, of which nothing would ever be found, and empty values."""
         key, wanted = super().convert(value, param, ctx)
         if key not in FILTERS:
             self.fail(f"{key!r} is no key: give one of {', '.join(FILTERS)}", param, ctx)
+        if not wanted:  # else `rm` would end all without a name
+            self.fail(f"{key}= is empty: maybe a variable is not set", param, ctx)
         if FILTERS[key] is _has_status and wanted not in get_args(SandboxStatus):
             self.fail(f"{wanted!r} is no status: give one of {', '.join(get_args(SandboxStatus))}", param, ctx)
         return key, wanted
@@ -62,12 +70,32 @@ class Selection(NamedTuple):
     def find(self, client: Client) -> list[Sandbox]:
         """Return the sandboxes that match. One that ended is among them only if a filter names its status.
 
-        Raises `not_found` for an image that there is not.
+        Raises `not_found` for an image or a parent that there is not.
         """
         ended = self.everything or any(FILTERS[key] is _has_status for key, _ in self.filters)
         found: list[Sandbox] = every(client.sandbox.list, all=ended, labels=self.labels)
-        filters = [(key, client.image.get(value).image_id if key == "image" else value) for key, value in self.filters]
+        filters = [(key, _whole(client, _NAMED[key], value) if key in _NAMED else value) for key, value in self.filters]
         return [sandbox for sandbox in found if matches(sandbox, filters)]
+
+
+def _whole(client: Client, kinds: Sequence[str], word: str) -> str:
+    """Return the id of the object of one of the kinds that a word means. Raises `not_found`.
+
+    An id stays as it is: also of what is not on record any more, there can be descendants.
+    """
+    if looks_like_id(word) and len(kinds) > 1:
+        return word
+    first, *others = kinds
+    try:
+        found: str = getattr(getattr(client, first).get(word), f"{first}_id")
+    except SandkeepError as error:
+        if error.code != "not_found" or not others:
+            raise
+        try:
+            return _whole(client, others, word)
+        except SandkeepError:
+            raise error from None
+    return found
 
 
 def matches(sandbox: Sandbox, filters: Sequence[tuple[str, str]]) -> bool:

@@ -177,3 +177,19 @@ async def test_what_fails_for_another_reason_is_tried_again_before_anybody_is_to
         monkeypatch.setattr(daemon.fake, "terminate", stuck_at_first)
         with trio.fail_after(20):
             assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
+
+
+async def test_a_name_of_an_image_does_not_wait_for_the_engine_of_another(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon:
+        image_id = await daemon.image(source)
+        daemon.fake.faults.down = DOWN
+        again = {"source": source, "provider": "fake", "name": "same", "command_id": "again"}
+        assert "is like an older one" in await unavailable(daemon.call("image.create", **again))
+        with trio.fail_after(30):
+            assert (await daemon.call("image.tag", image_id=image_id, name="other")).names == ["other"]
+        daemon.fake.faults.mend()
+        with trio.fail_after(30):
+            while len(daemon.core.state.images[image_id].names) < 2:
+                await daemon.core.changed(image_id)
+        made = await daemon.call("image.create", **again)
+        assert (made.image_id, made.names) == (image_id, ["other", "same"])

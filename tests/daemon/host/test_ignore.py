@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sandkeep.errors import CallerError
 from sandkeepd.contract.caller import Caller
 from sandkeepd.host import caller_paths, ignore
 from sandkeepd.host.caller_paths import LeftOut
@@ -100,3 +101,20 @@ def test_an_exception_reaches_nothing_that_is_never_copied(tmp_path: Path) -> No
     survey = caller_paths._survey(str(tmp_path), caller, [str(tmp_path / "state")], words)
     with open(survey.names, "rb") as names:
         assert set(names.read().split(b"\0")) == {b".", b"./file", b""}
+
+
+@pytest.mark.parametrize("text", ["ok\na\0b", "ok\n" + "**/" * 400])
+def test_what_find_cannot_take_is_a_fault_of_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".sandkeepignore").write_text(text)
+    caller = Caller(uid=os.geteuid(), gid=os.getegid(), groups=())
+    with pytest.raises(CallerError, match=r"\.sandkeepignore: line 2 is no pattern"):
+        caller_paths._left_out(str(tmp_path), caller, LeftOut(by_file=True))
+
+
+def test_find_has_a_limit_of_memory(tmp_path: Path) -> None:
+    """A caller's names and patterns make it build automata of any size."""
+    caller = Caller(uid=os.geteuid(), gid=os.getegid(), groups=())
+    (tmp_path / "file").touch()
+    words = ["-exec", "sh", "-c", "ulimit -v >limit", ";"]
+    with open(caller_paths._survey(str(tmp_path), caller, [], words).names, "rb"):
+        assert (tmp_path / "limit").read_text() == f"{caller_paths._MOST_MEMORY_KIB}\n"

@@ -109,4 +109,5 @@ def test_it_is_read_with_the_callers_rights(shared_daemon: Any, project: Path) -
     (project / ".dockerignore").symlink_to("secret")
     message = as_user(NOBODY, make)
     assert "permission_denied" in message
+    assert f"you may not read {project}/.dockerignore" in message
     assert "hunter2" not in message

@@ -48,6 +48,11 @@ def refused(daemon: Any, line: str, **options: Any) -> str:
         ("create IMG --volume 'a b:/d'", "--volume 'a b:/d': source must be an absolute path of the host"),
         ("exec web1 --timeout 0s -- true", "--timeout 0s: must be more than 0 seconds"),
         ("exec 'a b' -- true", "SANDBOX 'a b': must be an id or name"),
+        ("rm 'a b'", "SANDBOX 'a b': must be an id or name"),
+        ("image rm 'a b'", "IMAGE 'a b': must be"),
+        ("image tag IMG 'a b'", "NAME 'a b': must be a name for an image"),
+        ("update web1 --network none", "--network none: a sandbox has its network from its start on"),
+        ("create IMG --writable-root", "--writable-root: a local sandbox sees the programs of the host"),
         ("wait web1 worker --timeout -1", "--timeout -1: must be more than 0 seconds"),
     ],
 )

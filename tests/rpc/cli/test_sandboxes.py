@@ -299,6 +299,7 @@ def three(shared_daemon: Any, image: str) -> dict[str, str]:
         ("--filter status=running --filter provider=local", "api-1 api-2 plain fork"),
         ("--filter state=suspended", ""),
         ("--filter parent=PLAIN", "fork"),
+        ("--filter parent=plain", "fork"),
         ("--filter image=IMAGE", "api-1 api-2 plain fork"),
     ],
 )
@@ -324,6 +325,7 @@ def test_a_filter_that_nothing_could_match_is_refused(shared_daemon: Any) -> Non
         ("colour=red", b"status, state, name"),
         ("status=up", b"creating, running"),
         ("name", b"=VALUE"),
+        ("name=", b"maybe a variable is not set"),
     ):
         done = shared_daemon.cli("ls", "--filter", wrong)
         assert done.returncode == 2

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from sandkeep.errors import ProviderError, StateError
 from sandkeep.ids import is_log_id, is_name
+from sandkeep.protocol.amounts import size
 from sandkeepd.host.cgroups import placement, usage
 from sandkeepd.host.cgroups.placement import CONTROLLERS, ROOT, read, write
 
@@ -172,7 +173,7 @@ class Hierarchies:
 
 def needs_more(limit: int) -> StateError:
     """Return the error for a memory limit that is less than the processes use."""
-    message = f"memory_bytes: its processes use more than {limit} bytes: end some, or choose a higher limit"
+    message = f"memory_bytes: its processes use more than {size(limit)}: end some, or choose a higher limit"
     return StateError("in_use", message, field="memory_bytes")
 
 
