@@ -1,7 +1,7 @@
 """The client of event loops, whichever it is: what the clients on trio and on asyncio share."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -117,7 +117,8 @@ class AsyncClient(AsyncMethods):
         except BaseException as error:
             if exchange.has_given_up(error):
                 end = partial(run_async, exchange.give_up(error), self._carry_out)
-                await self._shield(end)
+                with suppress(type(error)):  # of a second cancellation: the first has the process_id
+                    await self._shield(end)
             raise
 
 
