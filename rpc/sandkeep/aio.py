@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkeep import blocking
-from sandkeep.clients.aio import Client, Events, Handed, connect, until_ready
+from sandkeep.clients.aio import Client, Events, Handed, connect, set_once
 from sandkeep.model import Copied
 
 if TYPE_CHECKING:
@@ -137,25 +137,27 @@ class Terminal:
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
+        self._waits: dict[Callable[[int], Any], asyncio.Future[None]] = {}
 
     def __aiter__(self) -> "Terminal":
         return self
 
     async def __anext__(self) -> bytes:
         loop = asyncio.get_running_loop()
-        while True:
+        while self._descriptor >= 0:
             try:
                 data = os.read(self._descriptor, _READ_BYTES)
             except BlockingIOError:
-                await until_ready(self._descriptor, loop.add_reader, loop.remove_reader)
+                await self._until_ready(loop.add_reader, loop.remove_reader)
                 continue
             except OSError as error:
                 if error.errno != errno.EIO:  # the other side is closed
                     raise
                 data = b""
             if not data:
-                raise StopAsyncIteration
+                break
             return data
+        raise StopAsyncIteration
 
     async def send(self, data: bytes) -> None:
         """Type these bytes."""
@@ -165,15 +167,31 @@ class Terminal:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
             except BlockingIOError:
-                await until_ready(self._descriptor, loop.add_writer, loop.remove_writer)
+                await self._until_ready(loop.add_writer, loop.remove_writer)
 
     def resize(self, rows: int, cols: int) -> None:
         """Tell the size of one's own terminal."""
         termios.tcsetwinsize(self._descriptor, (rows, cols))
 
     def close(self) -> None:
-        """Detach: the process goes on."""
-        os.close(self._descriptor)
+        """Detach: the process goes on. A task that reads is at the end of its iteration; one that sends fails."""
+        descriptor, self._descriptor = self._descriptor, -1
+        while self._waits:  # the next descriptor with that number is not the terminal
+            unwatch, ready = self._waits.popitem()
+            unwatch(descriptor)
+            set_once(ready)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    async def _until_ready(self, watch: Callable[..., Any], unwatch: Callable[[int], Any]) -> None:
+        """Wait until the descriptor is ready, or closed."""
+        ready = self._waits[unwatch] = asyncio.get_running_loop().create_future()
+        watch(self._descriptor, set_once, ready)
+        try:
+            await ready
+        finally:
+            if self._waits.pop(unwatch, None) is not None:
+                unwatch(self._descriptor)
 
 
 @asynccontextmanager

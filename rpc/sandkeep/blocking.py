@@ -63,7 +63,7 @@ class Client(BlockingMethods):
     Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function
     that is called with progress messages of a long call. It returns the typed result or raises `SandkeepError`. Any
     number of threads may call at the same time: each call in flight has a connection, and the next one uses it again.
-    A forked process may go on using the client.
+    With 256 in flight, more wait until one ends. A forked process may go on using the client.
 
     When the daemon goes away, as in a restart, the client waits for it and repeats unanswered calls; changes take
     effect once all the same. Only when it stays away for longer than `patience_s` does the call raise `not_ready`. A

@@ -27,6 +27,11 @@ class ImageRequest(Struct, frozen=True, kw_only=True):
     patterns: Sequence[str] = ()
     ignore_files: bool = True
 
+    @property
+    def by_file(self) -> bool:
+        """True if a file of patterns says what is not copied. A build goes by its own, and its directory is copied."""
+        return self.kind == "directory" and self.ignore_files
+
 
 class ImportedImage(Struct, frozen=True, kw_only=True):
     """The result of an import. `digest` is ``sha256:…`` and names the content: of a directory it is computed from

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from sandkeep import ids
+from sandkeep import events
 from sandkeep.errors import StateError
 from sandkeep.protocol.methods import ProcessCancel
 from sandkeep_store.views.processes import ProcessState
@@ -51,8 +51,8 @@ class Cancellations:
             return await self.find(request)
 
     async def find(self, request: Request[ProcessCancel]) -> ProcessState | None:
-        """Return the process of a launch; None if the owner gave no such command."""
+        """Return the process of a launch; None if the owner gave no such command, or one that is no launch."""
         first = await self._core.log.find_command(request.params.launch, request.owner)
-        if first is None or first.sandbox_id is None or not first.stream.startswith(f"{ids.PROCESS}_"):
+        if first is None or first.sandbox_id is None or first.type != events.ProcessLaunchRequested.type:
             return None
         return await self._lookup.find(first.sandbox_id, first.stream)

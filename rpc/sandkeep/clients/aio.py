@@ -70,30 +70,31 @@ async def _send(sock: Socket, data: bytes) -> None:
             rest = rest[sock.send(rest) :]
         except BlockingIOError:
             loop = asyncio.get_running_loop()
-            await until_ready(sock.fileno(), loop.add_writer, loop.remove_writer)
+            await _until_ready(sock.fileno(), loop.add_writer, loop.remove_writer)
 
 
 async def _when_readable(sock: Socket, receive: Callable[..., Any], *args: Any) -> Any:
     loop = asyncio.get_running_loop()
     while True:
-        await until_ready(sock.fileno(), loop.add_reader, loop.remove_reader)
+        await _until_ready(sock.fileno(), loop.add_reader, loop.remove_reader)
         try:
             return receive(*args)
         except BlockingIOError:
             pass
 
 
-async def until_ready(descriptor: int, watch: Callable[..., Any], unwatch: Callable[[int], Any]) -> None:
+async def _until_ready(descriptor: int, watch: Callable[..., Any], unwatch: Callable[[int], Any]) -> None:
     """Wait until a descriptor is ready, which a method of the event loop watches."""
     ready = asyncio.get_running_loop().create_future()
-    watch(descriptor, _set, ready)
+    watch(descriptor, set_once, ready)
     try:
         await ready
     finally:
         unwatch(descriptor)
 
 
-def _set(ready: asyncio.Future[None]) -> None:
+def set_once(ready: asyncio.Future[None]) -> None:
+    """Have a wait be over: the descriptor may be ready again before its task has run."""
     if not ready.done():
         ready.set_result(None)
 
@@ -112,9 +113,9 @@ class Client(AsyncClient):
                 await asyncio.wait([task])
             except asyncio.CancelledError as again:
                 cancelled = again
-        task.result()
         if cancelled is not None:
-            raise cancelled
+            raise cancelled from task.exception()
+        task.result()
 
 
 async def _at_most(seconds: float, function: Callable[[], Awaitable[Any]]) -> None:

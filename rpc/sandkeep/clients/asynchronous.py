@@ -1,7 +1,7 @@
 """The client of event loops, whichever it is: what the clients on trio and on asyncio share."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +32,7 @@ class AsyncClient(AsyncMethods):
     Every call takes its parameters by name, or by position in the order of the table, and ``progress=``, a function
     that is called with progress messages of a long call. It returns the typed result or raises `SandkeepError`. Any
     number of tasks may call at the same time: each call in flight has a connection, and the next one uses it again.
+    With 256 in flight, more wait until one ends.
 
     When the daemon goes away, as in a restart, the client waits for it and repeats unanswered calls; changes take
     effect once all the same. Only when it stays away for longer than `patience_s` does the call raise `not_ready`. A
@@ -117,7 +118,8 @@ class AsyncClient(AsyncMethods):
         except BaseException as error:
             if exchange.has_given_up(error):
                 end = partial(run_async, exchange.give_up(error), self._carry_out)
-                await self._shield(end)
+                with suppress(type(error)):  # of a second cancellation: the first has the process_id
+                    await self._shield(end)
             raise
 
 

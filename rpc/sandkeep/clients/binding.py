@@ -1,7 +1,7 @@
 """Binding of ``client.noun.verb(...)`` to a row of the table, for both clients, without any I/O."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from math import isfinite
 from os import PathLike, fspath
 from typing import Any, Final, TypeVar
@@ -85,30 +85,48 @@ class Verbs:
         return [name.partition(".")[2] for name in METHODS if name.startswith(f"{self._noun}.")]
 
 
-class ClientMethod(partial[Any]):
-    """A row's method of a client: a function with the row's signature and docstring, made for who asks for them."""
+class ClientMethod:
+    """A row's method of a client: a function with the row's signature and docstring, made for who asks for them.
+
+    No `partial`, of which `help` of Python 3.13 shows no signature. `__code__` and what is with it tell `inspect`
+    whether it is to be awaited.
+    """
+
+    def __init__(self, call: Callable[..., Any], row: Method) -> None:
+        self._call = call
+        self._row = row
+        self.__defaults__ = self.__kwdefaults__ = None
+        self.__annotations__ = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the call."""
+        return self._call(self._row, *args, **kwargs)
+
+    @property
+    def __code__(self) -> Any:
+        return self._call.__code__
 
     @property
     def __signature__(self) -> Any:
         from sandkeep.clients.signatures import signature
 
-        return signature(self.args[0])
+        return signature(self._row)
 
     @property
     def __doc__(self) -> str:  # type: ignore[override, mutable-override]
         from sandkeep.clients.signatures import docstring
 
-        return docstring(self.args[0])
+        return docstring(self._row)
 
     @property
     def __name__(self) -> str:
-        return str(self.args[0].name.partition(".")[2])
+        return str(self._row.name.partition(".")[2])
 
     def __get__(self, instance: object, owner: type | None = None) -> "ClientMethod":
         return self  # `help` shows the signature of descriptors and functions, and of no other object
 
     def __repr__(self) -> str:
-        return f"<method {self.args[0].name} of a Sandkeep client>"
+        return f"<method {self._row.name} of a Sandkeep client>"
 
 
 def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,8 @@ _OURS: Final = (SandkeepError, GeneratorExit)
 
 _FIRST_LOOK_S: Final = 0.005
 _LONGEST_LOOK_S: Final = 0.05
+REDIAL_S: Final = 0.5
+"""Seconds between a client's attempts to connect while the daemon, which serves it, gives it no more connections."""
 
 
 class Channel:
@@ -158,6 +160,9 @@ class Pool:
         self.is_closed = False
         self.is_lost = False
         """True once a connection was lost."""
+        self.is_refused = False
+        """True if the daemon gave no further connection, when one was last asked for."""
+        self._redial_at = 0.0
         self._idle: list[Channel] = []
         self._open: set[ref[Channel]] = set()
         self._all.add(ref(self, self._all.discard))
@@ -168,8 +173,13 @@ class Pool:
 
     def add(self) -> Channel | None:
         """Return a new connection, to be dialled, which is the caller's until it is put back; None if there are as many
-        as there may be.
+        as there may be, or were a moment ago.
         """
+        if self.is_refused and self.is_served:
+            now = time.monotonic()
+            if now < self._redial_at:
+                return None
+            self._redial_at = now + REDIAL_S
         channel = self._add()
         if len(self._open) <= MAX_CONNECTIONS:
             return channel
@@ -358,10 +368,12 @@ class Exchange:
                 if not channel.is_free:
                     pool.put(channel)
             if channel.is_free:
+                pool.is_refused = False
                 retry.connected()
                 return channel
             if channel.sock is not None and pool.is_served:
                 # The daemon has enough connections of this user: other calls will leave theirs.
+                pool.is_refused = True
                 retry.begin_anew()
                 look_s = yield from _look(look_s)
 

@@ -37,6 +37,10 @@ class MethodSignature(Signature):
     def __str__(self) -> str:
         return self.text()
 
+    def format(self, **_: Any) -> str:
+        """Return the same text for `help` of Python 3.13 and later, which gives a width."""
+        return self.text()
+
     def text(self, name: str = "", columns: int = _SIGNATURE_COLUMNS) -> str:
         """Return it as source text after a function's `name`."""
         params = list(_parameter_texts(self.parameters.values()))

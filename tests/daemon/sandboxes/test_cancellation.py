@@ -55,3 +55,13 @@ def test_a_command_that_started_no_process_is_none(client: Any, box: str) -> Non
     client.sandbox.write_file(box, path="file", data=b"x", command_id="cmd_file")
     assert client.process.cancel("cmd_file").process_id is None
     assert client.sandbox.read_file(box, path="file").data == b"x"
+
+
+def test_a_signal_is_no_launch_to_cancel(client: Any, box: str) -> None:
+    """Its command belongs to whoever gave it, and the process may be another's by now."""
+    process = client.process.launch(box, "sleep 1000", name="p")
+    client.process.signal(box, "p", "CONT", command_id="cmd_signal")
+    assert client.process.cancel("cmd_signal").process_id is None
+    events = client.follow_events(sandbox_id=box, type="process.signalled", follow=False)
+    assert [event.data["signal"] for event in events] == ["CONT"]
+    assert client.process.get(box, process.process_id).status == "running"

@@ -11,7 +11,8 @@ from tests.support.boxes import Box, new_box
 from tests.support.expect import until
 
 from sandkeep import aio
-from sandkeep.errors import CallerError, SandkeepError
+from sandkeep.clients.dial import Daemon
+from sandkeep.errors import CallerError, SandkeepError, StateError
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -104,6 +105,50 @@ def test_a_terminal_is_typed_into_and_shown(shared_daemon: Any, made: Box) -> No
 
     run(shared_daemon, body)
     assert len(os.listdir("/proc/self/fd")) <= opened
+
+
+def test_a_terminal_can_be_closed_while_a_task_reads() -> None:
+    """The number of its descriptor may be another's at once: it is no longer watched, nor closed by a second call."""
+
+    async def main() -> None:
+        near, far = os.openpty()
+        terminal = aio.Terminal(near)
+        reader = asyncio.ensure_future(_rest(terminal))
+        for _ in range(3):  # it waits
+            await asyncio.sleep(0)
+        terminal.close()
+        assert not asyncio.get_running_loop().remove_reader(near)
+        assert await asyncio.wait_for(reader, 60) == b""
+        terminal.close()
+        os.close(far)
+
+    asyncio.run(main())
+
+
+def test_a_task_that_ends_its_sandbox_stays_cancelled_when_that_fails() -> None:
+    async def main() -> None:
+        client = aio.Client(Daemon("/nowhere", "test"))
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def fail() -> None:
+            begun.set()
+            await go_on.wait()
+            raise StateError("not_ready", "it cannot be ended")
+
+        task = asyncio.ensure_future(client._shield(fail))
+        await begun.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        assert isinstance(caught.value.__cause__, StateError)
+
+    asyncio.run(main())
+
+
+async def _rest(terminal: aio.Terminal) -> bytes:
+    return b"".join([data async for data in terminal])
 
 
 async def _seen(terminal: aio.Terminal, wanted: bytes) -> None:

@@ -276,9 +276,18 @@ async def test_more_calls_than_connections_all_get_their_turn(
 async def test_a_daemon_that_gives_fewer_connections_is_waited_for(
     house: House, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beyond a user's share it closes a connection at once. Calls then wait for those before them, however long."""
-    statistics = house.server.statistics
-    monkeypatch.setattr(house.server, "_admit", lambda peer: statistics().connections < 3)
+    """Beyond a user's share it closes a connection at once. Calls then wait for those before them, however long, and
+    the daemon is not asked again and again: once for each call, and anew after each of the three that it gave.
+    """
+    refused: list[bool] = []
+
+    def admit(peer: Any) -> bool:
+        admitted = house.server.statistics().connections < 3
+        refused.append(not admitted)
+        return admitted
+
+    monkeypatch.setattr(house.server, "_admit", admit)
+    began = time.monotonic()
 
     async def body(client: Any) -> list[Any]:
         async def wait() -> int | None:
@@ -294,6 +303,7 @@ async def test_a_daemon_that_gives_fewer_connections_is_waited_for(
         return await kind.together(*[wait] * 10, let_go)
 
     assert await house.use(kind, body, patience_s=PATIENCE_S) == [*[7] * 10, None]
+    assert sum(refused) < 40 + (time.monotonic() - began) / exchange.REDIAL_S
 
 
 async def test_a_quick_call_overtakes_those_that_wait(house: House, kind: Kind) -> None:

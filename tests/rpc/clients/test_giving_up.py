@@ -297,6 +297,23 @@ def test_a_timeout_of_asyncio_has_the_process_in_its_cause(shared_daemon: Any, c
     until(lambda: has_ended(client, box, process_id))
 
 
+def test_a_task_of_asyncio_that_is_cancelled_twice_has_the_process(shared_daemon: Any, client: Any, box: str) -> None:
+    async def main() -> str | None:
+        async with aio.connect(shared_daemon.socket) as other:
+            task = asyncio.ensure_future(other.sandbox.exec(box, LONG))
+            await _let_run(other, box, 0, lambda: asyncio.sleep(0))
+            task.cancel()
+            await asyncio.sleep(0)  # it has the command ended now
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await task
+            return getattr(caught.value, "process_id", None)
+
+    process_id = asyncio.run(main())
+    assert process_id is not None
+    until(lambda: has_ended(client, box, process_id))
+
+
 async def _reschedule(client: Any, box: str, deadline: asyncio.Timeout) -> None:
     """Have the time be over as soon as the command runs."""
     await _let_run(client, box, 0, lambda: asyncio.sleep(0))

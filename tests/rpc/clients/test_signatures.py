@@ -4,6 +4,7 @@ import inspect
 import pydoc
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,13 @@ def test_help_says_which_methods_are_awaited() -> None:
     assert "\nexec(" in shown(Blocking().sandbox.exec)
     assert all(map(inspect.iscoroutinefunction, functions(Async())))
     assert not any(map(inspect.iscoroutinefunction, functions(Blocking())))
+
+
+def test_help_of_python_3_13_shows_the_same() -> None:
+    """It shows no signature of a `partial`, and lays signatures out by `format`."""
+    for function in functions(Async()):
+        assert not isinstance(function, partial)
+        assert inspect.signature(function).format(max_width=20) == str(inspect.signature(function))  # type: ignore[attr-defined]
 
 
 def test_help_fits_a_terminal_of_80_columns() -> None:

@@ -38,6 +38,7 @@ def project(tmp_path: Path) -> str:
     (tmp_path / "venv" / "bin" / "tool").chmod(0o755)
     (tmp_path / "node_modules").mkdir()
     (tmp_path / "main.txt").write_text("first\n")
+    (tmp_path / ".dockerignore").write_text("venv\n")  # all is copied all the same
     return str(tmp_path)
 
 
@@ -171,7 +172,8 @@ def test_copies_at_the_same_time_each_show_all(sandbox_id: str, home: Path) -> N
             assert isinstance(record, crafty.LocalSandboxRecord)
     parent = home / ".crafty" / "local_sandboxes"
     assert [each.name for each in parent.iterdir()] == [sandbox_id]
-    assert sorted(each.name for each in (parent / sandbox_id).iterdir()) == ["main.txt", "node_modules", "venv"]
+    shown = sorted(each.name for each in (parent / sandbox_id).iterdir())
+    assert shown == [".dockerignore", "main.txt", "node_modules", "venv"]
 
 
 def test_code_that_cannot_be_shown_is_a_warning(sandbox_id: str, home: Path) -> None:

@@ -38,7 +38,7 @@ class DirectoryImages(Images):
         try:
             self.begin(image_id)
             hide = never_packed(self._layout.state_dir)
-            left_out = LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.ignore_files)
+            left_out = LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.by_file)
             return await import_tree(
                 request.source, caller, root, owner=self._owner, hide=hide, left_out=left_out, progress=progress
             )

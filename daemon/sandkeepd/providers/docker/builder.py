@@ -85,10 +85,7 @@ class Builder:
         copied = await import_tree(
             request.source, caller, tree, owner=None, hide=never_packed(self._layout.state_dir),
             progress=progress,
-            left_out=LeftOut(
-                names=request.ignore, patterns=request.patterns,
-                by_file=request.kind == "directory" and request.ignore_files,
-            ),
+            left_out=LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.by_file),
         )  # fmt: skip
         failpoints.reach("docker.staged")
         if copied.size_bytes > MOST_CONTEXT_BYTES:

@@ -86,7 +86,7 @@ class ModalImages(Images, Building):
             await trio.to_thread.run_sync(partial(os.makedirs, f"{place}/context", mode=0o700))
         copied = await import_tree(
             request.source, caller, f"{place}/tree", owner=None, hide=never_packed(self._layout.state_dir),
-            left_out=LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.kind == "directory"),
+            left_out=LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.by_file),
             progress=progress,
         )  # fmt: skip
         failpoints.reach("modal.staged")

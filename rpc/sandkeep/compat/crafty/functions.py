@@ -39,7 +39,8 @@ def create_image(file_path: str, clean: bool, provider: Provider) -> str:
     """
     with daemon() as client:
         source = os.path.abspath(file_path)
-        made: Image = client.image.create(source, provider=Provider(provider).value, clean=clean)
+        # All of it also if it has a .dockerignore, for a plain directory; a build of a Dockerfile goes by that.
+        made: Image = client.image.create(source, provider=Provider(provider).value, clean=clean, ignore_files=False)
         return made.image_id
 
 

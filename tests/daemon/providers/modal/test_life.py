@@ -360,6 +360,14 @@ async def test_a_directory(house: House, tmp_path: Path) -> None:
     assert os.listdir(f"{house.provider.layout.state_dir}/modal") == []
 
 
+async def test_files_of_patterns_in_a_directory_count_unless_they_are_not_to(house: House, tmp_path: Path) -> None:
+    for name in ("kept", "left"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".dockerignore").write_text("left\n")
+    assert await contents(house, await make(house, tmp_path), "ls") == "kept\n"
+    assert await contents(house, await make(house, tmp_path, ignore_files=False), "ls") == "kept\nleft\n"
+
+
 async def test_a_dockerfile(house: House, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
