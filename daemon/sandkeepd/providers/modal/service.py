@@ -40,6 +40,9 @@ class Service:
         self._account = account
         self._sdk: Sdk | None = None
         self._connecting = trio.Lock()
+        self._failures = 0
+        self._failure: SandkeepError | None = None
+        """The error of the last attempt to connect that failed, which all get who waited for it."""
         self._probing = trio.Lock()
 
     @property
@@ -54,11 +57,18 @@ class Service:
 
     async def sdk(self) -> Sdk:
         """Return the client. Raises `not_configured`, `provider_unavailable`."""
+        failures = self._failures
         async with self._connecting:
             if self._sdk is None:
                 if not self.is_configured:
                     raise SetupError("not_configured", NO_ACCOUNT, setting=errors.SETTING)
-                self._sdk = await self._connect()
+                if self._failure is not None and self._failures != failures:  # a second attempt would take as long
+                    raise type(self._failure)(self._failure.code, self._failure.message, **self._failure.data)
+                try:
+                    self._sdk = await self._connect()
+                except SandkeepError as error:
+                    self._failures, self._failure = self._failures + 1, error
+                    raise
         return self._sdk
 
     async def _connect(self) -> Sdk:
