@@ -10,7 +10,7 @@ from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.settings import modal as settings
 from sandkeepd.providers.modal import errors
 from sandkeepd.providers.modal.loop import Loop
-from sandkeepd.providers.modal.sdk import Account, NotConfiguredError, Sdk, config_path
+from sandkeepd.providers.modal.sdk import Account, MalformedTokenError, NotConfiguredError, Sdk, config_path
 
 T = TypeVar("T")
 
@@ -27,6 +27,10 @@ AT_ONCE: Final = 16
 """Maximum number of sandboxes whose channels are opened at a time."""
 
 NO_ACCOUNT: Final = "no account of Modal is configured: set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
+MALFORMED: Final = (
+    "the token for Modal has a line break, or another character that none has: set MODAL_TOKEN_ID and "
+    "MODAL_TOKEN_SECRET anew"
+)
 NO_SDK: Final = "the package modal is missing: install sandkeep[modal]"
 
 
@@ -82,6 +86,8 @@ class Service:
             raise SetupError("not_configured", NO_SDK) from None
         except NotConfiguredError:
             raise SetupError("not_configured", NO_ACCOUNT, setting=errors.SETTING) from None
+        except MalformedTokenError:
+            raise SetupError("not_configured", MALFORMED, setting=settings.TOKEN_SECRET.name) from None
         except Exception as error:  # noqa: BLE001 - each is raised again, as one of ours
             raise errors.converted(error) from None
 

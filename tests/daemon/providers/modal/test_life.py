@@ -135,6 +135,16 @@ async def test_a_token_that_modal_does_not_accept(modal: Modal, opener: Opener) 
         await refused_async("not_configured", house.image())
 
 
+async def test_a_malformed_token_is_in_no_error_and_no_log(
+    modal: Modal, opener: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    malformed = Account(server_url=modal.url, token_id="ak-1", token_secret="as-hidden\n")
+    async with opener(malformed) as house:
+        error = await refused_async("not_configured", house.image())
+        assert error.data["setting"] == "MODAL_TOKEN_SECRET"
+        assert "as-hidden" not in error.message + str((await house.provider.capabilities()).why) + caplog.text
+
+
 async def test_a_working_account_says_so(house: House) -> None:
     found = await house.provider.capabilities()
     assert (found.works, found.features["suspend"].works, found.features["snapshots"].works) == (True, False, True)
