@@ -31,6 +31,9 @@ logger = logging.getLogger("sandkeepd")
 REMOVED_AGAIN_S: Final = 10.0
 """Seconds until the remains of a failed start are removed again, when the service has not done it."""
 
+CANCELLED_S: Final = 20.0
+"""Seconds that the removal of the remains of a start may take that was cancelled."""
+
 READY_S: Final = 30.0
 """Seconds that the keeper of a sandbox that runs may take to answer."""
 
@@ -70,8 +73,12 @@ class RelayedProvider(KeeperProvider[RelayedT]):
         try:
             return await create()
         except BaseException as error:
-            with trio.CancelScope(shield=True):
+            with trio.CancelScope(shield=True) as scope:
+                if isinstance(error, trio.Cancelled):  # the daemon may be stopping
+                    scope.deadline = trio.current_time() + CANCELLED_S
                 await self._remove_remains(sandbox_id, plan or {})
+            if scope.cancelled_caught:
+                self.nursery.start_soon(self._remove_remains_later, sandbox_id, plan or {})
             if isinstance(error, SandkeepError) and "engine" in error.data:
                 self.nursery.start_soon(self._remove_late, sandbox_id, plan or {})
             raise

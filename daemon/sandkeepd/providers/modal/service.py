@@ -17,6 +17,9 @@ T = TypeVar("T")
 ANSWER_S: Final = 45.0
 """Seconds that a request may take, with the SDK's own retries."""
 
+CANCELLED_S: Final = 8.0
+"""Seconds for which the answer to a request is waited for that was given up."""
+
 CONNECT_S: Final = 15.0
 """Seconds that the first connection may take."""
 
@@ -98,6 +101,26 @@ class Service:
         """
         sdk = await self.sdk()
         return await self.run(lambda: begin(sdk), seconds)
+
+    async def finish(self, begin: Callable[[Sdk], Coroutine[Any, Any, T]], seconds: float) -> T:
+        """Do as `call`, but after a cancellation wait for the answer, for `CANCELLED_S` at most."""
+        sdk = await self.sdk()
+        call = await self.loop.begin(lambda: begin(sdk))
+        try:
+            with trio.fail_after(seconds):
+                await call.done.wait()
+        except trio.TooSlowError:
+            call.cancel()
+            raise errors.too_slow("answer", seconds) from None
+        finally:
+            with trio.move_on_after(0 if call.done.is_set() else CANCELLED_S, shield=True):
+                await call.done.wait()
+            call.cancel()
+        try:
+            result: T = call.result()
+        except Exception as error:  # noqa: BLE001 - as in `run`
+            raise errors.converted(error) from None
+        return result
 
     async def run(self, begin: Callable[[], Coroutine[Any, Any, T]], seconds: float = ANSWER_S) -> T:
         """Do as `call` with a coroutine of an object of the SDK's."""

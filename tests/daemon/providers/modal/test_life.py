@@ -330,6 +330,21 @@ async def test_a_cancelled_creation_waits_for_the_answer(house: House) -> None:
     assert (await house.provider.found())[0] == []
 
 
+async def test_a_cancelled_creation_does_not_wait_for_ever(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a daemon does not stop while Modal does not answer."""
+    monkeypatch.setattr(service_module, "CANCELLED_S", 0.2)
+    monkeypatch.setattr(relayed_provider, "CANCELLED_S", 0.2)
+    await house.image()
+    house.service.forget_calls()
+    house.service.fault("Sandbox.*", hang=True, times=None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(house.box)
+        await until_async(lambda: house.service.calls()["counts"].get("SandboxCreateV2"))
+        begun = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() - begun < DEADLINE_S
+
+
 async def test_a_request_that_is_not_answered(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     await house.image()
     house.service.fault("SandboxListV2", hang=True)
