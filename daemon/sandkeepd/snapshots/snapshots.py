@@ -4,13 +4,14 @@ An archive that others build on stays when its snapshot is deleted, and goes wit
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal
 
 import trio
 
 from sandkeep import events, failpoints, ids, model
-from sandkeep.errors import SetupError, StateError
+from sandkeep.errors import SandkeepError, SetupError, StateError
 from sandkeep.model import Snapshot, SnapshotList
 from sandkeep.protocol.methods import CheckpointQuery, SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
 from sandkeep_store.eventlog.log import NewEvent, Recorded
@@ -37,6 +38,9 @@ MOST_BENEATH: Final = 64
 """Maximum length of a chain of incremental snapshots: each is a layer of a restored sandbox, and the kernel limits an
 overlay's layers.
 """
+
+DISCARD_S: Final = 10.0
+"""Seconds that the deletion of the image of a snapshot that failed may take."""
 
 
 class SnapshotCreation(Creation[SnapshotState]):
@@ -97,8 +101,12 @@ class SnapshotCreation(Creation[SnapshotState]):
             )
             packed = await provider.pack(source_of(sandbox), files, progress)
             failpoints.reach("snapshot.packed")
-            self.charge(order, asked.owner, "snapshots", packed.size_bytes)
-            await making.keep(packed.sha256, packed.size_bytes, progress)
+            try:
+                self.charge(order, asked.owner, "snapshots", packed.size_bytes)
+                await making.keep(packed.sha256, packed.size_bytes, progress)
+            except BaseException:
+                await _discard_image_of(provider, packed)
+                raise
         return stored_of(packed, asked.format, making)
 
     async def succeeded(self, order: Order[SnapshotState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
@@ -319,6 +327,13 @@ def snapshotting(provider: Provider) -> Snapshotting:
     if provider.snapshots is not None:
         return provider.snapshots
     raise SetupError("not_supported", f"the {provider.name} provider cannot make snapshots yet: use the local provider")
+
+
+async def _discard_image_of(provider: Snapshotting, packed: PackedFiles) -> None:
+    """Delete the image that a provider made besides an archive that is not kept, if that can be done soon."""
+    if packed.modal_image_id is not None:
+        with trio.move_on_after(DISCARD_S, shield=True), suppress(SandkeepError):
+            await provider.discard_image(packed.modal_image_id)
 
 
 def stored_of(packed: PackedFiles, written_as: model.ArchiveFormat, making: Making) -> events.SnapshotStored:

@@ -4,6 +4,7 @@ A keeper in each sandbox runs the processes, as everywhere; one stream that stay
 to a mirror in the state directory, see `keeper.relay` and `RelayedInstance`.
 """
 
+import logging
 import os
 import sys
 from abc import abstractmethod
@@ -25,11 +26,21 @@ from sandkeepd.providers.common.keeper_provider import KeeperProvider
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.relayed_instance import RelayedInstance
 
+logger = logging.getLogger("sandkeepd")
+
 REMOVED_AGAIN_S: Final = 10.0
 """Seconds until the remains of a failed start are removed again, when the service has not done it."""
 
+CANCELLED_S: Final = 20.0
+"""Seconds that the removal of the remains of a start may take that was cancelled."""
+
 READY_S: Final = 30.0
 """Seconds that the keeper of a sandbox that runs may take to answer."""
+
+LATE_S: Final = (20.0, 120.0, 600.0)
+"""Seconds after which the remains of a start that was not answered are looked for again, one after the other: the
+service may carry it out later.
+"""
 
 RelayedT = TypeVar("RelayedT", bound=RelayedInstance)
 
@@ -61,9 +72,15 @@ class RelayedProvider(KeeperProvider[RelayedT]):
         self.layout.prepare()
         try:
             return await create()
-        except BaseException:
-            with trio.CancelScope(shield=True):
+        except BaseException as error:
+            with trio.CancelScope(shield=True) as scope:
+                if isinstance(error, trio.Cancelled):  # the daemon may be stopping
+                    scope.deadline = trio.current_time() + CANCELLED_S
                 await self._remove_remains(sandbox_id, plan or {})
+            if scope.cancelled_caught:
+                self.nursery.start_soon(self._remove_remains_later, sandbox_id, plan or {})
+            if isinstance(error, SandkeepError) and "engine" in error.data:
+                self.nursery.start_soon(self._remove_late, sandbox_id, plan or {})
             raise
 
     async def _remove_remains(self, sandbox_id: str, plan: Mapping[str, Any]) -> None:
@@ -77,6 +94,17 @@ class RelayedProvider(KeeperProvider[RelayedT]):
         await trio.sleep(REMOVED_AGAIN_S)
         await self._service.recovered()
         await self._remove_remains(sandbox_id, plan)
+
+    async def _remove_late(self, sandbox_id: str, plan: Mapping[str, Any]) -> None:
+        """Remove what the service makes of a start that it did not answer in time."""
+        for pause_s in LATE_S:
+            await trio.sleep(pause_s)
+            if sandbox_id in self.instances:  # another attempt has succeeded
+                return
+            try:
+                await self._remove_remains(sandbox_id, plan)
+            except Exception:  # nothing else depends on it, and the next daemon looks, too
+                logger.exception("remains of sandbox %s may be left", sandbox_id)
 
     @abstractmethod
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:

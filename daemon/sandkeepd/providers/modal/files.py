@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from sandkeep import failpoints
-from sandkeep.errors import SandkeepError, SetupError
+from sandkeep.errors import ProviderError, SandkeepError, SetupError
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.layers import WorkspaceRoots
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Source
@@ -51,7 +51,9 @@ class ModalSnapshots(StreamedSnapshots):
     async def discard_image(self, modal_image_id: str) -> None:
         try:
             await self._service.call(lambda sdk: sdk.delete_image(modal_image_id))
-        except SetupError as error:  # without the account nobody can, and Modal drops it after a while
+        except ProviderError:
+            raise
+        except SandkeepError as error:  # without the account, or as Modal refuses: it drops it after a while
             logger.warning("an image stays at Modal", extra={"image": modal_image_id, "why": error.message})
 
 

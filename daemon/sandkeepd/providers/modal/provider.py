@@ -119,12 +119,10 @@ class ModalProvider(RelayedProvider[ModalInstance]):
             "name": sandbox_id, "tags": self._tags(sandbox_id, spec, plan), "env": _environment(spec, secrets),
             **modal_plan.options(plan),
         }  # fmt: skip
-        scope = trio.CancelScope(shield=True)  # given up in between, it might be made after it was looked for
         try:
-            with scope:
-                sandbox = await self.service.call(
-                    lambda sdk: sdk.create(argv, plan.modal_image_id, **wanted), settings.START_S()
-                )
+            sandbox = await self.service.finish(  # given up in between, it might be made after it was looked for
+                lambda sdk: sdk.create(argv, plan.modal_image_id, **wanted), settings.START_S()
+            )
         except StateError as error:
             found = await self._own(sandbox_id) if error.code == "conflict" else []
             if not found:

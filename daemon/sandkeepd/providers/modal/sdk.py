@@ -65,6 +65,10 @@ class NotConfiguredError(Exception):
     """Raised when there is no token."""
 
 
+class MalformedTokenError(Exception):
+    """Raised for a token that cannot be sent: the SDK's own error quotes it."""
+
+
 def config_path() -> str:
     """Return the path of the SDK's file of settings."""
     return os.environ.get("MODAL_CONFIG_PATH") or os.path.expanduser("~/.modal.toml")
@@ -82,7 +86,7 @@ class Sdk:
 
     @classmethod
     async def connect(cls, account: Account, app_name: str) -> "Sdk":
-        """Connect to the service. Raises NotConfiguredError."""
+        """Connect to the service. Raises NotConfiguredError, MalformedTokenError."""
         from modal.client import _Client
         from modal.config import config
         from modal_proto import api_pb2
@@ -91,6 +95,8 @@ class Sdk:
         token_secret = account.token_secret or config.get("token_secret")
         if not token_id or not token_secret:
             raise NotConfiguredError
+        if not all(part.isascii() and part.isprintable() for part in (token_id, token_secret)):
+            raise MalformedTokenError
         server_url = account.server_url or config["server_url"]
         client = _Client(server_url, api_pb2.CLIENT_TYPE_CLIENT, (token_id, token_secret))
         try:

@@ -11,12 +11,15 @@ from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.settings import modal as settings
 from sandkeepd.providers.modal import errors
 from sandkeepd.providers.modal.loop import Loop
-from sandkeepd.providers.modal.sdk import Account, NotConfiguredError, Sdk, config_path
+from sandkeepd.providers.modal.sdk import Account, MalformedTokenError, NotConfiguredError, Sdk, config_path
 
 T = TypeVar("T")
 
 ANSWER_S: Final = 45.0
 """Seconds that a request may take, with the SDK's own retries."""
+
+CANCELLED_S: Final = 8.0
+"""Seconds for which the answer to a request is waited for that was given up."""
 
 CONNECT_S: Final = 15.0
 """Seconds that the first connection may take."""
@@ -28,6 +31,10 @@ AT_ONCE: Final = 16
 """Maximum number of sandboxes whose channels are opened at a time."""
 
 NO_ACCOUNT: Final = "no account of Modal is configured: set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
+MALFORMED: Final = (
+    "the token for Modal has a line break, or another character that none has: set MODAL_TOKEN_ID and "
+    "MODAL_TOKEN_SECRET anew"
+)
 NO_SDK: Final = "the package modal is missing: install sandkeep[modal]"
 
 
@@ -43,6 +50,9 @@ class Service:
         self._account = account
         self._sdk: Sdk | None = None
         self._connecting = trio.Lock()
+        self._failures = 0
+        self._failure: SandkeepError | None = None
+        """The error of the last attempt to connect that failed, which all get who waited for it."""
         self._probing = trio.Lock()
 
     @property
@@ -57,11 +67,18 @@ class Service:
 
     async def sdk(self) -> Sdk:
         """Return the client. Raises `not_configured`, `provider_unavailable`."""
+        failures = self._failures
         async with self._connecting:
             if self._sdk is None:
                 if not self.is_configured:
                     raise SetupError("not_configured", NO_ACCOUNT, setting=errors.SETTING)
-                self._sdk = await self._connect()
+                if self._failure is not None and self._failures != failures:  # a second attempt would take as long
+                    raise type(self._failure)(self._failure.code, self._failure.message, **self._failure.data)
+                try:
+                    self._sdk = await self._connect()
+                except SandkeepError as error:
+                    self._failures, self._failure = self._failures + 1, error
+                    raise
         return self._sdk
 
     async def _connect(self) -> Sdk:
@@ -75,6 +92,8 @@ class Service:
             raise SetupError("not_configured", NO_SDK) from None
         except NotConfiguredError:
             raise SetupError("not_configured", NO_ACCOUNT, setting=errors.SETTING) from None
+        except MalformedTokenError:
+            raise SetupError("not_configured", MALFORMED, setting=settings.TOKEN_SECRET.name) from None
         except Exception as error:  # noqa: BLE001 - each is raised again, as one of ours
             raise errors.converted(error) from None
 
@@ -85,6 +104,26 @@ class Service:
         """
         sdk = await self.sdk()
         return await self.run(lambda: begin(sdk), seconds)
+
+    async def finish(self, begin: Callable[[Sdk], Coroutine[Any, Any, T]], seconds: float) -> T:
+        """Do as `call`, but after a cancellation wait for the answer, for `CANCELLED_S` at most."""
+        sdk = await self.sdk()
+        call = await self.loop.begin(lambda: begin(sdk))
+        try:
+            with trio.fail_after(seconds):
+                await call.done.wait()
+        except trio.TooSlowError:
+            call.cancel()
+            raise errors.too_slow("answer", seconds) from None
+        finally:
+            with trio.move_on_after(0 if call.done.is_set() else CANCELLED_S, shield=True):
+                await call.done.wait()
+            call.cancel()
+        try:
+            result: T = call.result()
+        except Exception as error:  # noqa: BLE001 - as in `run`
+            raise errors.converted(error) from None
+        return result
 
     async def run(self, begin: Callable[[], Coroutine[Any, Any, T]], seconds: float = ANSWER_S) -> T:
         """Do as `call` with a coroutine of an object of the SDK's."""

@@ -1,7 +1,9 @@
 """Sandboxes at Modal from making to end: what Modal gets to know, and what happens when it fails."""
 
+import asyncio
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.images import ImageRequest
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.processes import Launch
+from sandkeepd.providers.common import relayed_provider
 from sandkeepd.providers.modal import service as service_module
 from sandkeepd.providers.modal.provider import ending_of, open_modal
 from sandkeepd.providers.modal.sandbox import PROGRAM, ModalInstance
-from sandkeepd.providers.modal.sdk import Account, Result
+from sandkeepd.providers.modal.sdk import Account, Result, Sdk
+from sandkeepd.providers.modal.service import Service
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("modal"), pytest.mark.usefixtures("nothing_is_left")]
 
@@ -129,6 +133,16 @@ async def test_a_token_that_modal_does_not_accept(modal: Modal, opener: Opener) 
         found = await house.provider.capabilities()
         assert "does not accept the token" in (found.why or "")
         await refused_async("not_configured", house.image())
+
+
+async def test_a_malformed_token_is_in_no_error_and_no_log(
+    modal: Modal, opener: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
+    malformed = Account(server_url=modal.url, token_id="ak-1", token_secret="as-hidden\n")
+    async with opener(malformed) as house:
+        error = await refused_async("not_configured", house.image())
+        assert error.data["setting"] == "MODAL_TOKEN_SECRET"
+        assert "as-hidden" not in error.message + str((await house.provider.capabilities()).why) + caplog.text
 
 
 async def test_a_working_account_says_so(house: House) -> None:
@@ -238,6 +252,43 @@ async def test_a_start_that_fails_leaves_nothing(house: House) -> None:
     assert (await house.provider.found())[0] == []
 
 
+async def test_what_modal_makes_after_its_time_is_ended(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relayed_provider, "LATE_S", (0.2,) * 300)
+    details = await house.image()
+    sandbox_id = new_id(SANDBOX)
+    house.service.fault("SandboxCreateV2", hang=True, times=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SANDKEEP_MODAL_START_TIMEOUT", "1")
+        await refused_async("provider_unavailable", house.make(sandbox_id, SandboxSpec(), {}))
+    house.service.clear_faults()
+    tags = {"sandkeep-sandbox": sandbox_id, "sandkeep-log": house.provider.log_id}
+    make = partial(Sdk.create, argv=["sleep", "1000"], image_id=details["modal_image_id"], name=sandbox_id, tags=tags)
+    late = await house.provider.service.call(make)
+    await until_async(lambda: next(each for each in house.service.sandboxes() if each["id"] == late.object_id)["ended"])
+
+
+async def test_who_waits_for_a_connection_gets_its_error(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand sandboxes to adopt would else ask one after the other, and a caller behind them wait for hours."""
+    service, attempts, errors = Service(account_at(house.service)), [], []
+
+    async def connect(_account: Account, _app: str) -> Sdk:
+        attempts.append(1)
+        await asyncio.sleep(0.3)
+        raise ConnectionError("black hole")
+
+    async def ask() -> None:
+        errors.append(await refused_async("provider_unavailable", service.sdk()))
+
+    monkeypatch.setattr(Sdk, "connect", connect)
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(ask)
+    assert (len(attempts), len(errors)) == (1, 20)
+    await ask()
+    assert len(attempts) == 2
+    await service.aclose()
+
+
 async def test_no_room_at_modal(house: House) -> None:
     house.service.fault("SandboxCreateV2", status="RESOURCE_EXHAUSTED", message="the limit is 10", times=None)
     error = await refused_async("provider_unavailable", house.box())
@@ -277,6 +328,21 @@ async def test_a_cancelled_creation_waits_for_the_answer(house: House) -> None:
         await house.box()
     assert scope.cancelled_caught
     assert (await house.provider.found())[0] == []
+
+
+async def test_a_cancelled_creation_does_not_wait_for_ever(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a daemon does not stop while Modal does not answer."""
+    monkeypatch.setattr(service_module, "CANCELLED_S", 0.2)
+    monkeypatch.setattr(relayed_provider, "CANCELLED_S", 0.2)
+    await house.image()
+    house.service.forget_calls()
+    house.service.fault("Sandbox.*", hang=True, times=None)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(house.box)
+        await until_async(lambda: house.service.calls()["counts"].get("SandboxCreateV2"))
+        begun = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() - begun < DEADLINE_S
 
 
 async def test_a_request_that_is_not_answered(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

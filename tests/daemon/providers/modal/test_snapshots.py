@@ -130,6 +130,23 @@ def test_a_deletion_waits_for_modal(house: House) -> None:
     until(lambda: not [one for one in house.client.snapshot.list().snapshots if one.status != "deleted"])
 
 
+def test_a_deletion_that_modal_refuses_ends(house: House) -> None:
+    snapshot = house.changed()
+    house.modal.fault("ImageDelete", status="INVALID_ARGUMENT", times=None)
+    assert house.client.snapshot.delete(snapshot.snapshot_id).status == "deleted"
+
+
+def test_a_snapshot_that_fails_leaves_no_image(house: House) -> None:
+    house.daemon.stop()
+    house.daemon.env |= {"SANDKEEP_QUOTA": "snapshots=4K", "SANDKEEP_QUOTA_ADMIN": "1"}
+    house.daemon.start()
+    box = house.box()
+    house.sh(box, "head -c 65536 /dev/urandom >large")
+    house.modal.forget_calls()
+    refused("quota_exceeded", house.client.snapshot.create, box)
+    assert (house.count("TaskSnapshotFilesystem"), house.count("ImageDelete")) == (1, 1)
+
+
 def test_a_fork_is_a_copy(house: House) -> None:
     box = house.box()
     house.sh(box, "echo new >new; rm file")
