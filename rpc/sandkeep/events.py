@@ -583,6 +583,57 @@ class ArtifactRemoved(Event, frozen=True, kw_only=True):
     type = "artifact.removed"
 
 
+# -- volumes -----------------------------------------------------------------------------------------------------------
+
+
+class VolumeCreateRequested(Event, frozen=True, kw_only=True):
+    """A volume that `owner` calls `name` is about to be made. The stream has the id of this order, as a removal has
+    one of its own: the volumes themselves are those that the provider has.
+    """
+
+    type = "volume.create_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("volume.created", "volume.create_failed")
+    owner: str
+    provider: str
+    name: str
+
+
+class VolumeCreated(Event, frozen=True, kw_only=True):
+    """The provider has the volume."""
+
+    type = "volume.created"
+
+
+class VolumeCreateFailed(Failure, frozen=True, kw_only=True):
+    """It failed. If the engine went down meanwhile, the volume may be there all the same. `interrupted`: as in
+    `image.create_failed`.
+    """
+
+    type = "volume.create_failed"
+
+
+class VolumeRemoveRequested(Event, frozen=True, kw_only=True):
+    """A volume is about to be removed, with all that is in it. It may be one that a sandbox's first use made."""
+
+    type = "volume.remove_requested"
+    outcomes: ClassVar[tuple[str, ...]] = ("volume.removed", "volume.remove_failed")
+    owner: str
+    provider: str
+    name: str
+
+
+class VolumeRemoved(Event, frozen=True, kw_only=True):
+    """The volume is gone."""
+
+    type = "volume.removed"
+
+
+class VolumeRemoveFailed(Failure, frozen=True, kw_only=True):
+    """It failed, as something has the volume mounted, say. `interrupted`: as in `image.create_failed`."""
+
+    type = "volume.remove_failed"
+
+
 # -- branches ----------------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,8 @@ SNAPSHOT: Final = "snp"
 CHECKPOINT: Final = "ckp"
 SESSION: Final = "ses"
 ARTIFACT: Final = "art"
+VOLUME: Final = "vol"
+"""Of the creation, or the removal, of a named volume."""
 LOCK: Final = "lck"
 FORK: Final = "frk"
 MERGE: Final = "mrg"
@@ -30,7 +32,7 @@ POINT: Final = "pnt"
 """Of the files that a sandbox had at one moment, kept for a comparison or a merge."""
 
 PREFIXES: Final = frozenset(
-    {IMAGE, SANDBOX, PROCESS, SNAPSHOT, CHECKPOINT, SESSION, ARTIFACT, LOCK, FORK, MERGE, COMMIT, POINT}
+    {IMAGE, SANDBOX, PROCESS, SNAPSHOT, CHECKPOINT, SESSION, ARTIFACT, VOLUME, LOCK, FORK, MERGE, COMMIT, POINT}
 )
 
 # `$` alone would also accept a final newline in Python; `(?!\n)` means the same in Python and in JSON Schema's dialect.

@@ -19,6 +19,7 @@ from sandkeep.model import (
     SandboxStatus,
     SessionStatus,
     SnapshotStatus,
+    VolumeStatus,
 )
 
 S = TypeVar("S", bound=str)
@@ -160,6 +161,18 @@ ARTIFACT: Final = Lifecycle[ArtifactStatus](
     Row("artifact.removed", ("deleting",), "deleted"),
 )
 
+VOLUME: Final = Lifecycle[VolumeStatus](
+    "volume",
+    get_args(VolumeStatus),
+    Row("volume.create_requested", (None,), "creating"),
+    Row("volume.created", ("creating",), "created"),
+    Row("volume.create_failed", ("creating",), "failed"),
+    Row("volume.remove_requested", (None,), "removing"),
+    Row("volume.removed", ("removing",), "removed"),
+    Row("volume.remove_failed", ("removing",), "failed"),
+)
+"""Of one order, a creation or a removal: see `VolumeCreateRequested`."""
+
 SNAPSHOT: Final = Lifecycle[SnapshotStatus](
     "snapshot",
     get_args(SnapshotStatus),
@@ -249,5 +262,5 @@ LOCK: Final = Lifecycle[LockStatus](
 )
 
 LIFECYCLES: Final[tuple[Lifecycle[Any], ...]] = (
-    SANDBOX, PROCESS, SESSION, ARTIFACT, SNAPSHOT, CHECKPOINT, FORK, MERGE, COMMIT, IMAGE, LOCK
+    SANDBOX, PROCESS, SESSION, ARTIFACT, VOLUME, SNAPSHOT, CHECKPOINT, FORK, MERGE, COMMIT, IMAGE, LOCK
 )  # fmt: skip

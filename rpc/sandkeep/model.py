@@ -87,6 +87,9 @@ LockStatus: TypeAlias = Literal[
 ]  # fmt: skip
 SessionStatus: TypeAlias = Literal["starting", "ready", "stopping", "failed", "expired", "terminated"]
 ArtifactStatus: TypeAlias = Literal["creating", "ready", "failed", "deleting", "deleted"]
+VolumeStatus: TypeAlias = Literal["creating", "created", "failed", "removing", "removed"]
+"""Of a creation, or a removal."""
+
 MergeStatus: TypeAlias = Literal["creating", "conflicted", "resolving", "ready", "failed", "removing", "removed"]
 MergePolicy: TypeAlias = Literal["fail", "ours", "union", "markers"]
 CommitStatus: TypeAlias = Literal["creating", "ready", "failed"]
@@ -133,6 +136,25 @@ class Image(Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = field(default_factory=dict)
     error: str | None = None
     names: list[str] = field(default_factory=list)
+
+
+class NamedVolume(Struct, frozen=True, kw_only=True):
+    """A volume that its `owner` calls `name`. `engine_name` is the name that the provider's engine has for it, and
+    `sandbox_ids` are the sandboxes that mount it, which have not ended.
+    """
+
+    name: str
+    provider: str
+    owner: str
+    engine_name: str = ""
+    created_at: Timestamp | None = None
+    sandbox_ids: list[str] = field(default_factory=list)
+
+
+class NamedVolumeList(Struct, frozen=True, kw_only=True):
+    """Volumes, by name."""
+
+    volumes: list[NamedVolume]
 
 
 class Volume(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

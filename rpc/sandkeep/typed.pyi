@@ -164,6 +164,56 @@ class AsyncImageMethods:
         `progress` is called with the messages of a long call.
         """
 
+class AsyncVolumeMethods:
+    async def create(
+        self,
+        name: str,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.NamedVolume:
+        """Create a named volume.
+
+        The volume that the caller means by `name` in the `volumes` of a new
+        sandbox. An administrator can make it for another `owner`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def list(
+        self,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.NamedVolumeList:
+        """List named volumes, with the sandboxes that mount them.
+
+        The provider, and for administrators an owner; all owners if it is left
+        out.
+
+        `progress` is called with the messages of a long call.
+        """
+    async def remove(
+        self,
+        name: str,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.NamedVolume:
+        """Remove a named volume that no sandbox mounts.
+
+        The volume to remove, with all files in it. An administrator can remove
+        that of another `owner`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+
 class AsyncProviderMethods:
     async def choose(
         self,
@@ -1557,6 +1607,7 @@ class AsyncMethods:
     daemon: AsyncDaemonMethods
     quota: AsyncQuotaMethods
     image: AsyncImageMethods
+    volume: AsyncVolumeMethods
     provider: AsyncProviderMethods
     session: AsyncSessionMethods
     artifact: AsyncArtifactMethods
@@ -3328,6 +3379,56 @@ class BlockingImageMethods:
         `progress` is called with the messages of a long call.
         """
 
+class BlockingVolumeMethods:
+    def create(
+        self,
+        name: str,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.NamedVolume:
+        """Create a named volume.
+
+        The volume that the caller means by `name` in the `volumes` of a new
+        sandbox. An administrator can make it for another `owner`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def list(
+        self,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.NamedVolumeList:
+        """List named volumes, with the sandboxes that mount them.
+
+        The provider, and for administrators an owner; all owners if it is left
+        out.
+
+        `progress` is called with the messages of a long call.
+        """
+    def remove(
+        self,
+        name: str,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.NamedVolume:
+        """Remove a named volume that no sandbox mounts.
+
+        The volume to remove, with all files in it. An administrator can remove
+        that of another `owner`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+
 class BlockingProviderMethods:
     def choose(
         self,
@@ -4706,6 +4807,7 @@ class BlockingMethods:
     daemon: BlockingDaemonMethods
     quota: BlockingQuotaMethods
     image: BlockingImageMethods
+    volume: BlockingVolumeMethods
     provider: BlockingProviderMethods
     session: BlockingSessionMethods
     artifact: BlockingArtifactMethods

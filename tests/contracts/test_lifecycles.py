@@ -28,6 +28,7 @@ from sandkeep.lifecycle import (
     SANDBOX,
     SESSION,
     SNAPSHOT,
+    VOLUME,
     Before,
     Keep,
     Lifecycle,
@@ -51,7 +52,7 @@ def objects(state: State, kind: Lifecycle[Any]) -> dict[str, Any]:
     held: dict[Lifecycle[Any], dict[str, Any]] = {
         SANDBOX: state.sandboxes, PROCESS: state.processes, SNAPSHOT: state.snapshots, CHECKPOINT: state.checkpoints,
         FORK: state.forks, IMAGE: state.images, LOCK: state.locks, SESSION: state.sessions,
-        ARTIFACT: state.artifacts, MERGE: state.merges, COMMIT: state.commits,
+        ARTIFACT: state.artifacts, VOLUME: state.volumes, MERGE: state.merges, COMMIT: state.commits,
     }  # fmt: skip
     return held[kind]
 

@@ -37,9 +37,10 @@ NOT_IN_THE_STORY = {
 
 SUSPENSIONS = ("sandbox.suspend", "sandbox.resume")
 GVISOR = ("gvisor.", "checkpoint.", "process.restored")
-APART = (*GROWTH, *KEEPING, *SUSPENSIONS, *GVISOR, *BRANCHING, "lock.", "archive.", "sandbox.moved")
+APART = (*GROWTH, *KEEPING, *SUSPENSIONS, *GVISOR, *BRANCHING, "lock.", "archive.", "volume.", "sandbox.moved")
 """What another test tells of: for suspensions `test_suspending`, for checkpoints `test_gvisor`, for locks `test_locks`,
-for archives `test_snapshot_gc`, for sandboxes that move `tests/integration`, for branches `test_branches`.
+for archives `test_snapshot_gc`, for volumes `test_operations`, for sandboxes that move `tests/integration`, for
+branches `test_branches`.
 """
 
 TOLD = sorted(kind for kind in EVENTS if kind not in NOT_IN_THE_STORY and not kind.startswith(APART))

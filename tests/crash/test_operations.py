@@ -14,7 +14,7 @@ from tests.conftest import RunningDaemon
 from tests.crash.story import Story, asked_for, check
 from tests.crash.test_keeping import wait_until_gone
 from tests.support import toy_operation
-from tests.support.operations import OF_TWO_DAEMONS, UPKEEP_OF_LOG, World, operations
+from tests.support.operations import DOCKERS, OF_TWO_DAEMONS, UPKEEP_OF_LOG, World, operations
 
 from sandkeep import failpoints
 from sandkeep.protocol.methods import METHODS
@@ -37,13 +37,20 @@ DECLARED = [
     each for each in operations()
     if not each.__module__.startswith(UPKEEP_OF_LOG) and each.__name__ not in OF_TWO_DAEMONS
 ]  # fmt: skip
+OF_DOCKER = [each for each in DECLARED if each.__name__.startswith(DOCKERS)]
+OF_LOCAL = [each for each in DECLARED if each not in OF_DOCKER]
 """All but those on the log, around which `test_growth` has the daemon die, and those that take two daemons."""
+
+
+def kind_of(operation: type[Operation[Any]]) -> str:
+    """Return the prefix by which an operation needs another provider than the local one."""
+    return next((prefix for prefix in (GVISOR, DOCKERS) if operation.__name__.startswith(prefix)), "")
 
 
 def cases(declared: list[type[Operation[Any]]]) -> list[Any]:
     found = []
     for operation in declared:
-        needs = "runsc" if operation.__name__.startswith(GVISOR) else "bwrap"
+        needs = {GVISOR: "runsc", DOCKERS: "docker"}.get(kind_of(operation), "bwrap")
         for step in STEPS:
             marks = [pytest.mark.needs(needs), *([pytest.mark.soak] if step == SETTLED else [])]
             found.append(pytest.param(operation, step, marks=marks, id=f"{operation.__name__}.{step}"))
@@ -51,18 +58,20 @@ def cases(declared: list[type[Operation[Any]]]) -> list[Any]:
 
 
 def dies_at(
-    operation: type[Operation[Any]], step: str, root: str, source: Path, program: tuple[str, ...] = ()
+    operation: type[Operation[Any]], step: str, root: str, source: Path, program: tuple[str, ...] = (), host: str = ""
 ) -> Story:
     """Call the operation of a daemon that dies at that step, call it again, and remove everything."""
     daemon = RunningDaemon(root)
     Path(root).chmod(0o711)
     if program:
         daemon.program = [daemon.program[0], *program]
+    if host:
+        daemon.env["DOCKER_HOST"] = host
     for setting in PLACES:
         daemon.env[setting] = f"{root}/{setting.lower()}"
         Path(daemon.env[setting]).mkdir(mode=0o700)
     story = Story(daemon)
-    world = World(story, source, "gvisor" if operation.__name__.startswith(GVISOR) else "local")
+    world = World(story, source, {GVISOR: "gvisor", DOCKERS: "docker"}.get(kind_of(operation), "local"))
     try:
         story.start()
         world.prepare(operation)
@@ -102,14 +111,21 @@ def stories(request: pytest.FixtureRequest, places: str, source: Path) -> "Itera
                 dies_at, **params, root=tempfile.mkdtemp(dir=places), source=source
             )
             for params in asked_for(request)
-            if params["operation"] in DECLARED
+            if params["operation"] in OF_LOCAL
         }
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize(("operation", "step"), cases(DECLARED))
+@pytest.mark.parametrize(("operation", "step"), cases(OF_LOCAL))
 def test_a_death_at_every_step(stories: "dict[Any, Future[Story]]", operation: type[Operation[Any]], step: str) -> None:
     assert stories[operation, step].result().deaths == 1
+
+
+@pytest.mark.parametrize(("operation", "step"), cases(OF_DOCKER))
+def test_a_death_at_every_step_of_what_an_engine_does(
+    places: str, source: Path, dockerd: Any, operation: type[Operation[Any]], step: str
+) -> None:
+    assert dies_at(operation, step, tempfile.mkdtemp(dir=places), source, host=dockerd.host).deaths == 1
 
 
 @pytest.mark.needs("bwrap")

@@ -128,6 +128,9 @@ class Story:
         client.sandbox.suspend(box)
         client.sandbox.resume(box)
         client.sandbox.terminate(box)
+        for volume in ("kept", "removed"):
+            client.volume.create(volume)
+        client.volume.remove("removed")
 
     def _processes(self, client: Any) -> tuple[str, str]:
         box = client.sandbox.create(
@@ -301,6 +304,7 @@ _PREFIXES: Final = {
     "image": "img",
     "session": "ses",
     "artifact": "art",
+    "volume": "vol",
     "process": "prc",
     "snapshot": "snp",
     "checkpoint": "ckp",

@@ -28,7 +28,7 @@ BESIDES: dict[str, dict[str, str]] = {
 }
 """Parameters that an operation needs though its method does without."""
 
-FIRST = {"Resumption": "sandbox.suspend", "LockReturn": "lock.acquire"}
+FIRST = {"Resumption": "sandbox.suspend", "LockReturn": "lock.acquire", "VolumeRemoval": "volume.create"}
 """The method that brings a subject to where an operation begins with it."""
 
 OF_TWO_DAEMONS = ("SharedImageCreation",)
@@ -38,6 +38,9 @@ UPKEEP_OF_LOG = "sandkeepd.eventlog."
 """Modules of operations on the log, which `tests.crash.growing` calls on an old log."""
 
 STEALS = "LockSteal"
+
+DOCKERS = "Volume"
+"""The prefix of operations that only the provider docker has."""
 
 SUSPEND = ("Suspension", "CheckpointCreation")
 
@@ -212,6 +215,9 @@ class World:
             assert story.look(lambda client: client.sandbox.get(self.shared_sandbox_id)).status == "stopped"
             self._others.acquire(SHARED, timeout_s=1).release()
             story.ask("sandbox.attach_shared", SHARED, self.token)
+        elif operation.__name__.startswith(DOCKERS):
+            found = [volume.name for volume in story.look(lambda client: client.volume.list().volumes)]
+            assert found == ([self.name] if operation.method == "volume.create" else [])
         elif operation.method == "branch.commit":
             assert sorted(os.listdir(self.target)) == ["early", "file"]
         elif operation.method in ("branch.merge", "branch.resolve"):
@@ -232,6 +238,8 @@ class World:
     def clear(self) -> None:
         """End and remove everything that there is."""
         story = self._story
+        for volume in story.look(lambda client: client.volume.list().volumes) if self._provider == "docker" else ():
+            story.ask("volume.remove", volume.name)
         for lock in story.look(lambda client: client.lock.list().locks):
             if lock.sandbox_id is None:
                 story.ask("lock.release", lock.lock_id)

@@ -16,7 +16,7 @@ from sandkeep_store.views.state import State
 LOGS: Final = Path(__file__).parents[1] / "contracts" / "logs"
 STATE: Final = "state.tar.gz"
 VIEWS: Final = "views.json"
-KINDS: Final = ("images", "sandboxes", "processes", "snapshots", "checkpoints", "locks", "artifacts")
+KINDS: Final = ("images", "sandboxes", "processes", "snapshots", "checkpoints", "locks", "artifacts", "volumes")
 
 
 def pack(state_dir: Path, target: Path) -> None:

@@ -14,6 +14,7 @@ from sandkeepd.sandboxes.files import Files
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.processes import Processes
 from sandkeepd.sandboxes.sandboxes import Sandboxes
+from sandkeepd.sandboxes.volumes import NamedVolumes
 from sandkeepd.snapshots.archives import SnapshotArchives
 from sandkeepd.snapshots.forks import Forks
 from sandkeepd.snapshots.gc import GarbageCollector
@@ -41,10 +42,11 @@ class SnapshotServices:
         self.time_travel = TimeTravel(core, sandboxes.creation, self.restores, self.checkpoints)
         self.gc = GarbageCollector(core, self.snapshots.removal, self.archives)
         self.artifacts = Artifacts(core, runtimes, Files(core, runtimes), state_dir)
+        self.volumes = NamedVolumes(core)
         self.branches = Branches(core, images, sandboxes, self.layers, unpacking, state_dir)
         self.operations: Sequence[Operation[Any]] = (
             *images.operations, *sandboxes.operations, self.forks, self.file_restores, *self.snapshots.operations,
             *self.transfers.operations, *self.checkpoints.operations, *self.artifacts.operations,
-            *self.branches.operations,
+            *self.branches.operations, *self.volumes.operations,
         )  # fmt: skip
         sandboxes.termination.on_ended = self.layers.release

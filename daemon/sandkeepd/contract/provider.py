@@ -21,8 +21,8 @@ Errors
 Parts
     A provider is composed: a capability of only some is an object behind an attribute of it, None where it is missing.
     Each has a protocol in a module of its own, with an example of the daemon's calls: `snapshots`, `layers` (forks
-    and restores), `replacement`, `resizing`, `checkpoints`, `revival`, `claims`, `engine`; of an instance, `pauses`.
-    To suspend, fork or restore where the part is missing is refused with `not_supported`.
+    and restores), `replacement`, `resizing`, `checkpoints`, `revival`, `claims`, `engine`, `volumes`; of an
+    instance, `pauses`. To suspend, fork or restore where the part is missing is refused with `not_supported`.
 
 Example: the life of a sandbox
     A client makes an image of a directory. Its outcome is recorded with the result of `make`::
@@ -88,6 +88,7 @@ from sandkeepd.contract.replacement import Replacing
 from sandkeepd.contract.resizing import Resizing
 from sandkeepd.contract.revival import Reviving
 from sandkeepd.contract.snapshots import Snapshotting
+from sandkeepd.contract.volumes import Volumes
 
 
 class Parts(Protocol):
@@ -104,6 +105,7 @@ class Parts(Protocol):
     resizing: Resizing | None = None
     revival: Reviving | None = None
     snapshots: Snapshotting | None = None
+    volumes: Volumes | None = None
 
 
 class Provider(Parts, Protocol):

@@ -131,8 +131,9 @@ class Frontend:
                     message += nearest(error, client)
         return type(error)(error.code, message, **error.data)
 
-    def for_each(self, doing: str, method: str, names: Iterable[str], **params: Any) -> None:
-        """Call a method for each object named, and print their ids, or with ``--json`` the answers.
+    def for_each(self, doing: str, method: str, names: Iterable[str], id_field: str = "", **params: Any) -> None:
+        """Call a method for each object named, and print their ids, which are in the answers' `id_field` (default: that
+        of the noun), or with ``--json`` the answers.
 
         A refusal is reported, and the rest have their turn all the same; the exit code is 1 then.
         """
@@ -146,8 +147,8 @@ class Frontend:
                     Refusal(self.explain(error, name), as_json=self.as_json).show()
                     was_refused = True
                     continue
-                noun = method.partition(".")[0]
-                json_line(answer) if self.as_json else print(getattr(answer, f"{noun}_id"), flush=True)
+                shown = id_field or f"{method.partition('.')[0]}_id"
+                json_line(answer) if self.as_json else print(getattr(answer, shown), flush=True)
         if was_refused:
             raise click.exceptions.Exit(1)
 

@@ -46,6 +46,7 @@ COMMANDS: Final = {
     "snapshot": ("sandkeep.cli.root:snapshot", "Create, restore, export and import file snapshots."),
     "checkpoint": ("sandkeep.cli.root:checkpoint", "Checkpoint sandboxes with their processes, and restore them."),
     "artifact": ("sandkeep.cli.root:artifact", "Export files from sandboxes, to outlive them."),
+    "volume": ("sandkeep.cli.root:volume", "Create, list and remove named volumes."),
     "lock": ("sandkeep.cli.root:lock", "Acquire and release the locks of shared sandboxes."),
     "key": ("sandkeep.cli.root:key", "Create, list and remove API keys of the HTTP gateway."),
     "events": ("events:events", "Show events, in commit order."),
@@ -63,7 +64,7 @@ SUBJECTS: Final = {
     "Branches": ("diff", "branch"),
     "Sessions": ("session",),
     "Processes": ("exec", "run", "shell", "attach", "ps", "logs", "kill", "wait"),
-    "Files": ("cp", "snapshot", "checkpoint", "artifact"),
+    "Files": ("cp", "snapshot", "checkpoint", "artifact", "volume"),
     "Shared sandboxes": ("attach-shared", "detach", "lock"),
     "Events": ("events", "history"),
     "Daemon": ("daemon", "status", "capabilities", "quota", "key", "store", "rpc"),
@@ -149,6 +150,12 @@ ARTIFACT_COMMANDS: Final = {
     "get": ("artifacts:get", "Show an artifact."),
     "cat": ("artifacts:cat", "Write an artifact's bytes to stdout."),
     "rm": ("artifacts:rm", "Remove artifacts."),
+}
+
+VOLUME_COMMANDS: Final = {
+    "create": ("volumes:create", "Create a volume."),
+    "ls": ("volumes:ls", "List volumes."),
+    "rm": ("volumes:rm", "Remove volumes."),
 }
 
 LOCK_COMMANDS: Final = {
@@ -337,6 +344,7 @@ session = _group(
 snapshot = _group("snapshot", SNAPSHOT_COMMANDS, "Snapshots: the files of sandboxes, stored as archives.")
 checkpoint = _group("checkpoint", CHECKPOINT_COMMANDS, "Checkpoints: the memory, processes and files of sandboxes.")
 artifact = _group("artifact", ARTIFACT_COMMANDS, "Artifacts: files exported from sandboxes, which outlive them.")
+volume = _group("volume", VOLUME_COMMANDS, "Named volumes, which sandboxes share, and which outlive them.")
 lock = _group("lock", LOCK_COMMANDS, "Locks of sandboxes that several daemons share.")
 key = _group("key", KEY_COMMANDS, "API keys of the HTTP gateway.")
 store = _group("store", STORE_COMMANDS, "The event log, and data computed from it.")

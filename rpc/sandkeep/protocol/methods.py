@@ -371,6 +371,31 @@ class ArtifactRemove(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
     artifact_id: Name
 
 
+class VolumeCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The volume that the caller means by `name` in the `volumes` of a new sandbox. An administrator can make it for
+    another `owner`.
+    """
+
+    name: Name
+    provider: Name = "docker"
+    owner: Owner | None = None
+
+
+class VolumeQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The provider, and for administrators an owner; all owners if it is left out."""
+
+    provider: Name = "docker"
+    owner: Owner | None = None
+
+
+class VolumeRemove(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The volume to remove, with all files in it. An administrator can remove that of another `owner`."""
+
+    name: Name
+    provider: Name = "docker"
+    owner: Owner | None = None
+
+
 class ProviderChoose(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """With `enabled`, containers are preferred."""
 
@@ -1180,6 +1205,29 @@ METHODS: Final[dict[str, Method]] = {
             ImageRemove,
             intent="image.remove_requested",
             deadline_s=600.0,
+        ),
+        _M(
+            "volume.create",
+            "Create a named volume.",
+            model.NamedVolume,
+            VolumeCreate,
+            intent="volume.create_requested",
+            deadline_s=60.0,
+        ),
+        _M(
+            "volume.list",
+            "List named volumes, with the sandboxes that mount them.",
+            model.NamedVolumeList,
+            VolumeQuery,
+            deadline_s=60.0,
+        ),
+        _M(
+            "volume.remove",
+            "Remove a named volume that no sandbox mounts.",
+            model.NamedVolume,
+            VolumeRemove,
+            intent="volume.remove_requested",
+            deadline_s=60.0,
         ),
         _M(
             "provider.choose",

@@ -84,7 +84,7 @@ class LiveObjects(NamedTuple):
     sandboxes: AbstractSet[str]
     processes: AbstractSet[str]
     images: AbstractSet[str]
-    """And artifacts."""
+    """And artifacts, and orders of volumes."""
     snapshots: AbstractSet[str] = frozenset()
     """And checkpoints, forks, merges and commits."""
     locks: AbstractSet[str] = frozenset()
@@ -108,8 +108,8 @@ def _is_gone(type: str, stream: str, kept: LiveObjects) -> bool:
     if noun == "sandbox" and verb.startswith("fork"):
         return stream not in kept.snapshots
     held = {
-        "image": kept.images, "artifact": kept.images, "process": kept.processes, "snapshot": kept.snapshots,
-        "checkpoint": kept.snapshots, "branch": kept.snapshots, "lock": kept.locks,
+        "image": kept.images, "artifact": kept.images, "volume": kept.images, "process": kept.processes,
+        "snapshot": kept.snapshots, "checkpoint": kept.snapshots, "branch": kept.snapshots, "lock": kept.locks,
     }.get(noun)  # fmt: skip
     return held is not None and stream not in held
 

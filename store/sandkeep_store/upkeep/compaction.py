@@ -124,7 +124,9 @@ class Compaction:
         kept = LiveObjects(
             frozenset((*state.sandboxes, *state.sessions)).difference(sandboxes, sessions),
             frozenset(state.processes),
-            frozenset((*state.images, *state.artifacts)).difference(images, artifacts),
+            frozenset((*state.images, *state.artifacts, *state.volumes)).difference(
+                images, artifacts, (name for name, of in state.volumes.items() if of.ended_before(before_us))
+            ),
             frozenset((*state.snapshots, *state.checkpoints, *state.forks, *state.merges, *state.commits)).difference(
                 snapshots
             ),

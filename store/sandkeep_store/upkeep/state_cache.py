@@ -41,6 +41,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
 from sandkeep_store.views.snapshots import ForkState, SnapshotState
 from sandkeep_store.views.state import State
+from sandkeep_store.views.volumes import VolumeState
 
 logger = logging.getLogger("sandkeepd")
 
@@ -67,6 +68,7 @@ class Header(Struct, array_like=True):
     locks: list[LockState]
     sessions: list[SessionState]
     artifacts: list[ArtifactState]
+    volumes: list[VolumeState]
     merges: list[MergeState]
     commits: list[CommitState]
     ended_locks: list[str]
@@ -126,6 +128,7 @@ def records(state: State, log: EventLog) -> Iterator[bytes]:
         locks=list(state.locks.values()),
         sessions=list(state.sessions.values()),
         artifacts=list(state.artifacts.values()),
+        volumes=list(state.volumes.values()),
         merges=list(state.merges.values()),
         commits=list(state.commits.values()),
         ended_locks=list(state.ended_locks),
@@ -226,6 +229,7 @@ def _restored(content: bytes, log: EventLog) -> State:
     state.forks = {fork.fork_id: fork for fork in header.forks}
     state.locks = Objects((lock.lock_id, lock) for lock in header.locks)
     state.artifacts = Objects((artifact.artifact_id, artifact) for artifact in header.artifacts)
+    state.volumes = Objects((volume.volume_id, volume) for volume in header.volumes)
     state.merges = Objects((merge.merge_id, merge) for merge in header.merges)
     state.commits = Objects((commit.commit_id, commit) for commit in header.commits)
     state.sessions = Objects((session.key, session) for session in header.sessions)

@@ -18,6 +18,7 @@ from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.sessions import SessionState
 from sandkeep_store.views.snapshots import ForkState, SnapshotState
 from sandkeep_store.views.view import HANDLERS, Fact
+from sandkeep_store.views.volumes import VolumeState
 
 
 class State:
@@ -37,6 +38,7 @@ class State:
         self.merges: Objects[MergeState] = Objects()
         self.commits: Objects[CommitState] = Objects()
         self.artifacts: Objects[ArtifactState] = Objects()
+        self.volumes: Objects[VolumeState] = Objects()
         self.sessions: Objects[SessionState] = Objects()
         self.locks: Objects[LockState] = Objects()
         self.ended_locks: deque[str] = deque()
@@ -66,7 +68,7 @@ class State:
             return None
         found = (
             self.images.get(stream) or self.snapshots.get(stream) or self.artifacts.get(stream)
-            or self.merges.get(stream) or self.commits.get(stream)
+            or self.merges.get(stream) or self.commits.get(stream) or self.volumes.get(stream)
         )  # fmt: skip
         if found is None and (branches := self.forks.get(stream)) is not None and branches.of_branches:
             return branches.owner

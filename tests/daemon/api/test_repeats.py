@@ -197,6 +197,7 @@ CASES = {
 
 ELSEWHERE = {
     "sandbox.update": "tests/daemon/sandboxes/test_limits.py",
+    **dict.fromkeys(("volume.create", "volume.remove"), "tests/daemon/providers/docker/test_volumes.py"),
     "process.cancel": "tests/daemon/sandboxes/test_cancellation.py",
     "sandbox.suspend": "tests/daemon/sandboxes/test_suspend.py",
     "sandbox.resume": "tests/daemon/sandboxes/test_suspend.py",

@@ -21,6 +21,8 @@ SANDBOX_LABEL: Final = "sandkeep.sandbox"
 SESSION_LABEL: Final = "sandkeep.session"
 OWNER_LABEL: Final = "sandkeep.owner"
 LOG_LABEL: Final = "sandkeep.log"
+VOLUME_LABEL: Final = "sandkeep.volume"
+"""Of a named volume: its owner's name for it."""
 
 SANDBOX_VARIABLE: Final = "SANDKEEP_SANDBOX"
 
@@ -37,6 +39,11 @@ _MAX_HOST_NAME: Final = 63
 def labels(sandbox_id: str, owner: str, log_id: str) -> dict[str, str]:
     """Return the labels that identify all objects of a sandbox."""
     return {SANDBOX_LABEL: sandbox_id, OWNER_LABEL: owner, LOG_LABEL: log_id}
+
+
+def volume_labels(owner: str, name: str) -> dict[str, str]:
+    """Return the labels of a named volume: none of a log, whose objects are removed when no event owns them."""
+    return {OWNER_LABEL: owner, VOLUME_LABEL: name} if name else {}
 
 
 def _session_labels(session_id: str | None, owner: str) -> dict[str, str]:
@@ -120,7 +127,7 @@ def _host(
             *_shared(directory),
             *_hosts(plan, directory),
             *_workspace(plan, marks, overlay=overlay),
-            *(_volume(volume, {}) for volume in plan.volumes),
+            *(_volume(volume, volume_labels(plan.owner, volume.name)) for volume in plan.volumes),
         ],
     }
 

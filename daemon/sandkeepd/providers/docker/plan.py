@@ -55,7 +55,7 @@ class Details(Struct, frozen=True, kw_only=True):
 
 class Volume(Struct, frozen=True, kw_only=True):
     """A volume of the engine's, or a directory of the host (`host`), and its mount point inside. `own`: it is removed
-    with the sandbox.
+    with the sandbox. `name` is its owner's name for it, if it has one.
     """
 
     source: str
@@ -63,6 +63,7 @@ class Volume(Struct, frozen=True, kw_only=True):
     read_only: bool = False
     host: bool = False
     own: bool = False
+    name: str = ""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -263,9 +264,16 @@ def _volumes(spec: SandboxSpec, owner: str, workspace: str) -> list[Volume]:
             raise CallerError("invalid", message, field="volumes")
         taken.append(target)
         host = asked.source.startswith("/")
-        source = asked.source if host else f"{settings.VOLUME_PREFIX()}volume-{_slug(owner)}-{asked.source}"
-        found.append(Volume(source=source, target=target, read_only=asked.read_only or spec.read_only, host=host))
+        source = asked.source if host else volume_name(owner, asked.source)
+        read_only = asked.read_only or spec.read_only
+        name = "" if host else asked.source
+        found.append(Volume(source=source, target=target, read_only=read_only, host=host, name=name))
     return found
+
+
+def volume_name(owner: str, name: str) -> str:
+    """Return the engine's name of an owner's volume; of `name` ``""``, the beginning of all of the owner's."""
+    return f"{settings.VOLUME_PREFIX()}volume-{_slug(owner)}-{name}"
 
 
 def _is_free(target: str, taken: Sequence[str]) -> bool:

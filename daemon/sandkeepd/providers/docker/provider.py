@@ -41,6 +41,7 @@ from sandkeepd.providers.docker.revival import DockerRevival
 from sandkeepd.providers.docker.snapshots import DockerSnapshots
 from sandkeepd.providers.docker.start import Handle, kill
 from sandkeepd.providers.docker.trees import ImageLayers
+from sandkeepd.providers.docker.volumes import DockerVolumes
 
 ASKED_S: Final = 20.0
 """Seconds that the report of capabilities may take."""
@@ -78,6 +79,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self.revival = self._revival = DockerRevival(self)
         self._replacement = DockerReplacement(self, self._revival)
         self.resizing = self._resizing = DockerResizing(self)
+        self.volumes = DockerVolumes(engine)
         self.builder, self.layers, self.replacement = self.images, self._kept, self._replacement
 
     # Sandboxes

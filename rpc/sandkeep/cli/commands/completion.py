@@ -140,6 +140,10 @@ def _locks(client: Client) -> list[Item]:
     return [CompletionItem(lock.name, help=f"{lock.status}, {lock.where}") for lock in client.lock.list().locks]
 
 
+def _volumes(client: Client) -> list[Item]:
+    return [CompletionItem(volume.name, help=volume.owner) for volume in client.volume.list().volumes]
+
+
 def _snapshots(client: Client) -> list[Item]:
     found = client.snapshot.list().snapshots
     return [CompletionItem(s.snapshot_id, help=f"{s.name or s.kind}, {age(s.created_at)}") for s in found]
@@ -347,6 +351,7 @@ LOOKUPS.update(
         "snapshot": _lookup(_snapshots),
         "checkpoint": _lookup(_checkpoints),
         "artifact": _lookup(_artifacts),
+        "volume": _lookup(_volumes),
         "image source": _sources,
         "reference": _lookup(_references),
         "lock": _lookup(_locks),

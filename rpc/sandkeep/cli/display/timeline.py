@@ -177,6 +177,9 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "session.stopped": _session_stopped,
     "artifact.export_requested": lambda data: str(data["path"]),
     "artifact.exported": lambda data: f"{data['name']}, {size(data['size_bytes'])}",
+    **dict.fromkeys(
+        ("volume.create_requested", "volume.remove_requested"), lambda data: f"{data['name']} of {data['owner']}"
+    ),
     "lock.acquire_requested": lambda data: f"{data['name']} at {data['where']}",
     "lock.acquired": lambda data: f"fence {data['fence']}",
     "lock.steal_requested": lambda data: f"{data['name']} at {data['where']}",

@@ -12,6 +12,7 @@ from sandkeep_store.views.folds import (
     sandboxes,
     sessions,
     snapshots,
+    volumes,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "sandboxes",
     "sessions",
     "snapshots",
+    "volumes",
 ]

@@ -18,6 +18,7 @@ from sandkeep_store.views.sessions import SessionState
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
+from sandkeep_store.views.volumes import forget_volumes_before
 
 _E = TypeVar("_E", bound=Event)
 
@@ -34,7 +35,7 @@ def _folds(kind: type[_E]) -> Callable[[_Fold[_E]], _Fold[_E]]:
             handler(state, event, fact)
             for held in (
                 state.sandboxes, state.images, state.snapshots, state.checkpoints, state.locks, state.forks,
-                state.sessions, state.artifacts, state.merges, state.commits,
+                state.sessions, state.artifacts, state.merges, state.commits, state.volumes,
             ):  # fmt: skip
                 found = held.get(fact.stream)
                 if found is not None:
@@ -58,6 +59,7 @@ def _compact_requested(state: State, event: events.LogCompactRequested, fact: Fa
     for key in event.sessions:
         state.forget_session(key)
     forget_before(state, event.before_us)
+    forget_volumes_before(state.volumes, event.before_us)
     without_sandbox, without_name = set(), True
     for sandbox_id in event.sandboxes:
         sandbox = state.sandboxes.pop(sandbox_id, None)
@@ -103,9 +105,9 @@ def _redacted(state: State, event: events.LogRedacted, fact: Fact) -> None:
         if entity is not None:
             _blank(entity, event)
     image, sandbox, process = state.images.get(event.of), state.sandboxes.get(event.of), state.processes.get(event.of)
-    lock = state.locks.get(event.of)
-    if lock is not None and lock.error is not None and event.time_us == lock.ended_us:
-        lock.error = (lock.error[0], REDACTED)
+    for order in (state.locks.get(event.of), state.volumes.get(event.of)):
+        if order is not None and order.error is not None and event.time_us == order.ended_us:
+            order.error = (order.error[0], REDACTED)
     if image is not None and image.created is not None and event.what == events.ImageCreated.type:
         image.created = redact_event(image.created)
     if sandbox is not None:
