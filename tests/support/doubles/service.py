@@ -8,18 +8,23 @@ The module's `main` gives its arguments to `run`. DIR/log has its messages.
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 _REPOSITORY = Path(__file__).parents[3]
+
+STOP_S = 60.0
+"""Seconds that the end of a double may take."""
 
 Announce = Callable[[Mapping[str, Any]], None]
 
@@ -47,13 +52,25 @@ def start(
         )
         os.close(writing)
         try:
-            answer = ready.read()
+            answer = ready.readline()
             if not answer:
                 raise RuntimeError(f"{module} did not start:\n{(directory / 'log').read_text()}")
             yield json.loads(answer)
         finally:
-            process.terminate()
-            process.wait()
+            _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a double. One that does not end in time writes where it stands to its log, and is killed."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(1)
+        process.kill()
+        process.wait()
+        print(f"a double did not end in {STOP_S} s: {process.args}", file=sys.stderr)
 
 
 def control(url: str, method: str, what: str, body: Any = None) -> Any:
@@ -85,6 +102,7 @@ def run(options: argparse.Namespace, serve: Callable[[asyncio.Event, Announce], 
     SIGTERM, SIGINT and the end of the parent set it.
     """
     options.dir.mkdir(parents=True, exist_ok=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     asyncio.run(_run(options, serve))
 
 
@@ -101,6 +119,6 @@ async def _run(options: argparse.Namespace, serve: Callable[[asyncio.Event, Anno
         (options.dir / "ready").write_text(text)
         if options.ready_fd is not None:
             with os.fdopen(options.ready_fd, "w") as pipe:
-                pipe.write(text)
+                pipe.write(f"{text}\n")
 
     await serve(stopped, announce)
