@@ -289,6 +289,40 @@ async def test_viewers_come_and_go(world: World) -> None:
     await tidy(instance, process_id)
 
 
+EARLY = """
+own=$(tty)
+echo up
+while :; do
+    for place in /dev/pts/[0-9]*; do [ "$place" = "$own" ] || printf early >"$place"; done 2>/dev/null
+    sleep 0.05
+done &
+while read -r line; do echo "<$line>"; done
+"""
+"""Opens and closes the terminals of all viewers, again and again."""
+
+
+@once
+async def test_code_inside_cannot_end_a_viewer_before_it_shows_anything(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*given: Any, **options: Any) -> list[str]:
+        return ["sh", "-c", 'sleep 1; exec "$@"', "sh", *viewer_argv(*given, **options)]
+
+    viewer_argv = terminal.viewer_argv
+    monkeypatch.setattr(terminal, "viewer_argv", late)
+    instance = await world.sandbox()
+    process_id = await open_tty(instance, EARLY)
+    await shows(instance, process_id, b"up")
+    with closing(await instance.open_terminal(process_id, rows=24, cols=80, term="xterm")) as fd:
+        await sees(fd, b"early")
+        os.write(fd, b"typed\r")
+        await sees(fd, b"<typed>")
+        os.write(fd, b"\x02d")
+        await gone(fd)
+    await instance.signal(process_id, signal.SIGKILL)
+    await instance.wait(process_id)
+
+
 @once
 async def test_a_size_without_a_viewer(world: World) -> None:
     instance = await world.sandbox()

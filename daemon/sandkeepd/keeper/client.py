@@ -351,5 +351,6 @@ class KeeperInstance:
     async def aclose(self) -> None:
         """See `Instance.aclose`."""
         if not self._channel.closed:
+            self._viewers.close()
             self._channel.close()
             await trio.lowlevel.checkpoint()

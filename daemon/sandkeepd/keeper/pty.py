@@ -23,13 +23,15 @@ of which it keeps 1,024 for the host.
 _PTMX: Final = os.makedev(5, 2)
 _UNLOCK: Final = 0x40045431  # TIOCSPTLCK
 _NUMBER: Final = 0x80045430  # TIOCGPTN
+_PEER: Final = 0x5441  # TIOCGPTPEER
 
 
 def open_pty(root: str, owner: tuple[int, int] | None, rows: int, cols: int) -> tuple[int, int]:
     """Make a pseudo-terminal below `root`, the root directory of a process. Answers its controlling side, which does
     not block, and its number.
 
-    The other side is given to `owner`, and opened by nobody: when that is closed again, the terminal is gone. Raises
+    The other side is given to `owner`, and opened by nobody: while that is so after it was closed, the terminal is
+    gone; see `open_peer`. Raises
     `provider_unavailable` where there is no devpts, or no more terminals.
     """
     try:
@@ -48,6 +50,13 @@ def open_pty(root: str, owner: tuple[int, int] | None, rows: int, cols: int) -> 
         if error.errno == errno.ENOSPC:
             message = f"the sandbox has its maximum of {MAX_TERMINALS} terminals: end processes that have one open"
         raise ProviderError("provider_unavailable", message) from None
+
+
+def open_peer(fd: int) -> int:
+    """Open the other side of a pseudo-terminal, by no name. Code inside can open and close that before the viewer
+    does, and the terminal would be gone.
+    """
+    return fcntl.ioctl(fd, _PEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def limit_terminals(pid: int) -> None:

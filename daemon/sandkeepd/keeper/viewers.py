@@ -15,7 +15,7 @@ from sandkeepd.contract.processes import Launch
 from sandkeepd.host.processes import Identity, identify
 from sandkeepd.keeper import journal, terminal
 from sandkeepd.keeper.channel import Channel
-from sandkeepd.keeper.pty import open_pty
+from sandkeepd.keeper.pty import open_peer, open_pty
 from sandkeepd.keeper.shared_directory import SharedDirectory
 
 
@@ -30,6 +30,8 @@ class Viewers:
         self._shared = shared
         self._handle = handle
         self._attaching: set[str] = set()
+        self._peers: dict[str, int] = {}
+        """The other sides of the terminals of viewers, until these have ended."""
         self._earlier: frozenset[str] = frozenset()
 
     async def attach(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool) -> int:
@@ -41,6 +43,7 @@ class Viewers:
         self._attaching.add(viewer)
         journals = self._shared.journals
         try:
+            self._peers[viewer] = open_peer(fd)
             command = terminal.viewer_argv(self._shared.sockets, process_id, number, term, read_only=read_only)
             await self._instance.launch(Launch(process_id=viewer, command=command, working_dir=journals))
             if not await terminal.wait_shown(fd, self._channel.processes[viewer].ended):
@@ -76,14 +79,25 @@ class Viewers:
 
     def remove_all(self) -> None:
         """The sandbox is gone, and all viewers with it."""
+        self.close()
         with suppress(OSError):
             for viewer in filter(terminal.is_viewer, self._shared.names()):
                 self._remove(viewer)
 
     def _remove(self, viewer: str) -> None:
         if viewer not in self._attaching:
+            self._close_peer(viewer)
             self._channel.processes.pop(viewer, None)
             self._shared.remove_helper(viewer)
+
+    def _close_peer(self, viewer: str) -> None:
+        if (peer := self._peers.pop(viewer, None)) is not None:
+            os.close(peer)
+
+    def close(self) -> None:
+        """Let go of the terminals of viewers, which go on."""
+        for viewer in list(self._peers):
+            self._close_peer(viewer)
 
     def kill_stuck_tmux(self, process_id: str) -> None:
         """Kill the tmux of a killed process, if it has one: a hanging tmux would hide the process's end."""
