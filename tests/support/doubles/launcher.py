@@ -274,7 +274,8 @@ class Launcher:
         try:
             pid = self._fork(request, fds)
         except OSError as error:
-            os.write(fds[0], str(error).encode())
+            with contextlib.suppress(BrokenPipeError):  # whoever asked has given up
+                os.write(fds[0], str(error).encode())
             pid = 0
         if pid:
             self._children.add(pid)
