@@ -152,7 +152,7 @@ class Awaited:
 
 
 class Later:
-    """What a blocking call will return: to be awaited, iterated over, or entered."""
+    """The result of a blocking call: to be awaited, iterated over, or entered."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call

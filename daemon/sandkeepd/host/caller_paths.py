@@ -104,8 +104,8 @@ echo directory
 
 
 class LeftOut(Struct, frozen=True, kw_only=True):
-    """What of a directory is not copied: `names` at any depth; what the patterns match of the first of `IGNORE_FILES`
-    that is there, unless not to go `by_file`, and after these `patterns`.
+    """Files of a directory that are not copied: `names` at any depth; what the patterns match of the first of
+    `IGNORE_FILES` that is there, unless not to go `by_file`, and after these `patterns`.
     """
 
     names: Sequence[str] = ()

@@ -103,7 +103,7 @@ class Processes:
         return process.view()
 
     async def cancel(self, request: Request[ProcessCancel]) -> CancelledLaunch:
-        """Have the process of a launch ended, which its caller gave up: by INT, and by KILL a little later."""
+        """End the process of a launch, which its caller gave up: by INT, and by KILL a little later."""
         process = await self._cancellations.cancel(request)
         if process is None:
             return CancelledLaunch()

@@ -35,7 +35,7 @@ class _VolumeOrder(Creation[VolumeState]):
 
     @abstractmethod
     async def carry_out(self, volumes: Volumes, volume: VolumeState) -> None:
-        """Have the provider do it. Safe to repeat."""
+        """Make the provider do it. Safe to repeat."""
 
     async def act(self, order: Order[VolumeState]) -> Sequence[NewEvent]:
         """See `Operation.act`. One of an earlier daemon may be half done: it is retried until the engine answers."""

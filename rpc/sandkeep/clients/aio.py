@@ -94,7 +94,7 @@ async def _until_ready(descriptor: int, watch: Callable[..., Any], unwatch: Call
 
 
 def set_once(ready: asyncio.Future[None]) -> None:
-    """Have a wait be over: the descriptor may be ready again before its task has run."""
+    """End a wait: the descriptor may be ready again before its task has run."""
     if not ready.done():
         ready.set_result(None)
 

@@ -301,7 +301,7 @@ class Exchange:
         return self._is_under_way and self._launch is not None and not isinstance(error, _OURS)
 
     def give_up(self, error: BaseException) -> Steps[None]:
-        """Have the command ended, on a connection of its own, and give the error the `process_id`, if there is one.
+        """End the command, on a connection of its own, and give the error the `process_id`, if there is one.
 
         The daemon ends it even if nobody waits for these steps after the request was sent. While there is no daemon,
         nothing can be done.

@@ -1,4 +1,4 @@
-"""What callers call objects: decided from the state alone, so these tests are plain calls."""
+"""Names of objects as callers give them: decided from the state alone, so these tests are plain calls."""
 
 import sys
 from collections.abc import Callable

@@ -65,7 +65,7 @@ def screen(tmp_path: Path, shared_daemon: Any) -> Iterator[Screen]:
 
 
 def picture(screen: Screen, line: str) -> list[str]:
-    """What the command line shows, without the line itself and the prompt after it."""
+    """The text that the command line shows, without the line itself and the prompt after it."""
     screen.enter(f"sandkeep {line}; echo the-end-$?")
     screen.until(lambda seen: re.search(r"^the-end-\d+$", seen, re.MULTILINE) is not None)
     first, *shown = screen.shown(joined=True).splitlines()

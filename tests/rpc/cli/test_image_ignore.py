@@ -1,4 +1,4 @@
-"""What an image of a directory leaves out, as it is typed."""
+"""Files that an image of a directory leaves out, as it is typed."""
 
 import tempfile
 from pathlib import Path

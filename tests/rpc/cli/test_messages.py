@@ -26,7 +26,7 @@ def web(shared_daemon: Any, image: str) -> Iterator[str]:
 
 
 def refused(daemon: Any, line: str, **options: Any) -> str:
-    """What a command says that is refused, in one sentence."""
+    """The message of a command that is refused, in one sentence."""
     done = daemon.cli(*shlex.split(line), **options)
     assert done.returncode in (1, 2, 125), done
     assert done.stdout == b""

@@ -1,4 +1,4 @@
-"""What is on asyncio beside the methods: copies, in threads, and terminals."""
+"""The asyncio client beside its methods: copies, in threads, and terminals."""
 
 import asyncio
 import os

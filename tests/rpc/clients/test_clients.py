@@ -109,11 +109,11 @@ class House:
         self.stopped.set()
 
     def let_go(self) -> None:
-        """Have all calls that wait go on. For clients' threads."""
+        """Let all calls that wait go on. For clients' threads."""
         self._token.run_sync_soon(self.handler.release.set)
 
     async def use(self, kind: Kind, body: Body, **options: Any) -> Any:
-        """What the body answers, given a client of that kind."""
+        """The answer of the body, given a client of that kind."""
         return await trio.to_thread.run_sync(partial(kind.run, self.path, body, **options))
 
 

@@ -99,7 +99,7 @@ def test_ctrl_c_ends_the_command(shared_daemon: Any, client: Any, box: str, prog
 
 @contextmanager
 def interrupted_once(true: Callable[[], Any]) -> Iterator[None]:
-    """Have a signal's handler raise KeyboardInterrupt in this thread, once that is true."""
+    """Make a signal's handler raise KeyboardInterrupt in this thread, once that is true."""
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
@@ -315,7 +315,7 @@ def test_a_task_of_asyncio_that_is_cancelled_twice_has_the_process(shared_daemon
 
 
 async def _reschedule(client: Any, box: str, deadline: asyncio.Timeout) -> None:
-    """Have the time be over as soon as the command runs."""
+    """End the time as soon as the command runs."""
     await _let_run(client, box, 0, lambda: asyncio.sleep(0))
     deadline.reschedule(asyncio.get_running_loop().time())
 

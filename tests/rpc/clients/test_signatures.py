@@ -1,4 +1,4 @@
-"""What `help`, `inspect` and editors show of the methods, for clients with and without an event loop."""
+"""Text that `help`, `inspect` and editors show of the methods, for clients with and without an event loop."""
 
 import inspect
 import pydoc

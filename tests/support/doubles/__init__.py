@@ -1,1 +1,1 @@
-"""What doubles of services share: their process, faults, and processes in containers."""
+"""Shared parts of doubles of services: their process, faults, and processes in containers."""

@@ -15,7 +15,7 @@ GRACE_S = 60
 
 
 class Access:
-    """Who calls. A token belongs to a workspace; a workspace sees only its own objects."""
+    """The caller. A token belongs to a workspace; a workspace sees only its own objects."""
 
     def __init__(self) -> None:
         self._secrets: dict[str, tuple[str, str]] = {}

@@ -24,7 +24,7 @@ _UNNAMED: Final = {
 
 
 class ControlPlane(Plane):
-    """What the SDK calls before and beside sandboxes."""
+    """Requests of the SDK before and beside sandboxes."""
 
     upload_url: str = ""
 

@@ -17,7 +17,7 @@ from tests.support.modal.server import Call, Plane, Replies, serves
 
 
 class Router(Plane):
-    """What the SDK calls with the token of one task."""
+    """Requests of the SDK with the token of one task."""
 
     def __init__(self, images: Images, access: Access, sandboxes: Sandboxes) -> None:
         super().__init__()

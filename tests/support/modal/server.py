@@ -44,7 +44,7 @@ class Call:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the client sent with it."""
+        """Metadata that the client sent with it."""
         return self.stream.metadata or {}
 
 

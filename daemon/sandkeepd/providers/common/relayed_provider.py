@@ -172,7 +172,7 @@ class RelayedProvider(KeeperProvider[RelayedT]):
         self._trim_there(sandbox_id)
 
     def _trim_there(self, sandbox_id: str) -> None:
-        """Have the sandbox free what was dropped from the mirror. Called in a thread."""
+        """Make the sandbox free what was dropped from the mirror. Called in a thread."""
         instance = self.instances.get(sandbox_id)
         if instance is not None and not instance.is_closed:
             self._token.run_sync_soon(self.nursery.start_soon, instance.trimmed)

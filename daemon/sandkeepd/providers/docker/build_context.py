@@ -9,7 +9,6 @@ memory or time.
 import functools
 import os
 import signal
-import stat
 import subprocess
 import sys
 import tarfile
@@ -18,9 +17,9 @@ from contextlib import ExitStack, suppress
 from typing import IO, Final, NamedTuple
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
-from sandkeep.system.openat2 import open_in_root
 from sandkeepd.host import ignore as docker_ignore
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
+from sandkeepd.providers.common.build_files import read_below
 
 OUR_DOCKERFILE: Final = ".sandkeep.dockerfile"
 """The name of the Dockerfile that the engine builds by; it does not get into the image."""
@@ -28,24 +27,6 @@ OUR_DOCKERFILE: Final = ".sandkeep.dockerfile"
 IGNORE: Final = docker_ignore.NAME
 _PIECE_BYTES: Final = 256 * 1024
 _MOST_SAID: Final = 2000
-
-
-def read_below(top: str, path: str, most_bytes: int) -> bytes | None:
-    """Return the content of a file below `top`, with one byte more than the maximum if there is more; None if there is
-    none. A link leads nowhere outside `top`. Blocks.
-    """
-    directory = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        opened = open_in_root(directory, path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-    finally:
-        os.close(directory)
-    if not stat.S_ISREG(os.fstat(opened).st_mode):
-        os.close(opened)
-        return None
-    with open(opened, "rb") as file:
-        return file.read(most_bytes + 1)
 
 
 def of_directory(directory: str, dockerfile: str) -> Generator[bytes]:

@@ -29,6 +29,7 @@ from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.host.caller_paths import LeftOut, import_tree
 from sandkeepd.host.cgroups.groups import PERIOD_US
+from sandkeepd.providers.common.build_files import read_below
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.common.packing import never_packed
@@ -114,7 +115,7 @@ class Builder:
     ) -> tuple[Dockerfile, dict[str, str], bool]:
         """Return the Dockerfile, the ids of the images that it names, and True if the cache must not be used."""
         path = request.dockerfile or "Dockerfile"
-        content = await trio.to_thread.run_sync(docker_context.read_below, tree, path, dockerfile.MOST_BYTES)
+        content = await trio.to_thread.run_sync(read_below, tree, path, dockerfile.MOST_BYTES)
         if content is None:
             raise CallerError("invalid", f"dockerfile: {path} is no file below {request.source}", field="dockerfile")
         read = dockerfile.read(content)

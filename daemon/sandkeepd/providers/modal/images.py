@@ -17,12 +17,12 @@ from sandkeep import failpoints
 from sandkeep.errors import CallerError, StateError
 from sandkeep.settings import modal as settings
 from sandkeep.settings.daemon import DOCKER_BASE
-from sandkeep.system.openat2 import open_in_root
 from sandkeep_store.archives.trees.pack import pack
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import Building, ImageRequest, Images, ImportedImage
 from sandkeepd.host.caller_paths import LeftOut, import_tree
+from sandkeepd.providers.common.build_files import read_below
 from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.layout import Layout
@@ -171,17 +171,6 @@ def _write(path: str, content: bytes) -> None:
 
 
 def _read_below(top: str, path: str) -> bytes | None:
-    """Return the content of a regular file below `top`, whatever links lead out of it; None if there is none."""
-    directory = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        opened = open_in_root(directory, path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
-    finally:
-        os.close(directory)
-    with open(opened, "rb") as file:
-        try:
-            found = file.read(MOST_DOCKERFILE_BYTES + 1)
-        except OSError:
-            return None
-    return None if len(found) > MOST_DOCKERFILE_BYTES else found
+    """Return the content of a file of moderate size; see `read_below`."""
+    found = read_below(top, path, MOST_DOCKERFILE_BYTES)
+    return None if found is None or len(found) > MOST_DOCKERFILE_BYTES else found

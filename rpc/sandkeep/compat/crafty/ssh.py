@@ -43,7 +43,7 @@ exec "$sshd" -D -e -f /dev/null -o Port=22 -o PidFile=none -o UsePAM=no -o HostK
 
 
 class SshRecord(Struct, frozen=True, kw_only=True):
-    """What an SSH client needs for a sandbox. `identity_file` is the private key, which only the user can read;
+    """Parameters of an SSH client for a sandbox. `identity_file` is the private key, which only the user can read;
     `known_hosts_file` has the server's key.
     """
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sandkeep.errors import CallerError
 from sandkeepd.host import ignore
+from sandkeepd.providers.common.build_files import read_below
 from sandkeepd.providers.docker import build_context, dockerfile
 from sandkeepd.providers.docker.dockerfile import read
 
@@ -252,9 +253,9 @@ def test_a_file_below_is_read_and_none_outside(tmp_path: Path) -> None:
     (top / "root").symlink_to("/file")
     os.mkfifo(top / "fifo")
     for bad in ("../outside", "sub/../../outside", "none", "sub", "fifo"):
-        assert build_context.read_below(str(top), bad, 10) is None
+        assert read_below(str(top), bad, 10) is None
     (top / "out").symlink_to("../outside")
-    assert build_context.read_below(str(top), "out", 10) is None
+    assert read_below(str(top), "out", 10) is None
     for good in ("file", "sub/up", "root", "sub/../file"):
-        assert build_context.read_below(str(top), good, 10) == b"12345"
-    assert build_context.read_below(str(top), "file", 3) == b"1234"
+        assert read_below(str(top), good, 10) == b"12345"
+    assert read_below(str(top), "file", 3) == b"1234"

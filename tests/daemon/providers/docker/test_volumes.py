@@ -60,7 +60,7 @@ def shell(client: Any, box: str, script: str) -> str:
 
 
 def by_nobody(daemon: Any, work: Callable[[Any], Any]) -> Any:
-    """What `work` answers with a client of another user; an error as its code."""
+    """The answer of `work` with a client of another user; an error as its code."""
 
     def body() -> Any:
         with connect(daemon.socket) as client:

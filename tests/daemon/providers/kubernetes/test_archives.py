@@ -38,7 +38,7 @@ def tar(tmp_path: Path, instance: ExecInstance) -> Callable[[str], None]:
 
 
 def prepare(instance: ExecInstance, prefix: str) -> None:
-    """Have helper commands run with another environment, as the code inside can have them."""
+    """Run helper commands with another environment, as the code inside can have them."""
     run = instance.run_piped
 
     def run_piped(command: list[str], **options: object) -> object:
