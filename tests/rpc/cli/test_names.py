@@ -111,3 +111,15 @@ def test_ids_by_how_they_begin(shared_daemon: Any, image: str) -> None:
         assert found.process_id == process.process_id
     assert one(cli("rm", boxes[1][: same + 1])) == boxes[1]
     assert one(cli("rm", boxes[0])) == boxes[0]
+
+
+def test_no_command_takes_the_beginning_of_all_ids(shared_daemon: Any, image: str) -> None:
+    cli = shared_daemon.cli
+    box = one(cli("create", image))
+    with shared_daemon.connect() as client:
+        client.process.launch(box, ["sleep", "600"])
+    for line in ("rm sbx_", "get sbx_0", "image get img_", f"kill {box} prc_"):
+        message = refusal(cli(*line.split()))
+        assert "needs at least 4 characters after" in message, line
+        assert "maybe a variable is empty" in message, line
+    assert one(cli("rm", box)) == box
