@@ -320,8 +320,8 @@ def rm(
 ) -> None:
     """Terminate sandboxes, with all their processes, and print their ids. Logs and history stay readable.
 
-    With --all, --label or --filter: your own that match, also for administrators. That says how many there are, and on
-    a terminal asks first.
+    With --all, --label or --filter: your own that match, also for administrators, without those of sessions, which
+    `session close` ends. That says how many there are, and on a terminal asks first.
     """
     chosen = [word for word, given in (("--all", everything), ("--label", labels), ("--filter", filters)) if given]
     if bool(sandboxes) == bool(chosen):
@@ -340,10 +340,19 @@ def _count(sandboxes: Sequence[str]) -> str:
 
 
 def _own(front: Frontend, selection: Selection) -> tuple[str, ...]:
-    """Return the ids of the caller's own sandboxes that match: administrators see everybody's."""
+    """Return the ids of the caller's own sandboxes that match: administrators see everybody's. Those of sessions are
+    left out, and reported on stderr: their sessions end them, after a snapshot.
+    """
     with front.client() as client:
         owner = client.daemon.status().owner
-        return tuple(sandbox.sandbox_id for sandbox in selection.find(client) if sandbox.owner == owner)
+        own = [sandbox for sandbox in selection.find(client) if sandbox.owner == owner]
+    sessions = [sandbox.spec.session_id for sandbox in own if sandbox.spec.session_id is not None]
+    if sessions:
+        kept, which = "1 sandbox of a session", f"{sessions[0]}`"
+        if len(sessions) > 1:
+            kept, which = f"{len(sessions)} sandboxes of sessions", "SESSION...` (see `sandkeep session ls`)"
+        note(f"sandkeep: leaving out {kept}: to end, `sandkeep session close {which}")
+    return tuple(sandbox.sandbox_id for sandbox in own if sandbox.spec.session_id is None)
 
 
 @command(examples=["sandkeep update $BOX --memory 1G --cpus 2", "sandkeep update $BOX --disk 4G"])
