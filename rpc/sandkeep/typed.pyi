@@ -149,6 +149,22 @@ class AsyncImageMethods:
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
+    async def untag(
+        self,
+        image_id: str,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Take a name from an image.
+
+        The image that its owner means by `name` no longer; refused with
+        `not_found` if it is not called so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def remove(
         self,
         image_id: str,
@@ -1314,6 +1330,7 @@ class AsyncSnapshotMethods:
         self,
         snapshot_id: str,
         labels: dict[str, str] = {},
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -1322,6 +1339,9 @@ class AsyncSnapshotMethods:
 
         The snapshot to create an image from. The image does not depend on it
         afterwards.
+
+        The owner can use `name` wherever an `image_id` is asked for. An older
+        image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2177,6 +2197,21 @@ class AsyncImage:
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
+    async def untag(
+        self,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncImage:
+        """Take a name from an image.
+
+        The image that its owner means by `name` no longer; refused with
+        `not_found` if it is not called so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def remove(
         self,
         *,
@@ -2285,6 +2320,7 @@ class AsyncSnapshot:
     async def promote(
         self,
         labels: dict[str, str] = {},
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -2293,6 +2329,9 @@ class AsyncSnapshot:
 
         The snapshot to create an image from. The image does not depend on it
         afterwards.
+
+        The owner can use `name` wherever an `image_id` is asked for. An older
+        image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3360,6 +3399,22 @@ class BlockingImageMethods:
 
         The image that its owner means by `name` from now on. Another one that
         has the name loses it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def untag(
+        self,
+        image_id: str,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Take a name from an image.
+
+        The image that its owner means by `name` no longer; refused with
+        `not_found` if it is not called so.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -4524,6 +4579,7 @@ class BlockingSnapshotMethods:
         self,
         snapshot_id: str,
         labels: dict[str, str] = {},
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -4532,6 +4588,9 @@ class BlockingSnapshotMethods:
 
         The snapshot to create an image from. The image does not depend on it
         afterwards.
+
+        The owner can use `name` wherever an `image_id` is asked for. An older
+        image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5377,6 +5436,21 @@ class Image:
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
+    def untag(
+        self,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Image:
+        """Take a name from an image.
+
+        The image that its owner means by `name` no longer; refused with
+        `not_found` if it is not called so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def remove(self, *, command_id: str | None = None, progress: Callable[[str], None] | None = None) -> Image:
         """Remove an image.
 
@@ -5480,6 +5554,7 @@ class Snapshot:
     def promote(
         self,
         labels: dict[str, str] = {},
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -5488,6 +5563,9 @@ class Snapshot:
 
         The snapshot to create an image from. The image does not depend on it
         afterwards.
+
+        The owner can use `name` wherever an `image_id` is asked for. An older
+        image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
