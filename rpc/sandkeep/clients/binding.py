@@ -46,7 +46,7 @@ class Nouns:
         if noun in COLLECTIONS:
             from sandkeep.clients import handles
 
-            return handles.collection(handles.Transport(self, self._call, self._shield), noun)
+            return handles.collection(handles.Transport(self, carrier(self._call), self._shield), noun)
         if not any(name.startswith(f"{noun}.") for name in METHODS):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {noun!r}", name=noun, obj=self)
         verbs = Verbs(noun, self._call)
@@ -127,6 +127,11 @@ class ClientMethod:
 
     def __repr__(self) -> str:
         return f"<method {self._row.name} of a Sandkeep client>"
+
+
+def carrier(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that carries out steps of operations, by `call`: see `operations`."""
+    return lambda row, args, kwargs: call(row, *args, **kwargs)
 
 
 def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Calls that are answered with open descriptors, each on a connection of its own.
 
 The daemon sends copies of its descriptors (SCM_RIGHTS) attached to a ``descriptors`` notification, ahead of the answer.
-`Handover` is such a call without I/O, as `exchange` is of others; `Handed` is the blocking client's. Received
+`Handover` is such a call for all clients, as `exchange` is of others; `Handed` is the blocking client's. Received
 descriptors belong to the receiver and are close-on-exec; others are closed here.
 """
 
@@ -14,9 +14,8 @@ from msgspec import DecodeError
 
 from sandkeep.clients.binding import bind, outcome
 from sandkeep.clients.dial import GREETING_ID, Daemon, Retry
-from sandkeep.clients.exchange import DIAL, PAUSE, RECEIVE_DESCRIPTORS, SEND, Steps
-from sandkeep.clients.threads import run
-from sandkeep.clients.unix_socket import Socket
+from sandkeep.clients.steps import PAUSE, READABLE, Socket, Steps, dial, run, send
+from sandkeep.clients.threads import wait
 from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.protocol import jsonrpc
 from sandkeep.protocol.jsonrpc import Answer
@@ -58,8 +57,8 @@ class Handover:
         while True:
             yield PAUSE, None, self.retry.pause(failure)
             try:
-                self.sock = yield DIAL, None, self._daemon.path
-                yield SEND, self.sock, self._request()
+                self.sock = yield from dial(self._daemon.path)
+                yield from send(self.sock, self._request())
             except SandkeepError as error:
                 failure = error
             except OSError:
@@ -84,8 +83,12 @@ class Handover:
 
     def read_message(self) -> Steps[None]:
         """Wait for a message, and handle it. Raises when the connection is lost and the call is not repeatable."""
+        sock: Any = self.sock
+        yield READABLE, sock, None
         try:
-            data, ancillary, flags, _ = yield RECEIVE_DESCRIPTORS, self.sock, (CHUNK_BYTES, ANCILLARY_BYTES, FLAGS)
+            data, ancillary, flags, _ = sock.recvmsg(CHUNK_BYTES, ANCILLARY_BYTES, FLAGS)
+        except BlockingIOError:
+            return
         except OSError:
             data, ancillary, flags = b"", [], 0
         try:
@@ -189,15 +192,15 @@ class Handed:
 
     def __init__(self, handover: Handover) -> None:
         self._handover = handover
-        run(handover.begin())
+        run(wait, handover.begin())
 
     def receive(self) -> list[int]:
         """Wait for the descriptors. The caller owns and closes them. Raises the daemon's errors."""
-        return run(self._handover.receive())
+        return run(wait, self._handover.receive())
 
     def answer(self) -> Any:
         """Wait until the call is through, and answer its typed result. Descriptors not received before may be later."""
-        return run(self._handover.finish())
+        return run(wait, self._handover.finish())
 
     @property
     def answered(self) -> bool:
@@ -210,7 +213,7 @@ class Handed:
 
     def read_message(self) -> None:
         """Wait for a message, and handle it. Raises when the connection is lost and the call is not repeatable."""
-        run(self._handover.read_message())
+        run(wait, self._handover.read_message())
 
     def close(self) -> None:
         """Let go of the connection, and of descriptors that were not received."""

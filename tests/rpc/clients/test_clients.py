@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from tests.support.clients import KINDS, Body, Kind, caught, pause
 
 import sandkeep
 from sandkeep import blocking, model
-from sandkeep.clients import exchange
+from sandkeep.clients import exchange, steps
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeepd.api.listener import listening
 from sandkeepd.api.server import Server
@@ -473,6 +473,30 @@ def test_no_daemon_is_said_with_what_to_do(tmp_path: Path, kind: Kind) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(path)
     assert refusal(kind, path).code == "not_ready"
+
+
+def test_a_full_queue_of_new_clients_is_waited_for_and_not_for_ever(
+    tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "s")
+
+    async def nothing(client: Any) -> str:
+        return "connected"
+
+    with socket.socket(socket.AF_UNIX) as server, ExitStack() as queue:
+        server.bind(path)
+        server.listen(0)
+        number = 0
+        while not number:
+            waiting = queue.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            number = waiting.connect_ex(path)
+        with monkeypatch.context() as soon:
+            soon.setattr(steps, "_CONNECT_S", 0.05)
+            assert refusal(kind, path).message == f"the daemon on {path} is too busy to answer: try again"
+        accepting = threading.Thread(target=lambda: server.accept()[0].close())
+        accepting.start()
+        assert kind.run(path, nothing) == "connected"
+        accepting.join()
 
 
 def test_a_path_that_cannot_be_a_socket_is_the_settings_fault(tmp_path: Path, kind: Kind) -> None:
