@@ -8,12 +8,13 @@ descriptors belong to the receiver and are close-on-exec; others are closed here
 import os
 from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, SCM_RIGHTS, SOL_SOCKET
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final, Self
 
 from msgspec import DecodeError
 
 from sandkeep.clients.binding import bind, outcome
-from sandkeep.clients.dial import GREETING_ID, Daemon, Retry
+from sandkeep.clients.dial import GREETING_ID, Daemon, Retry, is_refusal
 from sandkeep.clients.steps import PAUSE, READABLE, Socket, Steps, dial, run, send
 from sandkeep.clients.threads import wait
 from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
@@ -48,21 +49,21 @@ class Handover:
         self._arrived: list[int] = []
         self._received: list[int] | None = None
         self._handed_over = False
+        self._refusal: Answer | None = None
         self.sock: Socket | None = None
         """The present connection, from `begin` on. It changes when the call is made again."""
 
-    def begin(self) -> Steps[None]:
-        """Connect, and send the request, as soon as the daemon is there."""
-        failure = self.retry.failure()
+    def begin(self, failure: SandkeepError | None = None) -> Steps[None]:
+        """Connect, and send the request, as soon as the daemon is there; `failure` is the last attempt's."""
+        failure = failure or self.retry.failure()
         while True:
             yield PAUSE, None, self.retry.pause(failure)
             try:
                 self.sock = yield from dial(self._daemon.path)
-                yield from send(self.sock, self._request())
+                with suppress(OSError):  # the daemon closed the connection: its reason may still be there to be read
+                    yield from send(self.sock, self._request())
             except SandkeepError as error:
                 failure = error
-            except OSError:
-                self._let_go()
             else:
                 return self.retry.connected()
 
@@ -94,8 +95,7 @@ class Handover:
         try:
             self.feed(data, ancillary, flags)
         except EOFError:
-            self._restart()
-            yield from self.begin()
+            yield from self.begin(self._restart())
 
     def feed(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], flags: int) -> None:
         """Take the result of one ``recvmsg``. Raises `SandkeepError` when it contradicts the method's row, and EOFError
@@ -125,6 +125,8 @@ class Handover:
                 self._progress(jsonrpc.parse_progress(answer.params).message)
         elif answer.method is None and answer.id == GREETING_ID:
             self._daemon.recognise(answer)
+        elif answer.method is None and is_refusal(answer):
+            self._refusal = answer
         elif answer.method is None:
             self.answer = answer
             if self._arrived or (answer.error is None and self._received is None):
@@ -147,18 +149,19 @@ class Handover:
         self._handed_over = True
         return given
 
-    def _restart(self) -> None:
-        """Prepare to repeat the call after its connection was lost. Raises that error when a stream was begun, which
-        cannot be resumed, or when the call must not be repeated.
+    def _restart(self) -> SandkeepError:
+        """Prepare to repeat the call after its connection was lost. Returns that error, or raises it when a stream was
+        begun, which cannot be resumed, or when the call must not be repeated.
         """
         if self._handed_over and self.row.name in _STREAMS:
             message = "the daemon went away during the copy, which may be incomplete: start it again"
             raise StateError("not_ready", message, socket=self._daemon.path)
-        failure = self.retry.failure(self.answer)
+        failure = self.retry.failure(self.answer or self._refusal)
         self.retry.lost(failure)
         self.close()
-        self._received = None
+        self._received = self._refusal = None
         self._lines = LineBuffer()
+        return failure
 
     def _let_go(self) -> None:
         if self.sock is not None:

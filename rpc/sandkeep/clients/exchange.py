@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 from msgspec import DecodeError
 
 from sandkeep.clients.binding import outcome
-from sandkeep.clients.dial import GREETING_ID, Daemon, Retry
+from sandkeep.clients.dial import GREETING_ID, Daemon, Retry, is_refusal
 from sandkeep.clients.steps import PAUSE, READABLE, Socket, Steps, dial, send
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import new_id
@@ -58,6 +58,8 @@ class Channel:
         """None until the daemon was dialled."""
         self.reason: Answer | None = None
         """The daemon's reason for closing the connection."""
+        self.refusal: Answer | None = None
+        """The same, if it is that there are too many."""
         self.is_free = True
         """True if no answer is outstanding and the connection is not known to be lost."""
         self.is_greeted = False
@@ -110,6 +112,9 @@ class Channel:
             return None
         if answer.id is None:
             if answer.error is None:
+                return None
+            if is_refusal(answer):
+                self.refusal = answer
                 return None
             self.reason = answer
             return answer
@@ -256,10 +261,11 @@ class Exchange:
         pool, retry = self._pool, self._retry
         if pool.is_closed:
             raise StateError("not_ready", f"this client is closed, so {self._method} was not sent: connect again")
+        failure: SandkeepError | None = None
         while True:
             channel = None
             try:
-                channel = pool.take() or (yield from self._connect())
+                channel = pool.take() or (yield from self._connect(failure or retry.failure()))
                 answer = yield from self._ask(channel)
             finally:
                 if channel is not None:
@@ -267,8 +273,9 @@ class Exchange:
             if answer is not None:
                 self._is_under_way = False
                 return answer
-            pool.lose()
-            failure = retry.failure(channel.reason)
+            if channel.refusal is None:
+                pool.lose()
+            failure = retry.failure(channel.reason or channel.refusal)
             if channel.reason is not None or pool.is_closed:
                 raise failure
             retry.lost(failure)
@@ -307,10 +314,11 @@ class Exchange:
             yield from send(channel.sock, data)
         return (yield from _receive(channel, None))
 
-    def _connect(self) -> Steps[Channel]:
-        """Connect to the daemon, once it is there, and verify that it is the same as before, before any change."""
+    def _connect(self, failure: SandkeepError) -> Steps[Channel]:
+        """Connect to the daemon, once it is there, and verify that it is the same as before, before any change.
+        `failure` is what to raise if it stays away.
+        """
         pool, retry = self._pool, self._retry
-        failure = retry.failure()
         look_s = _FIRST_LOOK_S
         while True:
             if pool.is_closed or (pool.is_lost and pool.daemon.patience_s <= 0):
@@ -338,6 +346,8 @@ class Exchange:
                 pool.is_refused = False
                 retry.connected()
                 return channel
+            if channel.refusal is not None:
+                failure = retry.failure(channel.refusal)
             if channel.sock is not None and pool.is_served:
                 # The daemon has enough connections of this user: other calls will leave theirs.
                 pool.is_refused = True
