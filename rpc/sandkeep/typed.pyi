@@ -1191,6 +1191,8 @@ class AsyncProcessMethods:
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -1198,6 +1200,10 @@ class AsyncProcessMethods:
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -2079,6 +2085,8 @@ class AsyncProcess:
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -2086,6 +2094,10 @@ class AsyncProcess:
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -2111,9 +2123,12 @@ class AsyncProcess:
         stderr_offset: int = 0,
         *,
         follow: bool = True,
+        times: bool = False,
+        since: str | None = None,
     ) -> AsyncIterator[model.ProcessOutput]:
         """Iterate over the output from byte offsets until the process's end;
-        without `follow`, the present output.
+        without `follow`, the present output. `times` and `since` are those of
+        `process.read`.
         """
 
 class AsyncImage:
@@ -4401,6 +4416,8 @@ class BlockingProcessMethods:
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -4408,6 +4425,10 @@ class BlockingProcessMethods:
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -5279,6 +5300,8 @@ class Process:
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -5286,6 +5309,10 @@ class Process:
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -5311,9 +5338,12 @@ class Process:
         stderr_offset: int = 0,
         *,
         follow: bool = True,
+        times: bool = False,
+        since: str | None = None,
     ) -> Iterator[model.ProcessOutput]:
         """Iterate over the output from byte offsets until the process's end;
-        without `follow`, the present output.
+        without `follow`, the present output. `times` and `since` are those of
+        `process.read`.
         """
 
 class Image:

@@ -98,10 +98,20 @@ class AsyncClient(AsyncMethods):
         return Events(self, after, sandbox_id, type, follow)
 
     async def read_output(
-        self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
+        self,
+        sandbox_id: str,
+        name: str,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+        *,
+        follow: bool = True,
+        times: bool = False,
+        since: str | None = None,
     ) -> AsyncIterator[ProcessOutput]:
-        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output."""
-        cursor = OutputCursor(name, stdout_offset, stderr_offset, follow)
+        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output.
+        `times` and `since` are those of `process.read`.
+        """
+        cursor = OutputCursor(name, stdout_offset, stderr_offset, follow, times, since)
         while query := cursor.next_query():
             piece = await self.process.read(sandbox_id, cursor.name, **query)
             if cursor.advance(piece):
