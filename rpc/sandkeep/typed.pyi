@@ -1207,6 +1207,8 @@ class AsyncProcessMethods:
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -1214,6 +1216,10 @@ class AsyncProcessMethods:
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -2100,6 +2106,8 @@ class AsyncProcess:
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -2107,6 +2115,10 @@ class AsyncProcess:
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -2132,9 +2144,12 @@ class AsyncProcess:
         stderr_offset: int = 0,
         *,
         follow: bool = True,
+        times: bool = False,
+        since: str | None = None,
     ) -> AsyncIterator[model.ProcessOutput]:
         """Iterate over the output from byte offsets until the process's end;
-        without `follow`, the present output.
+        without `follow`, the present output. `times` and `since` are those of
+        `process.read`.
         """
 
 class AsyncImage:
@@ -4521,6 +4536,8 @@ class BlockingProcessMethods:
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -4528,6 +4545,10 @@ class BlockingProcessMethods:
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -5404,6 +5425,8 @@ class Process:
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -5411,6 +5434,10 @@ class Process:
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -5436,9 +5463,12 @@ class Process:
         stderr_offset: int = 0,
         *,
         follow: bool = True,
+        times: bool = False,
+        since: str | None = None,
     ) -> Iterator[model.ProcessOutput]:
         """Iterate over the output from byte offsets until the process's end;
-        without `follow`, the present output.
+        without `follow`, the present output. `times` and `since` are those of
+        `process.read`.
         """
 
 class Image:
