@@ -175,6 +175,13 @@ def events_of(state_dir: str) -> list[Recorded]:
     return found
 
 
+def log_id_of(state_dir: str) -> str:
+    """The id of the log of a daemon that does not run."""
+    log = offline.open_log(state_dir)
+    log.close()
+    return log.log_id
+
+
 def check(story: Story) -> None:
     """See that nothing acknowledged is lost, nothing done twice, and nothing left over. The daemon is stopped."""
     state_dir = story.daemon.state_dir

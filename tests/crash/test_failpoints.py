@@ -1,14 +1,10 @@
 """The daemon dies once at every point that has a name; then it is started again, and the story goes on."""
 
-import os
-import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from tests.conftest import RunningDaemon
 from tests.crash.branching import BRANCHING
+from tests.crash.deaths import Stories, dying, side_by_side
 from tests.crash.growing import GROWTH
 from tests.crash.keeping import KEEPING
 from tests.crash.story import Story, asked_for, check
@@ -19,8 +15,6 @@ from sandkeep.events import EVENTS
 from sandkeep.protocol.methods import METHODS
 
 pytestmark = pytest.mark.needs("bwrap")
-
-SIDE_BY_SIDE = 3
 
 NOT_IN_THE_STORY = {
     "provider.fell_back",
@@ -65,18 +59,11 @@ AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopt
 
 def dies_at(point: str, root: str, source: str) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    daemon = RunningDaemon(root)
-    os.chmod(root, 0o711)
-    story = Story(daemon)
-    daemon.env[failpoints.SETTING] = point
-    try:
+    with dying(point, root) as story:
         story.start()
         story.tell(source, lambda: interlude(story, source, point))
         story.stop()
         check(story)
-    finally:
-        daemon.env.pop(failpoints.SETTING, None)
-        daemon.clear()
     return story
 
 
@@ -104,21 +91,12 @@ def restart(story: Story) -> None:
 
 
 @pytest.fixture(scope="module")
-def stories(
-    request: pytest.FixtureRequest, places: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, "Future[Story]"]]:
-    """Those that are asked for, told side by side: most of the time each waits for something."""
-    source = tmp_path_factory.mktemp("source")
-    Path(source, "file").write_text("content\n")
-    source.chmod(0o755)
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {
-            point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source))
-            for point in [params["point"] for params in asked_for(request)]
-        }
-        pool.shutdown(cancel_futures=True)
+def stories(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Stories]:
+    points = [params["point"] for params in asked_for(request)]
+    with side_by_side(places, points, lambda point, root: dies_at(point, root, source)) as told:
+        yield told
 
 
 @pytest.mark.parametrize("point", [*POINTS, *COMMITS])
-def test_a_death_at_every_point(stories: dict[str, "Future[Story]"], point: str) -> None:
+def test_a_death_at_every_point(stories: Stories, point: str) -> None:
     assert stories[point].result(120).deaths == 1

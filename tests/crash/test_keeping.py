@@ -1,14 +1,14 @@
 """The daemon dies around each commit and at each point of snapshots, forks and restores; the orders are given again."""
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import ENGINES, RunningDaemon
+from tests.conftest import ENGINES
+from tests.crash.deaths import Stories, dying, side_by_side
 from tests.crash.keeping import KEEPING, tell
 from tests.crash.story import Story, asked_for, check
 from tests.crash.test_docker import left_in
@@ -18,8 +18,6 @@ from sandkeep import failpoints
 from sandkeep.events import EVENTS
 
 pytestmark = pytest.mark.needs("bwrap")
-
-SIDE_BY_SIDE = 3
 
 NEVER = ("snapshot.failed", "sandbox.fork_failed", "sandbox.restore_failed")
 """Events of failures only; a daemon that starts records them where an order was not carried out."""
@@ -42,29 +40,22 @@ DEEP += [
 
 def dies_at(point: str, root: str, source: str, engine: Any = None, telling: Callable[..., None] = tell) -> Story:
     """Tell the story, or another, to a daemon that dies at that point."""
-    daemon = RunningDaemon(root)
-    os.chmod(root, 0o711)
     places = [os.path.join(root, name) for name in ("mount", "archives")]
     for place in places:
         os.mkdir(place, 0o700)
-    daemon.env |= {"FILESYSTEM_SNAPSHOT_MOUNT_PATH": places[0], "SANDBOX_SNAPSHOT_DIR": places[1]}
-    daemon.env[failpoints.SETTING] = point
+    env = {"FILESYSTEM_SNAPSHOT_MOUNT_PATH": places[0], "SANDBOX_SNAPSHOT_DIR": places[1]}
     image_of = {}
     if engine is not None:
-        daemon.env["DOCKER_HOST"] = engine.host
+        env["DOCKER_HOST"] = engine.host
         image_of = {"provider": "docker", "base": engine.guest()}
-    story = Story(daemon)
-    try:
+    with dying(point, root, **env) as story:
         story.start()
         telling(story, source, **image_of)
         wait_until_gone(story)
         story.stop()
         check(story)
         assert [archive for place in places for archive in archives(place)] == []
-        assert engine is None or left_in(engine, daemon.state_dir) == []
-    finally:
-        daemon.env.pop(failpoints.SETTING, None)
-        daemon.clear()
+        assert engine is None or left_in(engine, story.daemon.state_dir) == []
     return story
 
 
@@ -80,32 +71,31 @@ def archives(place: str) -> list[str]:
     return [str(path) for path in Path(place).rglob("snp_*")]
 
 
-@pytest.fixture(scope="module")
-def stories(
-    request: pytest.FixtureRequest, places: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[tuple[str, str], "Future[Story]"]]:
-    """Those that are asked for, told side by side."""
-    source = tmp_path_factory.mktemp("source")
-    Path(source, "file").write_text("content\n")
-    source.chmod(0o755)
-    told = [(params["point"], params["provider"]) for params in asked_for(request)]
+@contextmanager
+def stories_of(
+    telling: Callable[..., None], request: pytest.FixtureRequest, places: str, source: str
+) -> Iterator[Stories]:
+    """Have the stories told that are asked for; those over Docker only where that is."""
+    asked = [(params["point"], params["provider"]) for params in asked_for(request)]
     engine = None
-    if any(provider == "docker" for _, provider in told) and ENGINES["docker"]() is None:
+    if any(provider == "docker" for _, provider in asked) and ENGINES["docker"]() is None:
         engine = request.getfixturevalue("dockerd")
         engine.guest()
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {
-            (point, provider): pool.submit(
-                dies_at, point, tempfile.mkdtemp(dir=places), str(source), engine if provider == "docker" else None
-            )
-            for point, provider in told
-            if provider == "local" or engine is not None
-        }
-        pool.shutdown(cancel_futures=True)
+
+    def dies(case: tuple[str, str], root: str) -> Story:
+        return dies_at(case[0], root, source, engine if case[1] == "docker" else None, telling)
+
+    cases = [case for case in asked if case[1] == "local" or engine is not None]
+    with side_by_side(places, cases, dies) as told:
+        yield told
+
+
+@pytest.fixture(scope="module")
+def stories(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Stories]:
+    with stories_of(tell, request, places, source) as told:
+        yield told
 
 
 @pytest.mark.parametrize(("point", "provider"), [*LOCAL, *DOCKER, *DEEP])
-def test_nothing_acknowledged_is_lost(
-    stories: dict[tuple[str, str], "Future[Story]"], point: str, provider: str
-) -> None:
+def test_nothing_acknowledged_is_lost(stories: Stories, point: str, provider: str) -> None:
     assert stories[point, provider].result().deaths == 1, "the story does not come by there"

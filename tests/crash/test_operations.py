@@ -5,12 +5,11 @@ The cases are derived from what is declared: a new operation is here without any
 
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.crash.deaths import Stories, dying, side_by_side
 from tests.crash.story import Story, asked_for, check
 from tests.crash.test_keeping import wait_until_gone
 from tests.support import toy_operation
@@ -20,7 +19,6 @@ from sandkeep import failpoints
 from sandkeep.protocol.methods import METHODS
 from sandkeepd.core.operation import STEPS, Operation
 
-SIDE_BY_SIDE = 3
 GVISOR = "Checkpoint"
 """The prefix of operations that need a kernel which can be saved."""
 
@@ -58,21 +56,17 @@ def cases(declared: list[type[Operation[Any]]]) -> list[Any]:
 
 
 def dies_at(
-    operation: type[Operation[Any]], step: str, root: str, source: Path, program: tuple[str, ...] = (), host: str = ""
+    operation: type[Operation[Any]], step: str, root: str, source: str, program: tuple[str, ...] = (), **env: str
 ) -> Story:
     """Call the operation of a daemon that dies at that step, call it again, and remove everything."""
-    daemon = RunningDaemon(root)
-    Path(root).chmod(0o711)
-    if program:
-        daemon.program = [daemon.program[0], *program]
-    if host:
-        daemon.env["DOCKER_HOST"] = host
-    for setting in PLACES:
-        daemon.env[setting] = f"{root}/{setting.lower()}"
-        Path(daemon.env[setting]).mkdir(mode=0o700)
-    story = Story(daemon)
-    world = World(story, source, {GVISOR: "gvisor", DOCKERS: "docker"}.get(kind_of(operation), "local"))
-    try:
+    with dying("", root, **env) as story:
+        daemon = story.daemon
+        if program:
+            daemon.program = [daemon.program[0], *program]
+        for setting in PLACES:
+            daemon.env[setting] = f"{root}/{setting.lower()}"
+            Path(daemon.env[setting]).mkdir(mode=0o700)
+        world = World(story, source, {GVISOR: "gvisor", DOCKERS: "docker"}.get(kind_of(operation), "local"))
         story.start()
         world.prepare(operation)
         story.stop()
@@ -88,50 +82,33 @@ def dies_at(
         story.stop()
         check(story)
         story.deaths = deaths
-    finally:
-        daemon.env.pop(failpoints.SETTING, None)
-        daemon.clear()
     return story
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("source")
-    Path(made, "file").write_text("content\n")
-    made.chmod(0o755)
-    return made
-
-
-@pytest.fixture(scope="module")
-def stories(request: pytest.FixtureRequest, places: str, source: Path) -> "Iterator[dict[Any, Future[Story]]]":
-    """Those that are asked for, told side by side: most of the time each waits for something."""
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {
-            (params["operation"], params["step"]): pool.submit(
-                dies_at, **params, root=tempfile.mkdtemp(dir=places), source=source
-            )
-            for params in asked_for(request)
-            if params["operation"] in OF_LOCAL
-        }
-        pool.shutdown(cancel_futures=True)
+def stories(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Stories]:
+    asked = [(params["operation"], params["step"]) for params in asked_for(request)]
+    points = [point for point in asked if point[0] in OF_LOCAL]
+    with side_by_side(places, points, lambda point, root: dies_at(*point, root, source)) as told:
+        yield told
 
 
 @pytest.mark.parametrize(("operation", "step"), cases(OF_LOCAL))
-def test_a_death_at_every_step(stories: "dict[Any, Future[Story]]", operation: type[Operation[Any]], step: str) -> None:
+def test_a_death_at_every_step(stories: Stories, operation: type[Operation[Any]], step: str) -> None:
     assert stories[operation, step].result().deaths == 1
 
 
 @pytest.mark.parametrize(("operation", "step"), cases(OF_DOCKER))
 def test_a_death_at_every_step_of_what_an_engine_does(
-    places: str, source: Path, dockerd: Any, operation: type[Operation[Any]], step: str
+    places: str, source: str, dockerd: Any, operation: type[Operation[Any]], step: str
 ) -> None:
-    assert dies_at(operation, step, tempfile.mkdtemp(dir=places), source, host=dockerd.host).deaths == 1
+    assert dies_at(operation, step, tempfile.mkdtemp(dir=places), source, DOCKER_HOST=dockerd.host).deaths == 1
 
 
 @pytest.mark.needs("bwrap")
 @pytest.mark.parametrize(("operation", "step"), cases(operations(within=toy_operation.__name__)))
 def test_an_operation_of_which_nobody_has_heard_is_killed_at_its_steps(
-    places: str, source: Path, monkeypatch: pytest.MonkeyPatch, operation: type[Operation[Any]], step: str
+    places: str, source: str, monkeypatch: pytest.MonkeyPatch, operation: type[Operation[Any]], step: str
 ) -> None:
     """It is declared in a daemon of the test's own, and has no other test."""
     monkeypatch.setitem(METHODS, toy_operation.ROW.name, toy_operation.ROW)
