@@ -24,10 +24,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def customs(cluster: Cluster) -> Iterator[Customs]:
-    with Clients(cluster) as clients:
-        made = clients.core.create_namespace({"metadata": {"generateName": "sandboxes-"}})
-        yield Customs(clients, str(made.metadata.name))
+def customs(clients: Clients, namespace: str) -> Customs:
+    return Customs(clients, namespace)
 
 
 def template(*command: str, **spec: Any) -> Object:

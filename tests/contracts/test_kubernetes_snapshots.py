@@ -100,20 +100,18 @@ class Counters(Customs):
 
 
 @pytest.fixture
-def counters(cluster: Cluster) -> Iterator[Counters]:
-    with Clients(cluster) as clients:
-        made = clients.core.create_namespace({"metadata": {"generateName": "snapshots-"}})
-        counters = Counters(clients, str(made.metadata.name))
-        groups = {"labels": ["group"], "groupRetentionPolicy": {"maxSnapshotCountPerGroup": 2}}
-        policy = {
-            "storageConfigName": "storage",
-            "selector": {"matchLabels": {"app": "counter"}},
-            "triggerConfig": {"type": "manual", "postCheckpoint": "resume"},
-            "snapshotGroupingRules": {"groupByLabelValue": groups},
-        }
-        counters.create("podsnapshotpolicies", "policy", policy)
-        yield counters
-        clients.core.delete_namespace(counters.namespace)
+def counters(clients: Clients, namespace: str) -> Iterator[Counters]:
+    counters = Counters(clients, namespace)
+    groups = {"labels": ["group"], "groupRetentionPolicy": {"maxSnapshotCountPerGroup": 2}}
+    policy = {
+        "storageConfigName": "storage",
+        "selector": {"matchLabels": {"app": "counter"}},
+        "triggerConfig": {"type": "manual", "postCheckpoint": "resume"},
+        "snapshotGroupingRules": {"groupByLabelValue": groups},
+    }
+    counters.create("podsnapshotpolicies", "policy", policy)
+    yield counters
+    clients.core.delete_namespace(namespace)
 
 
 def test_a_counter_goes_on_from_the_latest_snapshot_and_from_an_older_one(counters: Counters) -> None:
