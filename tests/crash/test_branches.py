@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.crash.branching import BRANCHING, tell
-from tests.crash.deaths import Stories
-from tests.crash.test_keeping import stories_of
+from tests.crash.story import Told
+from tests.crash.test_keeping import told_of_both
 
 from sandkeep import failpoints
 from sandkeep.events import EVENTS
@@ -31,11 +31,11 @@ DEEP += [
 
 
 @pytest.fixture(scope="module")
-def stories(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Stories]:
-    with stories_of(tell, request, places, source) as told:
+def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
+    with told_of_both(request, places, source, tell) as told:
         yield told
 
 
 @pytest.mark.parametrize(("point", "provider"), [*LOCAL, *DEEP])
-def test_a_death_at_every_point(stories: Stories, point: str, provider: str) -> None:
-    assert stories[point, provider].result(180).deaths == 1
+def test_a_death_at_every_point(told: Told, point: str, provider: str) -> None:
+    assert told(point=point, provider=provider).deaths == 1

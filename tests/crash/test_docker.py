@@ -1,14 +1,14 @@
 """The same story over Docker: the daemon dies at each step of making and ending a container, and of each order."""
 
-import tempfile
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
-from tests.crash.deaths import Stories, dying, side_by_side
-from tests.crash.story import Story, check, events_of, log_id_of
+from tests.crash.story import Story, Told, asked_for, check, events_of, side_by_side, story_in
 
 from sandkeep import failpoints
+from sandkeep_store.upkeep import offline
 
 pytestmark = pytest.mark.needs("docker")
 
@@ -34,9 +34,9 @@ SETTLED = [
 """Points at which the engine has not been asked yet, or agrees with the record, as with local sandboxes."""
 
 
-def dies_at(point: str, root: str, source: str, engine: Any) -> Story:
+def dies_at(point: str, places: str, source: str, engine: Any) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    with dying(point, root, DOCKER_HOST=engine.host) as story:
+    with story_in(places, **{failpoints.SETTING: point}, DOCKER_HOST=engine.host) as story:
         story.start()
         story.tell(source, suspends=True, provider="docker", base=engine.guest())
         story.stop()
@@ -47,7 +47,9 @@ def dies_at(point: str, root: str, source: str, engine: Any) -> Story:
 
 def left_in(engine: Any, state_dir: str) -> list[str]:
     """What the engine still has that is of the daemon's log."""
-    log_id = log_id_of(state_dir)
+    log = offline.open_log(state_dir)
+    log_id = log.log_id
+    log.close()
     images = {
         fact.stream for fact in events_of(state_dir) if fact.type.startswith(("image.", "snapshot.", "sandbox.fork"))
     }
@@ -58,18 +60,16 @@ def left_in(engine: Any, state_dir: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def stories(dockerd: Any, places: str, source: str) -> Iterator[Stories]:
+def told(request: pytest.FixtureRequest, dockerd: Any, places: str, source: str) -> Iterator[Told]:
     dockerd.guest()
-    with side_by_side(places, (*POINTS, *COMMITS), lambda point, root: dies_at(point, root, source, dockerd)) as told:
+    tell = partial(dies_at, places=places, source=source, engine=dockerd)
+    with side_by_side(tell, asked_for(request)) as told:
         yield told
 
 
-@pytest.mark.parametrize("point", [*POINTS, *COMMITS])
-def test_a_death_at_every_point(stories: Stories, point: str) -> None:
-    assert stories[point].result(300).deaths == 1
+DEEP = [pytest.param(point, marks=pytest.mark.soak) for point in (*ALIKE, *SETTLED)]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("point", [*ALIKE, *SETTLED])
-def test_a_death_at_the_points_that_are_alike(dockerd: Any, places: str, source: str, point: str) -> None:
-    assert dies_at(point, tempfile.mkdtemp(dir=places), source, dockerd).deaths == 1
+@pytest.mark.parametrize("point", [*POINTS, *COMMITS, *DEEP])
+def test_a_death_at_every_point(told: Told, point: str) -> None:
+    assert told(point=point).deaths == 1

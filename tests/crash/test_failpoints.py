@@ -1,13 +1,13 @@
 """The daemon dies once at every point that has a name; then it is started again, and the story goes on."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from tests.crash.branching import BRANCHING
-from tests.crash.deaths import Stories, dying, side_by_side
 from tests.crash.growing import GROWTH
 from tests.crash.keeping import KEEPING
-from tests.crash.story import Story, asked_for, check
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.support.operations import operations
 
 from sandkeep import failpoints
@@ -57,9 +57,9 @@ NAMES = ("image.tagged", "image.untagged")
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 
 
-def dies_at(point: str, root: str, source: str) -> Story:
+def dies_at(point: str, places: str, source: str) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    with dying(point, root) as story:
+    with story_in(places, **{failpoints.SETTING: point}) as story:
         story.start()
         story.tell(source, lambda: interlude(story, source, point))
         story.stop()
@@ -91,12 +91,11 @@ def restart(story: Story) -> None:
 
 
 @pytest.fixture(scope="module")
-def stories(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Stories]:
-    points = [params["point"] for params in asked_for(request)]
-    with side_by_side(places, points, lambda point, root: dies_at(point, root, source)) as told:
+def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
+    with side_by_side(partial(dies_at, places=places, source=source), asked_for(request)) as told:
         yield told
 
 
 @pytest.mark.parametrize("point", [*POINTS, *COMMITS])
-def test_a_death_at_every_point(stories: Stories, point: str) -> None:
-    assert stories[point].result(120).deaths == 1
+def test_a_death_at_every_point(told: Told, point: str) -> None:
+    assert told(point=point).deaths == 1

@@ -2,12 +2,12 @@
 
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.crash.deaths import Stories, dying, side_by_side
-from tests.crash.story import Story, asked_for, check
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.support.expect import until
 
 from sandkeep import failpoints
@@ -86,9 +86,9 @@ def values_of(story: Story, box: str) -> list[int]:
     return [int(line) for line in story.output(box, "count").splitlines()]
 
 
-def dies_at(point: str, root: str, source: str) -> Story:
+def dies_at(point: str, places: str, source: str) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    with dying(point, root) as story:
+    with story_in(places, **{failpoints.SETTING: point}) as story:
         story.start()
         tell(story, source)
         story.stop()
@@ -106,12 +106,11 @@ def left_of(daemon: RunningDaemon) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def stories(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Stories]:
-    points = [params["point"] for params in asked_for(request)]
-    with side_by_side(places, points, lambda point, root: dies_at(point, root, source), at_once=2) as told:
+def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
+    with side_by_side(partial(dies_at, places=places, source=source), asked_for(request), 2) as told:
         yield told
 
 
 @pytest.mark.parametrize("point", [*FIRST, *(pytest.param(point, marks=pytest.mark.soak) for point in DEEP)])
-def test_a_death_at_every_point(point: str, stories: Stories) -> None:
-    assert stories[point].result().deaths == 1
+def test_a_death_at_every_point(told: Told, point: str) -> None:
+    assert told(point=point).deaths == 1

@@ -3,14 +3,13 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import ENGINES
-from tests.crash.deaths import Stories, dying, side_by_side
 from tests.crash.keeping import KEEPING, tell
-from tests.crash.story import Story, asked_for, check
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.crash.test_docker import left_in
 from tests.support.expect import until
 
@@ -38,24 +37,24 @@ DEEP += [
 ]
 
 
-def dies_at(point: str, root: str, source: str, engine: Any = None, telling: Callable[..., None] = tell) -> Story:
-    """Tell the story, or another, to a daemon that dies at that point."""
-    places = [os.path.join(root, name) for name in ("mount", "archives")]
-    for place in places:
-        os.mkdir(place, 0o700)
-    env = {"FILESYSTEM_SNAPSHOT_MOUNT_PATH": places[0], "SANDBOX_SNAPSHOT_DIR": places[1]}
-    image_of = {}
-    if engine is not None:
-        env["DOCKER_HOST"] = engine.host
-        image_of = {"provider": "docker", "base": engine.guest()}
-    with dying(point, root, **env) as story:
+def dies_at(point: str, provider: str, *, places: str, source: str, engine: Any, telling: Callable[..., None]) -> Story:
+    """Tell a story to a daemon that dies at that point."""
+    with story_in(places, **{failpoints.SETTING: point}) as story:
+        env, stored = story.daemon.env, [os.path.join(story.daemon.root, name) for name in ("mount", "archives")]
+        for place in stored:
+            os.mkdir(place, 0o700)
+        env["FILESYSTEM_SNAPSHOT_MOUNT_PATH"], env["SANDBOX_SNAPSHOT_DIR"] = stored
+        image_of = {}
+        if provider == "docker":
+            env["DOCKER_HOST"] = engine.host
+            image_of = {"provider": "docker", "base": engine.guest()}
         story.start()
         telling(story, source, **image_of)
         wait_until_gone(story)
         story.stop()
         check(story)
-        assert [archive for place in places for archive in archives(place)] == []
-        assert engine is None or left_in(engine, story.daemon.state_dir) == []
+        assert [archive for place in stored for archive in archives(place)] == []
+        assert provider != "docker" or left_in(engine, story.daemon.state_dir) == []
     return story
 
 
@@ -71,31 +70,26 @@ def archives(place: str) -> list[str]:
     return [str(path) for path in Path(place).rglob("snp_*")]
 
 
-@contextmanager
-def stories_of(
-    telling: Callable[..., None], request: pytest.FixtureRequest, places: str, source: str
-) -> Iterator[Stories]:
-    """Have the stories told that are asked for; those over Docker only where that is."""
-    asked = [(params["point"], params["provider"]) for params in asked_for(request)]
-    engine = None
-    if any(provider == "docker" for _, provider in asked) and ENGINES["docker"]() is None:
-        engine = request.getfixturevalue("dockerd")
-        engine.guest()
-
-    def dies(case: tuple[str, str], root: str) -> Story:
-        return dies_at(case[0], root, source, engine if case[1] == "docker" else None, telling)
-
-    cases = [case for case in asked if case[1] == "local" or engine is not None]
-    with side_by_side(places, cases, dies) as told:
+@pytest.fixture(scope="module")
+def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
+    with told_of_both(request, places, source, tell) as told:
         yield told
 
 
-@pytest.fixture(scope="module")
-def stories(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Stories]:
-    with stories_of(tell, request, places, source) as told:
+@contextmanager
+def told_of_both(
+    request: pytest.FixtureRequest, places: str, source: str, telling: Callable[..., None]
+) -> Iterator[Told]:
+    """A story of local sandboxes and of containers."""
+    cases, engine = asked_for(request), None
+    if any(case["provider"] == "docker" for case in cases):
+        engine = request.getfixturevalue("dockerd")
+        engine.guest()
+    tell = partial(dies_at, places=places, source=source, engine=engine, telling=telling)
+    with side_by_side(tell, cases) as told:
         yield told
 
 
 @pytest.mark.parametrize(("point", "provider"), [*LOCAL, *DOCKER, *DEEP])
-def test_nothing_acknowledged_is_lost(stories: Stories, point: str, provider: str) -> None:
-    assert stories[point, provider].result().deaths == 1, "the story does not come by there"
+def test_nothing_acknowledged_is_lost(told: Told, point: str, provider: str) -> None:
+    assert told(point=point, provider=provider).deaths == 1, "the story does not come by there"

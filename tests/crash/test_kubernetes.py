@@ -1,17 +1,18 @@
 """The same story in a cluster: the daemon dies at each step of making, suspending and ending a pod."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.deaths import Stories, dying, side_by_side
-from tests.crash.story import Story, check, log_id_of
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.daemon.providers.kubernetes.test_pod_snapshots import GROUP, install_policy
 from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.images import BUSYBOX
 
 from sandkeep import failpoints
+from sandkeep_store.upkeep import offline
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("runsc")]
 
@@ -25,10 +26,10 @@ AGENTS = ("agents.x-k8s.io", "v1beta1", "sandboxes")
 TRIGGERS = (GROUP, "v1", "podsnapshotmanualtriggers")
 
 
-def dies_at(point: str, root: str, source: str, cluster: Any) -> Story:
+def dies_at(point: str, places: str, source: str, cluster: Any) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    env = {"KUBECONFIG": str(cluster.kubeconfig), "SANDKEEP_KUBERNETES_RUNTIME_CLASS": "gvisor"}
-    with dying(point, root, **env) as story:
+    settings = {"KUBECONFIG": str(cluster.kubeconfig), "SANDKEEP_KUBERNETES_RUNTIME_CLASS": "gvisor"}
+    with story_in(places, **{failpoints.SETTING: point}, **settings) as story:
         story.start()
         story.tell(source, suspends=True, grows=False, reference=BUSYBOX, provider="kubernetes")
         story.stop()
@@ -39,7 +40,10 @@ def dies_at(point: str, root: str, source: str, cluster: Any) -> Story:
 
 def left_in(cluster: Any, state_dir: str) -> list[str]:
     """What the cluster still has that is of the daemon's log, and its pod snapshots."""
-    clients, of = Clients(cluster), {"label_selector": f"sandkeep.log={log_id_of(state_dir)}"}
+    log = offline.open_log(state_dir)
+    log_id = log.log_id
+    log.close()
+    clients, of = Clients(cluster), {"label_selector": f"sandkeep.log={log_id}"}
     found = [pod.metadata.name for pod in clients.core.list_namespaced_pod("default", **of).items]
     for group, version, plural in (AGENTS, TRIGGERS):
         items = clients.custom.list_namespaced_custom_object(group, version, "default", plural, **of)["items"]
@@ -52,14 +56,13 @@ def left_in(cluster: Any, state_dir: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def stories(kubernetes: Any, places: str, source: str) -> Iterator[Stories]:
+def told(request: pytest.FixtureRequest, kubernetes: Any, places: str, source: str) -> Iterator[Told]:
     install_policy(kubernetes)
-    with side_by_side(
-        places, (*POINTS, *COMMITS), lambda point, root: dies_at(point, root, source, kubernetes), at_once=2
-    ) as told:
+    tell = partial(dies_at, places=places, source=source, cluster=kubernetes)
+    with side_by_side(tell, asked_for(request), 2) as told:
         yield told
 
 
 @pytest.mark.parametrize("point", [*POINTS, *COMMITS])
-def test_a_death_at_every_point(stories: Stories, point: str) -> None:
-    assert stories[point].result(300).deaths == 1
+def test_a_death_at_every_point(told: Told, point: str) -> None:
+    assert told(point=point).deaths == 1

@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
-from tests.crash.deaths import Stories, dying, side_by_side
-from tests.crash.story import Story, check, log_id_of
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.support.kubernetes.images import TOOLS
 
 from sandkeep import failpoints
+from sandkeep_store.upkeep import offline
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("modal")]
 
@@ -19,9 +20,9 @@ COMMITS = [f"{outcome}:{failpoints.BEFORE}" for outcome in OUTCOMES]
 """Modal has done something that is not on record."""
 
 
-def dies_at(point: str, root: str, source: str, modal: Any) -> Story:
+def dies_at(point: str, places: str, source: str, modal: Any) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    with dying(point, root, **modal.environment) as story:
+    with story_in(places, **{failpoints.SETTING: point}, **modal.environment) as story:
         state_dir = story.daemon.state_dir
         story.start()
         story.tell(source, lambda: keeps(story), grows=False, base=TOOLS, provider="modal")
@@ -45,20 +46,21 @@ def keeps(story: Story) -> None:
 
 def left_at(modal: Any, state_dir: str) -> list[str]:
     """The sandboxes of the daemon's log that still run at Modal."""
-    log_id = log_id_of(state_dir)
+    log = offline.open_log(state_dir)
+    log_id = log.log_id
+    log.close()
     return [
         each["id"] for each in modal.sandboxes() if each["tags"].get("sandkeep-log") == log_id and not each["ended"]
     ]
 
 
 @pytest.fixture(scope="module")
-def stories(modal: Any, places: str, source: str) -> Iterator[Stories]:
-    with side_by_side(
-        places, (*POINTS, *COMMITS), lambda point, root: dies_at(point, root, source, modal), at_once=2
-    ) as told:
+def told(request: pytest.FixtureRequest, modal: Any, places: str, source: str) -> Iterator[Told]:
+    tell = partial(dies_at, places=places, source=source, modal=modal)
+    with side_by_side(tell, asked_for(request), 2) as told:
         yield told
 
 
 @pytest.mark.parametrize("point", [*POINTS, *COMMITS])
-def test_a_death_at_every_point(stories: Stories, point: str) -> None:
-    assert stories[point].result(300).deaths == 1
+def test_a_death_at_every_point(told: Told, point: str) -> None:
+    assert told(point=point).deaths == 1

@@ -3,14 +3,13 @@
 The cases are derived from what is declared: a new operation is here without anybody adding it.
 """
 
-import tempfile
+import os
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
-from tests.crash.deaths import Stories, dying, side_by_side
-from tests.crash.story import Story, asked_for, check
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.crash.test_keeping import wait_until_gone
 from tests.support import toy_operation
 from tests.support.operations import DOCKERS, OF_TWO_DAEMONS, UPKEEP_OF_LOG, World, operations
@@ -56,16 +55,16 @@ def cases(declared: list[type[Operation[Any]]]) -> list[Any]:
 
 
 def dies_at(
-    operation: type[Operation[Any]], step: str, root: str, source: str, program: tuple[str, ...] = (), **env: str
+    operation: type[Operation[Any]], step: str, places: str, source: str, program: tuple[str, ...] = (), host: str = ""
 ) -> Story:
     """Call the operation of a daemon that dies at that step, call it again, and remove everything."""
-    with dying("", root, **env) as story:
+    with story_in(places, **({"DOCKER_HOST": host} if host else {})) as story:
         daemon = story.daemon
         if program:
             daemon.program = [daemon.program[0], *program]
         for setting in PLACES:
-            daemon.env[setting] = f"{root}/{setting.lower()}"
-            Path(daemon.env[setting]).mkdir(mode=0o700)
+            daemon.env[setting] = f"{daemon.root}/{setting.lower()}"
+            os.mkdir(daemon.env[setting], mode=0o700)
         world = World(story, source, {GVISOR: "gvisor", DOCKERS: "docker"}.get(kind_of(operation), "local"))
         story.start()
         world.prepare(operation)
@@ -86,23 +85,21 @@ def dies_at(
 
 
 @pytest.fixture(scope="module")
-def stories(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Stories]:
-    asked = [(params["operation"], params["step"]) for params in asked_for(request)]
-    points = [point for point in asked if point[0] in OF_LOCAL]
-    with side_by_side(places, points, lambda point, root: dies_at(*point, root, source)) as told:
+def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
+    with side_by_side(partial(dies_at, places=places, source=source), asked_for(request)) as told:
         yield told
 
 
 @pytest.mark.parametrize(("operation", "step"), cases(OF_LOCAL))
-def test_a_death_at_every_step(stories: Stories, operation: type[Operation[Any]], step: str) -> None:
-    assert stories[operation, step].result().deaths == 1
+def test_a_death_at_every_step(told: Told, operation: type[Operation[Any]], step: str) -> None:
+    assert told(operation=operation, step=step).deaths == 1
 
 
 @pytest.mark.parametrize(("operation", "step"), cases(OF_DOCKER))
 def test_a_death_at_every_step_of_what_an_engine_does(
     places: str, source: str, dockerd: Any, operation: type[Operation[Any]], step: str
 ) -> None:
-    assert dies_at(operation, step, tempfile.mkdtemp(dir=places), source, DOCKER_HOST=dockerd.host).deaths == 1
+    assert dies_at(operation, step, places, source, host=dockerd.host).deaths == 1
 
 
 @pytest.mark.needs("bwrap")
@@ -112,4 +109,4 @@ def test_an_operation_of_which_nobody_has_heard_is_killed_at_its_steps(
 ) -> None:
     """It is declared in a daemon of the test's own, and has no other test."""
     monkeypatch.setitem(METHODS, toy_operation.ROW.name, toy_operation.ROW)
-    assert dies_at(operation, step, tempfile.mkdtemp(dir=places), source, TOY).deaths == 1
+    assert dies_at(operation, step, places, source, TOY).deaths == 1

@@ -4,11 +4,21 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
-from tests.crash.deaths import Stories, dying, side_by_side
-from tests.crash.story import Story, check_commands, check_intents, events_of
+from tests.crash.story import (
+    Story,
+    Told,
+    asked_for,
+    check_commands,
+    check_intents,
+    events_of,
+    side_by_side,
+    story_in,
+)
 from tests.support import fake_provider as fake
 from tests.support.expect import until
 
@@ -65,23 +75,22 @@ class Box:
         return not any(os.path.exists(place) for place in self.created[0]["cgroups"].values())
 
 
-def dies_at(point: str, root: str, source: str, provider: str) -> Story:
+def dies_at(point: str, places: str, source: str, provider: str) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    box = Box(f"box-{os.path.basename(root)}", provider, f"{root}/state")
-    try:
-        with dying(point, root) as story:
-            story.daemon.program = [sys.executable, "-m", "tests.support.two_providers"]
-            story.start()
-            tell(story, box, source)
-            story.stop()
-            facts = events_of(story.daemon.state_dir)
-            assert offline.verify(story.daemon.state_dir).problems == []
-            check_commands(facts, story.acknowledged)
-            check_intents(facts)
-            assert box.is_gone()
-    finally:
+    with ExitStack() as afterwards, story_in(places, **{failpoints.SETTING: point}) as story:
+        story.daemon.program = [sys.executable, "-m", "tests.support.two_providers"]
+        state_dir = story.daemon.state_dir
+        box = Box(f"box-{os.path.basename(story.daemon.root)}", provider, state_dir)
         if provider == "fake":
-            box.kill()
+            afterwards.callback(box.kill)
+        story.start()
+        tell(story, box, source)
+        story.stop()
+        facts = events_of(state_dir)
+        assert offline.verify(state_dir).problems == []
+        check_commands(facts, story.acknowledged)
+        check_intents(facts)
+        assert box.is_gone()
     return story
 
 
@@ -108,12 +117,13 @@ def tell(story: Story, made: Box, source: str) -> None:
     story.ask("image.remove", image)
 
 
-@pytest.fixture(scope="module", params=PROVIDERS)
-def stories(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Stories]:
-    with side_by_side(places, POINTS, lambda point, root: dies_at(point, root, source, request.param)) as told:
+@pytest.fixture(scope="module")
+def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
+    with side_by_side(partial(dies_at, places=places, source=source), asked_for(request)) as told:
         yield told
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_death_at_every_point(stories: Stories, point: str) -> None:
-    assert stories[point].result(120).deaths == 1
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_death_at_every_point(told: Told, point: str, provider: str) -> None:
+    assert told(point=point, provider=provider).deaths == 1
