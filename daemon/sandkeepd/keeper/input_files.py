@@ -88,7 +88,6 @@ class FedPiped(Piped):
         self._nursery = nursery
 
     def tell(self, word: str) -> None:
-        """See `PipedCommand.tell`."""
         name = f"{self._process_id}.control"
         with suppress(OSError, NotAFileError), open(self._shared.open_growing(name), "ab", buffering=0) as file:
             file.write(word.encode() + b"\n")

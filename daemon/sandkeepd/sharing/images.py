@@ -50,7 +50,6 @@ class SharedImageCreation(ImageCreation):
         self._state_dir = state_dir
 
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         (wanted, place), asked, name = order.payload, order.subject.requested, ids.new_id(ids.SNAPSHOT)
         provider = layering(self.core.provider(asked.provider))
         with self._layers.held(name), unnamed_file(self._state_dir) as descriptor:
@@ -73,7 +72,6 @@ class SharedImageCreation(ImageCreation):
         return [NewEvent(order.stream, created)]
 
     async def roll_back(self, order: Order[ImageState]) -> None:
-        """See `Operation.roll_back`."""
         await self.undo(order)
 
 

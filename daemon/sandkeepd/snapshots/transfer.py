@@ -62,11 +62,9 @@ class SnapshotIntake(SnapshotCreation):
     method = "snapshot.import"
 
     def owns(self, subject: SnapshotState) -> bool:
-        """See `Operation.owns`."""
         return subject.sandbox_id is None
 
     async def act(self, order: Order[SnapshotState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         request, asked = order.request, order.subject.requested
         assert request is not None
         async with self._archives.making(asked.places) as making:
@@ -154,11 +152,9 @@ class Promotion(ImageCreation):
         self._layers = layers
 
     def owns(self, subject: ImageState) -> bool:
-        """See `Operation.owns`."""
         return not super().owns(subject)
 
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         core, asked = self.core, order.subject.requested
         snapshot = core.state.snapshots[asked.source]
         provider, names = layering(core.provider(asked.provider)), names_of(core, snapshot)

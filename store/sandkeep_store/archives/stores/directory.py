@@ -54,7 +54,6 @@ class DirectoryArchives(ArchiveStore):
             return self.files.open(path)
 
     def objects(self, prefix: str = "") -> Iterator[Stored]:
-        """See `ArchiveStore.objects`."""
         with self.translated(prefix):
             for path, found in self.files.walk(prefix):
                 yield stored(path, found)
@@ -65,7 +64,6 @@ class DirectoryArchives(ArchiveStore):
         prefix: str = "",  # noqa: ARG002  # all in there is ours, and has no path yet
         is_over: Callable[[str], bool] = lambda path: True,  # noqa: ARG002, ARG005
     ) -> int:
-        """See `ArchiveStore.sweep`."""
         removed = 0
         with self.translated(PARTIAL), suppress(FileNotFoundError), self.files.directory(PARTIAL) as directory:
             for name in os.listdir(directory):
