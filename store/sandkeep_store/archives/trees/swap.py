@@ -14,7 +14,7 @@ from sandkeep.system.staging import Stage
 from sandkeep_store.files.syncfs import sync_filesystem
 
 _RENAMEAT2: Final = {"x86_64": 316, "aarch64": 276, "riscv64": 276, "ppc64le": 357, "s390x": 347}
-_NOREPLACE, _EXCHANGE = 1, 2
+_EXCHANGE: Final = 2
 _HERE: Final = -100
 _UNABLE: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EOPNOTSUPP)
 _OPEN: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
