@@ -17,6 +17,7 @@ from sandkeep import events, ids
 from sandkeep.errors import CallerError, DataError, SandkeepError, StateError
 from sandkeep.model import Image, SharedImage
 from sandkeep.protocol.methods import ImageCreate, Params
+from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS
 from sandkeep_store.archives.trees.pack import pack
@@ -32,7 +33,7 @@ from sandkeepd.core.operation import Operation, Order
 from sandkeepd.host.threads import Meter, run_in_thread
 from sandkeepd.host.unnamed_file import open_unnamed, unnamed_file
 from sandkeepd.sandboxes.images import ImageCreation, Images
-from sandkeepd.snapshots.archives import LOG_KEY, write_all
+from sandkeepd.snapshots.archives import LOG_KEY
 from sandkeepd.snapshots.forks import layering
 from sandkeepd.snapshots.layers import LayerReferences
 

@@ -16,6 +16,7 @@ from sandkeep import events, failpoints, ids, model
 from sandkeep.errors import DaemonError, DataError, SetupError, StateError
 from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
 from sandkeep.protocol.methods import SnapshotImport, SnapshotPromote, SnapshotRef
+from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.tar.compression import Codec
 from sandkeep_store.archives.tar.inspect import CheckedArchive, Inspection
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS
@@ -38,7 +39,7 @@ from sandkeepd.host.threads import Meter, run_in_thread
 from sandkeepd.host.unnamed_file import open_unnamed, unnamed_file
 from sandkeepd.sandboxes.images import ImageCreation, ImageHolds, Images
 from sandkeepd.sandboxes.runtimes import Runtimes
-from sandkeepd.snapshots.archives import SnapshotArchives, check, write_all
+from sandkeepd.snapshots.archives import SnapshotArchives, check
 from sandkeepd.snapshots.forks import layering
 from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.pipe_intake import Intake, enlarge

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, Self
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
-from sandkeep.system.descriptors import closing_fd
+from sandkeep.system.descriptors import closing_fd, write_all
 from sandkeep_store.archives.stores.confined_directory import ConfinedDirectory, NotRegularFileError
 from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.archives.stores.types import (
@@ -169,9 +169,7 @@ class DirectoryUpload:
     def send(self, part: bytes) -> None:
         """See `types.Upload`."""
         with self._store.translated(self._path):
-            rest = memoryview(part)
-            while rest:
-                rest = rest[os.write(self.descriptor, rest) :]
+            write_all(self.descriptor, part)
 
     def finish(self, part: bytes = b"") -> Stored:
         """See `types.Upload`."""
