@@ -61,7 +61,8 @@ async def _append(log: EventLog, numbers: Iterator[int]) -> None:
 async def _follow(log: EventLog, upto: int) -> None:
     position = log.head
     while position < upto:
-        position = (await log.follow(position)).position
+        await log.wait(position)
+        position = (await log.page(position)).position
 
 
 async def _appends_per_s(path: str, first: int) -> float:

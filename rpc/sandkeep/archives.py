@@ -20,6 +20,7 @@ from sandkeep.blocking import Client
 from sandkeep.clients import buckets
 from sandkeep.errors import CallerError, DataError, SandkeepError
 from sandkeep.model import ArchiveFormat, Snapshot, SnapshotExport
+from sandkeep.system.descriptors import write_all
 from sandkeep.system.durable import Replacement
 
 Progress = Callable[[int], None]
@@ -124,9 +125,7 @@ def _copy(chunks: Iterable[bytes], target: int, progress: Progress | None) -> st
     digest, size = hashlib.sha256(), 0
     for chunk in chunks:
         digest.update(chunk)
-        rest = memoryview(chunk)
-        while rest:
-            rest = rest[os.write(target, rest) :]
+        write_all(target, chunk)
         size += len(chunk)
         if progress is not None:
             progress(size)

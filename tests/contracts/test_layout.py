@@ -1,5 +1,6 @@
 """The frame: packages under three roots, scripts that start, setup scripts that a POSIX shell can read."""
 
+import ast
 import os
 import re
 import shutil
@@ -154,3 +155,41 @@ def test_doubles_know_nothing_of_us(program: str, needs: str) -> None:
         [sys.executable, "-c", f"{imports}\n{shows}"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert found.stdout == "[]\n"
+
+
+def test_a_method_without_a_docstring_overrides_one_that_has_it() -> None:
+    """Of a base class, by its name, or of a protocol. One that was left behind by a renaming has no callers."""
+    classes = [
+        node
+        for path in (*SOURCES[1].rglob("*.py"), *SOURCES[2].rglob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    bases: dict[str, set[str]] = {}
+    documented: dict[str, set[str]] = {}
+    for node in classes:
+        bases.setdefault(node.name, set()).update(map(class_name, node.bases))
+        documented.setdefault(node.name, set()).update(f.name for f in methods(node) if ast.get_docstring(f))
+    protocols = set[str]().union(*(documented[name] for name in bases if "Protocol" in bases[name]))
+
+    def overridden(name: str) -> set[str]:
+        return protocols.union(*(documented.get(base, set()) | overridden(base) for base in bases.get(name, ())))
+
+    public = (node for node in classes if not node.name.startswith("_"))
+    assert [
+        f"{node.name}.{method.name}"
+        for node in public
+        for method in methods(node)
+        if not method.name.startswith("_")
+        and not ast.get_docstring(method)
+        and method.name not in overridden(node.name)
+    ] == []
+
+
+def class_name(base: ast.expr) -> str:
+    name = base.value if isinstance(base, ast.Subscript) else base
+    return ast.unparse(name).rpartition(".")[2]
+
+
+def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [f for f in node.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)]

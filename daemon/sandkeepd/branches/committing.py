@@ -106,7 +106,6 @@ class Committing(Creation[CommitState]):
     # -- carrying out -------------------------------------------------------------------------------------------------
 
     async def act(self, order: Order[CommitState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         asked, commit_id = order.subject.requested, order.stream
         sandbox = self.core.state.sandboxes[asked.sandbox_id]
         _, base = await self._root(sandbox)
@@ -123,7 +122,6 @@ class Committing(Creation[CommitState]):
         return [NewEvent(commit_id, events.BranchCommitted(**changed_counts(found.origins), provenance=digest))]
 
     async def roll_back(self, order: Order[CommitState]) -> None:
-        """See `Operation.roll_back`."""
         await self._undo(order.stream, order.subject)
         await trio.to_thread.run_sync(self._files.remove, order.stream)
 

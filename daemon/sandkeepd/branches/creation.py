@@ -61,7 +61,6 @@ class BranchCreation(SandboxBatch):
         self._unpacking = unpacking
 
     def owns(self, subject: ForkState) -> bool:
-        """See `Operation.owns`."""
         return subject.of_branches
 
     async def create(self, request: Request[BranchCreate]) -> BranchCreateResult:
@@ -142,7 +141,6 @@ class BranchCreation(SandboxBatch):
         )  # fmt: skip
 
     async def act(self, order: Order[ForkState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         begins: Beginning = order.payload
         done = events.BranchCreated()
         if begins.source is not None:
@@ -166,7 +164,6 @@ class BranchCreation(SandboxBatch):
         )  # fmt: skip
 
     async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
-        """See `Creation.succeeded`."""
         assert order.request is not None
         self.start_each(facts, partial(self._maker, order.request, order.payload.snapshot))
         await order.progress(f"starting {len(order.subject.sandbox_ids)} sandboxes")
@@ -187,6 +184,5 @@ class BranchCreation(SandboxBatch):
         return BranchCreateResult(source_id=subject.sandbox_id, sandboxes=made, pause_ms=subject.pause_ms)
 
     async def make_again(self, request: Request[Any], batch: ForkState, sandbox_ids: Sequence[str]) -> None:
-        """See `SandboxBatch.make_again`."""
         snapshot = self.core.state.snapshots.get(batch.sandbox_id)
         await self.begin_each_again(request, sandbox_ids, partial(self._maker, request, snapshot))

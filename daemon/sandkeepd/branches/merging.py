@@ -125,7 +125,6 @@ class Finishing(Creation[MergeState]):
         return [Files(provider=asked.provider, image_id=asked.image_id, plan=plan) for plan in plans]
 
     async def recorded(self, order: Order[MergeState], facts: Sequence[Recorded]) -> None:
-        """See `Operation.recorded`."""
         if order.subject.status != "ready":
             return await super().recorded(order, facts)
         assert order.request is not None
@@ -228,7 +227,6 @@ class Merging(Finishing):
         return events.MergeRules(policy=command.policy, ours=ours, takes=takes)
 
     async def act(self, order: Order[MergeState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         asked, parts = order.subject.requested, self._parts
         points = await self._take_points(order)
         failpoints.reach("branch.kept")
@@ -276,19 +274,15 @@ class Merging(Finishing):
         return [taken[label] for label in sorted(taken)]
 
     async def undo(self, order: Order[MergeState]) -> None:
-        """See `Creation.undo`."""
         await trio.to_thread.run_sync(self._parts.files.remove, order.stream)
 
     async def roll_back(self, order: Order[MergeState]) -> None:
-        """See `Operation.roll_back`."""
         await self.undo(order)
 
     async def undone(self, order: Order[MergeState]) -> None:
-        """See `Creation.undone`."""
         await self._parts.layers.drop_merge(order.subject)
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """See `Operation.again`."""
         merge = await self.settled(first.stream)
         if merge.interrupted:
             return RUN_AGAIN
@@ -321,7 +315,6 @@ class Resolving(Finishing):
         return merged
 
     async def act(self, order: Order[MergeState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         merge, parts = order.subject, self._parts
         assert order.request is not None
         assert merge.record is not None
@@ -336,7 +329,6 @@ class Resolving(Finishing):
         return await self.finish(order, outcome, merge.points)
 
     async def recorded(self, order: Order[MergeState], facts: Sequence[Recorded]) -> None:
-        """See `Operation.recorded`."""
         merge = order.subject
         if merge.status == "ready":
             return await super().recorded(order, facts)
@@ -355,7 +347,6 @@ class Resolving(Finishing):
         return await self.answered(request, merge)
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """See `Operation.again`."""
         merge = await self.settled(first.stream)
         if merge.resolving == first.position and merge.resolve_interrupted:
             return RUN_AGAIN
@@ -375,7 +366,6 @@ class MergeRemoval(Removal[MergeState]):
         self._parts = parts
 
     def may(self, subject: MergeState) -> bool:
-        """See `Removal.may`."""
         return subject.status == "conflicted"
 
     async def abandon(self, request: Request[BranchAbandon]) -> Merge:
@@ -388,14 +378,12 @@ class MergeRemoval(Removal[MergeState]):
         return gone
 
     async def act(self, order: Order[MergeState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         then = f"merge {order.stream} is given up, and will be removed when that answers"
         remove = partial(trio.to_thread.run_sync, self._parts.files.remove, order.stream)
         await self.insist(order.stream, remove, then)
         return [NewEvent(order.stream, events.BranchAbandoned())]
 
     async def recorded(self, order: Order[MergeState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
         await self._parts.layers.drop_merge(order.subject)
 
 

@@ -55,7 +55,6 @@ class CheckpointCreation(Creation[CheckpointState]):
         self._removal = removal
 
     async def act(self, order: Order[CheckpointState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         core, asked, sandbox_id = self.core, order.subject.requested, order.subject.sandbox_id
         sandbox = core.state.sandboxes[sandbox_id]
         suspends = not asked.leave_running and sandbox.status == "running"
@@ -115,11 +114,9 @@ class CheckpointCreation(Creation[CheckpointState]):
             await runtime.instance.pauses.resume()
 
     async def undo(self, order: Order[CheckpointState]) -> None:
-        """See `Creation.undo`."""
         await self._removal.clear(order.subject)
 
     async def answered(self, request: Request[Any], subject: CheckpointState) -> Checkpoint:  # noqa: ARG002
-        """See `Operation.answered`."""
         if subject.requested.spec.shared is not None:
             await self._files.archives.publish(subject.sandbox_id)
         return subject.view()
@@ -138,13 +135,11 @@ class CheckpointRemoval(Removal[CheckpointState]):
         self._files = files
 
     async def act(self, order: Order[CheckpointState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         await self.clear(order.subject)
         failpoints.reach("checkpoint.removed")
         return [NewEvent(order.stream, events.CheckpointDeleted(), order.subject.sandbox_id)]
 
     async def recorded(self, order: Order[CheckpointState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
         await self._layers.drop_plans(order.subject.requested.provider, [order.subject.requested.plan])
 
     async def clear(self, checkpoint: CheckpointState) -> None:

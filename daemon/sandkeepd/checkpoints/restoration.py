@@ -59,11 +59,9 @@ class CheckpointRestoration(SandboxBatch):
         self._files = files
 
     def owns(self, subject: ForkState) -> bool:
-        """See `Operation.owns`."""
         return subject.checkpoint_id is not None
 
     async def act(self, order: Order[ForkState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         request, batch = order.request, order.subject
         assert request is not None
         checkpoint = self.core.state.checkpoints[batch.checkpoint_id or ""]
@@ -106,7 +104,6 @@ class CheckpointRestoration(SandboxBatch):
         )  # fmt: skip
 
     async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
-        """See `Creation.succeeded`."""
         self.start_each(facts, partial(self._maker, order.context))
         await _checked(order.context, order.progress)
 
@@ -119,7 +116,6 @@ class CheckpointRestoration(SandboxBatch):
         return CheckpointRestoreResult(checkpoint_id=subject.checkpoint_id, sandboxes=await self.each_made(subject))
 
     async def make_again(self, request: Request[Any], batch: ForkState, sandbox_ids: Sequence[str]) -> None:
-        """See `SandboxBatch.make_again`."""
         checkpoint = rules.ready_checkpoint(self.core.state, batch.checkpoint_id or "")
         async with self._open(checkpoint, request.progress) as opened:
             await self.begin_each_again(request, sandbox_ids, partial(self._maker, opened))
@@ -168,7 +164,6 @@ class CheckpointReturn(FileReplacement):
         return returned
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         checkpoint, sandbox, sandbox_id = order.payload, order.subject, order.stream
         order.context = under_way = Return(sandbox.plans)
         asked, progress = sandbox.requested, order.progress
@@ -193,7 +188,6 @@ class CheckpointReturn(FileReplacement):
         return [*ended, *restored_processes, NewEvent(sandbox_id, restored, sandbox_id)]
 
     async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`."""
         under_way: Return = order.context
         under_way.process_ids = list(order.subject.active)
         failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=under_way.gone)
@@ -228,7 +222,6 @@ class CheckpointReturn(FileReplacement):
         return None if isinstance(found, Ending) else found
 
     def supervise(self, progress: Return) -> Runtime:
-        """See `FileReplacement.supervise`."""
         runtime = super().supervise(progress)
         look_after(self.core, self._processes, runtime, progress.process_ids)
         return runtime
@@ -276,15 +269,12 @@ class _FromCheckpoint(Maker):
         return instance
 
     def found(self) -> list[NewEvent]:
-        """See `Maker.found`."""
         return self._found
 
     def begun(self, runtime: Runtime) -> None:
-        """See `Maker.begun`."""
         look_after(self._core, self._processes, runtime, [event.stream for event in self._found])
 
     def done(self) -> None:
-        """See `Maker.done`."""
         super().done()
         self._copy.release()
 

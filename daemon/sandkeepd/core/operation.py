@@ -333,7 +333,7 @@ class Operation(ABC, Generic[S]):
         return await self.answered(request, await self.settled(stream))
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """See `Command.again`."""
+        """Answer a repeated command, whose first event is given. See `Command.again`."""
         return await self.answer(request, first.stream)
 
     # After a crash
@@ -396,7 +396,6 @@ class Creation(Operation[S]):
         """Go on once it is on record that it was made."""
 
     async def recorded(self, order: Order[S], facts: Sequence[Recorded]) -> None:
-        """See `Operation.recorded`."""
         await (self.succeeded(order, facts) if order.subject.error is None else self.undone(order))
 
     async def answer(self, request: Request[Any], stream: str) -> Any:
@@ -412,7 +411,6 @@ class Creation(Operation[S]):
         return error_from(*subject.error, {self.named: getattr(subject, self.named)})
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """See `Operation.again`."""
         subject = await self.settled(first.stream)
         return RUN_AGAIN if subject.interrupted else await self.answer(request, first.stream)
 
@@ -474,19 +472,15 @@ class Upkeep(Operation[Any]):
 
     @property
     def subjects(self) -> Mapping[str, Any]:
-        """See `Operation.subjects`."""
         return {self.stream: self.core.state.log}
 
     def is_current(self, order: Order[Any]) -> bool:
-        """See `Operation.is_current`."""
         return order.intent is not None or order.payload in self.pending()
 
     def begun(self) -> Iterator[Order[Any]]:
-        """See `Operation.begun`."""
         return (Order(self.stream, self.core.state.log, payload=entry) for entry in self.pending())
 
     async def failed(self, order: Order[Any], error: SandkeepError) -> Sequence[NewEvent]:  # noqa: ARG002
-        """See `Operation.failed`."""
         raise error
 
     async def carry_out(self, asked: Any, meta: Meta) -> Any:

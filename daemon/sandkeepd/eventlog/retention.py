@@ -44,7 +44,6 @@ class LogRedaction(Upkeep):
         self._redaction = Redaction(core.log, core.state, self._forget_event)
 
     def pending(self) -> Sequence[int]:
-        """See `Upkeep.pending`."""
         return self.core.state.log.redacting
 
     async def plan(self, asked: int) -> tuple[Event, int]:
@@ -96,12 +95,10 @@ class LogCompaction(Upkeep):
         return [log.archived_before_us] if log.compacting else []
 
     async def plan(self, asked: Wanted) -> tuple[Event, Plan] | None:
-        """See `Upkeep.plan`."""
         plan = await self._compaction.plan(asked)
         return (plan.intent, plan) if plan is not None else None
 
     async def act(self, order: Order[Any]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         outcome, order.context = await self._compaction.archive(order.payload)
         return [NewEvent(self.stream, outcome)]
 

@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from sandkeep.errors import SandkeepError, StateError
-from sandkeep.system.descriptors import closing_fd
+from sandkeep.system.descriptors import closing_fd, write_all
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import InputNote, unnoted
 from sandkeepd.host.hostile_files import NotAFileError
@@ -88,7 +88,6 @@ class FedPiped(Piped):
         self._nursery = nursery
 
     def tell(self, word: str) -> None:
-        """See `PipedCommand.tell`."""
         name = f"{self._process_id}.control"
         with suppress(OSError, NotAFileError), open(self._shared.open_growing(name), "ab", buffering=0) as file:
             file.write(word.encode() + b"\n")
@@ -133,8 +132,7 @@ async def _pump_in(channel: Channel, shared: SharedDirectory, process_id: str, s
             data = os.read(source, min(room, _PIECE_BYTES))
             if not data:
                 break
-            while data:
-                data = data[os.write(fd, data) :]
+            write_all(fd, data)
             await _send_quietly(channel, requests.read_more(process_id, "data"))
         await _send_quietly(channel, requests.read_more(process_id, "data", over=True))
 

@@ -47,7 +47,6 @@ class LockOperation(Operation[LockState]):
         return NewEvent(lock.lock_id, event, self.core.state.filing_id(lock))
 
     async def answer(self, request: Request[Any], stream: str) -> Lock:
-        """See `Operation.answer`."""
         return await self.answered(request, await self.settled(stream))
 
     async def answered(self, request: Request[Any], subject: LockState) -> Lock:  # noqa: ARG002
@@ -59,7 +58,6 @@ class LockOperation(Operation[LockState]):
         raise error_from(*subject.error, {"lock_id": subject.lock_id, "name": subject.name, **details})
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """See `Operation.again`."""
         if first.stream not in self.subjects:
             raise _not_found(request.params.name, ", as what is known of it was archived")
         lock = await self.settled(first.stream)
@@ -86,14 +84,12 @@ class LockAcquisition(LockOperation):
         return [self.about(lock, events.LockAcquireFailed(code="timeout", message=GIVEN_UP, interrupted=True))]
 
     async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`."""
         refused = _refusal(error)
         if refused.type == "lock.acquire_failed":
             order.resources.push_async_callback(self.leases.release_unwanted, order.subject)
         return [self.about(order.subject, refused)]
 
     async def recorded(self, order: Order[LockState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
         if order.context is not None:
             order.context.set()
 
@@ -105,7 +101,6 @@ class LockReturn(LockOperation, Removal[LockState]):
     under_way = "releasing"
 
     def may(self, subject: LockState) -> bool:
-        """See `Removal.may`."""
         return subject.status in HELD
 
     async def settled(self, stream: str) -> LockState:
@@ -115,7 +110,6 @@ class LockReturn(LockOperation, Removal[LockState]):
         return lock
 
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         return [self.about(order.subject, await self.leases.release(order.subject))]
 
 
@@ -126,13 +120,11 @@ class LockSteal(LockOperation):
     under_way = "stealing"
 
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         lock = order.subject
         await self.leases.in_thread(partial(self.leases.locks(lock.where).replace, lock.name))
         return [self.about(lock, events.LockStolen())]
 
     async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`."""
         return [self.about(order.subject, events.LockStealFailed(code=error.code, message=error.message))]
 
 

@@ -46,7 +46,6 @@ class ArtifactExporting(Creation[ArtifactState]):
         self._shown = shown
 
     async def act(self, order: Order[ArtifactState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         asked = order.subject.requested
         order.resources.callback(self.core.quotas.release, order.stream)
 
@@ -69,15 +68,12 @@ class ArtifactExporting(Creation[ArtifactState]):
         return [NewEvent(order.stream, event)]
 
     async def roll_back(self, order: Order[ArtifactState]) -> None:
-        """See `Operation.roll_back`."""
         await self.undo(order)
 
     async def undo(self, order: Order[ArtifactState]) -> None:
-        """See `Creation.undo`."""
         await trio.to_thread.run_sync(self._files.remove, order.subject.sandbox_id, order.stream)
 
     async def answered(self, request: Request[ArtifactExport], subject: ArtifactState) -> Artifact:
-        """See `Operation.answered`."""
         return await self._shown.with_content(subject, request.params.inline_bytes)
 
 
@@ -94,7 +90,6 @@ class ArtifactRemoval(Removal[ArtifactState]):
         self._shown = shown
 
     async def act(self, order: Order[ArtifactState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         then = f"the removal of artifact {order.stream} is ordered, and will be carried out when that answers"
         sandbox_id = order.subject.sandbox_id
 
@@ -105,7 +100,6 @@ class ArtifactRemoval(Removal[ArtifactState]):
         return [NewEvent(order.stream, events.ArtifactRemoved())]
 
     async def answered(self, request: Request[Any], subject: ArtifactState) -> Artifact:  # noqa: ARG002
-        """See `Operation.answered`."""
         return self._shown.view(subject)
 
 

@@ -38,7 +38,6 @@ class SandboxChange(Operation[SandboxState]):
         self.runtimes = runtimes
 
     def is_current(self, order: Order[SandboxState]) -> bool:
-        """See `Operation.is_current`."""
         if order.intent is None:
             return super().is_current(order)
         return _is_under_way(order.subject, order.intent.position)
@@ -77,7 +76,6 @@ class SandboxChange(Operation[SandboxState]):
         return sandbox.view()
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """See `Operation.again`."""
         sandbox = self.subjects[first.stream]
         await self.core.settled(first.stream, lambda: not _is_under_way(sandbox, first.position))
         change = sandbox.change

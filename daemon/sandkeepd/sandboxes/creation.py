@@ -93,7 +93,6 @@ class SandboxCreation(Creation[SandboxState]):
         return order
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         maker, sandbox, intent = order.payload, order.subject, order.intent
         assert intent is not None
         order.context = made = await maker.make(self.core.provider(sandbox.requested.provider), sandbox)
@@ -101,11 +100,9 @@ class SandboxCreation(Creation[SandboxState]):
         return [NewEvent(order.stream, created, order.stream, intent.revision), *maker.found()]
 
     async def succeeded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Creation.succeeded`."""
         order.payload.begun(self._runtimes.keep(order.context))
 
     async def undo(self, order: Order[SandboxState]) -> None:
-        """See `Creation.undo`."""
         sandbox_id, asked = order.stream, order.subject.requested
 
         async def terminate() -> None:
@@ -115,7 +112,6 @@ class SandboxCreation(Creation[SandboxState]):
         await self.insist(sandbox_id, terminate, then, provider=asked.provider, deadline_s=END_DEADLINE_S)
 
     async def undone(self, order: Order[SandboxState]) -> None:
-        """See `Creation.undone`."""
         await self._termination.on_ended(order.subject)
 
     # -- answering ----------------------------------------------------------------------------------------------------
@@ -131,11 +127,9 @@ class SandboxCreation(Creation[SandboxState]):
         raise StateError("conflict", message, sandbox_id=sandbox_id)
 
     async def answer(self, request: Request[Any], stream: str) -> Sandbox:  # noqa: ARG002
-        """See `Operation.answer`."""
         return await self.made(stream)
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """See `Operation.again`."""
         sandbox = await self.settled(first.stream)
         is_another = sandbox.requested_us != first.time_us  # by which the id was used again
         return RUN_AGAIN if sandbox.interrupted or is_another else await self.answer(request, first.stream)

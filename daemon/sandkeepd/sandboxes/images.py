@@ -71,7 +71,6 @@ class ImageCreation(Creation[ImageState]):
         return subject.requested.kind != "snapshot"
 
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         core, image_id, asked = self.core, order.stream, order.subject.requested
         provider = core.provider(asked.provider)
         made = await provider.images.make(image_id, _request(asked), order.caller, order.progress)
@@ -115,11 +114,9 @@ class ImageCreation(Creation[ImageState]):
             raise
 
     async def undo(self, order: Order[ImageState]) -> None:
-        """See `Creation.undo`."""
         await remove_image(self, order, "the making of image {} is undone when that answers")
 
     async def answered(self, request: Request[Any], subject: ImageState) -> Image:  # noqa: ARG002
-        """See `Operation.answered`."""
         return rules.image(self.core.state, subject.image_id).view()
 
 
@@ -131,7 +128,6 @@ class ImageRemoval(Removal[ImageState]):
     under_way = "removing"
 
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         await remove_image(self, order, "the removal of image {} is ordered, and will be carried out when that answers")
         failpoints.reach("image.discarded")
         return [NewEvent(order.stream, events.ImageRemoved())]

@@ -101,7 +101,6 @@ class ProcessLaunching(Operation[ProcessState]):
         return order.subject
 
     def spawn(self, order: Order[ProcessState], what: str) -> None:
-        """See `Operation.spawn`."""
         if not start_in(order.payload.runtime, partial(self._execute, order), self.core, what):
             self.core.start_task(partial(self._refuse, order), what)
 
@@ -127,12 +126,10 @@ class ProcessLaunching(Operation[ProcessState]):
         return [NewEvent(order.stream, fact, process.sandbox_id) for fact in facts]
 
     async def failed(self, order: Order[ProcessState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`."""
         order.payload.runtime.limits.forget(order.stream)
         return await super().failed(order, error)
 
     async def recorded(self, order: Order[ProcessState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
         runtime, process = order.payload.runtime, order.subject
         if order.context:
             runtime.instance.forget(order.stream)
@@ -147,7 +144,6 @@ class ProcessLaunching(Operation[ProcessState]):
         return subject.view()
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """See `Operation.again`."""
         process = await self._lookup.find(request.params.sandbox_id, first.stream)
         await self.core.settled(process.process_id, lambda: process.status != "starting")
         return RUN_AGAIN if process.interrupted else await self.answered(request, process)

@@ -50,7 +50,6 @@ class PauseChange(SandboxChange):
         """Give the order if the sandbox can take it; False if it changed meanwhile."""
 
     async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
         runtime = self.runtimes.by_id.get(order.stream)
         if order.context is not None:
             self.runtimes.keep(order.context)
@@ -68,14 +67,12 @@ class Suspension(PauseChange):
     failure = events.SandboxSuspendFailed
 
     async def try_to_order(self, sandbox: SandboxState, request: Request[Any], tries: Tries) -> bool:
-        """See `PauseChange.try_to_order`."""
         rules.require_running(sandbox)
         runtime = await self.runtimes.standing(sandbox)
         able = pausing(runtime.instance, sandbox.requested.provider)
         return await self.try_to_begin(sandbox, events.SandboxSuspendRequested(), request, able, tries)
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         pauses: Pausing = order.payload
         await in_time(pauses.suspend, pauses.deadline_s)
         return [NewEvent(order.stream, events.SandboxSuspended(), order.stream, order.subject.revision)]
@@ -101,7 +98,6 @@ class Resumption(PauseChange):
     failure = events.SandboxResumeFailed
 
     async def try_to_order(self, sandbox: SandboxState, request: Request[Any], tries: Tries) -> bool:
-        """See `PauseChange.try_to_order`."""
         payload: Pausing | Revival
         if sandbox.status == "suspended":
             runtime = await self.runtimes.standing(sandbox)
@@ -115,7 +111,6 @@ class Resumption(PauseChange):
         return await self.try_to_begin(sandbox, event, request, payload, tries)
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         payload: Pausing | Revival = order.payload
         resumed = events.SandboxResumed()
         if isinstance(payload, Revival):
@@ -134,7 +129,6 @@ class Resumption(PauseChange):
         return is_reviving(subject)
 
     async def _recover(self, order: Order[SandboxState]) -> None:
-        """See `Operation._recover`."""
         sandbox, asked = order.subject, order.subject.requested
 
         async def halt() -> None:

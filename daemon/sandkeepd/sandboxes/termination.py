@@ -46,7 +46,6 @@ class Termination(Removal[SandboxState]):
         self.unrecorded: set[str] = set()  # those that ended while the log could not be written
 
     def may(self, subject: SandboxState) -> bool:
-        """See `Removal.may`."""
         return rules.may(subject, "sandbox.terminate_requested")
 
     # -- ordered ------------------------------------------------------------------------------------------------------
@@ -82,7 +81,6 @@ class Termination(Removal[SandboxState]):
             await self._end_unrecorded(NewEvent(sandbox_id, event, sandbox_id, revision), reason, meta, refused)
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         sandbox_id, sandbox = order.stream, order.subject
         order.context = runtime = await self._stop(sandbox_id)
         failpoints.reach("end.stopped")
@@ -97,7 +95,6 @@ class Termination(Removal[SandboxState]):
         return [*await ends_of_killed(self.core, sandbox, runtime), NewEvent(sandbox_id, outcome, sandbox_id)]
 
     async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
         if order.context is not None:
             self._runtimes.by_id.pop(order.stream, None)
             await order.context.instance.aclose()

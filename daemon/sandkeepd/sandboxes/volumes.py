@@ -64,7 +64,6 @@ class _VolumeOrder(Creation[VolumeState]):
             raise refusals[0]
 
     async def _recover(self, order: Order[VolumeState]) -> None:
-        """See `Operation._recover`."""
         await self._execute(order)
 
 
@@ -77,7 +76,6 @@ class VolumeCreation(_VolumeOrder):
     failure = events.VolumeCreateFailed
 
     async def carry_out(self, volumes: Volumes, volume: VolumeState) -> None:
-        """See `_VolumeOrder.carry_out`."""
         await volumes.create(volume.owner, volume.name)
 
 
@@ -90,7 +88,6 @@ class VolumeRemoval(_VolumeOrder):
     failure = events.VolumeRemoveFailed
 
     async def carry_out(self, volumes: Volumes, volume: VolumeState) -> None:
-        """See `_VolumeOrder.carry_out`."""
         await volumes.remove(volume.owner, volume.name)
 
 

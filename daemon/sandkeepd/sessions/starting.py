@@ -58,7 +58,6 @@ class SessionStart(Creation[SessionState]):
         return NewEvent(order.stream, event, order.stream)
 
     async def act(self, order: Order[SessionState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         seconds = SESSION_START()
         with trio.move_on_after(seconds):
             made = await self._make(order)
@@ -118,7 +117,6 @@ class SessionStart(Creation[SessionState]):
         await self._record(order, [self.failure_of(order, StateError("not_ready", self.interrupted), interrupted=True)])
 
     async def answered(self, request: Request[Any], subject: SessionState) -> SessionState:  # noqa: ARG002
-        """See `Operation.answered`."""
         return subject
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:

@@ -50,7 +50,6 @@ class SessionStop(Operation[SessionState]):
         await self.begin(NewEvent(session.key, event, session.key, session.revision), meta)
 
     async def act(self, order: Order[SessionState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         session, stop = order.subject, order.subject.stop
         assert stop is not None
         sandbox = self.core.state.sandboxes.get(session.sandbox_id or "")
@@ -99,7 +98,6 @@ class SessionStop(Operation[SessionState]):
         return [NewEvent(order.stream, failed, order.stream)]
 
     async def recorded(self, order: Order[SessionState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
         if order.subject.status != "ready":
             self._activity.forget(order.subject)
             self._failing.pop(order.stream, None)
@@ -114,5 +112,4 @@ class SessionStop(Operation[SessionState]):
         return self._view(subject)
 
     async def _recover(self, order: Order[SessionState]) -> None:
-        """See `Operation._recover`."""
         await self._execute(order)

@@ -120,7 +120,6 @@ class Handover(LockOperation):
         return StateError("conflict", message, sandbox_id=lock.sandbox_id, cause=lock.refused[0])
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
-        """See `Operation.again`."""
         lock = self.subjects.get(first.stream)
         sandbox = self.core.state.sandboxes.get((lock.sandbox_id if lock is not None else None) or "")
         if lock is None or sandbox is None:
@@ -133,7 +132,6 @@ class Handover(LockOperation):
     # -- carrying out -------------------------------------------------------------------------------------------------
 
     async def act(self, order: Order[LockState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         lock, order.context = order.subject, Progress()
         await self.leases.adopted(lock)
         sandbox = self.core.state.sandboxes[lock.sandbox_id or ""]
@@ -190,7 +188,6 @@ class Handover(LockOperation):
         await self._sandboxes.resumption.ensure(own_request(sandbox.owner, "sandbox.resume", resume))
 
     async def failed(self, order: Order[LockState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`."""
         why = {"lock": order.subject.name, "why": error.message}
         logger.warning("a shared sandbox is not handed over", extra=why)
         return [self.about(order.subject, events.LockHandoverFailed(code=error.code, message=error.message))]

@@ -17,6 +17,7 @@ from sandkeep import events, ids
 from sandkeep.errors import CallerError, DataError, SandkeepError, StateError
 from sandkeep.model import Image, SharedImage
 from sandkeep.protocol.methods import ImageCreate, Params
+from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS
 from sandkeep_store.archives.trees.pack import pack
@@ -32,7 +33,7 @@ from sandkeepd.core.operation import Operation, Order
 from sandkeepd.host.threads import Meter, run_in_thread
 from sandkeepd.host.unnamed_file import open_unnamed, unnamed_file
 from sandkeepd.sandboxes.images import ImageCreation, Images
-from sandkeepd.snapshots.archives import LOG_KEY, write_all
+from sandkeepd.snapshots.archives import LOG_KEY
 from sandkeepd.snapshots.forks import layering
 from sandkeepd.snapshots.layers import LayerReferences
 
@@ -50,7 +51,6 @@ class SharedImageCreation(ImageCreation):
         self._state_dir = state_dir
 
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         (wanted, place), asked, name = order.payload, order.subject.requested, ids.new_id(ids.SNAPSHOT)
         provider = layering(self.core.provider(asked.provider))
         with self._layers.held(name), unnamed_file(self._state_dir) as descriptor:
@@ -73,7 +73,6 @@ class SharedImageCreation(ImageCreation):
         return [NewEvent(order.stream, created)]
 
     async def roll_back(self, order: Order[ImageState]) -> None:
-        """See `Operation.roll_back`."""
         await self.undo(order)
 
 

@@ -49,7 +49,6 @@ MOVED_LOOKS: Final = 120
 """Number of looks for where a sandbox goes on that was handed over."""
 
 LOST: Final = ("expired", "lost")
-LOST_REASON: Final = "as its lock was lost"
 
 
 class Keeping:

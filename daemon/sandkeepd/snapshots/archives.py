@@ -17,6 +17,7 @@ import trio
 
 from sandkeep import failpoints, model
 from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError
+from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.stores import copy
 from sandkeep_store.archives.stores.choice import most_specific_error, restore_order
 from sandkeep_store.archives.stores.directory import DirectoryArchives, DirectoryUpload
@@ -345,10 +346,3 @@ def _fetched(store: ArchiveStore, place: Place, size_bytes: int, moved: Meter) -
 def _remove(place: model.Place) -> None:
     with suppress(DataError):  # there is nothing
         open_store(root_of(place)).delete(place.path)
-
-
-def write_all(descriptor: int, chunk: bytes) -> None:
-    """Write all of it. Blocks. Raises OSError."""
-    rest = memoryview(chunk)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]

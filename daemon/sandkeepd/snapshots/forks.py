@@ -40,7 +40,6 @@ class Forks(SandboxBatch):
         self._layers = layers
 
     def owns(self, subject: ForkState) -> bool:
-        """See `Operation.owns`."""
         return subject.checkpoint_id is None and not subject.of_branches
 
     async def fork(self, request: Request[SandboxFork]) -> ForkResult:
@@ -63,7 +62,6 @@ class Forks(SandboxBatch):
         return made
 
     async def act(self, order: Order[ForkState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         request, batch, core = order.request, order.subject, self.core
         assert request is not None
         source = core.state.sandboxes[batch.sandbox_id]
@@ -90,7 +88,6 @@ class Forks(SandboxBatch):
         )  # fmt: skip
 
     async def succeeded(self, order: Order[ForkState], facts: Sequence[Recorded]) -> None:
-        """See `Creation.succeeded`."""
         assert order.request is not None
         self.start_each(facts, partial(Maker, order.request.params.secrets))
         await order.progress(f"starting {len(order.subject.sandbox_ids)} sandboxes")

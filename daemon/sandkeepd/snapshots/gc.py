@@ -98,21 +98,17 @@ class ArchiveRemoval(Upkeep):
         self._archives = archives
 
     def pending(self) -> Sequence[int]:
-        """See `Upkeep.pending`."""
         return self.core.state.log.removing
 
     async def plan(self, asked: events.ArchiveRemoveRequested) -> tuple[Event, Any]:
-        """See `Upkeep.plan`."""
         return asked, asked
 
     async def act(self, order: Order[Any]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         assert order.intent is not None
         await self._archives.remove(order.payload.places)
         return [NewEvent(self.stream, events.ArchiveRemoved(position=order.intent.position))]
 
     async def failed(self, order: Order[Any], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`."""
         order.error = error
         position = order.intent.position if order.intent is not None else order.payload
         failed = events.ArchiveRemoveFailed(
@@ -121,7 +117,6 @@ class ArchiveRemoval(Upkeep):
         return [NewEvent(self.stream, failed)]
 
     async def _recover(self, order: Order[Any]) -> None:
-        """See `Operation._recover`."""
         await self.fail(order, StateError("not_ready", INTERRUPTED))
 
 

@@ -14,9 +14,9 @@ import trio
 
 from sandkeep.errors import DaemonError, DataError
 from sandkeep.protocol.amounts import of_total
+from sandkeep.system.descriptors import write_all
 from sandkeepd.contract.caller import Progress
 from sandkeepd.host.threads import PROGRESS_PERIOD_S
-from sandkeepd.snapshots.archives import write_all
 
 _CHUNK_BYTES: Final = 1 << 20
 _AT_ONCE_BYTES: Final = 64 << 20

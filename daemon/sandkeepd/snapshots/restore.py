@@ -182,7 +182,6 @@ class FileReplacement(SandboxChange):
         self.layers = layers
 
     async def recorded(self, order: Order[SandboxState], facts: Sequence[Recorded]) -> None:
-        """See `Operation.recorded`."""
         progress, provider = order.context, self.core.provider(order.subject.requested.provider)
         if progress.instance is not None:
             self.supervise(progress)
@@ -248,7 +247,6 @@ class OwnRestore(FileReplacement):
         return [*await self._ends(order), NewEvent(sandbox_id, restored, sandbox_id)]
 
     async def failed(self, order: Order[SandboxState], error: SandkeepError) -> Sequence[NewEvent]:
-        """See `Operation.failed`."""
         under_way: Replacement = order.context
         failed = events.SandboxRestoreFailed(code=error.code, message=error.message, ended=under_way.gone)
         ends = await self._ends(order) if under_way.gone else []

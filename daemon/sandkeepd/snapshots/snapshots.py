@@ -67,7 +67,6 @@ class SnapshotCreation(Creation[SnapshotState]):
         return subject.sandbox_id is not None
 
     async def act(self, order: Order[SnapshotState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         asked = order.subject.requested
         assert asked.sandbox_id is not None
         with self._runtimes.reading(asked.sandbox_id):
@@ -110,11 +109,9 @@ class SnapshotCreation(Creation[SnapshotState]):
         return stored_of(packed, asked.format, making)
 
     async def succeeded(self, order: Order[SnapshotState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Creation.succeeded`."""
         self._removal.sending.begin(order.stream)
 
     async def undo(self, order: Order[SnapshotState]) -> None:
-        """See `Creation.undo`."""
         places = order.subject.requested.places
         await self._removal.clear(order.stream, [*places, self._archives.here(places)])
 
@@ -156,7 +153,6 @@ class SnapshotRemoval(Removal[SnapshotState]):
         await self.order(snapshot.snapshot_id, events.SnapshotDeleteRequested(reason=reason), snapshot.sandbox_id, meta)
 
     async def act(self, order: Order[SnapshotState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         kept = self._is_built_on(order.stream)
         if not kept:
             await self.clear(order.stream, order.subject.traces)
@@ -165,7 +161,6 @@ class SnapshotRemoval(Removal[SnapshotState]):
         return [NewEvent(order.stream, events.SnapshotDeleted(kept=kept), order.subject.sandbox_id)]
 
     async def recorded(self, order: Order[SnapshotState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        """See `Operation.recorded`."""
         await self.drop_kept()
 
     async def clear(self, snapshot_id: str, places: Sequence[model.Place]) -> None:

@@ -16,6 +16,7 @@ from sandkeep import events, failpoints, ids, model
 from sandkeep.errors import DaemonError, DataError, SetupError, StateError
 from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
 from sandkeep.protocol.methods import SnapshotImport, SnapshotPromote, SnapshotRef
+from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.tar.compression import Codec
 from sandkeep_store.archives.tar.inspect import CheckedArchive, Inspection
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS
@@ -38,7 +39,7 @@ from sandkeepd.host.threads import Meter, run_in_thread
 from sandkeepd.host.unnamed_file import open_unnamed, unnamed_file
 from sandkeepd.sandboxes.images import ImageCreation, ImageHolds, Images
 from sandkeepd.sandboxes.runtimes import Runtimes
-from sandkeepd.snapshots.archives import SnapshotArchives, check, write_all
+from sandkeepd.snapshots.archives import SnapshotArchives, check
 from sandkeepd.snapshots.forks import layering
 from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.pipe_intake import Intake, enlarge
@@ -62,11 +63,9 @@ class SnapshotIntake(SnapshotCreation):
     method = "snapshot.import"
 
     def owns(self, subject: SnapshotState) -> bool:
-        """See `Operation.owns`."""
         return subject.sandbox_id is None
 
     async def act(self, order: Order[SnapshotState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         request, asked = order.request, order.subject.requested
         assert request is not None
         async with self._archives.making(asked.places) as making:
@@ -154,11 +153,9 @@ class Promotion(ImageCreation):
         self._layers = layers
 
     def owns(self, subject: ImageState) -> bool:
-        """See `Operation.owns`."""
         return not super().owns(subject)
 
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
-        """See `Operation.act`."""
         core, asked = self.core, order.subject.requested
         snapshot = core.state.snapshots[asked.source]
         provider, names = layering(core.provider(asked.provider)), names_of(core, snapshot)

@@ -1,4 +1,4 @@
-"""The event log as the rest of the daemon sees it: append, read, follow.
+"""The event log as the rest of the daemon sees it: append, read, wait.
 
 Guarantees
     *Durable*: an append that returned survives the death of the process, and power loss where fsync is honest.
@@ -139,17 +139,6 @@ class EventLog:
     def failure(self) -> str | None:
         """Reason why the log cannot be written, or could not last time, as a sentence; None while it can."""
         return self._database.displaced() or self._writer.failure
-
-    def require(self, position: int, witness: str) -> None:
-        """Raise `storage_unavailable` if `witness` (a file, a client) has seen a position beyond the end of the log."""
-        if position > self.head:
-            raise DaemonError(
-                "storage_unavailable",
-                f"the event log ends at position {self.head}, but {witness} has seen position {position}: "
-                "restore the state directory from a backup, or remove that file to go on without what was lost",
-                head=self.head,
-                position=position,
-            )
 
     # -- blocking ---------------------------------------------------------------------------------------------------
 
@@ -362,9 +351,7 @@ class EventLog:
         """Like `read`, and where to go on. Recent events come from memory, others from the file; nobody has a queue."""
         await trio.lowlevel.checkpoint()
         end = max(after, self.head if upto is None else min(upto, self.head))
-        return await self._page(after, end, limit, Filter(stream, sandbox_id, type))
-
-    async def _page(self, after: int, end: int, limit: int, wanted: Filter) -> Page:
+        wanted = Filter(stream, sandbox_id, type)
         if after + 1 >= self._ring.first:
             return self._recent(after, end, limit, wanted)
         found = await self._in_reader_thread(self.reader.page, after, end, limit, wanted)
@@ -380,24 +367,6 @@ class EventLog:
             last = self._ring.at(after + limit)
             reached = min(end, last.position + last.more)
         return Page(self._ring.between(after, reached), reached, reached == end)
-
-    async def follow(
-        self,
-        after: int,
-        limit: int = PAGE_EVENTS,
-        *,
-        stream: str | None = None,
-        sandbox_id: str | None = None,
-        type: str | None = None,
-    ) -> Page:
-        """Like `page`, but it waits until there is an event to answer. Call it again with the page's position."""
-        wanted = Filter(stream, sandbox_id, type)
-        while True:
-            await self.wait(after)
-            page = await self._page(after, self.head, limit, wanted)
-            if page.events:
-                return page
-            after = page.position
 
     async def wait(self, after: int) -> None:
         """Return once there is an event after a position."""

@@ -1,25 +1,21 @@
 """Force a whole filesystem to its disk, for trees of many files: see `sandkeep.system.durable` for one."""
 
-import ctypes
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from sandkeep.system import libc
 from sandkeep.system.descriptors import closing_fd
 
 _EVERY_S: Final = 0.2
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def sync_filesystem(path: str | bytes) -> None:
     """Force all that is on the filesystem of a directory to its disk. Blocks. Raises OSError."""
     with closing_fd(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
-        if _libc.syncfs(descriptor):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), path)
+        libc.sync_filesystem(descriptor)
 
 
 @contextmanager

@@ -62,7 +62,6 @@ class SessionState(ObjectState, kw_only=True, array_like=True):
         return None if limit is None or self.started_us is None else self.started_us + int(limit * 1e6)
 
     def advance(self, event: Event, fact: Fact) -> None:
-        """See `ObjectState.advance`."""
         before, now = self.before, self.status
         self.status, self.revision = SESSION.after(event, now, before), fact.revision
         self.before, self.position = now, fact.position

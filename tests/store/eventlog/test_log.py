@@ -394,7 +394,8 @@ async def test_followers_fast_and_slow_see_everything_once_in_order(
     async def follow(log: EventLog, number: int) -> None:
         position = 0
         while position < count:
-            page = await log.follow(position, limit=1 + number * 3)
+            await log.wait(position)
+            page = await log.page(position, limit=1 + number * 3)
             assert len(page.events) % 2 == 0, "an append was split"
             seen[number] += positions(page.events)
             position = page.position
@@ -406,23 +407,6 @@ async def test_followers_fast_and_slow_see_everything_once_in_order(
             nursery.start_soon(follow, log, number)
         await append_many(log, count, each=2)
     assert seen == [list(range(1, count + 1))] * 6
-
-
-async def test_follow_waits_for_an_event_that_is_wanted(tmp_path: Path) -> None:
-    async with running(tmp_path) as log:
-        await append_many(log, 3)
-        got: list[int] = []
-
-        async def follower() -> None:
-            page = await log.follow(0, stream="prc_wanted")
-            got.extend([*positions(page.events), page.position])
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(follower)
-            await append_many(log, 2)
-            assert got == []
-            await log.append([started("prc_wanted")], NOBODY)
-    assert got == [6, 6]
 
 
 def _event(position: int, size: int = 0, more: int = 0) -> Recorded:

@@ -27,13 +27,12 @@ from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, StateError
 from sandkeep.system import openat2
-from sandkeep.system.descriptors import closing_fd
+from sandkeep.system.descriptors import closing_fd, write_all
 from sandkeepd.contract.caller import Caller
 from sandkeepd.host import spawn
 from sandkeepd.host.host_commit import program
 from sandkeepd.host.host_commit.changes import Change, change_to_json
 from sandkeepd.host.host_commit.names import STAGING_PREFIX, why_forbidden
-from sandkeepd.host.host_commit.tree import write_all
 from sandkeepd.host.processes import TOOL_ENV, ordinary_priority
 
 MAX_CHANGES: Final = 200_000

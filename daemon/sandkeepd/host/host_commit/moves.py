@@ -9,9 +9,10 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from sandkeep.system.libc import exchange, move
 from sandkeepd.host.host_commit.changes import PERMISSIONS
 from sandkeepd.host.host_commit.staging import Staging
-from sandkeepd.host.host_commit.tree import Seen, Tree, digest, entries, exchange, look, move, set_mode
+from sandkeepd.host.host_commit.tree import Seen, Tree, digest, entries, look, set_mode
 
 Act: TypeAlias = Literal["create", "replace", "remove", "mode"]
 

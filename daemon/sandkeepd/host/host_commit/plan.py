@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from sandkeep.system.descriptors import write_all
 from sandkeepd.host.host_commit.changes import PERMISSIONS, Change, Entry
 from sandkeepd.host.host_commit.moves import IMPLICIT, Act, ChangedError, Step
 from sandkeepd.host.host_commit.names import ancestors, depth
@@ -19,7 +20,6 @@ from sandkeepd.host.host_commit.tree import (
     copy_attributes,
     look,
     seen_from,
-    write_all,
 )
 
 _IMPLICIT_MODE: Final = 0o755

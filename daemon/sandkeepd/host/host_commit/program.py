@@ -15,13 +15,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+from sandkeep.system.descriptors import write_all
 from sandkeepd.host.host_commit import rights
 from sandkeepd.host.host_commit.apply import Commit, Outcome, StoppedError
 from sandkeepd.host.host_commit.changes import Change, change_from_json
 from sandkeepd.host.host_commit.names import STAGING_PREFIX, ancestors, is_git, staging_id
 from sandkeepd.host.host_commit.staging import ForeignError
 from sandkeepd.host.host_commit.survey import Survey
-from sandkeepd.host.host_commit.tree import Tree, write_all
+from sandkeepd.host.host_commit.tree import Tree
 
 REQUEST_FD: Final = 3
 CONTENTS_FD: Final = 4

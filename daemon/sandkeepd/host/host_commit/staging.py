@@ -11,9 +11,11 @@ import os
 from contextlib import suppress
 from typing import Any, Final
 
+from sandkeep.system.descriptors import write_all
+from sandkeep.system.libc import sync_filesystem
 from sandkeep.system.openat2 import open_beneath
 from sandkeepd.host.host_commit.names import STAGING_PREFIX
-from sandkeepd.host.host_commit.tree import Tree, flush_all, look, write_all
+from sandkeepd.host.host_commit.tree import Tree, look
 
 STATES: Final = ("complete", "undone", "journal")
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -83,7 +85,7 @@ class Staging:
 
     def flush(self) -> None:
         """Make all new entries durable at once."""
-        flush_all(self.fd)
+        sync_filesystem(self.fd)
 
     def remove_slot(self, slot: bytes) -> bool:
         """Remove what is in a slot; False for a directory that is not empty."""

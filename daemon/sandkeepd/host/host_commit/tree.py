@@ -1,6 +1,5 @@
 """The target directory, and system calls relative to open directories of it."""
 
-import ctypes
 import errno
 import hashlib
 import os
@@ -10,12 +9,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from sandkeep.system.libc import sync_filesystem
 from sandkeep.system.openat2 import open_beneath
 
-_SYS_RENAMEAT2: Final = {"x86_64": 316, "i686": 353, "armv7l": 382, "ppc64le": 357, "s390x": 347}
-_SYS_RENAMEAT2_ELSEWHERE: Final = 276
-_RENAME_NOREPLACE: Final = 1
-_RENAME_EXCHANGE: Final = 2
 _KINDS: Final = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Without blocking: a FIFO may have taken the place of a file, or its owner may have a lease on it."""
@@ -23,9 +19,6 @@ _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_
 PIECE_BYTES: Final = 1024 * 1024
 FSYNCS: Final = 64
 """Number of files or directories from which on one syncfs is cheaper than an fsync of each."""
-
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-_SYSCALL: Final = _SYS_RENAMEAT2.get(os.uname().machine, _SYS_RENAMEAT2_ELSEWHERE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +84,7 @@ class Tree:
     def flush(self, paths: set[bytes]) -> None:
         """Make the entries of these directories durable, and the modes of these files. Raises OSError."""
         if len(paths) > FSYNCS or not all(self._fsync(path) for path in paths):
-            flush_all(self.fd)
+            sync_filesystem(self.fd)
 
     def _fsync(self, path: bytes) -> bool:
         """Fsync a file or directory, or return False if only its file system can be flushed."""
@@ -159,36 +152,6 @@ def set_mode(parent: int, name: bytes, seen: Seen, mode: int) -> bool:
         return True
     finally:
         os.close(fd)
-
-
-def move(source: int, old: bytes, target: int, new: bytes) -> None:
-    """Rename an entry of an open directory into another, where nothing may have the name. Raises OSError."""
-    _rename(source, old, target, new, _RENAME_NOREPLACE)
-
-
-def exchange(source: int, old: bytes, target: int, new: bytes) -> None:
-    """Exchange two entries of open directories atomically. Raises OSError."""
-    _rename(source, old, target, new, _RENAME_EXCHANGE)
-
-
-def _rename(source: int, old: bytes, target: int, new: bytes, flags: int) -> None:
-    if _libc.syscall(_SYSCALL, source, old, target, new, ctypes.c_uint(flags)) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), os.fsdecode(new))
-
-
-def flush_all(fd: int) -> None:
-    """Make everything on the file system of an open file durable. Raises OSError."""
-    if _libc.syncfs(fd) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def write_all(fd: int, content: bytes) -> None:
-    """Write all of it. Raises OSError."""
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def copy_attributes(parent: int, name: bytes, seen: Seen, fd: int) -> None:

@@ -56,7 +56,6 @@ class RelayedProvider(KeeperProvider[RelayedT]):
         self._token = trio.lowlevel.current_trio_token()
 
     def default_lifetime(self) -> float | None:
-        """See `Provider.default_lifetime`."""
         return REMOTE_LIFETIME()
 
     @abstractmethod

@@ -58,7 +58,6 @@ class RemoteViewers(Viewers):
         self.shown = 0
 
     async def attach(self, process_id: str, *, rows: int, cols: int, term: str, read_only: bool) -> int:
-        """See `Instance.open_terminal`."""
         if self._channel.get_process(process_id).exit:
             raise StateError("not_ready", f"process {process_id} has ended", process_id=process_id)
         if self.shown >= MAX_TERMINALS:

@@ -13,6 +13,7 @@ from msgspec import structs
 
 from sandkeep import failpoints
 from sandkeep.errors import SetupError, StateError
+from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.tar.inspect import CheckedArchive
 from sandkeep_store.archives.trees.pack import NO_LIMITS, PackedArchive, write
 from sandkeep_store.archives.trees.read import Remarks
@@ -62,8 +63,7 @@ def _receive(pipe: int, into: int) -> None:
                 limit = min(size + min(_LOOK_BYTES, more), MOST_BYTES)
             if size > limit:
                 raise _too_long(limit)
-            while data:
-                data = data[os.write(into, data) :]
+            write_all(into, data)
 
 
 def _too_long(limit: int) -> StateError:

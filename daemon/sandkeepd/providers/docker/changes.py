@@ -115,7 +115,6 @@ class ChangedFiles:
             self._tree = None
 
     def data(self) -> Iterator[memoryview]:
-        """See `archives.tree.Source`."""
         return iter(()) if self._tree is None else self._tree.data()
 
     def _of(self, part: Part, names: Sequence[bytes]) -> list[bytes]:

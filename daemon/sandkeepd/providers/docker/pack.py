@@ -146,7 +146,6 @@ class Replacing:
                 yield Member(name=opaque(member.name), kind="file", mtime_ns=member.mtime_ns)
 
     def data(self) -> Iterator[memoryview]:
-        """See `Source`."""
         return iter(()) if self._is_marker else self._archive.data()
 
 

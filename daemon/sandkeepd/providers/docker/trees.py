@@ -183,7 +183,6 @@ class ContainerTree:
                 yield from self._of_volume(volume, opened)
 
     def data(self) -> Iterator[memoryview]:
-        """See `archives.tree.Source`."""
         return iter(()) if self._tree is None else self._tree.data()
 
     def _of_tree(

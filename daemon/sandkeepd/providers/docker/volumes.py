@@ -27,13 +27,11 @@ class DockerVolumes:
         self._engine = engine
 
     async def list(self, owner: str | None) -> Sequence[NamedVolume]:
-        """See `Volumes.list`."""
         found: dict[str, Any] = await self._engine.call(lambda client: client.volumes())
         volumes = [each for volume in found["Volumes"] or () for each in _named(volume, owner)]
         return sorted(volumes, key=lambda volume: (volume.owner, volume.name))
 
     async def create(self, owner: str, name: str) -> None:
-        """See `Volumes.create`."""
 
         def create(client: Client) -> None:
             client.create_volume(volume_name(owner, name), "local", labels=volume_labels(owner, name))

@@ -105,6 +105,7 @@ class ModalStream(RemoteStream):
             raise BrokenExecError(errors.converted(error).message) from None
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """See `trio.abc.SendStream`."""
         rest = memoryview(data)
         async with self._sending:
             while rest:
@@ -112,6 +113,7 @@ class ModalStream(RemoteStream):
                 await self._run(lambda piece=piece: self._write(piece, eof=False))  # type: ignore[misc]
 
     async def wait_send_all_might_not_block(self) -> None:
+        """See `trio.abc.SendStream`."""
         await trio.lowlevel.checkpoint()
 
     async def close_stdin(self) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Final, Self
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
-from sandkeep.system.descriptors import closing_fd
+from sandkeep.system.descriptors import closing_fd, write_all
 from sandkeep_store.archives.stores.confined_directory import ConfinedDirectory, NotRegularFileError
 from sandkeep_store.archives.stores.store import ArchiveStore
 from sandkeep_store.archives.stores.types import (
@@ -54,7 +54,6 @@ class DirectoryArchives(ArchiveStore):
             return self.files.open(path)
 
     def objects(self, prefix: str = "") -> Iterator[Stored]:
-        """See `ArchiveStore.objects`."""
         with self.translated(prefix):
             for path, found in self.files.walk(prefix):
                 yield stored(path, found)
@@ -65,7 +64,6 @@ class DirectoryArchives(ArchiveStore):
         prefix: str = "",  # noqa: ARG002  # all in there is ours, and has no path yet
         is_over: Callable[[str], bool] = lambda path: True,  # noqa: ARG002, ARG005
     ) -> int:
-        """See `ArchiveStore.sweep`."""
         removed = 0
         with self.translated(PARTIAL), suppress(FileNotFoundError), self.files.directory(PARTIAL) as directory:
             for name in os.listdir(directory):
@@ -171,9 +169,7 @@ class DirectoryUpload:
     def send(self, part: bytes) -> None:
         """See `types.Upload`."""
         with self._store.translated(self._path):
-            rest = memoryview(part)
-            while rest:
-                rest = rest[os.write(self.descriptor, rest) :]
+            write_all(self.descriptor, part)
 
     def finish(self, part: bytes = b"") -> Stored:
         """See `types.Upload`."""

@@ -39,7 +39,6 @@ class GcsArchives(ArchiveStore):
         self._options: dict[str, Any] = {"retry": retrying(patience_s), "timeout": timeouts(patience_s)}
 
     def objects(self, prefix: str = "") -> Iterator[Stored]:
-        """See `ArchiveStore.objects`."""
         with translated_errors(f"gs://{self.root.base}/{prefix}"):
             for blob in self._bucket.list_blobs(prefix=prefix, fields=_LISTED, **self._options):
                 if is_path(blob.name):

@@ -48,7 +48,6 @@ class S3Archives(ArchiveStore):
         prefix: str = "",
         is_over: Callable[[str], bool] = lambda path: True,  # noqa: ARG005
     ) -> int:
-        """See `ArchiveStore.sweep`."""
         before = datetime.now(UTC) - timedelta(seconds=older_than_s)
         with translated_errors(f"s3://{self.root.base}/{prefix}"):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.root.base, Prefix=prefix)

@@ -4,15 +4,11 @@ An archive is read as a stream, in bounded memory, and is not trusted even if it
 safe is refused as `snapshot_corrupt`, with the member and the reason.
 """
 
-import os
-import stat
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 from msgspec import Struct
 
-from sandkeep.errors import DataError
-from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.tar.compression import Codec, Input, decompressed
 from sandkeep_store.archives.tar.contents import Contents
 from sandkeep_store.archives.tar.limits import DEFAULT_LIMITS, Limits, Tally
@@ -38,23 +34,6 @@ class Inspection(Struct, frozen=True, kw_only=True):
     content_bytes: int
     data_bytes: int
     duplicates: int = 0
-
-
-@contextmanager
-def opened(path: str) -> Iterator[int]:
-    """A descriptor of an archive, for the length of a block. Raises `snapshot_missing`."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError as error:
-        raise _missing(path, error.strerror) from None
-    with closing_fd(descriptor):
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise _missing(path, "it is no file")
-        yield descriptor
-
-
-def _missing(path: str, why: str | None) -> DataError:
-    return DataError("snapshot_missing", f"there is no archive {path!r} to read: {why}", path=path)
 
 
 def inspect(

@@ -11,10 +11,11 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import IO, Final
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
-from sandkeep.system.descriptors import closing_fd
+from sandkeep.system.descriptors import closing_fd, write_all
 from sandkeep.system.staging import Stage
 from sandkeep_store.archives.tar.contents import Names
 from sandkeep_store.archives.tar.members import TOP, Member, corrupt, shown
@@ -39,9 +40,9 @@ class Extraction:
     def __init__(self, tree: bytes, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None
         self._tree = tree
-        self._input = process.stdin.fileno()
-        pipes.widen(self._input)
-        self._writer = Writer(self._pass)
+        descriptor = process.stdin.fileno()
+        pipes.widen(descriptor)
+        self._writer = Writer(partial(write_all, descriptor))
         self._directories = Names()
         self._parent = b""
         self._late: dict[bytes, Member] = {}
@@ -104,10 +105,6 @@ class Extraction:
         )
         if self._late_bytes > _MOST_LATE_BYTES:
             raise corrupt(f"cannot be extracted: too much before {shown(member.name)} can be made at the end only")
-
-    def _pass(self, data: memoryview) -> None:
-        while data:
-            data = data[os.write(self._input, data) :]
 
 
 @contextmanager

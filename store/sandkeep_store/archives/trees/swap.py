@@ -1,6 +1,5 @@
 """Putting a staged directory in the place of another, so that at any moment one of them is there, whole."""
 
-import ctypes
 import errno
 import os
 import stat
@@ -10,15 +9,12 @@ from typing import Final
 
 from sandkeep.system import staging
 from sandkeep.system.durable import sync_directory
+from sandkeep.system.libc import HERE, exchange
 from sandkeep.system.staging import Stage
 from sandkeep_store.files.syncfs import sync_filesystem
 
-_RENAMEAT2: Final = {"x86_64": 316, "aarch64": 276, "riscv64": 276, "ppc64le": 357, "s390x": 347}
-_NOREPLACE, _EXCHANGE = 1, 2
-_HERE: Final = -100
 _UNABLE: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTTY, errno.EOPNOTSUPP)
 _OPEN: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def swap(stage: Stage, *, durable: bool = True) -> None:
@@ -36,7 +32,7 @@ def swap(stage: Stage, *, durable: bool = True) -> None:
 
 def _exchange(stage: Stage) -> None:
     try:
-        _rename(stage.tree, stage.target, _EXCHANGE)
+        exchange(HERE, stage.tree, HERE, stage.target)
     except FileNotFoundError:
         os.rename(stage.tree, stage.target)
     except OSError as error:
@@ -72,15 +68,6 @@ def _movable(*directories: bytes) -> Iterator[None]:
                     os.chmod(place, mode | stat.S_IRWXU)
                     closing.callback(os.chmod, place, mode)
         yield
-
-
-def _rename(source: bytes, target: bytes, flags: int) -> None:
-    number = _RENAMEAT2.get(os.uname().machine)
-    if number is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if _libc.syscall(ctypes.c_long(number), _HERE, source, _HERE, target, ctypes.c_uint(flags)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), target)
 
 
 def leftovers(directory: str) -> list[str]:
