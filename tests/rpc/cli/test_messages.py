@@ -147,6 +147,12 @@ def test_every_command_that_is_named_instead_exists() -> None:
     assert not {*HABITS_EVERYWHERE, *HABITS["sandkeep"]} & {*sandkeep.table}
 
 
+def test_options_of_other_tools_are_taken() -> None:
+    """Directories are copied without -r, too."""
+    for line in ("cp -r . box:there", "exec -w /tmp box -- pwd", "create img --workdir /tmp", "create img --id web"):
+        parse(line.split())
+
+
 def test_exec_says_that_its_process_outlives_the_daemon(new_daemon: Any, tmp_path: Path) -> None:
     daemon = new_daemon()
     daemon.start()
