@@ -25,12 +25,13 @@ from sandkeep.protocol.follow import EventCursor, OutputCursor
 from sandkeep.protocol.methods import Method
 
 __all__ = [
-    "Artifact", "Checkpoint", "Client", "Events", "Image", "Process", "Sandbox", "Session", "Snapshot", "connect",
+    "Artifact", "Checkpoint", "Client", "Events", "Image", "Process", "Sandbox", "Session", "Snapshot", "Volume",
+    "connect",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from sandkeep.clients.descriptors import Handed
-    from sandkeep.typed import Artifact, BlockingMethods, Checkpoint, Image, Process, Sandbox, Session, Snapshot
+    from sandkeep.typed import Artifact, BlockingMethods, Checkpoint, Image, Process, Sandbox, Session, Snapshot, Volume
 else:
     BlockingMethods = Nouns
 

@@ -1624,6 +1624,7 @@ class AsyncMethods:
     sandboxes: AsyncSandboxes
     processes: AsyncProcesses
     images: AsyncImages
+    volumes: AsyncVolumes
     snapshots: AsyncSnapshots
     checkpoints: AsyncCheckpoints
     artifacts: AsyncArtifacts
@@ -2186,6 +2187,37 @@ class AsyncImage:
         """Remove an image.
 
         The image to remove; refused with `in_use` while a sandbox needs it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+
+class AsyncVolume:
+    info: model.NamedVolume
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def provider(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def engine_name(self) -> str: ...
+    @property
+    def created_at(self) -> str | None: ...
+    @property
+    def sandbox_ids(self) -> list[str]: ...
+    async def remove(
+        self,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncVolume:
+        """Remove a named volume that no sandbox mounts.
+
+        The volume to remove, with all files in it. An administrator can remove
+        that of another `owner`.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2939,6 +2971,39 @@ class AsyncImages:
         """Show an image.
 
         An image.
+
+        `progress` is called with the messages of a long call.
+        """
+
+class AsyncVolumes:
+    async def create(
+        self,
+        name: str,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncVolume:
+        """Create a named volume.
+
+        The volume that the caller means by `name` in the `volumes` of a new
+        sandbox. An administrator can make it for another `owner`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def list(
+        self,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> builtins.list[AsyncVolume]:
+        """List named volumes, with the sandboxes that mount them.
+
+        The provider, and for administrators an owner; all owners if it is left
+        out.
 
         `progress` is called with the messages of a long call.
         """
@@ -4824,6 +4889,7 @@ class BlockingMethods:
     sandboxes: Sandboxes
     processes: Processes
     images: Images
+    volumes: Volumes
     snapshots: Snapshots
     checkpoints: Checkpoints
     artifacts: Artifacts
@@ -5381,6 +5447,37 @@ class Image:
         """Remove an image.
 
         The image to remove; refused with `in_use` while a sandbox needs it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+
+class Volume:
+    info: model.NamedVolume
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def provider(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def engine_name(self) -> str: ...
+    @property
+    def created_at(self) -> str | None: ...
+    @property
+    def sandbox_ids(self) -> list[str]: ...
+    def remove(
+        self,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Volume:
+        """Remove a named volume that no sandbox mounts.
+
+        The volume to remove, with all files in it. An administrator can remove
+        that of another `owner`.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -6109,6 +6206,39 @@ class Images:
         """Show an image.
 
         An image.
+
+        `progress` is called with the messages of a long call.
+        """
+
+class Volumes:
+    def create(
+        self,
+        name: str,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Volume:
+        """Create a named volume.
+
+        The volume that the caller means by `name` in the `volumes` of a new
+        sandbox. An administrator can make it for another `owner`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def list(
+        self,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> builtins.list[Volume]:
+        """List named volumes, with the sandboxes that mount them.
+
+        The provider, and for administrators an owner; all owners if it is left
+        out.
 
         `progress` is called with the messages of a long call.
         """

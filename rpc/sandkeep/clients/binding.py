@@ -21,7 +21,16 @@ _SYNONYMS: Final = {
 }  # fmt: skip
 """Names that `subprocess`, Docker's SDK and E2B's have for parameters."""
 
-COLLECTIONS: Final = ("sandboxes", "processes", "images", "snapshots", "checkpoints", "artifacts", "sessions")
+COLLECTIONS: Final = (
+    "sandboxes",
+    "processes",
+    "images",
+    "volumes",
+    "snapshots",
+    "checkpoints",
+    "artifacts",
+    "sessions",
+)
 """Attributes of a client that answer handles: see `handles`, which only those who use them import."""
 
 

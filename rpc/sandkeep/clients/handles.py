@@ -59,7 +59,7 @@ class Handle(Identified):
     @property
     def id(self) -> str:  # type: ignore[override]
         """The object's id."""
-        return self._ids[-1]
+        return str(getattr(self.info, self._kind.key))
 
     @property
     def _ids(self) -> tuple[str, ...]:
@@ -80,9 +80,9 @@ class Handle(Identified):
         return hash(self._ids)
 
     def __repr__(self) -> str:
-        name = getattr(self.info, "name", None)
-        called = f" {name!r}" if name and name != self.id else ""
-        return f"<{type(self).__name__} {self.id}{called} {self.info.status}>"
+        name, status = (getattr(self.info, field, None) for field in ("name", "status"))
+        shown = [self.id, *([repr(name)] if name and name != self.id else []), *([status] if status else [])]
+        return f"<{type(self).__name__} {' '.join(shown)}>"
 
 
 class Collection:
