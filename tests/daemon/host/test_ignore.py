@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from sandkeep.errors import CallerError
+from sandkeep.system import ignore
 from sandkeepd.contract.caller import Caller
-from sandkeepd.host import caller_paths, ignore
+from sandkeepd.host import caller_paths
 from sandkeepd.host.caller_paths import LeftOut
 
 FILES = (

@@ -1,7 +1,7 @@
 """Patterns of files to leave out, by the rules of Docker's `.dockerignore`; and a program that applies them: it prints
 the paths of a build context that its `.dockerignore` does not exclude, each ended by a NUL.
 
-python host/ignore.py DIRECTORY [NAME...]
+python system/ignore.py DIRECTORY [NAME...]
 
 The files of these names at the top are excluded as well.
 
@@ -141,18 +141,30 @@ def patterns(text: str) -> list[Pattern]:
 
 def wanted(ignored: list[Pattern]) -> Iterator[bytes]:
     """Yield the paths below the present directory that are not ignored, each after its directory's."""
+    return (os.fsencode(path) for path, hidden, _ in _walk(ignored, ".") if not hidden)
+
+
+def unwanted(ignored: list[Pattern], top: str) -> Iterator[bytes]:
+    """Yield the paths below `top` that are ignored with all that is below them, but for what is below such a one."""
+    return (os.fsencode(path) for path, hidden, entered in _walk(ignored, top) if hidden and not entered)
+
+
+def _walk(ignored: list[Pattern], top: str) -> Iterator[tuple[str, bool, bool]]:
+    """Yield paths, whether they are ignored, and whether they are directories that are entered all the same. Raises
+    OSError.
+    """
     rules = Rules(ignored)
     waiting: list[tuple[str, frozenset[Rule]]] = [("", frozenset())]
     while waiting:
         directory, above = waiting.pop()
-        with os.scandir(directory or ".") as entries:
+        with os.scandir(f"{top}/{directory}") as entries:
             for entry in entries:
                 path = f"{directory}/{entry.name}" if directory else entry.name
                 meant = above | {rule for rule in rules.all if rule not in above and rule.matches(path)}
                 hidden = next((not rule.is_exception for rule in reversed(rules.all) if rule in meant), False)
-                if not hidden:
-                    yield os.fsencode(path)
-                if entry.is_dir(follow_symlinks=False) and (not hidden or rules.may_except_below(path)):
+                entered = entry.is_dir(follow_symlinks=False) and (not hidden or rules.may_except_below(path))
+                yield path, hidden, entered
+                if entered:
                     waiting.append((path, meant))
 
 
