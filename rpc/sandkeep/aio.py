@@ -26,7 +26,7 @@ from sandkeep.clients.aio import Client, Events, Handed, connect, set_once
 from sandkeep.model import Copied
 
 if TYPE_CHECKING:
-    from sandkeep.transfer import Path
+    from sandkeep.transfer import Path, Sandbox
 
 __all__ = ["Client", "Events", "Handed", "Terminal", "attach", "connect", "copy_across", "copy_in", "copy_out"]
 
@@ -41,11 +41,12 @@ _READ_BYTES: Final = 64 * 1024
 async def copy_in(
     client: Client,
     source: "Path",
-    sandbox_id: str,
+    sandbox_id: "Sandbox",
     path: "Path",
     *,
     progress: Progress | None = None,
     exclude: Sequence[str] = (),
+    patterns: Sequence[str] = (),
 ) -> Copied:
     """Copy a file or tree of this machine to `path` in a sandbox, as `transfer.copy_in` does, in a thread.
 
@@ -55,13 +56,13 @@ async def copy_in(
     from sandkeep import transfer
 
     def copy(other: blocking.Client, told: Progress) -> Copied:
-        return transfer.copy_in(other, source, sandbox_id, path, progress=told, exclude=exclude)
+        return transfer.copy_in(other, source, sandbox_id, path, progress=told, exclude=exclude, patterns=patterns)
 
     return await _in_thread(client, progress, copy)
 
 
 async def copy_out(
-    client: Client, sandbox_id: str, path: "Path", target: "Path", *, progress: Progress | None = None
+    client: Client, sandbox_id: "Sandbox", path: "Path", target: "Path", *, progress: Progress | None = None
 ) -> Copied:
     """Copy a file or tree of a sandbox to `target` on this machine, as `transfer.copy_out` does. See `copy_in`."""
     from sandkeep import transfer
@@ -74,9 +75,9 @@ async def copy_out(
 
 async def copy_across(
     client: Client,
-    sandbox_id: str,
+    sandbox_id: "Sandbox",
     path: "Path",
-    other_id: str,
+    other_id: "Sandbox",
     other: "Path",
     *,
     progress: Progress | None = None,

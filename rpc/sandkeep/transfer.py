@@ -26,19 +26,28 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, Any, Concatenate, Final, ParamSpec
+from typing import IO, Any, Concatenate, Final, ParamSpec, Protocol
 
 from sandkeep.blocking import Client
 from sandkeep.clients.descriptors import Handed
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
 from sandkeep.ids import new_id
 from sandkeep.model import Copied
-from sandkeep.system import confined
+from sandkeep.system import confined, ignore
 from sandkeep.system.staging import Stage
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 Progress = Callable[[int], None]
 P = ParamSpec("P")
+
+
+class _Handle(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Sandbox = str | _Handle
+"""A sandbox: its handle, its id or the beginning of that, or its name."""
 
 BEAT_S: Final = 0.1
 """Seconds between progress reports."""
@@ -85,22 +94,29 @@ def _persistent(copy: Callable[Concatenate[Client, P], Copied]) -> Callable[Conc
 def copy_in(
     client: Client,
     source: Path,
-    sandbox_id: str,
+    sandbox_id: Sandbox,
     path: Path,
     *,
     progress: Progress | None = None,
     exclude: Sequence[str] = (),
+    patterns: Sequence[str] = (),
 ) -> Copied:
     """Copy a file or tree of this machine, as far as you may read it, to `path` in a sandbox.
 
     `path` begins at the sandbox's working directory unless it is absolute. `progress` is called now and then with the
-    bytes done. Files and directories with a name in `exclude` are left out, at any depth.
+    bytes done. Files and directories with a name in `exclude` are left out, at any depth, and those of a tree that
+    `patterns` hide, which are lines as of a `.dockerignore` at its top.
 
-    Raises `not_found`, `permission_denied`, `conflict`, `disk_limit` and the daemon's errors.
+    Raises `invalid` for a malformed pattern, `not_found`, `permission_denied`, `conflict`, `disk_limit` and the
+    daemon's errors.
     """
     directory, name, contents = _source(os.fsencode(source))
-    with _receiving(client, sandbox_id, path, contents=contents) as (call, commit, descriptor):
-        with _reader([*_create(exclude), directory, name], descriptor) as tar:
+    with (
+        _hidden(patterns, directory, name) as (hidden, listed),
+        _receiving(client, sandbox_id, path, contents=contents) as (call, commit, descriptor),
+    ):
+        argv = [*_create([*(f"--exclude={each}" for each in exclude), *hidden]), directory, name]
+        with _reader(argv, descriptor, None if listed is None else os.dup(listed.fileno())) as tar:
             _watch([call], tar, progress, "wchar")
         if not call.answered and tar.returncode not in (0, _CHANGED, _NO_READER):
             raise _unreadable(tar)
@@ -108,7 +124,9 @@ def copy_in(
 
 
 @_persistent
-def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, progress: Progress | None = None) -> Copied:
+def copy_out(
+    client: Client, sandbox_id: Sandbox, path: Path, target: Path, *, progress: Progress | None = None
+) -> Copied:
     """Copy a file or tree of a sandbox to `target` on this machine. See `copy_in`.
 
     The answer's `path` is where it is now. Directories that were there keep their modes.
@@ -126,7 +144,7 @@ def copy_out(client: Client, sandbox_id: str, path: Path, target: Path, *, progr
 
 @_persistent
 def copy_across(
-    client: Client, sandbox_id: str, path: Path, other_id: str, other: Path, *, progress: Progress | None = None
+    client: Client, sandbox_id: Sandbox, path: Path, other_id: Sandbox, other: Path, *, progress: Progress | None = None
 ) -> Copied:
     """Copy a file or tree from one sandbox to another, or within one. See `copy_in`."""
     contents = _is_contents(os.fsencode(path))
@@ -144,13 +162,13 @@ def copy_across(
         return commit()
 
 
-def send_archive(client: Client, sandbox_id: str, path: Path, descriptor: int) -> Copied:
+def send_archive(client: Client, sandbox_id: Sandbox, path: Path, descriptor: int) -> Copied:
     """Write a file or tree of a sandbox to an open descriptor, as a tar archive with one entry at its top."""
     return _send(client, sandbox_id, path, descriptor, "cat", contents=_is_contents(os.fsencode(path)))
 
 
 def send_compressed(
-    client: Client, sandbox_id: str, path: Path, descriptor: int, *, progress: Progress | None = None
+    client: Client, sandbox_id: Sandbox, path: Path, descriptor: int, *, progress: Progress | None = None
 ) -> Copied:
     """Write the same, compressed by gzip. `progress` is called now and then with the bytes before that."""
     contents = _is_contents(os.fsencode(path))
@@ -158,7 +176,7 @@ def send_compressed(
 
 
 def send_file(
-    client: Client, sandbox_id: str, path: Path, descriptor: int, *, progress: Progress | None = None
+    client: Client, sandbox_id: Sandbox, path: Path, descriptor: int, *, progress: Progress | None = None
 ) -> Copied:
     """Write the content of a file of a sandbox to an open descriptor."""
     return _send(client, sandbox_id, path, descriptor, "cat", progress, as_bytes=True)
@@ -176,7 +194,7 @@ def is_directory(client: Client, sandbox_id: str, path: str) -> bool:
 
 
 def _send(
-    client: Client, sandbox_id: str, path: Path, descriptor: int, program: str, progress: Progress | None = None,
+    client: Client, sandbox_id: Sandbox, path: Path, descriptor: int, program: str, progress: Progress | None = None,
     **form: bool,
 ) -> Copied:  # fmt: skip
     """Write a file or tree of a sandbox to an open descriptor, through a program."""
@@ -189,7 +207,7 @@ def _send(
         return answer
 
 
-def receive_archive(client: Client, descriptor: int, sandbox_id: str, path: Path) -> Copied:
+def receive_archive(client: Client, descriptor: int, sandbox_id: Sandbox, path: Path) -> Copied:
     """Unpack a tar archive, read from an open descriptor to its end, in the directory `path` of a sandbox."""
     with _receiving(client, sandbox_id, path, contents=True) as (call, commit, pipe):
         with _reader(["cat"], pipe, os.dup(descriptor)) as cat:
@@ -204,15 +222,16 @@ def receive_archive(client: Client, descriptor: int, sandbox_id: str, path: Path
 
 @contextmanager
 def _receiving(
-    client: Client, sandbox_id: str, path: Path, *, contents: bool
+    client: Client, sandbox_id: Sandbox, path: Path, *, contents: bool
 ) -> Iterator[tuple[Handed, Callable[[], Copied], int]]:
     """Begin a copy into a sandbox: yield the call, its commit function, and the descriptor to write and close."""
     transfer_id = new_id("cpy")
+    name = sandbox_id if isinstance(sandbox_id, str) else sandbox_id.id
 
     def commit() -> Copied:
         if not call.answered:
             try:
-                committed: Copied = client.sandbox.copy_commit(sandbox_id, transfer_id)
+                committed: Copied = client.sandbox.copy_commit(name, transfer_id)
             except CallerError as error:
                 if error.code != "not_found":  # it has failed just now, as the call itself tells
                     raise
@@ -228,7 +247,7 @@ def _receiving(
 
 
 @contextmanager
-def _sending(client: Client, sandbox_id: str, path: Path, **form: bool) -> Iterator[tuple[Handed, int]]:
+def _sending(client: Client, sandbox_id: Sandbox, path: Path, **form: bool) -> Iterator[tuple[Handed, int]]:
     """A copy out of a sandbox: the call, and the descriptor to read from, to be closed."""
     with client.with_descriptors("sandbox.copy_out", sandbox_id, **_named(path), **form) as call:
         [descriptor] = call.receive()
@@ -378,9 +397,34 @@ def _source(path: bytes) -> tuple[bytes, bytes, bool]:
     return directory or b".", b"./" + name, False
 
 
-def _create(exclude: Sequence[str]) -> list[str | bytes]:
+def _create(excluding: Sequence[str | bytes]) -> list[str | bytes]:
     """Return the argv that makes an archive of a directory, which follows."""
-    return [_CREATE[0], "--no-wildcards", *(f"--exclude={name}" for name in exclude), *_CREATE[1:]]
+    return [_CREATE[0], "--no-wildcards", *excluding, *_CREATE[1:]]
+
+
+@contextmanager
+def _hidden(
+    patterns: Sequence[str], directory: bytes, name: bytes
+) -> Iterator[tuple[list[str | bytes], IO[bytes] | None]]:
+    """Yield tar's options for what patterns hide in a tree, and what they make it read from stdin."""
+    if not patterns:
+        yield [], None
+        return
+    try:
+        ignored = ignore.patterns("\n".join(patterns))
+    except ValueError as error:
+        raise CallerError("invalid", f"patterns: {error}", field="patterns") from None
+    options: list[str | bytes] = ["--anchored"]
+    with tempfile.TemporaryFile() as listed:
+        with suppress(OSError):  # tar says what cannot be read
+            for path in ignore.unwanted(ignored, os.fsdecode(os.path.join(directory, name))):
+                member = name + b"/" + path
+                if b"\n" in member or member != member.rstrip():  # a line of a list loses such an end
+                    options.append(b"--exclude=" + member)
+                else:
+                    listed.write(member + b"\n")
+        listed.seek(0)
+        yield [*options, "--exclude-from=-"], listed
 
 
 def _stage(target: bytes) -> Stage:

@@ -25,11 +25,11 @@ from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError
 from sandkeep.model import SkippedFile
+from sandkeep.system import ignore as ignored
 from sandkeep.system.descriptors import closing_fd
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.image_sources import Seen
 from sandkeepd.contract.images import ImportedImage
-from sandkeepd.host import ignore as ignored
 from sandkeepd.host import mounts, seccomp
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 from sandkeepd.host.threads import Meter, run_in_thread

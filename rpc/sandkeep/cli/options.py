@@ -423,3 +423,17 @@ def sandbox_options(function: Function) -> Function:
 def non_empty(**values: Any) -> dict[str, Any]:
     """The parameters that have a value; the rest is left to the daemon's defaults."""
     return {name: value for name, value in values.items() if value not in (None, {}, ())}
+
+
+ignore_option = click.option(
+    "--ignore",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave out files of this name, or of this pattern of .dockerignore (repeatable).",
+)
+
+
+def names_and_patterns(ignore: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide what `ignore_option` was given into names, which are left out at any depth, and patterns."""
+    names = [word for word in ignore if not set(word) & set("/*?[!\\")]
+    return names, [word for word in ignore if word not in names]

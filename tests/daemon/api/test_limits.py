@@ -6,7 +6,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -353,26 +353,27 @@ def peak_kib(daemon: RunningDaemon) -> int:
     return int(peak.split()[1])
 
 
-def connections_beyond(path: str) -> tuple[int, bool]:
-    """Connect more often than one may. Answers how many were let in, and whether an early one is still served."""
+def connections_beyond(path: str) -> tuple[int, int, bool]:
+    """Connect more often than one may. Answers how many were let in, how many got a reason, and whether an early one is
+    still served.
+    """
     neighbour = Neighbour(path)
     held = [dialled(path) for _ in range(MAX_CONNECTIONS + 50)]
     neighbour.ask()
-    let_in = 0
+    answers = []
     for sock in held:
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):
             sock.sendall(json.dumps(request("daemon.ping")).encode() + b"\n")
-            let_in += bool(sock.recv(65536))
-        except (BrokenPipeError, ConnectionResetError):
-            pass
+        answers.append(json.loads(sock.recv(65536)))
     neighbour.ask()
-    return let_in, neighbour.answers == 2
+    refusals = [answer["error"]["data"]["quota"] for answer in answers if "error" in answer]
+    return sum("result" in answer for answer in answers), refusals.count("connections"), neighbour.answers == 2
 
 
 @pytest.mark.needs("root")
 def test_a_user_has_only_so_many_connections(daemon: RunningDaemon) -> None:
     with neighbour_of_another_user(daemon.socket):
-        assert as_user(SOMEBODY, lambda: connections_beyond(daemon.socket)) == (MAX_CONNECTIONS - 1, True)
+        assert as_user(SOMEBODY, lambda: connections_beyond(daemon.socket)) == (MAX_CONNECTIONS - 1, 51, True)
 
 
 def websockets_beyond(path: str) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from sandkeep import transfer
 from sandkeep.cli.commands.cp import parse_location
 from sandkeep.cli.display.progress import PATIENCE_S
 from sandkeep.demo import traces
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.ids import new_id
 from sandkeep.system import confined
 
@@ -240,7 +240,26 @@ def test_a_copy_into_what_is_copied_ends(box: Box) -> None:
     assert box.sh("cd tree; find | sort") == b".\n./file\n./sub\n./sub/copy\n./sub/copy/file\n./sub/copy/sub\n"
 
 
+def test_patterns_leave_out_what_a_dockerignore_would(box: Box, here: Path) -> None:
+    """And a sandbox can be named in any way."""
+    for name in ("a.py", "a.pyc", "build/x", "build/keep/y", "sub/build/z", "line\nend", "blank ", "keep me", ".git/c"):
+        (here / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / "tree" / name).touch()
+    patterns = ["*.pyc", "/build", "!build/keep", "line?end", "blank*"]
+    expected = ["./a.py", "./build/keep/y", "./keep me", "./sub/build/z"]
+    handle = box.client.sandboxes.get(box.id)
+    for sandbox, source, where in ((handle, "tree", "tree"), (box.id[:-4], "tree/.", "merged")):
+        transfer.copy_in(box.client, f"{here}/{source}", sandbox, where, exclude=[".git"], patterns=patterns)
+        assert box.sh(f"cd {where}; find . -type f | sort").decode().splitlines() == expected
+    words = [word for pattern in [*patterns, ".git"] for word in ("--ignore", pattern)]
+    copied(box, f"{here}/tree", f"{box.id}:typed", *words)
+    assert box.sh("cd typed; find . -type f | sort").decode().splitlines() == expected
+    with pytest.raises(CallerError, match="patterns: line 1"):
+        transfer.copy_in(box.client, here / "tree", handle, "never", patterns=["[a"])
+
+
 def test_a_wrong_line_is_a_usage_error(box: Box) -> None:
+    assert cp(box, f"{box.id}:x", ".", "--ignore", "y").returncode == 2
     for words in (("a", "b"), ("", f"{box.id}:x"), (f"{box.id}:x", "")):
         assert cp(box, *words).returncode == 2
     assert parse_location("sbx_1:path") == ("sbx_1", "path")

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from typing import IO, Final, NamedTuple
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
-from sandkeepd.host import ignore as docker_ignore
+from sandkeep.system import ignore as docker_ignore
 from sandkeepd.host.processes import TOOL_ENV, in_fresh_thread, ordinary_priority
 from sandkeepd.providers.common.build_files import read_below
 

@@ -13,7 +13,7 @@ import click
 from sandkeep.blocking import Client
 from sandkeep.cli.display.output import json_line, of_total
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.options import Frontend, command, common, ignore_option, names_and_patterns
 from sandkeep.cli.words import LOCATION
 from sandkeep.clients.pages import every
 from sandkeep.errors import SandkeepError
@@ -27,6 +27,7 @@ _STREAM: Final = "-"
 @command(
     examples=[
         "sandkeep cp project $BOX:/workspace",
+        "sandkeep cp . $BOX:/workspace/project --ignore .git --ignore 'build/*.o'",
         "sandkeep cp $BOX:results/. results",
         "sandkeep cp $BOX:core.1 - | tar -xO | gdb -c /dev/stdin",
     ]
@@ -34,8 +35,9 @@ _STREAM: Final = "-"
 @click.argument("source", type=LOCATION, metavar="SRC")
 @click.argument("target", type=LOCATION, metavar="DST")
 @click.option("-r", "recursive", is_flag=True, hidden=True, help="Typed from habit: directories are always copied.")
+@ignore_option
 @common()
-def cp(front: Frontend, source: str, target: str, recursive: bool) -> None:  # noqa: ARG001
+def cp(front: Frontend, source: str, target: str, recursive: bool, ignore: tuple[str, ...]) -> None:  # noqa: ARG001
     """Copy the file or directory SRC to DST. At least one of them is in a sandbox: SANDBOX:PATH.
 
     It works as `cp -a` does, except for owners. Into an existing directory SRC is copied under its own name; a SRC that
@@ -48,6 +50,8 @@ def cp(front: Frontend, source: str, target: str, recursive: bool) -> None:  # n
     there, here = parse_location(source), parse_location(target)
     if there is None and here is None:
         raise click.UsageError("neither SRC nor DST is in a sandbox: give one of them as SANDBOX:PATH")
+    if ignore and (here is None or there is not None or source == _STREAM):
+        raise click.UsageError("--ignore is for copies of this machine's files into a sandbox")
     if not source or not target:
         raise click.UsageError("empty path: give . for the working directory")
     with front.client() as client, ExitStack() as shown:
@@ -55,9 +59,11 @@ def cp(front: Frontend, source: str, target: str, recursive: bool) -> None:  # n
         if target != _STREAM:  # whatever reads the archive may write to the same terminal
             shown.enter_context(display)
         total = Total(front, source, there)
-        copied = _copy(
-            client, (source, there), (target, here), lambda count: display(f"copying: {of_total(count, total.known())}")
-        )
+
+        def show(count: int) -> None:
+            display(f"copying: {of_total(count, None if ignore else total.known())}")
+
+        copied = _copy(client, (source, there), (target, here), ignore, show)
     if front.as_json and target != _STREAM:
         json_line(copied)
 
@@ -126,6 +132,7 @@ def _copy(
     client: Client,
     source: tuple[str, tuple[str, str] | None],
     target: tuple[str, tuple[str, str] | None],
+    ignore: tuple[str, ...],
     on_progress: Callable[[int], None],
 ) -> Copied:
     from sandkeep import transfer
@@ -141,4 +148,7 @@ def _copy(
     assert here is not None
     if local_source == _STREAM:
         return transfer.receive_archive(client, 0, *here)
-    return transfer.copy_in(client, os.fsencode(local_source), *here, progress=on_terminal)
+    names, patterns = names_and_patterns(ignore)
+    return transfer.copy_in(
+        client, os.fsencode(local_source), *here, progress=on_terminal, exclude=names, patterns=patterns
+    )

@@ -9,7 +9,16 @@ import click
 from sandkeep.cli.advice import suggestion
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import Frontend, command, common, image_name_option, label_option, non_empty
+from sandkeep.cli.options import (
+    Frontend,
+    command,
+    common,
+    ignore_option,
+    image_name_option,
+    label_option,
+    names_and_patterns,
+    non_empty,
+)
 from sandkeep.cli.words import FILE, IMAGE, IMAGE_NAME, PROVIDER, REFERENCE, SOURCE
 from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError, SandkeepError, StateError
@@ -45,12 +54,7 @@ NOT_SOURCE: Final = (".git", ".venv", "venv")
 @click.option(
     "--clean", is_flag=True, help="Create a new image even if one has the same content, and build without cache."
 )
-@click.option(
-    "--ignore",
-    multiple=True,
-    metavar="PATTERN",
-    help="Leave out files of this name, or of this pattern of .dockerignore (repeatable).",
-)
+@ignore_option
 @click.option("--all-files", is_flag=True, help="Leave out nothing that .sandkeepignore or .dockerignore says.")
 @click.option("--source-only", is_flag=True, help="Leave out .git and virtual environments (.venv, venv).")
 @click.option("--owner", metavar="OWNER", help="Create it for another owner, such as key:ci. For administrators.")
@@ -68,8 +72,8 @@ def create(
     Of a plain directory its .sandkeepignore, or else its .dockerignore, says what is left out, by Docker's rules.
     """
     path_or_ref = _source(source)
-    names = [*filter(_is_name, ignore), *(NOT_SOURCE if source_only else ())]
-    patterns = [word for word in ignore if not _is_name(word)]
+    names, patterns = names_and_patterns(ignore)
+    names += NOT_SOURCE if source_only else ()
     given = non_empty(**options, ignore=names or None, patterns=patterns or None)
     given |= {"ignore_files": False} if all_files else {}
     try:
@@ -95,11 +99,6 @@ def _no_directory(error: SandkeepError, word: str) -> SandkeepError:
     near = suggestion(name, names) if ":" not in name else ""
     message = f"{error.message}; there is no directory {word!r} here either{near}"
     return type(error)(error.code, message, **error.data)
-
-
-def _is_name(word: str) -> bool:
-    """Tell a name, which is left out at any depth, from a pattern."""
-    return not any(character in word for character in "/*?[!\\")
 
 
 def _source(word: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sandkeep.errors import CallerError
-from sandkeepd.host import ignore
+from sandkeep.system import ignore
 from sandkeepd.providers.common.build_files import read_below
 from sandkeepd.providers.docker import build_context, dockerfile
 from sandkeepd.providers.docker.dockerfile import read

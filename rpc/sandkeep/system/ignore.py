@@ -1,7 +1,7 @@
 """Patterns of files to leave out, by the rules of Docker's `.dockerignore`; and a program that applies them: it prints
 the paths of a build context that its `.dockerignore` does not exclude, each ended by a NUL.
 
-python host/ignore.py DIRECTORY [NAME...]
+python system/ignore.py DIRECTORY [NAME...]
 
 The files of these names at the top are excluded as well.
 
@@ -12,12 +12,16 @@ any time, and a directory any memory. Where a caller's directory is read by the 
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import BinaryIO, Final
 
 MOST_BYTES: Final = 1024 * 1024
 MOST_CHARACTERS: Final = 1024
 """Maximum length of a pattern: what ``find`` takes for one grows with its square."""
+
+_MOST_AT_ONCE: Final = 4096
+"""Maximum characters of the names that are tried at once: with more, ``find`` takes more memory, and is no faster."""
 
 NAME: Final = ".dockerignore"
 PRINT: Final = ("-printf", "%y %s %p\\0")
@@ -48,8 +52,75 @@ class Pattern:
 
     def may_match_below(self, path: str) -> bool:
         """Return True if it can also match in this directory."""
-        beginning = re.split(r"[*?\[\\]", self.path, maxsplit=1)[0]
+        beginning = _SPECIAL.split(self.path, maxsplit=1)[0]
         return f"{self.path}/".startswith(f"{path}/") or (beginning != self.path and f"{path}/".startswith(beginning))
+
+
+class Rule:
+    """Patterns with the same effect, one after the other, of which it does not matter which one matches: any number of
+    literal ones, which are tried all at once, or one other.
+    """
+
+    def __init__(self, patterns: list[Pattern], *, prunes: bool) -> None:
+        self.is_exception = patterns[0].is_exception
+        self.prunes = prunes
+        """True if no exception is within what it hides."""
+        self._patterns = patterns
+        self._paths = frozenset(pattern.path for pattern in patterns if pattern.is_literal)
+
+    def matches(self, path: str) -> bool:
+        """Return True if a pattern matches this path itself, not one above it."""
+        return path in self._paths if self._paths else self._patterns[0].matches(path)
+
+    def words(self) -> list[str]:
+        """Return find's words for what it matches, and what is below that."""
+        expressions = "|".join(_expression(pattern.path, posix=True) for pattern in self._patterns)
+        action = PRINT if self.is_exception else ("-prune",) if self.prunes else ()
+        return ["-regex", rf"\./({expressions})(/.*)?", *action, "-o"]
+
+
+class Rules:
+    """The rules of a file of patterns, of which the last that matches a path or a directory above it decides."""
+
+    def __init__(self, ignored: list[Pattern]) -> None:
+        exceptions = [pattern for pattern in ignored if pattern.is_exception]
+        self._special = [pattern for pattern in exceptions if not pattern.is_literal]
+        self._on_the_way = {above for pattern in exceptions for above in _and_above(pattern.path)}
+        self.all: list[Rule] = []
+        for _, run in groupby(ignored, lambda pattern: pattern.is_exception):
+            self._add(list(run), has_exceptions=bool(exceptions))
+
+    def _add(self, run: list[Pattern], *, has_exceptions: bool) -> None:
+        """Add patterns of the same effect. Those that prune are last, which is where `find` looks first."""
+        literal = [pattern for pattern in run if pattern.is_literal]
+        self.all += [Rule([pattern], prunes=not has_exceptions) for pattern in run if not pattern.is_literal]
+        for prunes in (False, True):
+            some = [pattern for pattern in literal if self.may_except_below(pattern.path) is not prunes]
+            self.all += [Rule(part, prunes=prunes) for part in _parts(some)]
+
+    def may_except_below(self, path: str) -> bool:
+        """Return True if an exception can match this path, or one in this directory."""
+        return path in self._on_the_way or any(pattern.may_match_below(path) for pattern in self._special)
+
+
+def _and_above(path: str) -> Iterable[str]:
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+
+
+def _parts(literal: list[Pattern]) -> Iterator[list[Pattern]]:
+    """Divide patterns so that one expression can have those of each part."""
+    part: list[Pattern] = []
+    size = 0
+    for pattern in literal:
+        if part and size + len(pattern.path) > _MOST_AT_ONCE:
+            yield part
+            part, size = [], 0
+        part.append(pattern)
+        size += len(pattern.path)
+    if part:
+        yield part
 
 
 def patterns(text: str) -> list[Pattern]:
@@ -70,27 +141,31 @@ def patterns(text: str) -> list[Pattern]:
 
 def wanted(ignored: list[Pattern]) -> Iterator[bytes]:
     """Yield the paths below the present directory that are not ignored, each after its directory's."""
-    waiting: list[tuple[str, frozenset[Pattern]]] = [("", frozenset())]
+    return (os.fsencode(path) for path, hidden, _ in _walk(ignored, ".") if not hidden)
+
+
+def unwanted(ignored: list[Pattern], top: str) -> Iterator[bytes]:
+    """Yield the paths below `top` that are ignored with all that is below them, but for what is below such a one."""
+    return (os.fsencode(path) for path, hidden, entered in _walk(ignored, top) if hidden and not entered)
+
+
+def _walk(ignored: list[Pattern], top: str) -> Iterator[tuple[str, bool, bool]]:
+    """Yield paths, whether they are ignored, and whether they are directories that are entered all the same. Raises
+    OSError.
+    """
+    rules = Rules(ignored)
+    waiting: list[tuple[str, frozenset[Rule]]] = [("", frozenset())]
     while waiting:
         directory, above = waiting.pop()
-        with os.scandir(directory or ".") as entries:
+        with os.scandir(f"{top}/{directory}") as entries:
             for entry in entries:
                 path = f"{directory}/{entry.name}" if directory else entry.name
-                meant = above | {pattern for pattern in ignored if pattern not in above and pattern.matches(path)}
-                hidden = _is_hidden(meant, ignored)
-                if not hidden:
-                    yield os.fsencode(path)
-                if entry.is_dir(follow_symlinks=False) and not (hidden and _is_all_hidden(path, ignored)):
+                meant = above | {rule for rule in rules.all if rule not in above and rule.matches(path)}
+                hidden = next((not rule.is_exception for rule in reversed(rules.all) if rule in meant), False)
+                entered = entry.is_dir(follow_symlinks=False) and (not hidden or rules.may_except_below(path))
+                yield path, hidden, entered
+                if entered:
                     waiting.append((path, meant))
-
-
-def _is_hidden(meant: frozenset[Pattern], ignored: list[Pattern]) -> bool:
-    """Return the decision of the last pattern that matches a path, or a directory above it."""
-    return next((not pattern.is_exception for pattern in reversed(ignored) if pattern in meant), False)
-
-
-def _is_all_hidden(path: str, ignored: list[Pattern]) -> bool:
-    return not any(pattern.is_exception and pattern.may_match_below(path) for pattern in ignored)
 
 
 def find_expression(ignored: list[Pattern]) -> list[str]:
@@ -98,14 +173,8 @@ def find_expression(ignored: list[Pattern]) -> list[str]:
     after them. Of a directory that is hidden, the parts that an exception may match are searched.
     """
     words = ["-regextype", "posix-extended"] if ignored else []
-    exceptions = [pattern for pattern in ignored if pattern.is_exception]
-    for pattern in reversed(ignored):
-        words += ["-regex", rf"\./({_expression(pattern.path, posix=True)})(/.*)?"]
-        if pattern.is_exception:
-            words += PRINT
-        elif not exceptions or (pattern.is_literal and not any(e.may_match_below(pattern.path) for e in exceptions)):
-            words.append("-prune")
-        words.append("-o")
+    for rule in reversed(Rules(ignored).all):
+        words += rule.words()
     return words
 
 
