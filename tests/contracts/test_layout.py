@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.support import order
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -154,3 +155,7 @@ def test_doubles_know_nothing_of_us(program: str, needs: str) -> None:
         [sys.executable, "-c", f"{imports}\n{shows}"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert found.stdout == "[]\n"
+
+
+def test_the_longest_files_of_tests_are_there() -> None:
+    assert [name for name in order.LONGEST if not (order.TESTS / name).is_file()] == []
