@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-from tests.support import template
+from tests.support import order, template
 
 from sandkeep.demo import traces
 from sandkeep.demo.house import remove_tree
@@ -125,12 +125,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Soaking is asked for by name: `pytest -m soak`."""
-    if "soak" in (config.option.markexpr or ""):
-        return
-    deep = [item for item in items if item.get_closest_marker("soak")]
-    config.hook.pytest_deselected(items=deep)
-    items[:] = [item for item in items if item not in deep]
+    """Soaking is asked for by name: `pytest -m soak`. Of several processes, each begins with the longest file left."""
+    if "soak" not in (config.option.markexpr or ""):
+        deep = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=deep)
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
+    if hasattr(config, "workerinput"):
+        items[:] = order.longest_first(items)
 
 
 def pytest_collection_finish() -> None:

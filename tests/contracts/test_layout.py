@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.support import order
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -193,3 +194,7 @@ def class_name(base: ast.expr) -> str:
 
 def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     return [f for f in node.body if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def test_the_longest_files_of_tests_are_there() -> None:
+    assert [name for name in order.LONGEST if not (order.TESTS / name).is_file()] == []

@@ -26,12 +26,14 @@ def sh(client: Any, box: str, script: str) -> str:
 
 _LIST = r"""
 find . -mindepth 1 -printf '%P\t%y %m %l\n' 2>/dev/null
-find . -type f -exec sha256sum {} + 2>/dev/null | while read -r sum path; do printf '#%s\t%s\n' "$path" "$sum"; done
-"""
+find . -type f -exec cksum {} + 2>/dev/null | while read -r sum size path; do
+    printf '#%s\t%s\n' "$path" $sum-$size
+done
+"""  # twenty times as fast as a SHA-256, and no file here is made to have another's checksum
 
 
 def tree(client: Any, box: str) -> dict[str, str]:
-    """All that can be seen in a sandbox's workspace: what everything is, and of files the digest."""
+    """All that can be seen in a sandbox's workspace: what everything is, and of files the checksum and size."""
     return dict(line.split("\t", 1) for line in sh(client, box, _LIST).splitlines())
 
 

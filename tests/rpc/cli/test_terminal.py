@@ -127,7 +127,7 @@ def test_what_scrolled_away_can_be_scrolled_back_to(screen: Screen, box: str) ->
 
 
 def test_a_new_size_is_that_of_the_terminal_inside(screen: Screen, box: str) -> None:
-    script = "stty size; trap 'stty size' WINCH; while :; do sleep 0.05; done"
+    script = "trap 'stty size' WINCH; stty size; while :; do sleep 0.05; done"
     screen.open(f"$SK run {box} sizes --tty -- sh -c {shlex.quote(script)}")
     screen.until("24 80")
     screen.resize(31, 97)
