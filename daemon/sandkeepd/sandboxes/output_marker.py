@@ -76,9 +76,8 @@ class OutputMarker:
                 self._pending.pop(followed.key, None)
                 followed.mark = await self._catch_up(instance, process)
                 followed.is_cut = False
-            await self._be_busy(
-                followed
-            )  # also after nothing: the code inside can modify without end what stays as long
+            # Also after nothing: the code inside can modify without end what stays as long.
+            await self._be_busy(followed)
 
     def _look(self, followed: _Followed) -> bool:
         """Mark output that has come; return True if there was some."""
