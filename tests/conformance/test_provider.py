@@ -21,12 +21,14 @@ from tests.support.users import command_as
 from sandkeep.errors import CallerError, ProviderError, SetupError, StateError
 from sandkeep.ids import IMAGE, PROCESS, SANDBOX, new_id
 from sandkeep.model import Isolation
+from sandkeep.protocol.clock import now_us
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Launch
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.requests import MAX_REQUEST_BYTES
 from sandkeepd.keeper.shared_directory import SharedDirectory
+from sandkeepd.sandboxes.output_times import TICK_US
 
 BY_THE_KEEPER = pytest.mark.parametrize(
     "world",
@@ -351,8 +353,10 @@ async def test_a_journal_is_read_by_offset_while_it_grows(world: World) -> None:
 
 async def test_a_journal_outlives_its_sandbox(world: World) -> None:
     instance = await world.sandbox()
+    began_us = now_us()
     process_id = await start(instance, "echo", "kept")
     await instance.wait(process_id)
+    assert began_us - TICK_US <= instance.read(process_id, "stdout", 0, 0).modified_us <= now_us()
     await world.terminate(instance.sandbox_id)
     chunk = world.provider.read_ended(instance.sandbox_id, process_id, "stdout", 0, 100)
     assert (chunk.data, chunk.size, chunk.note) == (b"kept\n", 5, None)

@@ -19,6 +19,7 @@ The nursery tree, with what ends each task::
         ├── leases.run                one task a lock that is held, which renews it
         ├── one task a running sandbox (Runtimes._keep)
         │   └── one task a running process (ProcessSupervisor.carry, follow, adopt)
+        ├── OutputMarker._tick        while processes print: notes the times of their output
         ├── one task an image or sandbox being made or ended
         └── api
             ├── serve                 accepts; one task a connection, one a call that waits

@@ -115,7 +115,8 @@ class OutputTimes:
         except (OSError, ValueError):
             times.since_us = now_us()
             with suppress(OSError):
-                os.makedirs(times._directory, mode=0o700, exist_ok=True)
+                with suppress(FileExistsError):
+                    os.mkdir(times._directory, 0o700)
                 with open(f"{path}{_NEW}", "w", encoding="ascii") as file:
                     file.write(str(times.since_us))
                 os.rename(f"{path}{_NEW}", path)
@@ -141,7 +142,9 @@ class OutputTimes:
         try:
             descriptor = _open(path)
         except FileNotFoundError:
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            for directory in (self._directory, self._of(sandbox_id)):
+                with suppress(FileExistsError):  # nothing above: a state directory that was taken away is not made anew
+                    os.mkdir(directory, 0o700)
             descriptor = _open(path)
         with closing_fd(descriptor):
             size = os.fstat(descriptor).st_size

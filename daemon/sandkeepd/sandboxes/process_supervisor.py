@@ -34,7 +34,7 @@ class ProcessSupervisor:
     def __init__(self, core: Core, runtimes: Runtimes, times: OutputTimes) -> None:
         self._core = core
         self._runtimes = runtimes
-        self._marker = OutputMarker(times)
+        self._marker = OutputMarker(core, times)
 
     async def early_end(self, instance: Instance, process: ProcessState, *, awaits: bool) -> Exit | None:
         """The end of a process that was just started, if it has come already, or in a moment if that is awaited."""

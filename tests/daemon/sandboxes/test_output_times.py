@@ -223,27 +223,33 @@ def test_output_of_while_no_daemon_ran_has_the_time_of_its_journal(running_daemo
     daemon = running_daemon
     with daemon.connect() as client:
         box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
-        process = client.process.launch(box, ["cat"], name="cat", stdin=True).process_id
-        client.process.write_stdin(box, "cat", data=b"before\n")
+        script = "for _ in 1 2 3; do read x; echo $x; done"
+        process = client.process.launch(box, ["sh", "-c", script], name="work", stdin=True).process_id
+        client.process.write_stdin(box, "work", data=b"one\n")
         times = OutputTimes(daemon.state_dir)
         until(lambda: len(times.load(box, process)))
-    daemon.kill()
     first = times.load(box, process)[0]
     place = f"{daemon.state_dir}/sandboxes/{box}"
     journal = f"{place}/out/p/{process}.stdout"
-    with open(f"{place}/in/{process}.stdin", "wb") as pipe:
-        pipe.write(b"meanwhile\n")
-    until(lambda: os.path.getsize(journal) == len(b"before\nmeanwhile\n"))
-    modified_us = os.stat(journal).st_mtime_ns // 1000
+
+    def write_meanwhile(line: bytes, size: int) -> int:
+        """Kill the daemon, write a line to the process, and answer when that wrote to its journal."""
+        daemon.kill()
+        with open(f"{place}/in/{process}.stdin", "wb") as pipe:
+            pipe.write(line)
+        until(lambda: os.path.getsize(journal) == size)
+        return os.stat(journal).st_mtime_ns // 1000
+
+    second_us = write_meanwhile(b"two\n", 8)
+    daemon.start()
+    until(lambda: len(times.load(box, process)) == 2)
+    third_us = write_meanwhile(b"three\n", 14)  # with which it ends
     daemon.start()
     with daemon.connect() as client:
-        until(lambda: len(times.load(box, process)) == 2)
-        client.process.write_stdin(box, "cat", data=b"after\n")
-        until(lambda: len(times.load(box, process)) == 3)
-        piece = client.process.read(box, "cat", times=True)
-        assert [(parse_rfc3339(time.at), time.stdout_offset) for time in piece.times[:2]] == [
-            (first.at_us, 7), (modified_us + TICK_US, 17),
-        ]  # fmt: skip
-        assert piece.times[2].stdout_offset == len(piece.stdout) == 23
-        pieces = list(client.read_output(box, "cat", times=True, since=piece.times[2].at, follow=False))
-        assert [(got.stdout, got.times) for got in pieces] == [(b"after\n", piece.times[2:])]
+        ended = parse_rfc3339(client.process.wait(box, "work").ended_at)
+        piece = client.process.read(box, "work", times=True)
+        expected = [(first.at_us, 4), (second_us + TICK_US, 8), (third_us + TICK_US, 14)]
+        assert [(parse_rfc3339(time.at), time.stdout_offset) for time in piece.times] == expected
+        assert (piece.stdout, expected[2][0] < ended) == (b"one\ntwo\nthree\n", True)
+        pieces = list(client.read_output(box, "work", times=True, since=piece.times[2].at, follow=False))
+        assert [(got.stdout, got.times) for got in pieces] == [(b"three\n", piece.times[2:])]

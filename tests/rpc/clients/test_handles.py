@@ -110,6 +110,8 @@ def test_processes_are_handles_of_their_sandbox(sandbox: blocking.Sandbox) -> No
     assert sandbox.processes.list() == [process]
     process.write_stdin(b"a line\n", eof=True)
     assert b"".join(piece.stdout for piece in process.output()) == b"got a line\n"
+    timed = [piece for piece in process.output(times=True, since=process.requested_at) if piece.stdout]
+    assert [piece.times[-1].stdout_offset for piece in timed][-1] == len(b"got a line\n")
     assert process.wait() is process
     assert process.exit_code == 3
     unnamed = sandbox.processes.launch("exec sleep 1000")
@@ -210,6 +212,8 @@ def test_the_same_on_an_event_loop(shared_daemon: Any, image: blocking.Image, ki
             assert await sandbox.files.read_text("file") == "text"
             process = await sandbox.processes.launch("echo out")
             assert [piece.stdout async for piece in process.output() if piece.stdout] == [b"out\n"]
+            timed = [piece async for piece in process.output(times=True, since=process.requested_at) if piece.stdout]
+            assert [time.stdout_offset for time in timed[0].times] == [len(b"out\n")]
             await kind.together(*(fork.terminate for fork in await sandbox.fork(3)))
             events = [event async for event in sandbox.events(follow=False)]
             assert isinstance(events[0], model.Event)
