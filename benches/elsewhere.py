@@ -1,7 +1,6 @@
 """The common parts of benches of sandboxes elsewhere: a crowd of clients, commands, and their rows."""
 
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 from benches import fair
 from benches.daemon import seconds
 from benches.docker import ms
 from benches.table import Row
-from tests.support.kubernetes.images import BUSYBOX, unpack
+from tests.support.kubernetes.images import BUSYBOX, DoubleT, with_images
 
 from sandkeep.blocking import connect
 from sandkeep.ids import PROCESS, SANDBOX, new_id
@@ -31,8 +30,6 @@ QUIET_S = 5.0
 
 Times = tuple[list[float], list[float]]
 """Seconds of ours, and of the floor, in turns."""
-
-DoubleT = TypeVar("DoubleT")
 
 
 class Threads:
@@ -118,12 +115,7 @@ def ordinary(
     start: Callable[[Path, dict[str, str]], AbstractContextManager[DoubleT]],
 ) -> Iterator[tuple[Path, DoubleT]]:
     """Yield a directory, and a double of a service, which is neither figure nor floor."""
-    with (
-        tempfile.TemporaryDirectory(prefix="skb-", dir=os.environ.get("SANDKEEP_BENCH_DIR")) as directory,
-        ExitStack() as stack,
-    ):
-        place = Path(directory)
-        images = unpack(place / "images")
+    with ExitStack() as stack:
         with fair.ordinary():
-            double = stack.enter_context(start(place / "double", images))
-        yield place, double
+            made = stack.enter_context(with_images(start, "skb-", os.environ.get("SANDKEEP_BENCH_DIR")))
+        yield made

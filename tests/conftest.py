@@ -445,15 +445,10 @@ def new_service(places: str) -> Iterator[Callable[[], Any]]:
 def kubernetes() -> Iterator[Any]:
     """Our double of a Kubernetes cluster, with real containers. Tests mark themselves with ``needs("root")``."""
     from tests.support.kubernetes.cluster import start_cluster
-    from tests.support.kubernetes.images import unpack
+    from tests.support.kubernetes.images import with_images
 
-    directory = Path(tempfile.mkdtemp(prefix="skt-cluster-"))
-    directory.chmod(0o755)
-    try:
-        with start_cluster(directory / "cluster", unpack(directory / "images")) as cluster:
-            yield cluster
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with with_images(start_cluster, "skt-cluster-") as (_, cluster):
+        yield cluster
 
 
 @pytest.fixture(scope="session")
@@ -461,16 +456,11 @@ def modal() -> Iterator[Any]:
     """Our double of Modal's service, with sandboxes that really run. Tests mark themselves with ``needs("root")`` and
     ``needs("modal")``.
     """
-    from tests.support.kubernetes.images import unpack
+    from tests.support.kubernetes.images import with_images
     from tests.support.modal.service import start_modal
 
-    directory = Path(tempfile.mkdtemp(prefix="skt-modal-"))
-    directory.chmod(0o755)
-    try:
-        with start_modal(directory / "service", unpack(directory / "images")) as service:
-            yield service
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with with_images(start_modal, "skt-modal-") as (_, service):
+        yield service
 
 
 # -- a Docker engine --------------------------------------------------------------------------------------------------

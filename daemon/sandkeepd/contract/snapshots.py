@@ -73,15 +73,15 @@ class Snapshotting(Protocol):
         """Return the directory in the sandbox at which the names in its archives begin."""
         ...
 
-    def workspace_in_archives(self, details: Mapping[str, Any]) -> Workspace | None:
+    def workspace_in_archives(self, details: Mapping[str, Any]) -> Workspace | None:  # noqa: ARG002
         """Return the workspace in archives of an image's sandboxes, by the image's `details`; None where names in an
         archive of a workspace begin at the workspace.
         """
-        ...
+        return None
 
-    def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
+    def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:  # noqa: ARG002
         """Return the uid and gid that own all files in its archives; None where each file has an owner of its own."""
-        ...
+        return None
 
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
         """Return the reason why no diff against the files that the sandbox began with can be packed, or None."""

@@ -7,11 +7,17 @@ import msgspec
 
 
 class Disturbance(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A fault of the next `times` requests that it matches (None: all): they wait `delay` seconds, or `hang`."""
+    """A fault of the next `times` requests that it matches (None: all): they wait `delay` seconds, or `hang`.
+
+    Then they lose their connection (`drop`), or fail with the `message`; with `after`, once they were carried out.
+    """
 
     times: int | None = 1
     delay: float = 0
     hang: bool = False
+    drop: bool = False
+    message: str = "injected fault"
+    after: bool = False
 
     async def disturb(self) -> None:
         """Wait for the delay, or for ever."""
@@ -37,17 +43,17 @@ class Faults(Generic[F]):
         self._kind = kind
         self._faults: list[F] = []
 
-    def add(self, options: dict[str, Any]) -> None:
-        """Set a fault. Raises msgspec.ValidationError."""
-        self._faults.append(msgspec.convert(options, self._kind))
-
-    def clear(self) -> None:
-        """Remove all."""
-        self._faults.clear()
-
-    def remaining(self) -> list[dict[str, Any]]:
-        """The faults that are still set."""
-        return [msgspec.to_builtins(fault) for fault in self._faults]
+    def control(self, method: str, options: dict[str, Any]) -> Any:
+        """Set a fault (POST), remove all (DELETE), or return those that are still set (GET). Raises
+        msgspec.ValidationError.
+        """
+        if method == "GET":
+            return [msgspec.to_builtins(fault) for fault in self._faults]
+        if method == "POST":
+            self._faults.append(msgspec.convert(options, self._kind))
+        else:
+            self._faults.clear()
+        return {}
 
     def match(self, *request: str) -> F | None:
         """The fault that hits this request; counts it."""

@@ -1,10 +1,12 @@
-"""Root file systems for the pods of tests, which are unpacked once for each run."""
+"""Root file systems for the sandboxes of doubles, which are unpacked once for each run."""
 
 import io
 import tarfile
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from tests.support import rootfs
 
@@ -33,3 +35,18 @@ def unpack(directory: Path) -> dict[str, str]:
         root.chmod(0o755)
         roots[name] = str(root)
     return roots
+
+
+DoubleT = TypeVar("DoubleT")
+
+
+@contextmanager
+def with_images(
+    start: Callable[[Path, dict[str, str]], AbstractContextManager[DoubleT]], prefix: str, within: str | None = None
+) -> Iterator[tuple[Path, DoubleT]]:
+    """Run a double with all images in a directory of its own, which is made `within` another; yield both."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=within, ignore_cleanup_errors=True) as made:
+        directory = Path(made)
+        directory.chmod(0o755)
+        with start(directory / "double", unpack(directory / "images")) as double:
+            yield directory, double

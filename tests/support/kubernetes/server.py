@@ -186,12 +186,10 @@ class ApiServer:
                 self._requests.clear()
             case "GET", "used":
                 return self.access.used()
-            case "GET", "faults":
-                return self._faults.remaining()
-            case "DELETE", "faults":
-                self._faults.clear()
             case "POST", "faults":
                 return self._inject(body)
+            case _, "faults":
+                return self._faults.control(request.method, body)
             case "POST", "script":
                 for component in self.components:
                     component.script(**body)
@@ -214,7 +212,7 @@ class ApiServer:
         elif "bookmark" in body:
             self._watches.bookmark()
         else:
-            self._faults.add(body)
+            self._faults.control("POST", body)
         return {}
 
     def _counted(self) -> dict[str, Any]:

@@ -10,18 +10,15 @@ from tests.support.doubles.faults import Disturbance
 class Fault(Disturbance):
     """Calls to disturb, and how.
 
-    Those whose name the pattern matches entirely wait or hang, see `Disturbance`. Then they lose their stream
-    (`reset`) or their connection (`drop`), or fail with the gRPC `status`, which says `retry_after` seconds.
-    With `after`, that comes only once the call was carried out; of a call that streams, after so many bytes.
+    Those whose name the pattern matches entirely are disturbed, see `Disturbance`. They may lose their stream alone
+    (`reset`), or fail with the gRPC `status`, which says `retry_after` seconds; a call that streams, after so many
+    bytes.
     """
 
     call: str
     reset: bool = False
-    drop: bool = False
     status: str | None = None
-    message: str = "injected fault"
     retry_after: float | None = None
-    after: bool = False
     after_bytes: int | None = None
 
     def matches(self, *request: str) -> bool:

@@ -202,7 +202,7 @@ class Sandboxes:
         argv = [*sandbox.image.entrypoint, *(definition.entrypoint_args or sandbox.image.command)]
         if argv:
             idle = contextlib.nullcontext()  # a command that only waits is no use
-            sandbox.entrypoint = await self._start(sandbox, argv, {}, definition.workdir, definition.pty_info, idle)
+            sandbox.entrypoint = await self.start(sandbox, argv, {}, definition.workdir, definition.pty_info, busy=idle)
             waits.append(asyncio.create_task(sandbox.entrypoint.wait()))
         await sandbox.tunnels.open(sandbox.container.pid, definition.open_ports.ports)
         sandbox.scheduled.set()
@@ -231,20 +231,9 @@ class Sandboxes:
         workdir: str,
         pty: Any,
         discard: frozenset[int] = frozenset(),
+        busy: AbstractContextManager[None] | None = None,
     ) -> Exec:
-        """Start a process in a sandbox whose container runs. Raises StartError."""
-        return await self._start(sandbox, argv, variables, workdir, pty, sandbox.busy(), discard)
-
-    async def _start(
-        self,
-        sandbox: Sandbox,
-        argv: list[str],
-        variables: Mapping[str, str],
-        workdir: str,
-        pty: Any,
-        busy: AbstractContextManager[None],
-        discard: frozenset[int] = frozenset(),
-    ) -> Exec:
+        """Start a process in a sandbox whose container runs, which is busy with it. Raises StartError."""
         assert sandbox.container
         image = sandbox.image
         terminal = {"TERM": pty.env_term or "xterm-256color"} if pty.enabled else {}
@@ -262,7 +251,7 @@ class Sandboxes:
         cwd = workdir or sandbox.definition.workdir or image.workdir
         spec = containers.process(argv, env, cwd, tty=pty.enabled, source=source)
         size = (pty.winsz_rows, pty.winsz_cols) if pty.enabled else (0, 0)
-        return await start_exec(sandbox.container, spec, busy, discard=discard, size=size)
+        return await start_exec(sandbox.container, spec, busy or sandbox.busy(), discard=discard, size=size)
 
 
 async def wait(sandbox: Sandbox, timeout_s: float) -> None:

@@ -179,12 +179,8 @@ class Service:
                 return {"order": self._calls, "counts": Counter(self._calls), "open": self._names_open()}
             case "DELETE", "calls":
                 self._calls.clear()
-            case "GET", "faults":
-                return self._faults.remaining()
-            case "DELETE", "faults":
-                self._faults.clear()
-            case "POST", "faults":
-                self._faults.add(body)
+            case _, "faults":
+                return self._faults.control(method, body)
             case "POST", "cut":
                 return self._cut(body["call"], drop=body.get("drop", False))
             case "POST", _:

@@ -14,6 +14,8 @@ from msgspec import Struct
 
 from sandkeep.errors import ProviderError
 
+STDERR_BYTES: Final = 64 * 1024
+
 MAX_SHOWN: Final = 500
 """Characters of a service's own words that an error may show."""
 
@@ -41,13 +43,23 @@ class RemoteStream(trio.abc.Stream):
     """A command in a sandbox elsewhere. Sending writes to its stdin, receiving reads its stdout to the command's end.
 
     Its output is bounded: a command whose output nobody receives is held up. Raises `BrokenExecError` when the
-    connection breaks.
+    connection breaks. A subclass sets `_is_over` when all output was received.
     """
 
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._stderr = bytearray()
+        self._is_over = False
+
     @property
-    @abstractmethod
     def stderr(self) -> bytes:
-        """The last bytes of the command's stderr, all of it once the command has ended."""
+        """The last `STDERR_BYTES` of the command's stderr, all of it once the command has ended."""
+        return bytes(self._stderr[-STDERR_BYTES:])
+
+    def _append_stderr(self, data: bytes) -> None:
+        self._stderr += data
+        if len(self._stderr) > 2 * STDERR_BYTES:
+            del self._stderr[:-STDERR_BYTES]
 
     @property
     @abstractmethod
@@ -55,8 +67,26 @@ class RemoteStream(trio.abc.Stream):
         """The end of the command, once all its output was received."""
 
     @abstractmethod
+    async def _receive(self) -> bytes:
+        """Wait for the next output or the end of the command; return bytes of stdout, b"" if it was something else."""
+
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return the next bytes of stdout, b"" after the last."""
+        while not self._rest:
+            if self._is_over:
+                await trio.lowlevel.checkpoint()
+                return b""
+            data = await self._receive()
+            if data and (max_bytes is None or len(data) <= max_bytes):
+                return data
+            self._rest += data
+        taken = bytes(self._rest[:max_bytes])
+        del self._rest[: len(taken)]
+        return taken
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Return at once: `send_all` waits."""
+        await trio.lowlevel.checkpoint()
 
     @abstractmethod
     async def close_stdin(self) -> None:
@@ -66,11 +96,17 @@ class RemoteStream(trio.abc.Stream):
     async def resize(self, rows: int, cols: int, pid: int | None) -> None:
         """Give the command's terminal another size. `pid` is that of the command, if it has reported it."""
 
-    @abstractmethod
     async def wait(self) -> int | None:
         """Wait for the end of the command, dropping output that was not received; return its exit code, None when it
         is unknown, as when the connection broke.
         """
+        try:
+            while await self.receive_some():
+                pass
+        except BrokenExecError:
+            return None
+        outcome = self.outcome
+        return outcome.exit_code if outcome is not None else None
 
     @abstractmethod
     def unavailable(self, error: BrokenExecError) -> ProviderError:

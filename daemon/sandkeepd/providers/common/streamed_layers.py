@@ -13,7 +13,6 @@ import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import SetupError
-from sandkeep.model import SandboxSpec
 from sandkeep_store.archives.trees.pack import pack
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
@@ -49,12 +48,6 @@ class StreamedSnapshots(Snapshotting):
 
     def files_root(self, plan: Mapping[str, Any]) -> str:
         return self._workspace
-
-    def workspace_in_archives(self, details: Mapping[str, Any]) -> None:
-        return None
-
-    def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
-        return None
 
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
         return _INCREMENTAL

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sandkeep.errors import SetupError
-from sandkeep.model import Capability, SandboxSpec
+from sandkeep.model import Capability
 from sandkeep_store.archives.trees.rebase import Workspace
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
@@ -44,9 +44,6 @@ class DockerSnapshots(Snapshotting):
     def workspace_in_archives(self, details: Mapping[str, Any]) -> Workspace | None:
         image = msgspec.convert(dict(details), Details)
         return Workspace(path=os.fsencode(workspace_of(image).strip("/")), owner=image.user)
-
-    def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
-        return None
 
     def why_not_incremental(self, handle: Mapping[str, Any]) -> str | None:
         return None

@@ -24,9 +24,6 @@ class GvisorSnapshots(Snapshotting):
     def files_root(self, plan: Mapping[str, Any]) -> str:
         return WORKSPACE
 
-    def workspace_in_archives(self, details: Mapping[str, Any]) -> None:
-        return None
-
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
         return inner_user(spec.user if self._root else "0")
 

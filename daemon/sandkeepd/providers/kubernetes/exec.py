@@ -23,30 +23,20 @@ CONNECT_S: Final = 30.0
 PIECE_BYTES: Final = 64 * 1024
 """Maximum bytes of stdin in one message."""
 
-STDERR_BYTES: Final = 64 * 1024
-
 
 class ExecStream(RemoteStream):
-    """A command in a pod. Sending writes to its stdin, receiving reads its stdout to the end of the command.
+    """A command in a pod. See `RemoteStream`.
 
-    Nothing is read ahead, so a command whose output nobody receives is held up, also when that is stderr. `stderr` has
-    the last `STDERR_BYTES` of that, all of it once the command has ended. Raises `BrokenExecError` when the connection
-    breaks, and `trio.BusyResourceError` when two tasks receive.
+    Nothing is read ahead, so a command whose output nobody receives is held up, also when that is stderr. Raises
+    `trio.BusyResourceError` when two tasks receive.
     """
 
     def __init__(self, socket: WebSocket, server: str) -> None:
+        super().__init__()
         self._socket = socket
         self._server = server
         self._demultiplexer = Demultiplexer()
-        self._stdout = bytearray()
-        self._stderr = bytearray()
         self._status = bytearray()
-        self._is_over = False
-
-    @property
-    def stderr(self) -> bytes:
-        """The last bytes of the command's stderr."""
-        return bytes(self._stderr[-STDERR_BYTES:])
 
     @property
     def outcome(self) -> Outcome | None:
@@ -59,10 +49,6 @@ class ExecStream(RemoteStream):
         while rest:
             await self._send(channels.STDIN + rest[:PIECE_BYTES])
             rest = rest[PIECE_BYTES:]
-
-    async def wait_send_all_might_not_block(self) -> None:
-        """Return at once: `send_all` waits."""
-        await trio.lowlevel.checkpoint()
 
     async def close_stdin(self) -> None:
         """Close stdin, so that the command reads its end. Raises `not_supported` where only `aclose` can do that."""
@@ -81,34 +67,7 @@ class ExecStream(RemoteStream):
         except trio.BrokenResourceError as error:
             raise BrokenExecError(*error.args) from None
 
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Return the next bytes of stdout, b"" after the last."""
-        while not self._stdout:
-            if self._is_over:
-                await trio.lowlevel.checkpoint()
-                return b""
-            data = await self._receive()
-            if data and (max_bytes is None or len(data) <= max_bytes):
-                return data
-            self._stdout += data
-        taken = bytes(self._stdout[:max_bytes])
-        del self._stdout[: len(taken)]
-        return taken
-
-    async def wait(self) -> int | None:
-        """Wait for the end of the command, dropping output that was not received; return its exit code, None when it
-        is unknown, as when the connection broke.
-        """
-        try:
-            while await self.receive_some():
-                pass
-        except BrokenExecError:
-            return None
-        outcome = self.outcome
-        return outcome.exit_code if outcome is not None else None
-
     async def _receive(self) -> bytes:
-        """Receive a piece of any channel; return those of stdout."""
         try:
             # What comes after the status is the connection's end, which the command's end does not depend on.
             received = await self._socket.receive(CLOSE_S if self._status else None)
@@ -128,9 +87,7 @@ class ExecStream(RemoteStream):
         if channel == channels.STDOUT:
             return data
         if channel == channels.STDERR:
-            self._stderr += data
-            if len(self._stderr) > 2 * STDERR_BYTES:
-                del self._stderr[:-STDERR_BYTES]
+            self._append_stderr(data)
         elif channel == channels.STATUS:
             self._status += data
             if len(self._status) > channels.MAX_STATUS_BYTES:

@@ -30,9 +30,6 @@ class LocalSnapshots(Snapshotting):
     def files_root(self, plan: Mapping[str, Any]) -> str:
         return WORKSPACE
 
-    def workspace_in_archives(self, details: Mapping[str, Any]) -> None:
-        return None
-
     def owner_in_archives(self, spec: SandboxSpec) -> tuple[int, int] | None:
         return inner_user(spec.user)
 

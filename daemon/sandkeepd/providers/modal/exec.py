@@ -22,8 +22,6 @@ T = TypeVar("T")
 PIECE_BYTES: Final = 1 << 20
 """Maximum bytes of stdin in one request."""
 
-STDERR_BYTES: Final = 64 * 1024
-
 END_S: Final = 20.0
 """Seconds that the service may take to tell how a command has ended that has closed its stdout."""
 
@@ -37,22 +35,16 @@ class ModalStream(RemoteStream):
     """A command in a sandbox. See `RemoteStream`. Stdout is not read ahead; of stderr the last bytes are kept."""
 
     def __init__(self, service: Service, sandbox: "_Sandbox", process: "_ContainerProcess[bytes]") -> None:
+        super().__init__()
         self._service = service
         self._sandbox = sandbox
         self._process = process
         self._sending = trio.Lock()
-        self._rest = bytearray()
-        self._stderr = bytearray()
         self._collector: asyncio.Task[None] | None = None
         self._reading: Call | None = None
         """The reading of a piece, which goes on when its receiver is cancelled: the piece would be lost."""
         self._outcome: Outcome | None = None
-        self._is_over = False
         self._is_shut = False
-
-    @property
-    def stderr(self) -> bytes:
-        return bytes(self._stderr[-STDERR_BYTES:])
 
     @property
     def outcome(self) -> Outcome | None:
@@ -67,9 +59,7 @@ class ModalStream(RemoteStream):
     async def _collect(self) -> None:
         with suppress(Exception):  # a break is seen by whoever reads stdout
             async for data in self._process.stderr:
-                self._stderr += data
-                if len(self._stderr) > 2 * STDERR_BYTES:
-                    del self._stderr[:-STDERR_BYTES]
+                self._append_stderr(data)
 
     async def _write(self, data: bytes, *, eof: bool) -> None:
         if data:
@@ -112,10 +102,6 @@ class ModalStream(RemoteStream):
                 piece, rest = bytes(rest[:PIECE_BYTES]), rest[PIECE_BYTES:]
                 await self._run(lambda piece=piece: self._write(piece, eof=False))  # type: ignore[misc]
 
-    async def wait_send_all_might_not_block(self) -> None:
-        """See `trio.abc.SendStream`."""
-        await trio.lowlevel.checkpoint()
-
     async def close_stdin(self) -> None:
         async with self._sending:
             if not self._is_shut:
@@ -129,24 +115,7 @@ class ModalStream(RemoteStream):
                 async with open_exec(self._service, self._sandbox, command, stderr=False) as stream:
                     await stream.wait()
 
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        if not self._rest:
-            if self._is_over:
-                await trio.lowlevel.checkpoint()
-                return b""
-            data = await self._piece()
-            if data is None:
-                await self._note_end()
-                return b""
-            if max_bytes is None or len(data) <= max_bytes:
-                return data
-            self._rest += data
-        taken = bytes(self._rest[:max_bytes])
-        del self._rest[: len(taken)]
-        return taken
-
-    async def _piece(self) -> bytes | None:
-        """Return the next bytes of stdout, None at the end."""
+    async def _receive(self) -> bytes:
         try:
             if self._reading is None:
                 self._reading = await self._service.loop.begin(self._next)
@@ -155,20 +124,11 @@ class ModalStream(RemoteStream):
             data: bytes | None = reading.result()
         except Exception as error:  # noqa: BLE001 - as above
             raise BrokenExecError(errors.converted(error).message) from None
-        return data
-
-    async def _note_end(self) -> None:
-        with trio.move_on_after(END_S):
-            self._outcome = await self._run(self._end)
-        self._is_over = True
-
-    async def wait(self) -> int | None:
-        try:
-            while await self.receive_some():
-                pass
-        except BrokenExecError:
-            return None
-        return self._outcome.exit_code if self._outcome is not None else None
+        if data is None:
+            with trio.move_on_after(END_S):
+                self._outcome = await self._run(self._end)
+            self._is_over = True
+        return data or b""
 
     def unavailable(self, error: BrokenExecError) -> ProviderError:
         why = readable(str(error)) or "the connection broke"

@@ -1,19 +1,18 @@
 """Ends in a cluster that is slow: finalizers, pod snapshots that come late, and nodes that hang."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from tests.daemon.providers.kubernetes.test_hostile_server import kubeconfig
-from tests.daemon.providers.kubernetes.test_identity import make, opened
+from tests.daemon.providers.kubernetes.conftest import kubeconfig, make, opened
 from tests.daemon.providers.kubernetes.test_pod_snapshots import GROUP, install_policy
 from tests.support.expect import refused_async
 from tests.support.kubernetes.clients import Clients
+from tests.support.ledgers import Owning
 
-from sandkeep.ids import SANDBOX, new_id
+from sandkeep.ids import new_id
 from sandkeepd.providers.common import relayed_instance
 from sandkeepd.providers.kubernetes import exec as kubernetes_exec
 from sandkeepd.providers.kubernetes import objects as kubernetes_objects
@@ -25,17 +24,11 @@ from sandkeepd.providers.kubernetes.provider import KubernetesProvider
 pytestmark = pytest.mark.needs("root")
 
 
-@pytest.fixture
-async def provider(
-    kubernetes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> AsyncIterator[KubernetesProvider]:
+@pytest.fixture(autouse=True)
+def runtime(kubernetes: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     install_policy(kubernetes)
     if any("runsc" in mark.args for mark in request.node.iter_markers("needs")):
         monkeypatch.setenv("SANDKEEP_KUBERNETES_RUNTIME_CLASS", "gvisor")
-    async with opened(kubernetes.kubeconfig, tmp_path / "state", new_id("log")) as made:
-        yield made
-        for sandbox_id in (await made.found())[0]:
-            await made.terminate(sandbox_id, {}, {})
 
 
 async def snapshots(kubernetes: Any) -> list[Any]:
@@ -61,7 +54,7 @@ def script(kubernetes: Any, **options: Any) -> Any:
 async def test_a_pod_snapshot_that_comes_late_is_removed(
     provider: KubernetesProvider, kubernetes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    instance = await make(provider, new_id(SANDBOX))
+    instance = await make(provider)
     await script(kubernetes, trigger_delay_s=2)
     monkeypatch.setattr(pod_snapshots, "SAVED_S", 0.5)
     monkeypatch.setattr(pod_snapshots.PodSaver, "_quietly_delete", nothing)  # as when the controller was faster
@@ -83,7 +76,7 @@ async def test_a_pod_snapshot_that_comes_late_is_removed(
 async def test_the_pod_goes_first_and_the_finalizer_of_its_snapshot_is_named(
     provider: KubernetesProvider, kubernetes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    instance = await make(provider, new_id(SANDBOX))
+    instance = await make(provider)
     assert instance.pauses is not None
     await instance.pauses.suspend()
     await script(kubernetes, snapshot_deletion_s=3600)
@@ -106,33 +99,11 @@ async def nothing(*_: object) -> None:
     pass
 
 
-class OnlyEnded:
-    """A ledger whose sandboxes have all ended."""
-
-    def __init__(self, *known: str) -> None:
-        self.known = known
-
-    def knows_sandbox(self, sandbox_id: str) -> bool:
-        return sandbox_id in self.known
-
-    def owns_sandbox(self, sandbox_id: str) -> bool:
-        return False
-
-    def owns_image(self, image_id: str) -> bool:
-        return False
-
-    def owns_layer(self, name: str) -> bool:
-        return False
-
-    def plans(self) -> dict[str, dict[str, Any]]:
-        return {}
-
-
 @pytest.mark.needs("runsc")
 async def test_snapshots_of_sandboxes_that_have_ended_are_swept_and_those_of_others_are_not(
     provider: KubernetesProvider, kubernetes: Any
 ) -> None:
-    instance = await make(provider, new_id(SANDBOX))
+    instance = await make(provider)
     assert instance.pauses is not None
     await instance.pauses.suspend()
     made = instance.place.made
@@ -142,15 +113,15 @@ async def test_snapshots_of_sandboxes_that_have_ended_are_swept_and_those_of_oth
     with trio.fail_after(60):
         await instance.ended()
     await comes(kubernetes, 1)
-    assert (await provider.clean_up(OnlyEnded())).removed == []
+    assert (await provider.clean_up(Owning())).removed == []
     assert len(await snapshots(kubernetes)) == 1
-    swept = await provider.clean_up(OnlyEnded(instance.sandbox_id))
+    swept = await provider.clean_up(Owning(ended=[instance.sandbox_id]))
     assert swept.removed == [f"pod snapshot of {instance.sandbox_id}"]
     assert await snapshots(kubernetes) == []
 
 
 async def test_suspend_and_resume_have_time_for_a_snapshot_and_a_pod(provider: KubernetesProvider) -> None:
-    instance = await make(provider, new_id(SANDBOX))
+    instance = await make(provider)
     assert instance.pauses is not None
     assert instance.pauses.deadline_s > max(pod_snapshots.SAVED_S, kubernetes_objects.DELETED_S)
 
@@ -196,7 +167,7 @@ async def test_sandboxes_are_released_at_once(kubernetes: Any, tmp_path: Path, m
     log_id, state = new_id("log"), tmp_path / "state"
     with trio.fail_after(60):
         async with opened(kubernetes.kubeconfig, state, log_id) as provider:
-            made = [await make(provider, new_id(SANDBOX)) for _ in range(3)]
+            made = [await make(provider) for _ in range(3)]
             monkeypatch.setattr(relayed_instance, "_end", end)
     assert others_wait.is_set()
     async with opened(kubernetes.kubeconfig, state, log_id) as provider:

@@ -20,10 +20,10 @@ from tests.support.expect import DEADLINE_S, until_async
 from trio_websocket import WebSocketConnection
 
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
-from sandkeepd.providers.common.remote import BrokenExecError
+from sandkeepd.providers.common.remote import STDERR_BYTES, BrokenExecError
 from sandkeepd.providers.kubernetes import exec as exec_module
 from sandkeepd.providers.kubernetes import websocket
-from sandkeepd.providers.kubernetes.exec import STDERR_BYTES, ExecStream, open_exec
+from sandkeepd.providers.kubernetes.exec import ExecStream, open_exec
 
 MUCH = random.Random(22).randbytes(50_000_000)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.daemon.providers.kubernetes.conftest import TOKEN, kubeconfig
 from tests.support.expect import refused_async
 
 from sandkeep.errors import SandkeepError
@@ -15,7 +16,6 @@ from sandkeepd.providers.kubernetes import requests
 from sandkeepd.providers.kubernetes.cluster import PODS, Api, Cluster
 from sandkeepd.providers.kubernetes.watch import Watch
 
-TOKEN = "hush-51ab"
 MINE = {"sandkeep.sandbox": "sbx_1", "sandkeep.log": "log_1"}
 
 Reply = bytes | Callable[[trio.SocketStream], Awaitable[None]]
@@ -61,17 +61,6 @@ async def serving() -> AsyncIterator[Server]:
 async def server() -> AsyncIterator[Server]:
     async with serving() as made:
         yield made
-
-
-def kubeconfig(path: Path, port: int, token: str = TOKEN) -> str:
-    document = {
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "users": [{"name": "u", "user": {"token": token}}],
-        "current-context": "c",
-    }
-    path.write_text(json.dumps(document))
-    return str(path)
 
 
 @pytest.fixture
@@ -248,6 +237,17 @@ EVENTS: dict[str, object] = {
 }
 
 
+async def seeing(cluster: Cluster, nursery: trio.Nursery, uid: str) -> Watch:
+    """Watch pods until one of that uid is there."""
+    watch = Watch(cluster, PODS, "")
+    nursery.start_soon(watch.run)
+    with trio.fail_after(60):
+        await watch.synced(30)
+        while watch.get("sbx_1", uid) is None:
+            await trio.sleep(0.01)
+    return watch
+
+
 @pytest.mark.parametrize("name", EVENTS)
 async def test_an_event(
     name: str, server: Server, cluster: Cluster, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
@@ -264,12 +264,7 @@ async def test_an_event(
         return events(EVENTS[name]) if begun == 1 else events(event(pod(name="q", uid="u-2", resourceVersion="9")))
 
     server.reply = reply
-    watch = Watch(cluster, PODS, "")
-    nursery.start_soon(watch.run)
-    with trio.fail_after(60):
-        await watch.synced(30)
-        while watch.get("sbx_1", "u-2") is None:
-            await trio.sleep(0.01)
+    watch = await seeing(cluster, nursery, "u-2")
     assert watch.get("sbx_1", "u-1") is not None, "an object that was not deleted is gone"
 
 
@@ -286,12 +281,7 @@ async def test_an_object_that_is_malformed_hides_no_other(
         return page(pod(), pod(name="q", uid="u-2")) if listed == 1 else page({"metadata": 1}, pod(name="q", uid="u-3"))
 
     server.reply = reply
-    watch = Watch(cluster, PODS, "")
-    nursery.start_soon(watch.run)
-    with trio.fail_after(60):
-        await watch.synced(30)
-        while watch.get("sbx_1", "u-3") is None:
-            await trio.sleep(0.01)
+    await seeing(cluster, nursery, "u-3")
 
 
 DISCOVERIES: dict[str, bytes] = {

@@ -3,63 +3,27 @@
 import base64
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from tests.daemon.providers.kubernetes.test_hostile_server import Server, http, kubeconfig, serving
+from tests.daemon.providers.kubernetes.conftest import SPEC, kubeconfig, make, opened, output_of, planned
+from tests.daemon.providers.kubernetes.test_hostile_server import Server, http, serving
 from tests.support.expect import refused_async
 from tests.support.kubernetes.clients import Clients
 
 from sandkeep.ids import SANDBOX, new_id
-from sandkeep.model import Isolation, SandboxSpec
-from sandkeepd.contract.caller import Caller
-from sandkeepd.contract.processes import Launch
+from sandkeep.model import Isolation
 from sandkeepd.providers.kubernetes import objects as kubernetes_objects
-from sandkeepd.providers.kubernetes.cluster import CONFIG_MAPS, NETWORK_POLICIES, PODS, Cluster
+from sandkeepd.providers.kubernetes.cluster import CONFIG_MAPS, NETWORK_POLICIES, PODS
 from sandkeepd.providers.kubernetes.manifests import CLOSED_POLICY
 from sandkeepd.providers.kubernetes.marks import LOG_LABEL, SANDBOX_LABEL
-from sandkeepd.providers.kubernetes.provider import KubernetesProvider, open_kubernetes
+from sandkeepd.providers.kubernetes.provider import KubernetesProvider
 
 pytestmark = pytest.mark.needs("root")
 
-IMAGE = {"image": "busybox:latest"}
-CALLER = Caller(uid=0, gid=0)
-SPEC = SandboxSpec()
 ISOLATION = Isolation(mechanism="pod", files="image")
-
-
-@asynccontextmanager
-async def opened(kubeconfig: Path, state: Path, log_id: str) -> AsyncIterator[KubernetesProvider]:
-    way = Cluster(str(kubeconfig))
-    async with open_kubernetes(str(state), log_id=log_id, cluster=way) as provider:
-        yield provider
-
-
-@pytest.fixture
-async def provider(kubernetes: Any, tmp_path: Path) -> AsyncIterator[KubernetesProvider]:
-    async with opened(kubernetes.kubeconfig, tmp_path / "state", new_id("log")) as made:
-        yield made
-        for sandbox_id in (await made.found())[0]:
-            await made.terminate(sandbox_id, {}, {})
-
-
-def planned(provider: KubernetesProvider, sandbox_id: str, spec: SandboxSpec = SPEC) -> dict[str, Any]:
-    return provider.plan(sandbox_id, "img_1", spec, CALLER, [], details=IMAGE, owner="uid:0")
-
-
-async def make(provider: KubernetesProvider, sandbox_id: str, **secrets: str) -> Any:
-    return await provider.create(sandbox_id, "img_1", SPEC, secrets, planned(provider, sandbox_id))
-
-
-async def output_of(instance: Any, script: str) -> str:
-    process_id = new_id("prc")
-    await instance.launch(Launch(process_id=process_id, command=["sh", "-c", script]))
-    with trio.fail_after(60):
-        await instance.wait(process_id)
-    return str(instance.read(process_id, "stdout", 0, 1000).data.decode())
 
 
 def copied(provider: KubernetesProvider, sandbox_id: str, name: str, **more: Any) -> dict[str, Any]:
@@ -85,7 +49,7 @@ async def test_a_pod_with_copied_labels_gets_no_secret_and_ends_no_sandbox(
         lambda: api.core.create_namespaced_pod("default", copied(provider, sandbox_id, "early"))
     )
     await seen(provider, sandbox_id, early.metadata.uid, there=True)
-    instance = await make(provider, sandbox_id, TOKEN="hush-8c1f")
+    instance = await make(provider, sandbox_id, {"TOKEN": "hush-8c1f"})
     assert instance.place.pod != "early"
     assert await output_of(instance, "echo $TOKEN") == "hush-8c1f\n"
     late = await trio.to_thread.run_sync(
@@ -131,7 +95,7 @@ async def test_an_object_of_its_name_with_its_labels_is_replaced(provider: Kuber
     body["metadata"] = {**template["metadata"], "name": name}
     custom = Clients(kubernetes).custom
     theirs = await trio.to_thread.run_sync(lambda: custom.create_namespaced_custom_object(*of, body))
-    instance = await make(provider, sandbox_id, TOKEN="hush-8c1f")
+    instance = await make(provider, sandbox_id, {"TOKEN": "hush-8c1f"})
     assert instance.place.made.uid != theirs["metadata"]["uid"]
     assert await output_of(instance, "tr '\\0' ' ' </proc/1/cmdline") == "/sandkeep/bin/keeper -p /sandkeep/io "
 
@@ -188,7 +152,7 @@ async def test_a_group_that_is_not_served_is_no_loss(kubernetes: Any, tmp_path: 
         plan, handle = planned(provider, sandbox_id), instance.handle
         handle["cluster"] = ""  # as an earlier version wrote it
         server.reply = no_objects([])
-        async with opened(Path(kubeconfig(tmp_path / "other", server.port)), tmp_path / "o", log_id) as partial:
+        async with opened(kubeconfig(tmp_path / "other", server.port), tmp_path / "o", log_id) as partial:
             for work in (
                 partial.adopt(sandbox_id, SPEC, plan, ISOLATION, handle),
                 partial.terminate(sandbox_id, plan, handle),
@@ -228,4 +192,4 @@ async def test_a_keeper_or_policy_of_somebody_else_is_refused(
         assert name in error.message
     finally:
         await provider.cluster.call(lambda api: api.delete(kind, name))
-    assert await output_of(await make(provider, new_id(SANDBOX)), "echo on") == "on\n"
+    assert await output_of(await make(provider), "echo on") == "on\n"

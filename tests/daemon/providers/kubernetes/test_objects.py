@@ -1,12 +1,12 @@
 """Objects in a cluster: their versions, names, watches that break, and deletions that others hold."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from tests.daemon.providers.kubernetes.conftest import CALLER, IMAGE, make, opened, output_of
 from tests.support.expect import refused_async
 from tests.support.kubernetes import sandbox_crds
 from tests.support.kubernetes.clients import Clients
@@ -15,7 +15,6 @@ from tests.support.kubernetes.cluster import start_cluster
 from sandkeep.errors import ProviderError, SetupError
 from sandkeep.ids import SANDBOX, new_id
 from sandkeep.model import SandboxSpec
-from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.processes import Launch
 from sandkeepd.providers.kubernetes import objects as kubernetes_objects
 from sandkeepd.providers.kubernetes.cluster import PODS, Cluster
@@ -23,37 +22,9 @@ from sandkeepd.providers.kubernetes.provider import KubernetesProvider, open_kub
 
 pytestmark = pytest.mark.needs("root")
 
-IMAGE = {"image": "busybox:latest"}
-CALLER = Caller(uid=0, gid=0)
-
-
-@asynccontextmanager
-async def opened(cluster: Any, state: Path, log_id: str) -> AsyncIterator[KubernetesProvider]:
-    way = Cluster(str(cluster.kubeconfig))
-    async with open_kubernetes(str(state), log_id=log_id, cluster=way) as provider:
-        yield provider
-
-
-@pytest.fixture
-async def provider(kubernetes: Any, tmp_path: Path) -> AsyncIterator[KubernetesProvider]:
-    async with opened(kubernetes, tmp_path / "state", new_id("log")) as made:
-        yield made
-        for sandbox_id in (await made.found())[0]:
-            await made.terminate(sandbox_id, {}, {})
-
-
-async def make(provider: KubernetesProvider, sandbox_id: str | None = None, **fields: Any) -> Any:
-    sandbox_id = sandbox_id or new_id(SANDBOX)
-    spec = SandboxSpec(**fields)
-    plan = provider.plan(sandbox_id, "img_1", spec, CALLER, [], details=IMAGE, owner="uid:0")
-    return await provider.create(sandbox_id, "img_1", spec, {}, plan)
-
 
 async def runs(instance: Any) -> bool:
-    process_id = new_id("prc")
-    await instance.launch(Launch(process_id=process_id, command=["true"]))
-    with trio.fail_after(30):
-        return bool((await instance.wait(process_id)).exit_code == 0)
+    return await output_of(instance, "echo on") == "on\n"
 
 
 GROUPS = {
@@ -71,7 +42,7 @@ def older(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 async def test_older_versions_and_clusters_without_the_resources(older: Any, tmp_path: Path) -> None:
-    async with opened(older, tmp_path / "state", "log_older") as provider:
+    async with opened(older.kubeconfig, tmp_path / "state", "log_older") as provider:
         forms = await provider.objects.forms()
         assert forms.sandboxes == ("v1alpha1" if forms.claims else None)
         instance = await make(provider, max_lifetime_s=300)

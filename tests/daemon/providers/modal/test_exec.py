@@ -8,9 +8,8 @@ import trio
 from tests.daemon.providers.modal.conftest import House
 from tests.support.expect import DEADLINE_S, refused_async
 
-from sandkeepd.providers.common.remote import BrokenExecError, Outcome, Remote, RemoteStream
+from sandkeepd.providers.common.remote import STDERR_BYTES, BrokenExecError, Outcome, Remote, RemoteStream
 from sandkeepd.providers.modal import exec as exec_module
-from sandkeepd.providers.modal.exec import STDERR_BYTES
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("modal"), pytest.mark.usefixtures("nothing_is_left")]
 
