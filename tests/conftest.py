@@ -24,7 +24,7 @@ import pytest
 from tests.support import order, template
 
 from sandkeep.demo import traces
-from sandkeep.demo.house import remove_tree
+from sandkeep.system.trees import remove_tree
 
 if TYPE_CHECKING:
     from tests.support.boxes import Box

@@ -173,7 +173,6 @@ class Later:
         return str(self._value().token)
 
     def __aiter__(self) -> "Later":
-        self._iterator = iter(self._value())
         return self
 
     async def __anext__(self) -> Any:

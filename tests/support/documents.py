@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from tests.support.screen import DEADLINE_S, Screen
 
 from sandkeep.demo import traces
-from sandkeep.demo.house import remove_tree
+from sandkeep.system.trees import remove_tree
 
 ROOT = Path(__file__).parents[2]
 ANYTHING = "…"

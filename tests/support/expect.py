@@ -47,12 +47,12 @@ def until(true: Callable[[], Any], seconds: float = DEADLINE_S, *, seen: Callabl
     return answer
 
 
-async def until_async(true: Callable[[], Any], seconds: float = DEADLINE_S) -> Any:
+async def until_async(true: Callable[[], Any]) -> Any:
     """Poll as `until` does, while other tasks go on."""
     began = time.monotonic()
     while not (answer := true()):
         waited_s = time.monotonic() - began
-        assert waited_s < seconds, _in_vain(true, seconds, answer)
+        assert waited_s < DEADLINE_S, _in_vain(true, DEADLINE_S, answer)
         # Not trio's clock: a test may have one that stands still.
         await trio.to_thread.run_sync(time.sleep, _pause_s(waited_s))
     return answer

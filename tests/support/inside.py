@@ -102,11 +102,11 @@ class Inside:
         """The id of a user's sandbox."""
         return self.box(name, uid).sandbox_id
 
-    async def appears(self, name: str = "box", uid: int = 0) -> str:
+    async def appears(self, name: str = "box") -> str:
         """Wait until a sandbox of that name is on record; answer its id."""
-        while self.core.state.sandbox_named(f"uid:{uid}", name) is None:
+        while self.core.state.sandbox_named("uid:0", name) is None:
             await self.core.log.wait(self.core.log.head)
-        return self.id_of(name, uid)
+        return self.id_of(name)
 
     async def types(self, sandbox_id: str) -> list[str]:
         """The types of a sandbox's events."""

@@ -15,6 +15,8 @@ from sandkeep_store.views.state import State
 START_US = 1_700_000_000_000_000
 EVERY_US = 1_000_000
 META = CODEC.encode_meta(Meta(owner="uid:0"))
+BOXES = 6
+"""Sandboxes that are there at once in a tangle."""
 
 Append = list[tuple[str, str | None, Event]]
 """Stream, sandbox and event of each."""
@@ -67,7 +69,7 @@ PAUSES = (
 )  # fmt: skip
 
 
-def tangle(seed: int, boxes: int = 6, steps: int = 600) -> Iterator[Append]:
+def tangle(seed: int, steps: int = 600) -> Iterator[Append]:
     """Sandboxes of every fate with processes of every fate, all at once, some of them with more than a view shows."""
     chance = random.Random(seed)
     numbers = iter(range(10**6))
@@ -81,7 +83,7 @@ def tangle(seed: int, boxes: int = 6, steps: int = 600) -> Iterator[Append]:
     locks = lives_of_locks(seed)
     for step in range(steps):
         yield from next(locks)
-        if len(open_boxes) < boxes:
+        if len(open_boxes) < BOXES:
             box = f"sbx_{step}"
             yield [(box, box, requested())]
             if chance.random() < 0.1:

@@ -68,13 +68,13 @@ def archive(*members: bytes) -> bytes:
     return b"".join(members) + END
 
 
-def by_python(form: int, *, whole: bool = True) -> bytes:
+def by_python(form: int) -> bytes:
     """An archive of many things, as Python makes it."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w", format=form) as tar:
         for info, data in _things():
             tar.addfile(info, io.BytesIO(data) if data else None)
-    return target.getvalue() if whole else target.getvalue()[:-BLOCK]
+    return target.getvalue()
 
 
 def _things() -> Iterator[tuple[tarfile.TarInfo, bytes]]:

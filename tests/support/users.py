@@ -8,7 +8,9 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from sandkeep.blocking import connect
 
 T = TypeVar("T")
 
@@ -41,6 +43,16 @@ def as_user(uid: int, work: Callable[[], T]) -> T:
     if not worked:
         raise AssertionError(f"as uid {uid}:\n{answer}")
     return answer
+
+
+def as_client(daemon: Any, uid: int, work: Callable[[Any], T]) -> T:
+    """What `work` answers with a client of that user's."""
+
+    def body() -> T:
+        with connect(daemon.socket) as client:
+            return work(client)
+
+    return as_user(uid, body)
 
 
 def command_as(uid: int, argv: list[str]) -> list[str]:

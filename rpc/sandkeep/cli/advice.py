@@ -23,7 +23,7 @@ _FIELD: Final = re.compile(r"(\w+)(?:\[\d+\])?(?:\.(\w+))?")
 """A parameter, and a part of it such as the source of ``volumes[0].source``."""
 
 
-def reworded(error: SandkeepError, context: click.Context, word: str = "") -> str:
+def reworded(error: SandkeepError, context: click.Context, word: str) -> str:
     """Return the error's message, with the name of a parameter replaced by the option and the text that were typed.
     `word` is the one of several arguments that the error is about.
     """

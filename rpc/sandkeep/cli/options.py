@@ -300,29 +300,30 @@ class Pair(click.ParamType[tuple[str, str]]):
         return key, os.environ[key]
 
 
-def to_dict(_: click.Context, __: click.Parameter, pairs: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """Turn pairs into a mapping: the callback of options that take `Pair` several times."""
-    return dict(pairs)
+def pairs_option(*names: str, text: str, from_environment: bool = False) -> Callable[[Function], Function]:
+    """Return an option that takes a `Pair`, several times, for a mapping."""
+    return click.option(
+        *names,
+        type=Pair(from_environment=from_environment),
+        multiple=True,
+        callback=lambda _context, _param, pairs: dict(pairs),
+        metavar="K[=V]" if from_environment else "K=V",
+        help=text,
+    )
 
 
 # The names behind the options are those of the methods' parameters, so that commands pass them on as they are.
-env_option = click.option(
+env_option = pairs_option(
     "--env",
     "-e",
-    type=Pair(from_environment=True),
-    multiple=True,
-    callback=to_dict,
-    metavar="K[=V]",
-    help="Set an environment variable; K alone takes its value from this environment.",
+    from_environment=True,
+    text="Set an environment variable; K alone takes its value from this environment.",
 )
-secret_option = click.option(
+secret_option = pairs_option(
     "--secret",
     "secrets",
-    type=Pair(from_environment=True),
-    multiple=True,
-    callback=to_dict,
-    metavar="K[=V]",
-    help="Set a secret, which is stored nowhere. K alone is safer: others can see a command line.",
+    from_environment=True,
+    text="Set a secret, which is stored nowhere. K alone is safer: others can see a command line.",
 )
 
 
@@ -347,15 +348,7 @@ cwd_option = _cwd_option("Working directory in the sandbox.")
 timeout_option = click.option(
     "--timeout", "timeout_s", type=Duration(), metavar="TIME", help="Kill the command and its children after this time."
 )
-label_option = click.option(
-    "--label",
-    "labels",
-    type=Pair(from_environment=False),
-    multiple=True,
-    callback=to_dict,
-    metavar="K=V",
-    help="Set a label.",
-)
+label_option = pairs_option("--label", "labels", text="Set a label.")
 name_option = click.option("--name", metavar="NAME", help="A name, which need not be unique.")
 image_name_option = click.option("--name", metavar="NAME[:TAG]", help="Name of the image, which an older one may lose.")
 bucket_option = click.option(

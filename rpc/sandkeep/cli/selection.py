@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, get_args
 import click
 
 from sandkeep.blocking import Client
-from sandkeep.cli.options import Function, Pair, to_dict
+from sandkeep.cli.options import Function, Pair, pairs_option
 from sandkeep.clients.pages import every
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import looks_like_id
@@ -108,15 +108,7 @@ def matches(sandbox: Sandbox, filters: Sequence[tuple[str, str]]) -> bool:
 
 def selection_options(function: Function) -> Function:
     """Give a command ``--label`` and ``--filter``."""
-    labels = click.option(
-        "--label",
-        "labels",
-        type=Pair(from_environment=False),
-        multiple=True,
-        callback=to_dict,
-        metavar="K=V",
-        help="Only sandboxes with this label (repeatable: with all of them).",
-    )
+    labels = pairs_option("--label", "labels", text="Only sandboxes with this label (repeatable: with all of them).")
     filters = click.option(
         "--filter",
         "-f",

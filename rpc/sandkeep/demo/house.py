@@ -13,6 +13,7 @@ from typing import Final
 from sandkeep.blocking import Client, connect
 from sandkeep.demo import traces
 from sandkeep.errors import SandkeepError
+from sandkeep.system.trees import remove_tree
 
 LIMIT_S: Final = 120.0
 """Limit of any wait, in seconds. It ends a demo that hangs; a busy machine does not come near it."""
@@ -133,12 +134,6 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
         if arrived:
             signal.raise_signal(arrived[0])
-
-
-def remove_tree(path: str) -> None:
-    """Remove a tree, however deep, also the directories that an overlay leaves without permissions."""
-    for argv in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-        subprocess.run([*argv, "--", path], check=False, stderr=subprocess.DEVNULL)
 
 
 @contextmanager

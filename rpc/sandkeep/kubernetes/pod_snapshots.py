@@ -63,13 +63,13 @@ def trigger_object_name(trigger_name: str, token: str) -> str:
 
 
 def trigger_body(
-    version: str, name: str, pod_name: str, trigger_name: str, labels: Mapping[str, str] | None = None
+    version: str, name: str, pod_name: str, trigger_name: str, labels: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return a PodSnapshotManualTrigger for a pod, named by `trigger_object_name`."""
     return {
         "apiVersion": f"{POD_SNAPSHOTS.name}/{version}",
         "kind": "PodSnapshotManualTrigger",
-        "metadata": {"name": name, "labels": {**(labels or {}), TRIGGER_LABEL: label_value(trigger_name)}},
+        "metadata": {"name": name, "labels": {**labels, TRIGGER_LABEL: label_value(trigger_name)}},
         "spec": {"targetPod": pod_name},
     }
 

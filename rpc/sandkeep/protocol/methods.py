@@ -602,12 +602,6 @@ class BranchResolve(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
     secrets: Secrets = field(default_factory=dict)
 
 
-class MergeRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A merge."""
-
-    merge_id: Name
-
-
 class MergeQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`all` adds those that failed or were given up, and those whose sandbox ended."""
 

@@ -21,9 +21,8 @@ import pytest
 from tests.conftest import RunningDaemon, daemon_in
 from tests.support.expect import until
 from tests.support.hostile import traces_of
-from tests.support.users import as_user
+from tests.support.users import as_client, as_user
 
-from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError
 from sandkeep.protocol.methods import METHODS, Access
 
@@ -68,7 +67,7 @@ def scene(request: pytest.FixtureRequest, places: str) -> Iterator[Scene]:
             daemon.env["DOCKER_HOST"] = engine.host
         os.mkdir(f"{daemon.root}/locks", 0o700)
         daemon.start(TMPDIR=temporary, SANDBOX_LOCK_MOUNT_PATH=f"{daemon.root}/locks")
-        ids = calls(daemon, VICTIM, lambda client: furnish(client, source, provider=request.param, **more))
+        ids = as_client(daemon, VICTIM, lambda client: furnish(client, source, provider=request.param, **more))
         found = traces_of(ids["sandbox_id"], None)
         assert daemon.process is not None
         yield Scene(
@@ -79,16 +78,6 @@ def scene(request: pytest.FixtureRequest, places: str) -> Iterator[Scene]:
             [*found.groups],
             temporary,
         )
-
-
-def calls(daemon: RunningDaemon, uid: int, work: Callable[[Any], Any]) -> Any:
-    """What `work` answers with a client of that user's."""
-
-    def body() -> Any:
-        with connect(daemon.socket) as client:
-            return work(client)
-
-    return as_user(uid, body)
 
 
 def furnish(client: Any, source: str, **image: Any) -> dict[str, str]:
@@ -117,7 +106,7 @@ def is_well(scene: Scene) -> None:
             assert client.process.get(box, name).status == "running", name
         assert client.snapshot.get(scene.ids["snapshot_id"]).status == "ready"
 
-    calls(scene.daemon, VICTIM, look)
+    as_client(scene.daemon, VICTIM, look)
 
 
 def tried(scene: Scene, attack: Callable[[], list[str]]) -> None:
@@ -151,14 +140,14 @@ def test_no_method_reaches_what_another_user_has(scene: Scene) -> None:
     """Not one of all that there are, and none leaves an event."""
     methods = [method for method in METHODS.values() if method.access is Access.OWNER]
     assert len(methods) > 30
-    before = calls(scene.daemon, 0, lambda client: client.daemon.status().position)
+    before = as_client(scene.daemon, 0, lambda client: client.daemon.status().position)
 
     def attack(client: Any) -> dict[str, str]:
         return {method.name: refusal(client, method, parameters(scene, method)) for method in methods}
 
-    answers = calls(scene.daemon, ENEMY, attack)
+    answers = as_client(scene.daemon, ENEMY, attack)
     assert {name: code for name, code in answers.items() if code != "not_found"} == {}
-    assert calls(scene.daemon, 0, lambda client: client.daemon.status().position) == before
+    assert as_client(scene.daemon, 0, lambda client: client.daemon.status().position) == before
     is_well(scene)
 
 
@@ -423,7 +412,7 @@ def test_links_that_are_planted_where_anybody_may_write_lead_nobody_anywhere(sce
         client.snapshot.delete(made)
 
     with meanwhile(race) as told:
-        calls(scene.daemon, VICTIM, work)
+        as_client(scene.daemon, VICTIM, work)
         os.close(os.open(f"{scene.temporary}/the-end", os.O_CREAT | os.O_EXCL))
         until(lambda: os.path.lexists(f"{scene.temporary}/the-end.new"))
     assert "the-end" in told()  # it saw what was made

@@ -41,9 +41,9 @@ class Toy(ImageCreation):
         self.undone_of.append(order.stream)
 
 
-def request_of(command_id: str | None = None) -> Request[Any]:
+def request_of() -> Request[Any]:
     return Request(
-        method=METHODS["image.create"], params=ImageCreate(source="/nothing", command_id=command_id), owner="uid:0",
+        method=METHODS["image.create"], params=ImageCreate(source="/nothing"), owner="uid:0",
         admin=True, peer=Peer(uid=0, gid=0), client=None, progress=no_progress, give=cannot_give,
     )  # fmt: skip
 

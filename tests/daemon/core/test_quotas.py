@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.conftest import RunningDaemon, daemon_in
 from tests.support.inside import inside
-from tests.support.users import as_user
+from tests.support.users import as_client
 
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError, SetupError
@@ -50,16 +50,6 @@ def folder(places: str) -> str:
     (made / "data").write_bytes(os.urandom(100_000))
     (made / "data").chmod(0o644)
     return str(made)
-
-
-def as_client(daemon: RunningDaemon, uid: int, work: Callable[[Any], Any]) -> Any:
-    """What `work` answers with a client of that user's."""
-
-    def body() -> Any:
-        with connect(daemon.socket) as client:
-            return work(client)
-
-    return as_user(uid, body)
 
 
 def refused(call: Callable[[], Any]) -> tuple[str, dict[str, Any], str]:

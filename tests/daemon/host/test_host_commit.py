@@ -19,8 +19,8 @@ import trio
 from tests.support.expect import until
 from tests.support.users import as_user, command_as
 
-from sandkeep.demo.house import remove_tree
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, StateError
+from sandkeep.system.trees import remove_tree
 from sandkeepd.contract.caller import Caller
 from sandkeepd.host import spawn
 from sandkeepd.host.host_commit import client, names, rights
@@ -464,7 +464,7 @@ def test_the_path_of_the_target_may_have_links(home: Path, branch: Branch) -> No
 
 
 @pytest.mark.parametrize("force", [(), None])
-def test_links_in_the_target_lead_nowhere(home: Path, tmp_path: Path, branch: Branch, force: object) -> None:
+def test_links_in_the_target_lead_nowhere(home: Path, branch: Branch, force: object) -> None:
     outside = home.parent / "outside"
     outside.mkdir()
     write(outside / "a", b"base")
@@ -600,7 +600,7 @@ def _inherit_every_capability() -> None:
 
 
 @pytest.mark.needs("root")
-def test_the_program_has_nothing_but_the_callers_rights(tmp_path: Path) -> None:
+def test_the_program_has_nothing_but_the_callers_rights() -> None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -1008,7 +1008,7 @@ def test_two_commits_do_not_interleave(home: Path, branch: Branch) -> None:
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_a_directory_swapped_for_a_link_leads_nowhere(home: Path, tmp_path: Path, branch: Branch, back: bool) -> None:
+def test_a_directory_swapped_for_a_link_leads_nowhere(home: Path, branch: Branch, back: bool) -> None:
     outside = home.parent / "outside"
     outside.mkdir()
     (home / "d").mkdir()
@@ -1042,7 +1042,7 @@ while True:
 """
 
 
-def test_racing_with_somebody_who_swaps_directories(home: Path, tmp_path: Path, branch: Branch) -> None:
+def test_racing_with_somebody_who_swaps_directories(home: Path, branch: Branch) -> None:
     outside = home.parent / "outside"
     (outside / "d").mkdir(parents=True)
     (home / "d").mkdir()

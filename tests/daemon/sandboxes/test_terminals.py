@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.expect import until_async
+from tests.support.expect import DEADLINE_S, until_async
 from tests.support.inside import inside
 from tests.support.users import NOBODY, command_as
 
@@ -39,8 +39,8 @@ def attached(client: Any, box: str, name: str, **fields: Any) -> Iterator[int]:
         os.close(fd)
 
 
-def sees(fd: int, wanted: bytes, seconds: float = 20) -> bytes:
-    data, deadline = b"", time.monotonic() + seconds
+def sees(fd: int, wanted: bytes) -> bytes:
+    data, deadline = b"", time.monotonic() + DEADLINE_S
     while wanted not in data:
         assert select.select([fd], [], [], deadline - time.monotonic())[0], data
         data += os.read(fd, 65536)

@@ -24,8 +24,8 @@ MIB = 1 << 20
 HELD = "import sys; held = bytearray(b'x') * (96 << 20); print('holds', flush=True); sys.stdin.read()"
 
 
-def require_groups(client: Any, provider: str = "local") -> None:
-    [found] = [one for one in client.daemon.capabilities().providers if one.provider == provider]
+def require_groups(client: Any) -> None:
+    [found] = [one for one in client.daemon.capabilities().providers if one.provider == "local"]
     for limit in ("limit_memory", "limit_cpus", "limit_pids"):
         if why := found.features[limit].why:
             pytest.skip(why)

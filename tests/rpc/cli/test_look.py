@@ -26,7 +26,7 @@ WIDE = "世界" * 60
 HOSTILE = "\x1b]0;owned\x07\u202egnp.exe\u200b\n"
 
 
-def on_screen(command: list[str], env: dict[str, str], columns: int = 80) -> str:
+def on_screen(command: list[str], env: dict[str, str], columns: int) -> str:
     """What a command writes to a terminal that is so wide, stdout and stderr alike, to its end."""
     ours, its = pty.openpty()
     ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))

@@ -353,7 +353,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int =
     return info
 
 
-DIRECTORY, LINK, HARD, REGULAR = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.REGTYPE
+DIRECTORY, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 WRITE = {"size": 4}
 
 

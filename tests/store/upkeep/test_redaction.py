@@ -75,13 +75,13 @@ def with_marker(directory: Path) -> list[int]:
     return [event.position for event in found if MARKER.encode() in event.data]
 
 
-def files_with(directory: Path, marker: str = MARKER) -> list[str]:
-    """The files in which the marker is, in whatever part of them."""
+def files_with(directory: Path) -> list[str]:
+    """The files in which `MARKER` is, in whatever part of them."""
     found = []
     for folder, _, names in os.walk(directory):
         for name in names:
             path = f"{folder}/{name}"
-            if os.path.isfile(path) and not os.path.islink(path) and marker.encode() in Path(path).read_bytes():
+            if os.path.isfile(path) and not os.path.islink(path) and MARKER.encode() in Path(path).read_bytes():
                 found.append(os.path.relpath(path, directory))
     return found
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from tests.support.kubernetes.errors import ApiError
 from tests.support.kubernetes.resources import Object, Resource
@@ -123,8 +122,3 @@ class Cursor:
         if since < self._collection.compacted:
             message = f"too old resource version: {since} ({self._collection.compacted})"
             raise ApiError(410, "Expired", message)
-
-
-def revision_of(obj: dict[str, Any]) -> int:
-    """The resourceVersion of an object, as a number."""
-    return int(obj["metadata"]["resourceVersion"])

@@ -39,7 +39,7 @@ class _Request(web.BaseRequest):
 class ApiServer:
     """Serves a store on 127.0.0.1. `components` are the parts of the cluster that tests script."""
 
-    def __init__(self, store: Store, kubelet: Kubelet | None = None) -> None:
+    def __init__(self, store: Store, kubelet: Kubelet | None) -> None:
         builtin.install(store)
         self.store = store
         self.definitions = Definitions(store)

@@ -27,7 +27,7 @@ def name(file: FileChange) -> str:
     return quote(file.path, file.path_bytes) + ("/" if file.kind == "directory" else "")
 
 
-def change_line(file: FileChange, room: int | None = None) -> str:
+def change_line(file: FileChange, room: int | None) -> str:
     """Format a change with what else differs: ``M  run.sh  (mode 644 -> 755)``. With `room` a long path is cut."""
     path, remark = name(file), _remark(file)
     if room is not None:

@@ -6,7 +6,6 @@ directory out, with the caller's rights: the daemon touches no home, and a link 
 
 import fcntl
 import os
-import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Final
 from sandkeep import model
 from sandkeep.blocking import Client
 from sandkeep.errors import SandkeepError
+from sandkeep.system.trees import remove_tree
 from sandkeep.transfer import copy_out
 
 PARENT: Final = "~/.crafty/local_sandboxes"
@@ -44,7 +44,7 @@ def remove(sandbox_id: str) -> None:
     """Remove a sandbox's directory, if there is one."""
     path = path_of(sandbox_id)
     if os.path.isdir(path) and not os.path.islink(path):
-        _remove_tree(path)
+        remove_tree(path)
 
 
 def _replace(client: Client, sandbox: model.Sandbox, path: str) -> None:
@@ -60,7 +60,7 @@ def _replace(client: Client, sandbox: model.Sandbox, path: str) -> None:
                 os.rename(path, f"{work}/earlier")
             os.rename(fresh, path)
     finally:
-        _remove_tree(work)
+        remove_tree(work)
 
 
 @contextmanager
@@ -72,9 +72,3 @@ def _alone(directory: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _remove_tree(path: str) -> None:
-    """Remove a tree, however deep, also directories without permissions; neither program follows links in it."""
-    for argv in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-        subprocess.run([*argv, "--", path], check=False, stderr=subprocess.DEVNULL)
