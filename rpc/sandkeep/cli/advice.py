@@ -16,9 +16,27 @@ TYPED: Final = "sandkeep.typed"
 """Key of the context's `meta` for the arguments as they were typed."""
 
 _MOST_SHOWN: Final = 40
+_DAY_S: Final = 86_400
 _BOUND: Final = re.compile(
     r"must be an? (?:integer|number)(?: or null)?, (at least|at most|more than|less than) (-?[\d.e+]+)"
 )
+_FIELDS: Final = {
+    "at": ("position", "time"),
+    "branch": ("sandbox_id",),
+    "branches": ("sandbox_ids",),
+    "directory": ("target",),
+    "ignore": ("patterns",),
+    "kind": ("type",),
+    "name": ("names", "gcs_sandbox_id"),
+    "older_than": ("older_than_s",),
+    "origin": ("sandbox_id", "merge_id", "commit_id"),
+    "over": ("sandbox_id",),
+    "session_id": ("id",),
+    "signal_name": ("signal",),
+    "token": ("sandbox_token",),
+}
+"""Parameters of methods, by the arguments and options that give them where these are called otherwise."""
+
 _FIELD: Final = re.compile(r"(\w+)(?:\[\d+\])?(?:\.(\w+))?")
 """A parameter, and a part of it such as the source of ``volumes[0].source``."""
 
@@ -43,7 +61,7 @@ def reworded(error: SandkeepError, context: click.Context, word: str = "") -> st
 
 def _is_called(param: click.Parameter, field: str, word: str) -> bool:
     is_one_of_them = bool(word) and param.nargs == -1 and field.endswith("_id")
-    return is_one_of_them or field in (param.name, f"{param.name}_id")
+    return is_one_of_them or field in (param.name, f"{param.name}_id", *_FIELDS.get(param.name or "", ()))
 
 
 def _title(param: click.Parameter) -> str:
@@ -69,7 +87,8 @@ def _bound(found: re.Match[str], param: click.Parameter) -> str:
     if param.type.name == "size" and bound.isdigit():
         bound = size(int(bound))
     elif param.type.name == "duration":
-        bound = f"{float(bound):g} seconds"
+        seconds = float(bound)
+        bound = f"{seconds:g} seconds" if seconds < _DAY_S else f"{seconds / _DAY_S:g} days"
     return f"must be {found[1]} {bound}"
 
 
@@ -91,11 +110,24 @@ def nearest(error: SandkeepError, client: Client) -> str:
         return suggestion(data["name"], (process.name for process in found))
     for field, listed in _LISTS.items():
         if field in data:
+            if kind := _kind_of(data[field], field):
+                return f": it is the id of {kind}"
             objects = every(getattr(client, listed).list)
             return suggestion(data[field], (name for found in objects for name in _names(found, field)))
     return ""
 
 
+def _kind_of(word: str, field: str) -> str:
+    """Return the kind of object whose id a word is, if it is not the one that `field` is for."""
+    known, kind = _KINDS.get(word.partition("_")[0] if "_" in word else "", ("", ""))
+    return kind if known != field else ""
+
+
+_KINDS: Final = {
+    "sbx": ("sandbox_id", "a sandbox"), "img": ("image_id", "an image"), "snp": ("snapshot_id", "a snapshot"),
+    "ckp": ("checkpoint_id", "a checkpoint"), "prc": ("process_id", "a process"), "ses": ("session_id", "a session"),
+    "art": ("artifact_id", "an artifact"), "mrg": ("merge_id", "a merge"), "cmt": ("commit_id", "a commit"),
+}  # fmt: skip
 _LISTS: Final = {"sandbox_id": "sandbox", "image_id": "image", "snapshot_id": "snapshot"}
 
 

@@ -16,6 +16,7 @@ from sandkeep.cli.display import output
 from sandkeep.cli.display.output import json_line, note, plain
 from sandkeep.cli.display.progress import note_revival, progress
 from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
+from sandkeep.cli.habits import option_advice
 from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
 from sandkeep.clients.unix_socket import dial
@@ -40,7 +41,20 @@ class Command(click.Command):
         ctx.meta[TYPED] = tuple(args)
         if ctx.resilient_parsing and args and any(self._takes_value(param, args[-1]) for param in self.params):
             args = args[:-1]
-        return super().parse_args(ctx, args)
+        try:
+            self.check_order(ctx, args)
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if advice := self.advise(ctx, args, error.option_name):
+                ctx.fail(f"No such option {error.option_name!r}. {advice}")
+            raise
+
+    def check_order(self, ctx: click.Context, args: list[str]) -> None:
+        """Refuse arguments of which some stand at the wrong place: nothing, for most commands."""
+
+    def advise(self, ctx: click.Context, args: list[str], option: str) -> str:
+        """Return a sentence about an option that there is not, or nothing."""
+        return option_advice(self, option)
 
     def _takes_value(self, param: click.Parameter, word: str) -> bool:
         return isinstance(param, click.Option) and word in param.opts and not param.is_flag and not param.count

@@ -16,16 +16,15 @@ class ProgramCommand(Command):
     empty variable in a script never runs another command line, or in another sandbox, than was meant.
     """
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def check_order(self, ctx: click.Context, args: list[str]) -> None:
         """Refuse a line whose ``--`` stands at the wrong place. Without one, the last words are the program."""
         if END in args and not ctx.resilient_parsing:
             self._check(ctx, args[: args.index(END)])
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if END in args:
-                raise
-            ctx.fail(f"{error.format_message()} Options of the program go after `--`, as in: {self._form(ctx)}")
+
+    def advise(self, ctx: click.Context, args: list[str], option: str) -> str:
+        """Return a sentence about the option, which without ``--`` may have been meant for the program."""
+        advice = super().advise(ctx, args, option)
+        return advice or ("" if END in args else f"Options of the program go after `--`, as in: {self._form(ctx)}")
 
     def _check(self, ctx: click.Context, before: list[str]) -> None:
         *named, program = [param for param in self.params if isinstance(param, click.Argument)]

@@ -38,6 +38,18 @@ def test_a_name_is_free_again_after_rm(shared_daemon: Any, image: str) -> None:
     assert one(cli("rm", "web")) == second
 
 
+def test_forks_get_names(shared_daemon: Any, image: str) -> None:
+    cli = shared_daemon.cli
+    box = one(cli("create", image))
+    forks = cli("fork", box, "--name", "left", "--name", "right").stdout.decode().split()
+    named = [json.loads(one(cli("get", name, "--json")))["sandbox_id"] for name in ("left", "right")]
+    assert named == forks
+    wrong = cli("fork", box, "--count", "3", "--name", "only")
+    assert (wrong.returncode, wrong.stdout) == (2, b"")
+    assert b"give one for each fork" in wrong.stderr
+    assert cli("rm", box, *forks).returncode == 0
+
+
 def test_an_image_by_its_name_and_tag(shared_daemon: Any, project: Path) -> None:
     cli = shared_daemon.cli
     first = one(cli("image", "create", "--name", "py:3.12", str(project)))

@@ -40,6 +40,7 @@ from sandkeep.cli.options import (
 from sandkeep.cli.selection import Selection, selection_options
 from sandkeep.cli.words import IMAGE, PROVIDER, SANDBOX
 from sandkeep.errors import CallerError
+from sandkeep.ids import looks_like_id
 from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
 
 
@@ -95,11 +96,15 @@ def create(front: Frontend, image: str, *, writable_root: bool, **spec: Any) -> 
 
 def _no_image(error: CallerError, image: str) -> CallerError:
     """Return the error, or for a reference or directory instead of an image the one that says how to make that."""
-    is_source = any(sign in image for sign in ":/@") or image in (".", "..")
-    if not is_source or not ("image_id" in error.data or error.data.get("field") == "image_id"):
+    if not ("image_id" in error.data or error.data.get("field") == "image_id") or looks_like_id(image):
         return error
-    message = f"there is no image {image!r}: make it with `sandkeep image create {shlex.quote(image)}`, and use its id"
-    return CallerError("not_found", message, image=image)
+    is_source = any(sign in image for sign in ":/@") or image in (".", "..")
+    if error.code != "not_found" and not is_source:
+        return error
+    making = f"`sandkeep image create {shlex.quote(image)}`"
+    if is_source:
+        return CallerError("not_found", f"there is no image {image!r}: make it with {making}, and use its id")
+    return CallerError("not_found", f"there is no image {image!r} ({making} makes it)", **error.data)
 
 
 @command(

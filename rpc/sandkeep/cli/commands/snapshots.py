@@ -281,17 +281,29 @@ def promote(front: Frontend, snapshot: str, **options: Any) -> None:
     return json_line(image) if front.as_json else print(image.image_id)
 
 
-@command(examples=["sandkeep fork $BOX", "for b in $(sandkeep fork $BOX --count 8); do sandkeep exec $b make; done"])
+@command(
+    examples=[
+        "sandkeep fork $BOX",
+        "sandkeep fork $BOX --name left --name right",
+        "for b in $(sandkeep fork $BOX --count 8); do sandkeep exec $b make; done",
+    ]
+)
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
-@click.option("--count", type=click.IntRange(1, MAX_FORKS), default=1, metavar="N", help="Number of forks.")
+@click.option("--count", type=click.IntRange(1, MAX_FORKS), metavar="N", help="Number of forks (default: 1).")
+@click.option(
+    "--name", "names", multiple=True, metavar="NAME", help="Name of a fork, unique among yours (repeatable: one each)."
+)
 @secret_option
 @label_option
 @common()
-def fork(front: Frontend, sandbox: str, **options: Any) -> None:
+def fork(front: Frontend, sandbox: str, count: int | None, names: tuple[str, ...], **options: Any) -> None:
     """Create sandboxes with the present files of SANDBOX, and print their ids.
 
     The forks and SANDBOX are independent from then on. Processes are not forked; secrets have to be given again.
     """
+    if names and count not in (None, len(names)):
+        raise click.UsageError(f"{len(names)} --name for --count {count}: give one for each fork, or leave out --count")
+    options |= {"count": count or len(names) or None, "names": names}
     with progress("forking") as display, front.client() as client:
         forked = client.sandbox.fork(sandbox, progress=display, **non_empty(**options))
     if front.as_json:
