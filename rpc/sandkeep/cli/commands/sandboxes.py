@@ -175,8 +175,8 @@ def ls(
 
 def _table(found: list[Sandbox]) -> None:
     """Print sandboxes as a table. A column of which no sandbox has anything is left out."""
-    name = Column("NAME", least=16, shorten=cut_middle)  # the id is there, whole
-    labels, parent = Column("LABELS", least=8, spare=True), identifier("PARENT")
+    name = Column("NAME", least=12, shorten=cut_middle)  # the id is there, whole
+    labels, parent = Column("LABELS", least=6, spare=True), identifier("PARENT")
     left = Column("LEFT", least=4, spare=True)
     cells: list[tuple[str | Column, list[object]]] = [
         ("SANDBOX", [s.sandbox_id for s in found]),
@@ -185,7 +185,7 @@ def _table(found: list[Sandbox]) -> None:
         ("AGE", [age(s.created_at) for s in found]),
         (left, [_left(s) if s.expires_at else "" for s in found]),
         (labels, [_pairs(s.spec.labels) for s in found]),
-        (identifier("IMAGE"), [s.image_id for s in found]),
+        (identifier("IMAGE", least=5), [s.image_id for s in found]),
         (parent, [s.forked_from or s.restored_from or "" for s in found]),
         (Column("RUNS", least=4, spare=True), [s.running_processes for s in found]),
     ]
