@@ -20,6 +20,7 @@ _DAY_S: Final = 86_400
 _BOUND: Final = re.compile(
     r"must be an? (?:integer|number)(?: or null)?, (at least|at most|more than|less than) (-?[\d.e+]+)"
 )
+_PARAMETER: Final = re.compile(r"(?<!['\"])\b[a-z]+(?:_[a-z]+)+\b")
 _FIELDS: Final = {
     "at": ("position", "time"),
     "branch": ("sandbox_id",),
@@ -45,18 +46,27 @@ def reworded(error: SandkeepError, context: click.Context, word: str = "") -> st
     """Return the error's message, with the name of a parameter replaced by the option and the text that were typed.
     `word` is the one of several arguments that the error is about.
     """
-    named, colon, rest = error.message.partition(": ")
+    sentence, *more = error.message.split("\n", 1)
+    message = "\n".join([_with_options(sentence, context.command), *more])
+    named, colon, rest = message.partition(": ")
     found = _FIELD.fullmatch(named)
     field, part = found.groups() if found else (named, None)
     param = next((p for p in context.command.params if colon and _is_called(p, field, word)), None)
     is_of_param = error.code in ("invalid", "permission_denied") or error.data.get("field") == field
     if param is None or not is_of_param:
-        return error.message
+        return message
     text = word if param.nargs == -1 else _typed(context, param)
     is_shown = text.isprintable() and 0 < len(text) <= _MOST_SHOWN and repr(text) not in rest
     shown = f" {shlex.quote(text)}" if is_shown else ""
     problem = _BOUND.sub(lambda found: _bound(found, param), rest)
     return f"{_title(param)}{shown}: {f'{part} ' if part else ''}{problem}"
+
+
+def _with_options(sentence: str, command: click.Command) -> str:
+    """Replace parameters that a sentence advises to give or to leave out by their options."""
+    given, colon, advice = sentence.rpartition(": ")
+    titles = {param.name: _title(param) for param in command.params if isinstance(param, click.Option)}
+    return given + colon + _PARAMETER.sub(lambda found: titles.get(found[0], found[0]), advice)
 
 
 def _is_called(param: click.Parameter, field: str, word: str) -> bool:

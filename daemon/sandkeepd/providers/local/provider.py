@@ -213,7 +213,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         if not self.hierarchies.can_freeze():
             own_disks = await self.own_disks()
             why = f"{own_disks.why}, and " if own_disks.why else ""
-            words = f"disk usage cannot be limited here: {why}{NO_FREEZER}: leave out disk"
+            words = f"disk usage cannot be limited here: {why}{NO_FREEZER}: leave out disk_bytes"
             raise SetupError("not_supported", words, field="disk_bytes")
 
     def files_for(self, plan: Plan, found: Abilities) -> str:
