@@ -4,6 +4,7 @@ import contextlib
 import functools
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeVar
@@ -21,7 +22,7 @@ from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
 from sandkeep.clients.unix_socket import dial
 from sandkeep.errors import CallerError, SandkeepError, StateError
-from sandkeep.model import Volume
+from sandkeep.model import Process, Volume
 from sandkeep.settings.daemon import parse_size
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -112,9 +113,10 @@ def _print_notice(message: str) -> None:
 class Frontend:
     """The options common to all commands: the socket, and whether to print JSON."""
 
-    def __init__(self, socket: str | None, as_json: bool) -> None:
+    def __init__(self, socket: str | None, as_json: bool, sandbox: str | None = None) -> None:
         self.socket = socket
         self.as_json = as_json
+        self._sandbox = sandbox  # the argument SANDBOX as it was typed
         self._daemon: Daemon | None = None
 
     def client(self) -> Client:
@@ -132,6 +134,11 @@ class Frontend:
     def is_waiting(self) -> bool:
         """True while waiting for a daemon that has gone."""
         return self._daemon is not None and self._daemon.is_away
+
+    def attach_line(self, process: Process) -> str:
+        """Return the command line that attaches to a process, with the sandbox as it was typed."""
+        sandbox = shlex.quote(self._sandbox or process.sandbox_id)
+        return f"sandkeep attach {sandbox} {process.name or process.process_id}"
 
     def explain(self, error: SandkeepError, word: str = "") -> SandkeepError:
         """Return an error of the daemon in the words of the command line, with the nearest name for a missing one.
@@ -177,7 +184,7 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
         @functools.wraps(function)
         def command(*args: Any, as_json: bool, socket: str | None, **options: Any) -> Any:
             root = click.get_current_context().find_root()
-            frontend = Frontend(socket or root.params.get("socket"), as_json)
+            frontend = Frontend(socket or root.params.get("socket"), as_json, options.get("sandbox"))
             try:
                 return function(frontend, *args, **options)
             except SandkeepError as error:

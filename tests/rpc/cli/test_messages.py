@@ -198,8 +198,8 @@ def test_exec_says_that_its_process_outlives_the_daemon(new_daemon: Any, tmp_pat
     daemon.start()
     with daemon.connect() as client:
         (tmp_path / "file").touch()
-        box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
-    command = [*daemon.command, "exec", box, "--", "sh", "-c", "echo ready; exec sleep 1000"]
+        box = client.sandbox.create(client.image.create(str(tmp_path)).image_id, name="web").sandbox_id
+    command = [*daemon.command, "exec", "web", "--", "sh", "-c", "echo ready; exec sleep 1000"]
     env = {**daemon.env, "SANDKEEP_PATIENCE": "1"}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout is not None
@@ -213,5 +213,5 @@ def test_exec_says_that_its_process_outlives_the_daemon(new_daemon: Any, tmp_pat
         (process,) = client.process.list(box).processes
         assert process.status == "running"
         assert f"process {process.process_id} runs on without the daemon" in said
-        assert f"`sandkeep attach {box} {process.process_id}`" in said
+        assert f"`sandkeep attach web {process.process_id}`" in said
         client.sandbox.terminate(box)
