@@ -344,7 +344,13 @@ secret_option = click.option(
     metavar="K[=V]",
     help="Set a secret, which is stored nowhere. K alone is safer: others can see a command line.",
 )
-cwd_option = click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Working directory in the sandbox.")
+cwd_option = click.option(
+    "--cwd",
+    "working_dir",
+    type=INSIDE,
+    metavar="DIR",
+    help="Working directory in the sandbox; relative ones begin at the sandbox's own.",
+)
 timeout_option = click.option(
     "--timeout", "timeout_s", type=Duration(), metavar="TIME", help="Kill the command and its children after this time."
 )

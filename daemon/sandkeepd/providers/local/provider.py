@@ -275,7 +275,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             instance = LocalInstance(
                 sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
                 handle=msgspec.to_builtins(handle), env=env,
-                working_dir=spec.working_dir or handle.workspace, input_owner=owner,
+                working_dir=spec.directory(handle.workspace), input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
                 own_disk=own_disk,
             )  # fmt: skip
