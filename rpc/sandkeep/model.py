@@ -205,9 +205,9 @@ class Sharing(Struct, frozen=True, kw_only=True):
 class SandboxSpec(Struct, frozen=True, kw_only=True):
     """The requested properties of a sandbox. Limits mean the same with every provider; None is the provider's default.
 
-    `user` is a uid inside the sandbox, or ``uid:gid``. `working_dir` is where processes start, below the workspace if it is
-    relative. `session_id` is the session that it belongs to; `shared` is there if several daemons share it. With a
-    `writable_root` programs can be installed into its system.
+    `user` is a uid inside the sandbox, or ``uid:gid``. `working_dir` is where processes start, from the workspace on if
+    it is relative. `session_id` is the session that it belongs to; `shared` is there if several daemons share it. With
+    a `writable_root` programs can be installed into its system.
     """
 
     cpus: float | None = None
