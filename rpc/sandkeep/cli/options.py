@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -152,9 +153,16 @@ class Frontend:
                     message += nearest(error, client)
         return type(error)(error.code, message, **error.data)
 
-    def for_each(self, doing: str, method: str, names: Iterable[str], id_field: str = "", **params: Any) -> None:
+    def for_each(
+        self,
+        doing: str,
+        method: str | Callable[..., Any],
+        names: Iterable[str],
+        id_field: str = "",
+        **params: Any,
+    ) -> None:
         """Call a method for each object named, and print their ids, which are in the answers' `id_field` (default: that
-        of the noun), or with ``--json`` the answers.
+        of the noun), or with ``--json`` the answers. A function is called with the client before the name.
 
         A refusal is reported, and the rest have their turn all the same; the exit code is 1 then.
         """
@@ -163,12 +171,13 @@ class Frontend:
             for name in names:
                 try:
                     with progress(f"{doing} {name}") as display:
-                        answer = attrgetter(method)(client)(name, progress=display, **params)
+                        call = attrgetter(method)(client) if isinstance(method, str) else partial(method, client)
+                        answer = call(name, progress=display, **params)
                 except (CallerError, StateError) as error:
                     Refusal(self.explain(error, name), as_json=self.as_json).show()
                     was_refused = True
                     continue
-                shown = id_field or f"{method.partition('.')[0]}_id"
+                shown = id_field or f"{str(method).partition('.')[0]}_id"
                 json_line(answer) if self.as_json else print(getattr(answer, shown), flush=True)
         if was_refused:
             raise click.exceptions.Exit(1)

@@ -174,6 +174,7 @@ def test_a_command_of_another_tool_leads_to_ours(line: str, ours: str) -> None:
         ("kill web1 worker -9", "Use `--signal 9`."),
         ("ls --format json", "Use `--json`."),
         ("snapshot export good -o x.tar", "Give the file as an argument"),
+        ("store compact --older-than 1s", "'--older-than': '1s': give at least 24h"),
         ("rm -f web1", "'web1' is no KEY=VALUE: to force `rm`, leave out -f"),
     ],
 )
