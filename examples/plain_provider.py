@@ -111,7 +111,7 @@ class PlainProvider(KeeperProvider[HeldInstance]):
         make = partial(
             HeldInstance, sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
             handle=handle, env={name: env[name] for name in env.keys() - set(handle["secrets"])},
-            working_dir=spec.working_dir or isolation.workspace, inside=directory,
+            working_dir=spec.directory(isolation.workspace), inside=directory,
         )  # fmt: skip
         return self._hold_first(msgspec.convert(handle["first"], Identity), make)
 

@@ -4,6 +4,7 @@ Times are text in RFC 3339 form, in UTC, with microseconds and a final ``Z``. By
 names its own id by its word (`sandbox_id`, never `id`).
 """
 
+import posixpath
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
@@ -207,9 +208,9 @@ class Sharing(Struct, frozen=True, kw_only=True):
 class SandboxSpec(Struct, frozen=True, kw_only=True):
     """The requested properties of a sandbox. Limits mean the same with every provider; None is the provider's default.
 
-    `user` is a uid inside the sandbox, or ``uid:gid``. `working_dir` is where processes start. `session_id` is the
-    session that it belongs to; `shared` is there if several daemons share it. With a `writable_root` programs can be
-    installed into its system.
+    `user` is a uid inside the sandbox, or ``uid:gid``. `working_dir` is where processes start, from the workspace on if
+    it is relative. `session_id` is the session that it belongs to; `shared` is there if several daemons share it. With
+    a `writable_root` programs can be installed into its system.
     """
 
     cpus: float | None = None
@@ -229,6 +230,10 @@ class SandboxSpec(Struct, frozen=True, kw_only=True):
     session_id: Name | None = None
     shared: Sharing | None = None
     writable_root: bool = False
+
+    def directory(self, workspace: str) -> str:
+        """Return the absolute path at which processes start that ask for no other."""
+        return posixpath.join(workspace, self.working_dir) if self.working_dir else workspace
 
 
 class Isolation(Struct, frozen=True, kw_only=True):

@@ -114,11 +114,19 @@ async def test_a_process_starts_in_the_workspace_with_the_image_in_it(world: Wor
     assert (await sh(instance, "pwd")).strip() == instance.isolation.workspace
     assert await sh(instance, "cat file sub/inner; readlink link") == "from the image\ninner\nfile\n"
     assert (await sh(instance, "pwd", working_dir="/usr")).strip() == "/usr"
+    assert (await sh(instance, "pwd", working_dir="sub")).strip() == f"{instance.isolation.workspace}/sub"
 
 
 async def test_a_working_directory_of_the_sandbox(world: World) -> None:
     instance = await world.sandbox(working_dir="/usr")
     assert (await sh(instance, "pwd")).strip() == "/usr"
+    assert (await sh(instance, "pwd", working_dir="bin/..")).strip() == "/usr"
+    assert (await sh(instance, "pwd", working_dir="bin")).strip() == "/usr/bin"
+
+
+async def test_a_relative_working_directory_begins_at_the_workspace(world: World) -> None:
+    instance = await world.sandbox(working_dir="sub")
+    assert (await sh(instance, "pwd; cat inner")).strip() == f"{instance.isolation.workspace}/sub\ninner"
 
 
 async def test_what_a_program_is_given_besides_its_streams(world: World) -> None:

@@ -104,7 +104,7 @@ class Comparing:
             if (found := naming.find(state, kind, other, "other", request)) is not None:
                 return found
         message = f"other: there is no sandbox, snapshot or image {other!r}"
-        raise CallerError("not_found", message, other=other)
+        raise CallerError("not_found", message, field="other", other=other)
 
     @asynccontextmanager
     async def _unpacked(

@@ -88,7 +88,8 @@ def ready_image(state: State, image_id: str) -> ImageState:
     """The same, of which sandboxes can be made. Raises `not_found` and `not_ready`."""
     found = image(state, image_id)
     if found.status != "ready":
-        message = f"image {found.image_id} is {found.status}, not ready"
+        way = "wait until it is" if found.status == "creating" else "make it again"
+        message = f"image {found.image_id} is {found.status}, not ready: {way}"
         raise StateError("not_ready", message, image_id=found.image_id, status=found.status)
     return found
 

@@ -1,5 +1,6 @@
 """Start of a process: its files in `in`, the request to the keeper, and the meaning of the answer."""
 
+import posixpath
 from collections.abc import Mapping, Sequence
 
 from sandkeep import failpoints
@@ -13,7 +14,9 @@ from sandkeepd.keeper.shared_directory import SharedDirectory
 
 
 class Launcher:
-    """Starts the processes of one sandbox. `env` and `working_dir` are for all that have no others."""
+    """Starts the processes of one sandbox. `env` and `working_dir` are for all that have no others; at `working_dir`
+    relative ones begin, too.
+    """
 
     def __init__(self, channel: Channel, shared: SharedDirectory, *, env: Mapping[str, str], working_dir: str) -> None:
         self._channel = channel
@@ -52,13 +55,13 @@ class Launcher:
     async def _write(self, process_id: str, launch: Launch, mode: str) -> tuple[bytes, bool]:
         """Write the process's files; return the request for the keeper, and whether there are files."""
         env = {name: value for name, value in {**self._env, **launch.env}.items() if name not in launch.secrets}
-        where = launch.working_dir or self._working_dir
+        where = posixpath.join(self._working_dir, launch.working_dir) if launch.working_dir else self._working_dir
         quick = (program.FED_QUICK_MS if self._shared.fed else program.QUICK_MS) if launch.quick else 0
         try:
             if launch.terminal:
                 await self._write_terminal(process_id, launch.terminal, launch.command, env, where)
                 return requests.run(process_id, mode, 0), True
-            record = requests.record(launch.command, {"PWD": where, **env}, where)
+            record = requests.record(launch.command, {"PWD": posixpath.normpath(where), **env}, where)
             line = None if _leaves_traces(process_id) else requests.run_record(record, process_id, mode, quick)
             if launch.stdin is True:
                 await self._shared.make_input(process_id)

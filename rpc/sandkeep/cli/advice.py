@@ -16,9 +16,28 @@ TYPED: Final = "sandkeep.typed"
 """Key of the context's `meta` for the arguments as they were typed."""
 
 _MOST_SHOWN: Final = 40
+_DAY_S: Final = 86_400
 _BOUND: Final = re.compile(
     r"must be an? (?:integer|number)(?: or null)?, (at least|at most|more than|less than) (-?[\d.e+]+)"
 )
+_PARAMETER: Final = re.compile(r"(?<!['\"])\b[a-z]+(?:_[a-z]+)+\b")
+_FIELDS: Final = {
+    "at": ("position", "time"),
+    "branch": ("sandbox_id",),
+    "branches": ("sandbox_ids",),
+    "directory": ("target",),
+    "ignore": ("patterns",),
+    "kind": ("type",),
+    "name": ("names", "gcs_sandbox_id"),
+    "older_than": ("older_than_s",),
+    "origin": ("sandbox_id", "merge_id", "commit_id"),
+    "over": ("sandbox_id",),
+    "session_id": ("id",),
+    "signal_name": ("signal",),
+    "token": ("sandbox_token",),
+}
+"""Parameters of methods, by the arguments and options that give them where these are called otherwise."""
+
 _FIELD: Final = re.compile(r"(\w+)(?:\[\d+\])?(?:\.(\w+))?")
 """A parameter, and a part of it such as the source of ``volumes[0].source``."""
 
@@ -27,13 +46,15 @@ def reworded(error: SandkeepError, context: click.Context, word: str) -> str:
     """Return the error's message, with the name of a parameter replaced by the option and the text that were typed.
     `word` is the one of several arguments that the error is about.
     """
-    named, colon, rest = error.message.partition(": ")
+    sentence, *more = error.message.split("\n", 1)
+    message = "\n".join([_with_options(sentence, context.command), *more])
+    named, colon, rest = message.partition(": ")
     found = _FIELD.fullmatch(named)
     field, part = found.groups() if found else (named, None)
     param = next((p for p in context.command.params if colon and _is_called(p, field, word)), None)
     is_of_param = error.code in ("invalid", "permission_denied") or error.data.get("field") == field
     if param is None or not is_of_param:
-        return error.message
+        return message
     text = word if param.nargs == -1 else _typed(context, param)
     is_shown = text.isprintable() and 0 < len(text) <= _MOST_SHOWN and repr(text) not in rest
     shown = f" {shlex.quote(text)}" if is_shown else ""
@@ -41,9 +62,16 @@ def reworded(error: SandkeepError, context: click.Context, word: str) -> str:
     return f"{_title(param)}{shown}: {f'{part} ' if part else ''}{problem}"
 
 
+def _with_options(sentence: str, command: click.Command) -> str:
+    """Replace parameters that a sentence advises to give or to leave out by their options."""
+    given, colon, advice = sentence.rpartition(": ")
+    titles = {param.name: _title(param) for param in command.params if isinstance(param, click.Option)}
+    return given + colon + _PARAMETER.sub(lambda found: titles.get(found[0], found[0]), advice)
+
+
 def _is_called(param: click.Parameter, field: str, word: str) -> bool:
     is_one_of_them = bool(word) and param.nargs == -1 and field.endswith("_id")
-    return is_one_of_them or field in (param.name, f"{param.name}_id")
+    return is_one_of_them or field in (param.name, f"{param.name}_id", *_FIELDS.get(param.name or "", ()))
 
 
 def _title(param: click.Parameter) -> str:
@@ -69,7 +97,8 @@ def _bound(found: re.Match[str], param: click.Parameter) -> str:
     if param.type.name == "size" and bound.isdigit():
         bound = size(int(bound))
     elif param.type.name == "duration":
-        bound = f"{float(bound):g} seconds"
+        seconds = float(bound)
+        bound = f"{seconds:g} seconds" if seconds < _DAY_S else f"{seconds / _DAY_S:g} days"
     return f"must be {found[1]} {bound}"
 
 
@@ -91,11 +120,24 @@ def nearest(error: SandkeepError, client: Client) -> str:
         return suggestion(data["name"], (process.name for process in found))
     for field, listed in _LISTS.items():
         if field in data:
+            if kind := _kind_of(data[field], field):
+                return f": it is the id of {kind}"
             objects = every(getattr(client, listed).list)
             return suggestion(data[field], (name for found in objects for name in _names(found, field)))
     return ""
 
 
+def _kind_of(word: str, field: str) -> str:
+    """Return the kind of object whose id a word is, if it is not the one that `field` is for."""
+    known, kind = _KINDS.get(word.partition("_")[0] if "_" in word else "", ("", ""))
+    return kind if known != field else ""
+
+
+_KINDS: Final = {
+    "sbx": ("sandbox_id", "a sandbox"), "img": ("image_id", "an image"), "snp": ("snapshot_id", "a snapshot"),
+    "ckp": ("checkpoint_id", "a checkpoint"), "prc": ("process_id", "a process"), "ses": ("session_id", "a session"),
+    "art": ("artifact_id", "an artifact"), "mrg": ("merge_id", "a merge"), "cmt": ("commit_id", "a commit"),
+}  # fmt: skip
 _LISTS: Final = {"sandbox_id": "sandbox", "image_id": "image", "snapshot_id": "snapshot"}
 
 

@@ -4,7 +4,9 @@ import contextlib
 import functools
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -16,12 +18,13 @@ from sandkeep.cli.display import output
 from sandkeep.cli.display.output import json_line, note, plain
 from sandkeep.cli.display.progress import note_revival, progress
 from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
+from sandkeep.cli.habits import option_advice
 from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
 from sandkeep.clients.steps import dial, run
 from sandkeep.clients.threads import wait
 from sandkeep.errors import CallerError, SandkeepError, StateError
-from sandkeep.model import Volume
+from sandkeep.model import Process, Volume
 from sandkeep.settings.daemon import parse_size
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -41,7 +44,20 @@ class Command(click.Command):
         ctx.meta[TYPED] = tuple(args)
         if ctx.resilient_parsing and args and any(self._takes_value(param, args[-1]) for param in self.params):
             args = args[:-1]
-        return super().parse_args(ctx, args)
+        try:
+            self.check_order(ctx, args)
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if advice := self.advise(ctx, args, error.option_name):
+                ctx.fail(f"No such option {error.option_name!r}. {advice}")
+            raise
+
+    def check_order(self, ctx: click.Context, args: list[str]) -> None:
+        """Refuse arguments of which some stand at the wrong place: nothing, for most commands."""
+
+    def advise(self, ctx: click.Context, args: list[str], option: str) -> str:
+        """Return a sentence about an option that there is not, or nothing."""
+        return option_advice(self, option)
 
     def _takes_value(self, param: click.Parameter, word: str) -> bool:
         return isinstance(param, click.Option) and word in param.opts and not param.is_flag and not param.count
@@ -99,9 +115,10 @@ def _print_notice(message: str) -> None:
 class Frontend:
     """The options common to all commands: the socket, and whether to print JSON."""
 
-    def __init__(self, socket: str | None, as_json: bool) -> None:
+    def __init__(self, socket: str | None, as_json: bool, sandbox: str | None = None) -> None:
         self.socket = socket
         self.as_json = as_json
+        self._sandbox = sandbox  # the argument SANDBOX as it was typed
         self._daemon: Daemon | None = None
 
     def client(self) -> Client:
@@ -120,6 +137,11 @@ class Frontend:
         """True while waiting for a daemon that has gone."""
         return self._daemon is not None and self._daemon.is_away
 
+    def attach_line(self, process: Process) -> str:
+        """Return the command line that attaches to a process, with the sandbox as it was typed."""
+        sandbox = shlex.quote(self._sandbox or process.sandbox_id)
+        return f"sandkeep attach {sandbox} {process.name or process.process_id}"
+
     def explain(self, error: SandkeepError, word: str = "") -> SandkeepError:
         """Return an error of the daemon in the words of the command line, with the nearest name for a missing one.
 
@@ -132,9 +154,16 @@ class Frontend:
                     message += nearest(error, client)
         return type(error)(error.code, message, **error.data)
 
-    def for_each(self, doing: str, method: str, names: Iterable[str], id_field: str = "", **params: Any) -> None:
+    def for_each(
+        self,
+        doing: str,
+        method: str | Callable[..., Any],
+        names: Iterable[str],
+        id_field: str = "",
+        **params: Any,
+    ) -> None:
         """Call a method for each object named, and print their ids, which are in the answers' `id_field` (default: that
-        of the noun), or with ``--json`` the answers.
+        of the noun), or with ``--json`` the answers. A function is called with the client before the name.
 
         A refusal is reported, and the rest have their turn all the same; the exit code is 1 then.
         """
@@ -143,12 +172,13 @@ class Frontend:
             for name in names:
                 try:
                     with progress(f"{doing} {name}") as display:
-                        answer = attrgetter(method)(client)(name, progress=display, **params)
+                        call = attrgetter(method)(client) if isinstance(method, str) else partial(method, client)
+                        answer = call(name, progress=display, **params)
                 except (CallerError, StateError) as error:
                     Refusal(self.explain(error, name), as_json=self.as_json).show()
                     was_refused = True
                     continue
-                shown = id_field or f"{method.partition('.')[0]}_id"
+                shown = id_field or f"{str(method).partition('.')[0]}_id"
                 json_line(answer) if self.as_json else print(getattr(answer, shown), flush=True)
         if was_refused:
             raise click.exceptions.Exit(1)
@@ -164,7 +194,7 @@ def common(failure_code: int = 1) -> Callable[[Function], Callable[..., Any]]:
         @functools.wraps(function)
         def command(*args: Any, as_json: bool, socket: str | None, **options: Any) -> Any:
             root = click.get_current_context().find_root()
-            frontend = Frontend(socket or root.params.get("socket"), as_json)
+            frontend = Frontend(socket or root.params.get("socket"), as_json, options.get("sandbox"))
             try:
                 return function(frontend, *args, **options)
             except SandkeepError as error:
@@ -344,7 +374,7 @@ def _cwd_option(text: str) -> Callable[[Function], Function]:
     return click.option("--cwd", "working_dir", cls=_Aliased, also=also, type=INSIDE, metavar="DIR", help=text)
 
 
-cwd_option = _cwd_option("Working directory in the sandbox.")
+cwd_option = _cwd_option("Working directory in the sandbox; relative ones begin at the sandbox's own.")
 timeout_option = click.option(
     "--timeout", "timeout_s", type=Duration(), metavar="TIME", help="Kill the command and its children after this time."
 )

@@ -18,21 +18,23 @@ class ProgramCommand(Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse a line whose ``--`` stands at the wrong place. Without one, the last words are the program, unless
-        more than a sandbox comes before it: `run web1 sleep 1` would start "1" as a process called "sleep".
+        """Refuse a line without ``--`` if more than a sandbox comes before the program: `run web1 sleep 1` would start
+        "1" as a process called "sleep".
         """
-        has_end = END in args
-        if has_end and not ctx.resilient_parsing:
-            self._check(ctx, args[: args.index(END)])
-        try:
-            left = super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if has_end:
-                raise
-            ctx.fail(f"{error.format_message()} Options of the program go after `--`, as in: {self._form(ctx)}")
-        if not has_end and len(self._arguments()) > _SANDBOX_AND_PROGRAM and not ctx.resilient_parsing:
+        left = super().parse_args(ctx, args)
+        if END not in args and len(self._arguments()) > _SANDBOX_AND_PROGRAM and not ctx.resilient_parsing:
             ctx.fail(f"the command must stand behind `--`, as in: {self._form(ctx)}")
         return left
+
+    def check_order(self, ctx: click.Context, args: list[str]) -> None:
+        """Refuse a line whose ``--`` stands at the wrong place. Without one, the last words are the program."""
+        if END in args and not ctx.resilient_parsing:
+            self._check(ctx, args[: args.index(END)])
+
+    def advise(self, ctx: click.Context, args: list[str], option: str) -> str:
+        """Return a sentence about the option, which without ``--`` may have been meant for the program."""
+        advice = super().advise(ctx, args, option)
+        return advice or ("" if END in args else f"Options of the program go after `--`, as in: {self._form(ctx)}")
 
     def _arguments(self) -> list[click.Argument]:
         return [param for param in self.params if isinstance(param, click.Argument)]

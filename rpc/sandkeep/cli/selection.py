@@ -50,6 +50,8 @@ class Filter(Pair):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
         """Refuse unknown keys and statuses, of which nothing would ever be found, and empty values."""
+        if ctx is not None and ctx.command.name == "rm" and "=" not in value:
+            self.fail(f"{value!r} is no KEY=VALUE: to force `rm`, leave out -f, as it asks nothing", param, ctx)
         key, wanted = super().convert(value, param, ctx)
         if key not in FILTERS:
             self.fail(f"{key!r} is no key: give one of {', '.join(FILTERS)}", param, ctx)

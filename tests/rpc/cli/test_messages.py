@@ -54,6 +54,17 @@ def refused(daemon: Any, line: str, **options: Any) -> str:
         ("update web1 --network none", "--network none: a sandbox has its network from its start on"),
         ("create IMG --writable-root", "--writable-root: a local sandbox sees the programs of the host"),
         ("wait web1 worker --timeout -1", "--timeout -1: must be more than 0 seconds"),
+        ("exec web1 --timeout 9999999d -- true", "--timeout 9999999d: must be at most 365 days"),
+        ("kill web1 worker --signal FOO", "--signal: 'FOO' is not a signal"),
+        ("diff web1 other", "OTHER: there is no sandbox, snapshot or image 'other'"),
+        ("restore web1 --at 999999", "--at 999999: there is no event 999999"),
+        ("restore web1 --at 2999-01-01T00:00:00Z", "--at: '2999-01-01T00:00:00Z' is yet to come"),
+        ("session ensure ../x --image IMG", "SESSION ../x: must be an id or name"),
+        ("branch blame .", "BRANCH|MERGE|COMMIT: must be an id or name"),
+        ("branch commit web1 /nosuch", "DIRECTORY /nosuch: /nosuch is not a directory"),
+        ("branch commit 'a b' .", "BRANCH 'a b': must be an id or name"),
+        ("image create . --ignore '['", "--ignore: line 1: '[' is no pattern"),
+        ("fork web1 --name 'a b'", "--name 'a b': must be an id or name"),
     ],
 )
 def test_an_option_is_called_as_it_was_typed(shared_daemon: Any, image: str, web: str, line: str, message: str) -> None:
@@ -78,6 +89,21 @@ def test_a_volume_of_a_directory_here_is_an_absolute_path(shared_daemon: Any, im
     for source in ("./x", "x/../x", "~/x"):
         said = refused(shared_daemon, f"create {image} --volume {source}:/d", cwd=tmp_path, env={"HOME": str(tmp_path)})
         assert ("source must be an absolute path" in said) is (source == "x/../x"), said  # that is no volume's name
+
+
+@pytest.mark.parametrize("word", ["busybox", "nosuch"])
+def test_create_of_a_word_that_is_no_image_says_how_to_make_it(shared_daemon: Any, word: str) -> None:
+    assert f"there is no image '{word}' (`sandkeep image create {word}` makes it)" in refused(
+        shared_daemon, f"create {word}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"), [("exec IMG -- true", "an image"), ("create WEB", "a sandbox"), ("snapshot rm IMG", "an image")]
+)
+def test_the_id_of_something_else_is_called_so(shared_daemon: Any, image: str, web: str, line: str, kind: str) -> None:
+    said = refused(shared_daemon, line.replace("IMG", image).replace("WEB", web))
+    assert f"it is the id of {kind} [not_found]" in said
 
 
 @pytest.mark.parametrize("source", ["busybox:mine", "./project", ".", "ghcr.io/team/app"])
@@ -137,6 +163,27 @@ def test_a_command_of_another_tool_leads_to_ours(line: str, ours: str) -> None:
     assert f"Use {ours}." in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize(
+    ("line", "ours"),
+    [
+        ("create img -m 512M", "Use `--memory`."),
+        ("create img -it", "`create` runs no program: use `sandkeep exec -it`"),
+        ("exec web1 -w /tmp -- pwd", "Use `--cwd`."),
+        ("exec web1 -d -- sleep 1", "Use `sandkeep run SANDBOX NAME --detach`."),
+        ("exec web1 -u root -- id", "use `sandkeep create --user`"),
+        ("kill web1 worker -9", "Use `--signal 9`."),
+        ("ls --format json", "Use `--json`."),
+        ("snapshot export good -o x.tar", "Give the file as an argument"),
+        ("store compact --older-than 1s", "'--older-than': '1s': give at least 24h"),
+        ("rm -f web1", "'web1' is no KEY=VALUE: to force `rm`, leave out -f"),
+    ],
+)
+def test_an_option_of_another_tool_leads_to_ours(line: str, ours: str) -> None:
+    done = without_daemon(*line.split())
+    assert done.returncode == 2
+    assert ours in " ".join(done.stderr.split())
+
+
 def test_every_command_that_is_named_instead_exists() -> None:
     for group, habits in HABITS.items():
         for ours in habits.values():
@@ -158,8 +205,8 @@ def test_exec_says_that_its_process_outlives_the_daemon(new_daemon: Any, tmp_pat
     daemon.start()
     with daemon.connect() as client:
         (tmp_path / "file").touch()
-        box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
-    command = [*daemon.command, "exec", box, "--", "sh", "-c", "echo ready; exec sleep 1000"]
+        box = client.sandbox.create(client.image.create(str(tmp_path)).image_id, name="web").sandbox_id
+    command = [*daemon.command, "exec", "web", "--", "sh", "-c", "echo ready; exec sleep 1000"]
     env = {**daemon.env, "SANDKEEP_PATIENCE": "1"}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout is not None
@@ -173,5 +220,5 @@ def test_exec_says_that_its_process_outlives_the_daemon(new_daemon: Any, tmp_pat
         (process,) = client.process.list(box).processes
         assert process.status == "running"
         assert f"process {process.process_id} runs on without the daemon" in said
-        assert f"`sandkeep attach {box} {process.process_id}`" in said
+        assert f"`sandkeep attach web {process.process_id}`" in said
         client.sandbox.terminate(box)

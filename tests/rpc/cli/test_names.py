@@ -38,6 +38,35 @@ def test_a_name_is_free_again_after_rm(shared_daemon: Any, image: str) -> None:
     assert one(cli("rm", "web")) == second
 
 
+def test_rm_of_one_of_several_names_of_an_image_leaves_the_image(shared_daemon: Any, project: Path) -> None:
+    cli = shared_daemon.cli
+    made = one(cli("image", "create", "--name", "mine:1", str(project)))
+    assert one(cli("image", "create", "--name", "other", str(project))) == made  # the content is the same
+    done = cli("image", "rm", "other")
+    assert one(done) == made
+    assert f"other is no name of {made} any more, which stays as mine:1" in done.stderr.decode()
+    assert json.loads(one(cli("image", "get", "mine:1", "--json")))["status"] == "ready"
+    assert one(cli("image", "tag", made, "other")) == made
+    assert cli("image", "rm", "other:latest", "mine:1").stdout.decode().split() == [made, made]
+    assert "is removed, not ready: make it again" in refusal(cli("create", "mine:1"))
+    box = one(cli("create", one(cli("image", "create", "--name", "in-use", str(project)))))
+    assert "terminate it first" in refusal(cli("image", "rm", "in-use"))
+    assert one(cli("rm", box)) == box
+    assert one(cli("image", "rm", "in-use")).startswith("img_")
+
+
+def test_forks_get_names(shared_daemon: Any, image: str) -> None:
+    cli = shared_daemon.cli
+    box = one(cli("create", image))
+    forks = cli("fork", box, "--name", "left", "--name", "right").stdout.decode().split()
+    named = [json.loads(one(cli("get", name, "--json")))["sandbox_id"] for name in ("left", "right")]
+    assert named == forks
+    wrong = cli("fork", box, "--count", "3", "--name", "only")
+    assert (wrong.returncode, wrong.stdout) == (2, b"")
+    assert b"give one for each fork" in wrong.stderr
+    assert cli("rm", box, *forks).returncode == 0
+
+
 def test_an_image_by_its_name_and_tag(shared_daemon: Any, project: Path) -> None:
     cli = shared_daemon.cli
     first = one(cli("image", "create", "--name", "py:3.12", str(project)))

@@ -317,7 +317,10 @@ def test_the_list_shows_labels_and_parents(shared_daemon: Any, image: str, three
     header, *rows = lines(shared_daemon.cli("ls"))
     assert header.split() == ["SANDBOX", "NAME", "STATUS", "AGE", "LABELS", "IMAGE", "PARENT", "RUNS"]
     (row,) = [row.split() for row in rows if row.startswith(three["fork"])]
-    assert [row[3], *row[5:]] == ["n=1,team=web", three["plain"], "0"]
+    assert row[3:] == ["n=1,team=web", image, "plain", "0"]
+    shared_daemon.cli("image", "tag", image, "py:3.12")
+    assert all(" py:3.12 " in row and image not in row for row in lines(shared_daemon.cli("ls"))[1:])
+    shared_daemon.cli("image", "untag", "py:3.12")
 
 
 def test_a_filter_that_nothing_could_match_is_refused(shared_daemon: Any) -> None:

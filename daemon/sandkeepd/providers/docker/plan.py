@@ -109,7 +109,7 @@ def default_network() -> Network:
 def require_disk_limit() -> None:
     """Raise `not_supported` for a daemon that cannot measure disk usage."""
     if os.geteuid() != 0:
-        raise SetupError("not_supported", f"{NO_DISK_LIMIT}: leave out disk", field="disk_bytes")
+        raise SetupError("not_supported", f"{NO_DISK_LIMIT}: leave out disk_bytes", field="disk_bytes")
 
 
 def decide(
@@ -160,7 +160,7 @@ INSTALLS: Final = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUI
 
 NO_ROOT_LIMIT: Final = (
     "disk_bytes: the engine has no exact limit for a writable root, only the measured one that every sandbox has: "
-    "leave out disk, or writable_root"
+    "leave out disk_bytes, or writable_root"
 )
 NO_WRITABLE_ROOT: Final = (
     "writable_root: the root of new sandboxes is read-only, as the administrator set {}: create one without it; "

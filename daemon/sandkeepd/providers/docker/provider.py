@@ -175,7 +175,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         def make() -> DockerInstance:
             made = (DockerInstance if plan.shell else ShelllessInstance)(
                 sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
-                handle=msgspec.to_builtins(handle), env=env, working_dir=spec.working_dir or plan.workspace,
+                handle=msgspec.to_builtins(handle), env=env, working_dir=spec.directory(plan.workspace),
                 input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE,
             )  # fmt: skip
             made.set_up(plan, self.docker, self.layout.read_mark(sandbox_id))

@@ -5,6 +5,7 @@ container that the engine is removing already, which is waited for; or by a fore
 """
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -246,6 +247,9 @@ def _profile(seccomp: str) -> str | None:
         raise SetupError("not_configured", message, setting="SANDBOX_DOCKER_SECCOMP") from None
 
 
+_NO_SOURCE: Final = re.compile(r"bind source path does not exist: (/.*)")
+
+
 def _create(client: Client, job: Job, body: dict[str, Any]) -> str:
     from docker.errors import APIError, ImageNotFound
 
@@ -257,6 +261,9 @@ def _create(client: Client, job: Job, body: dict[str, Any]) -> str:
             message = "its image is gone from the Docker engine: make the image again, with clean"
             raise CallerError("not_found", message) from None
         except APIError as refused:
+            if missing := _NO_SOURCE.search(str(refused.explanation)):
+                message = f"volumes: the host has no {missing[1]}: create it, or give the name of a volume"
+                raise CallerError("invalid", message, field="volumes") from None
             if refused.status_code != CONFLICT or time.monotonic() > deadline:
                 raise
             if not _free_name(client, name, job):

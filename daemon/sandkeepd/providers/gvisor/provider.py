@@ -184,7 +184,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         env |= {name: value for name, value in spec.env.items() if name not in handle.secrets}
         instance = GvisorInstance(
             sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
-            handle=msgspec.to_builtins(handle), env=env, working_dir=spec.working_dir or handle.workspace,
+            handle=msgspec.to_builtins(handle), env=env, working_dir=spec.directory(handle.workspace),
             inside=INSIDE, fed=True,
         )  # fmt: skip
         instance.prepare(handle.image_id, plan, spec)

@@ -153,7 +153,7 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
             sandbox_id, files, self._watcher, pod=Pod(self.cluster, handle.namespace, handle.pod), place=handle,
             relay=self._relay(sandbox_id), nursery=self.nursery, isolation=isolation,
             handle=msgspec.to_builtins(handle), env=manifests.environment(job),
-            working_dir=spec.working_dir or handle.workspace,
+            working_dir=spec.directory(handle.workspace),
         )  # fmt: skip
         instance.pauses = PodPauses(self, self._saver, instance)
         if suspended:

@@ -213,7 +213,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         if not self.hierarchies.can_freeze():
             own_disks = await self.own_disks()
             why = f"{own_disks.why}, and " if own_disks.why else ""
-            words = f"disk usage cannot be limited here: {why}{NO_FREEZER}: leave out disk"
+            words = f"disk usage cannot be limited here: {why}{NO_FREEZER}: leave out disk_bytes"
             raise SetupError("not_supported", words, field="disk_bytes")
 
     def files_for(self, plan: Plan, found: Abilities) -> str:
@@ -275,7 +275,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             instance = LocalInstance(
                 sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
                 handle=msgspec.to_builtins(handle), env=env,
-                working_dir=spec.working_dir or handle.workspace, input_owner=owner,
+                working_dir=spec.directory(handle.workspace), input_owner=owner,
                 inside=INSIDE if plan.mechanism == "bubblewrap" else os.path.dirname(handle.workspace),
                 own_disk=own_disk,
             )  # fmt: skip

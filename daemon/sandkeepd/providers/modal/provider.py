@@ -157,7 +157,7 @@ class ModalProvider(RelayedProvider[ModalInstance]):
             remote=ModalRemote(self.service, sandbox, place.modal_sandbox_id, sandbox_id),
             nursery=self.nursery, isolation=isolation, handle=msgspec.to_builtins(place),
             env={MARK: sandbox_id, **_environment(spec, place.secrets)},
-            working_dir=spec.working_dir or place.workspace,
+            working_dir=spec.directory(place.workspace),
         )  # fmt: skip
         self._hold_relayed(instance)
         return instance

@@ -18,9 +18,9 @@ from sandkeep.model import Process
 STDIN_PIECE: Final = 65536
 
 
-def detached_message(process: Process) -> str:
+def detached_message(front: Frontend, process: Process) -> str:
     """Return the message for detaching from a running process."""
-    return f"sandkeep: detached from a running process: sandkeep attach {process.sandbox_id} {process.name}"
+    return f"sandkeep: detached from a running process: {front.attach_line(process)}"
 
 
 class Signals:
@@ -59,11 +59,11 @@ class Signals:
 
     def _forward(self, number: signal.Signals) -> None:
         if number is signal.SIGQUIT and self._may_detach:
-            note(detached_message(self._process))
+            note(detached_message(self._front, self._process))
             os._exit(0)
         name = number.name.removeprefix("SIG")
         if number is signal.SIGINT and self._front.is_waiting:
-            note(detached_message(self._process))
+            note(detached_message(self._front, self._process))
             os._exit(INTERRUPTED)
         if number is signal.SIGINT:
             self._interrupts += 1

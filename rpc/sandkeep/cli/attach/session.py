@@ -287,7 +287,7 @@ def follow_running(front: Frontend, process: Process, *, interactive: bool = Fal
         try:
             return _follow(front, reader, at)
         except SandkeepError as error:
-            raise left_behind(error, process) from None
+            raise left_behind(front, error, process) from None
 
 
 def attach(front: Frontend, process: Process, *, interactive: bool = False, kill_when_unread: bool = False) -> int:
@@ -303,18 +303,18 @@ def attach(front: Frontend, process: Process, *, interactive: bool = False, kill
         with Reader(front, process.sandbox_id, process.process_id) as reader:
             return _follow(front, reader, (0, 0))
     except SandkeepError as error:
-        raise left_behind(error, process) from None
+        raise left_behind(front, error, process) from None
     except OSError:
         if kill_when_unread:
             signals.send("KILL")
         raise
 
 
-def left_behind(error: SandkeepError, process: Process) -> SandkeepError:
+def left_behind(front: Frontend, error: SandkeepError, process: Process) -> SandkeepError:
     """Return the error; if the daemon has gone, it says that the process has not, and how to come back to it."""
     if not is_lost(error):
         return error
-    way = f"sandkeep attach {process.sandbox_id} {process.process_id}"
+    way = front.attach_line(process)
     message = f"{error.message}; process {process.process_id} runs on without the daemon: come back to it with `{way}`"
     return type(error)(error.code, message, **{**error.data, "process_id": process.process_id})
 

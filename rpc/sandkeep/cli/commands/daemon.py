@@ -99,7 +99,8 @@ def capabilities(front: Frontend) -> None:
     shown: list[tuple[str, bool, str | None]] = []
     for provider in found.providers:
         shown.append((provider.provider, provider.works, provider.why))
-        shown += [(f"  {name}", feature.works, feature.why) for name, feature in provider.features.items()]
+        features = provider.features if provider.works else {}
+        shown += [(f"  {name}", feature.works, feature.why) for name, feature in features.items()]
     names = max((len(plain(name)) for name, _, _ in shown), default=0)
     for name, works, why in shown:
         _show_capability(plain(name).ljust(names), works, why)

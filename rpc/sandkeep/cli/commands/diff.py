@@ -64,7 +64,7 @@ def diff(
         with progress("comparing") as display, front.client() as client:
             found = client.sandbox.diff(sandbox, other=other, paths=[*paths], progress=display, **asked)
     except SandkeepError as error:
-        raise Refusal(error, OWN_FAILURE if exit_code else REFUSED, front.as_json) from None
+        raise Refusal(front.explain(error), OWN_FAILURE if exit_code else REFUSED, front.as_json) from None
     _show(front, found, form)
     return REFUSED if exit_code and found.added + found.changed + found.deleted else 0
 

@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import click
 
+from sandkeep.blocking import Client
 from sandkeep.cli.advice import suggestion
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
@@ -22,6 +25,7 @@ from sandkeep.cli.options import (
 from sandkeep.cli.words import FILE, IMAGE, IMAGE_NAME, PROVIDER, REFERENCE, SOURCE
 from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError, SandkeepError, StateError
+from sandkeep.ids import image_name
 from sandkeep.model import Image
 
 NOT_SOURCE: Final = (".git", ".venv", "venv")
@@ -198,9 +202,31 @@ def untag(front: Frontend, name: str) -> None:
     front.for_each("taking the name", "image.untag", (name,), name=name)
 
 
-@command(examples=["sandkeep image rm $IMG"])
+@command(examples=["sandkeep image rm $IMG", "sandkeep image rm py:3.12"])
 @click.argument("images", nargs=-1, required=True, type=IMAGE, metavar="IMAGE...")
 @common()
 def rm(front: Frontend, images: tuple[str, ...]) -> None:
-    """Remove images that no sandbox uses, and print their ids."""
-    front.for_each("removing", "image.remove", images)
+    """Remove images that no sandbox uses, and print their ids.
+
+    An image with several names that is given by one of them only loses that.
+    """
+    notes: list[str] = []
+    try:
+        front.for_each("removing", partial(_remove, notes), images, "image_id")
+    finally:
+        for line in notes:
+            note(f"sandkeep: {line}")
+
+
+def _remove(notes: list[str], client: Client, word: str, progress: Callable[[str], None] | None) -> Image:
+    """Remove an image, or only the name by which it is given if it has others: an image of the same content that was
+    made under another name is this one.
+    """
+    found: Image = client.image.get(word)
+    others = [name for name in found.names if name != image_name(word)]
+    if others and len(others) < len(found.names):
+        untagged: Image = client.image.untag(found.image_id, name=word)
+        notes.append(f"{word} is no name of {found.image_id} any more, which stays as {', '.join(others)}")
+        return untagged
+    removed: Image = client.image.remove(found.image_id, progress=progress)
+    return removed

@@ -3,7 +3,7 @@
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -39,8 +39,10 @@ from sandkeep.cli.options import (
 )
 from sandkeep.cli.selection import Selection, selection_options
 from sandkeep.cli.words import IMAGE, PROVIDER, SANDBOX
+from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError
-from sandkeep.model import Sandbox, SandboxAt, SandboxSpec
+from sandkeep.ids import looks_like_id
+from sandkeep.model import Image, Sandbox, SandboxAt, SandboxSpec
 
 
 @command(
@@ -95,11 +97,15 @@ def create(front: Frontend, image: str, *, writable_root: bool, **spec: Any) -> 
 
 def _no_image(error: CallerError, image: str) -> CallerError:
     """Return the error, or for a reference or directory instead of an image the one that says how to make that."""
-    is_source = any(sign in image for sign in ":/@") or image in (".", "..")
-    if not is_source or not ("image_id" in error.data or error.data.get("field") == "image_id"):
+    if not ("image_id" in error.data or error.data.get("field") == "image_id") or looks_like_id(image):
         return error
-    message = f"there is no image {image!r}: make it with `sandkeep image create {shlex.quote(image)}`, and use its id"
-    return CallerError("not_found", message, image=image)
+    is_source = any(sign in image for sign in ":/@") or image in (".", "..")
+    if error.code != "not_found" and not is_source:
+        return error
+    making = f"`sandkeep image create {shlex.quote(image)}`"
+    if is_source:
+        return CallerError("not_found", f"there is no image {image!r}: make it with {making}, and use its id")
+    return CallerError("not_found", f"there is no image {image!r} ({making} makes it)", **error.data)
 
 
 @command(
@@ -153,23 +159,34 @@ def detach(front: Frontend, sandboxes: tuple[str, ...]) -> None:
 def ls(
     front: Frontend, everything: bool, quiet: bool, labels: dict[str, str], filters: tuple[tuple[str, str], ...]
 ) -> None:
-    """List sandboxes. AGE is the time since their creation, LEFT the time until they end in any case.
+    """List sandboxes. AGE is the time since their creation, LEFT the time until they end in any case. IMAGE and PARENT
+    are names where these have any.
 
     Filters by different keys all hold; of several values for one key, any may. A name may hold * and ?.
     """
     with front.client() as client:
         found = Selection(labels, filters, everything).find(client)
+        images = {} if quiet or front.as_json or not found else _image_names(client)
     if quiet:
         for sandbox in found:
             print(sandbox.sandbox_id)
         return None
     if front.as_json:
         return json_line(found)
-    return _table(found)
+    return _table(found, images)
 
 
-def _table(found: list[Sandbox]) -> None:
-    """Print sandboxes as a table. A column of which no sandbox has anything is left out."""
+def _image_names(client: Client) -> dict[str, str]:
+    """Return the words by which `create` takes images besides their ids, by id: a name, or the reference."""
+    images: Iterable[Image] = every(client.image.list)
+    return {i.image_id: i.names[0] if i.names else i.source for i in images if i.names or i.kind == "reference"}
+
+
+def _table(found: list[Sandbox], images: Mapping[str, str]) -> None:
+    """Print sandboxes as a table, with `images` by their names, and other sandboxes by theirs. A column of which no
+    sandbox has anything is left out.
+    """
+    named = {s.sandbox_id: s.name for s in found if s.name and not s.ended_at}
     name = Column("NAME", least=12, shorten=cut_middle)  # the id is there, whole
     labels, parent = Column("LABELS", least=6, spare=True), identifier("PARENT")
     left = Column("LEFT", least=4, spare=True)
@@ -180,8 +197,8 @@ def _table(found: list[Sandbox]) -> None:
         ("AGE", [age(s.created_at) for s in found]),
         (left, [_left(s) if s.expires_at else "" for s in found]),
         (labels, [_pairs(s.spec.labels) for s in found]),
-        (identifier("IMAGE", least=5), [s.image_id for s in found]),
-        (parent, [s.forked_from or s.restored_from or "" for s in found]),
+        (identifier("IMAGE", least=5), [images.get(s.image_id or "", s.image_id) for s in found]),
+        (parent, [named.get(s.forked_from or "") or s.forked_from or s.restored_from or "" for s in found]),
         (Column("RUNS", least=4, spare=True), [s.running_processes for s in found]),
     ]
     optional = (name, left, labels, parent)

@@ -61,7 +61,7 @@ def _show(front: Frontend, process: Process, own: OwnTerminal, master: int) -> i
     try:
         shown = own.show(master)
     except SignalledError as signalled:
-        note(detached_message(process))
+        note(detached_message(front, process))
         return 128 + signalled.number
     finally:
         os.close(master)
@@ -81,7 +81,7 @@ def _wait_for_exit(front: Frontend, process: Process, patience_s: float, *, rows
         if ended is not None and rows:
             leave(reader, rows)
     if ended is None:
-        note(detached_message(process))
+        note(detached_message(front, process))
         return 0
     if front.as_json:
         json_line(ended)

@@ -63,7 +63,10 @@ def compact(front: Frontend, older_than: str | None, state_dir: str | None) -> N
     """Archive events of objects that ended long ago, and remove their output."""
     if state_dir:
         _offline(front, "compact", state_dir, *(["--older-than", older_than] if older_than else []))
-    age_s = RETAIN({RETAIN.name: older_than}) if older_than else None
+    try:
+        age_s = RETAIN.parse(older_than) if older_than else None
+    except ValueError as error:
+        raise click.BadParameter(f"{older_than!r}: {error}", param_hint="'--older-than'") from None
     with progress("archiving") as display, front.client() as client:
         report = client.store.compact(**non_empty(older_than_s=age_s), progress=display)
     if front.as_json:

@@ -69,9 +69,11 @@ def cut_middle(text: str, columns: int) -> str:
 
 
 def cut_id(text: str, columns: int) -> str:
-    """Return an id in at most so many columns: of its kind, as far as there is room, and its end, ``img…t691``."""
-    if width(text) <= columns:
-        return text
+    """Return an id in at most so many columns: of its kind, as far as there is room, and its end, ``img…t691``. A name
+    instead of an id loses its middle.
+    """
+    if width(text) <= columns or text[3:4] != "_":
+        return cut_middle(text, columns)
     kind = text[:3] if columns >= LEAST_OF_ID else ""
     return kind + "…" + _beginning(text[::-1], columns - 1 - width(kind))[::-1]
 

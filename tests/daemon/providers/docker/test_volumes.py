@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +83,15 @@ def occupy(engine: PrivateEngine, volume: str) -> None:
 
 def events_of(client: Any) -> list[str]:
     return [event.type for event in client.follow_events(type="volume", follow=False)]
+
+
+def test_a_mistyped_directory_is_no_fault_of_the_engine(daemon: Any, image: str, tmp_path: Path) -> None:
+    done = daemon.cli("create", image, "--volume", "./nosuch:/d", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.decode() == (
+        f"sandkeep: --volume ./nosuch:/d: the host has no {tmp_path}/nosuch: create it, or give the name of a volume "
+        "[invalid]\n"
+    )
 
 
 def test_a_volume_as_it_is_typed(daemon: Any, client: Any, image: str) -> None:

@@ -116,7 +116,7 @@ def test_it_outlives_suspension_daemons_and_the_container(
 def test_what_is_refused_says_why(daemon: Any, client: Any, image: str, tmp_path: Any) -> None:
     done = daemon.cli("create", image, "--writable-root", "--disk", "1G")
     assert done.returncode == 1
-    assert b"leave out disk, or writable_root" in done.stderr
+    assert b"leave out --disk, or --writable-root" in done.stderr
     box = client.sandbox.create(image, writable_root=True).sandbox_id
     assert "exact" in refused("not_supported", client.sandbox.update, box, disk_bytes=1 << 30).message
     refused("invalid", client.sandbox.create, image, writable_root=True, read_only=True)
