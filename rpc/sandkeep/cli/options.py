@@ -338,6 +338,7 @@ label_option = click.option(
     help="Set a label.",
 )
 name_option = click.option("--name", metavar="NAME", help="A name, which need not be unique.")
+image_name_option = click.option("--name", metavar="NAME[:TAG]", help="Name of the image, which an older one may lose.")
 bucket_option = click.option(
     "--bucket",
     "archive",

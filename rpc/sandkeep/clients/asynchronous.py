@@ -114,10 +114,20 @@ class AsyncClient(AsyncMethods):
         return Events(carrier(self._call), after, sandbox_id, type, follow)
 
     async def read_output(
-        self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
+        self,
+        sandbox_id: str,
+        name: str,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+        *,
+        follow: bool = True,
+        times: bool = False,
+        since: str | None = None,
     ) -> AsyncIterator[ProcessOutput]:
-        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output."""
-        cursor = OutputCursor(name, stdout_offset, stderr_offset, follow)
+        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output.
+        `times` and `since` are those of `process.read`.
+        """
+        cursor = OutputCursor(name, stdout_offset, stderr_offset, follow, times, since)
         while (piece := await run_async(carrier(self._call), cursor.read(sandbox_id))) is not None:
             yield piece
 

@@ -95,9 +95,20 @@ def end(ids: tuple[str, ...]) -> Steps[None]:
     yield METHODS["sandbox.terminate"], ids, {}
 
 
-def output(self: Any, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True) -> Any:
-    """Iterate over the output from byte offsets until the process's end; without `follow`, the present output."""
-    return self._transport.client.read_output(*self._ids, stdout_offset, stderr_offset, follow=follow)
+def output(
+    self: Any,
+    stdout_offset: int = 0,
+    stderr_offset: int = 0,
+    *,
+    follow: bool = True,
+    times: bool = False,
+    since: str | None = None,
+) -> Any:
+    """Iterate over the output from byte offsets until the process's end; without `follow`, the present output. `times`
+    and `since` are those of `process.read`.
+    """
+    where = (*self._ids, stdout_offset, stderr_offset)
+    return self._transport.client.read_output(*where, follow=follow, times=times, since=since)
 
 
 def events(self: Any, after: str | None = None, *, type: str | None = None, follow: bool = True) -> Any:

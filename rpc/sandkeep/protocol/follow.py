@@ -64,13 +64,19 @@ class EventCursor:
 class OutputCursor:
     """The position of a reader of a process's output.
 
-    `name` is to be read: the process's id once it is known, as its name can become another's when it has ended.
+    `name` is to be read: the process's id once it is known, as its name can become another's when it has ended. `times`
+    and `since` are those of `process.read`.
     """
 
-    def __init__(self, name: str, stdout_offset: int, stderr_offset: int, follow: bool) -> None:
+    def __init__(
+        self, name: str, stdout_offset: int, stderr_offset: int, follow: bool, times: bool = False,
+        since: str | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self._query: dict[str, Any] | None = {"stdout_offset": stdout_offset, "stderr_offset": stderr_offset}
-        self._wait_s = POLL_S if follow else 0.0
+        if since is not None:
+            self._query["since"] = since
+        self._constant = {"wait_s": POLL_S if follow else 0.0, **({"times": True} if times else {})}
 
     def read(self, sandbox_id: str) -> Generator[Query, Any, ProcessOutput | None]:
         """Return the next piece that has news; None at the end."""
@@ -82,13 +88,13 @@ class OutputCursor:
 
     def next_query(self) -> dict[str, Any] | None:
         """Return the parameters of the next `process.read`; None at the end."""
-        return self._query and {**self._query, "wait_s": self._wait_s}
+        return self._query and {**self._query, **self._constant}
 
     def advance(self, piece: ProcessOutput) -> bool:
         """Take an answer; return True if it has news."""
         self.name = piece.process_id
         has_data = bool(piece.stdout or piece.stderr)
-        over = piece.ended or not (has_data or self._wait_s)
+        over = piece.ended or not (has_data or self._constant["wait_s"])
         self._query = (
             None if over else {"stdout_offset": piece.next_stdout_offset, "stderr_offset": piece.next_stderr_offset}
         )
