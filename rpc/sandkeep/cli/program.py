@@ -21,8 +21,9 @@ class ProgramCommand(Command):
         """Refuse a line without ``--`` if more than a sandbox comes before the program: `run web1 sleep 1` would start
         "1" as a process called "sleep".
         """
+        has_end = END in args  # parsing takes the words out of the list
         left = super().parse_args(ctx, args)
-        if END not in args and len(self._arguments()) > _SANDBOX_AND_PROGRAM and not ctx.resilient_parsing:
+        if not has_end and len(self._arguments()) > _SANDBOX_AND_PROGRAM and not ctx.resilient_parsing:
             ctx.fail(f"the command must stand behind `--`, as in: {self._form(ctx)}")
         return left
 

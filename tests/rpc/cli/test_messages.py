@@ -168,7 +168,6 @@ def test_a_command_of_another_tool_leads_to_ours(line: str, ours: str) -> None:
     [
         ("create img -m 512M", "Use `--memory`."),
         ("create img -it", "`create` runs no program: use `sandkeep exec -it`"),
-        ("exec web1 -w /tmp -- pwd", "Use `--cwd`."),
         ("exec web1 -d -- sleep 1", "Use `sandkeep run SANDBOX NAME --detach`."),
         ("exec web1 -u root -- id", "use `sandkeep create --user`"),
         ("kill web1 worker -9", "Use `--signal 9`."),
