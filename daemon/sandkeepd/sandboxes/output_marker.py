@@ -17,7 +17,7 @@ from sandkeep_store.views.processes import ProcessState
 from sandkeepd.contract.instance import Instance
 from sandkeepd.core.core import Core
 from sandkeepd.host.fairness import yield_to_loop
-from sandkeepd.sandboxes.output_times import Mark, OutputTimes
+from sandkeepd.sandboxes.output_times import UNKNOWN_US, Mark, OutputTimes
 
 T = TypeVar("T")
 
@@ -131,11 +131,13 @@ class OutputMarker:
 
     async def _catch_up(self, instance: Instance, process: ProcessState) -> Mark:
         out, err = (instance.read(process.process_id, stream, 0, 0) for stream in ("stdout", "stderr"))
-        started_us = process.started_us or process.requested_us
+        began_us = process.started_us or process.requested_us
+        if process.started_us == process.requested_us:  # restored, with what it wrote before its checkpoint
+            began_us = UNKNOWN_US
         mark = await self._in_thread(
-            partial(self._times.catch_up, process.sandbox_id, process.process_id, started_us, out, err)
+            partial(self._times.catch_up, process.sandbox_id, process.process_id, began_us, out, err)
         )
-        return mark or Mark(started_us, out.size, err.size)
+        return mark or Mark(began_us, out.size, err.size)
 
     async def _in_thread(self, work: Callable[[], T]) -> T | None:
         """Run file operations in a thread: they can wait for the disk. A failure is logged, once until they work."""

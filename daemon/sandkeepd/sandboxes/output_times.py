@@ -112,6 +112,8 @@ class OutputTimes:
         try:
             with open(path, encoding="ascii") as file:
                 times.since_us = int(file.read())
+            if times.since_us > now_us():  # the clock was put back
+                raise ValueError
         except (OSError, ValueError):
             times.since_us = now_us()
             with suppress(OSError):

@@ -158,8 +158,10 @@ def test_forks_of_a_checkpoint_go_on_each_by_itself(house: House) -> None:
         house.sh(fork, f"echo {number} >mine")
         house.client.process.write_stdin(fork, "reader", b"fork %d\n" % number, eof=True)
         assert house.client.process.wait(fork, "reader").exit_code == 0
-        written = bytes(house.client.process.read(fork, "reader").stdout)
-        assert written == b"source before\nfork %d\n" % number
+        read = house.client.process.read(fork, "reader", times=True)
+        assert read.stdout == b"source before\nfork %d\n" % number
+        assert read.times[0].at is None  # it was written elsewhere
+        assert read.times[0].stdout_offset >= len(b"source before\n")
     assert [house.sh(fork, "cat mine") for fork in made] == ["0\n", "1\n", "2\n"]
     house.client.process.write_stdin(box, "reader", b"itself\n", eof=True)
     assert house.client.process.wait(box, "reader").exit_code == 0
