@@ -28,7 +28,7 @@ from sandkeepd.host.uids.registry import Registry
 LINES = 300
 COUNT = f'i=0; while [ $i -lt {LINES} ]; do echo "line $i"; i=$((i+1)); done; exit 7'
 COUNTED = b"".join(b"line %d\n" % number for number in range(LINES))
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 TURN_S = 600.0
 """How long a test waits until its story has had its turn among others and is told."""
 
