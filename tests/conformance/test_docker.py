@@ -12,6 +12,7 @@ import trio
 from tests.conformance.conftest import World, no_progress, run, sh, start
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until_async
+from tests.support.ledger import FixedLedger
 
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.ids import IMAGE, SANDBOX, new_id
@@ -412,23 +413,7 @@ async def test_a_long_name_of_ones_own(world: World) -> None:
 async def test_what_is_half_made_is_swept(world: World) -> None:
     """A daemon that died while it made a sandbox, of which then no event tells."""
     instance = await world.sandbox()
-
-    class Nothing:
-        def owns_sandbox(self, sandbox_id: str) -> bool:
-            return False
-
-        knows_sandbox = owns_sandbox
-
-        def owns_layer(self, name: str) -> bool:
-            return False
-
-        def owns_image(self, image_id: str) -> bool:
-            return True
-
-        def plans(self) -> dict[str, dict[str, Any]]:
-            return {}
-
-    swept = await world.provider.clean_up(Nothing())
+    swept = await world.provider.clean_up(FixedLedger(images=[world.image_id]))
     assert f"sandbox {instance.sandbox_id}" in swept.removed
     assert world.engine.containers(f"sandkeep.log={world.log_id}") == []
     assert not os.path.exists(f"{world.state}/sandboxes/{instance.sandbox_id}/in")

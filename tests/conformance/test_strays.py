@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import trio
 from tests.conformance.conftest import UID_BASE, World, directory, no_progress, start
 from tests.support.expect import until_async
+from tests.support.ledger import FixedLedger
 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
@@ -27,28 +28,6 @@ from sandkeepd.providers.local.strays import Strays
 
 ROOT = os.geteuid() == 0
 OTHER = new_id("log")
-
-
-class Nothing:
-    """The ledger of a log that knows these sandboxes and images, and no others."""
-
-    def __init__(self, sandboxes: Collection[str] = (), images: Collection[str] = ()) -> None:
-        self.sandboxes, self.images = sandboxes, images
-
-    def owns_sandbox(self, sandbox_id: str) -> bool:
-        return sandbox_id in self.sandboxes
-
-    def knows_sandbox(self, sandbox_id: str) -> bool:
-        return sandbox_id in self.sandboxes
-
-    def owns_layer(self, name: str) -> bool:
-        return False
-
-    def owns_image(self, image_id: str) -> bool:
-        return image_id in self.images
-
-    def plans(self) -> dict[str, dict[str, Any]]:
-        return {}
 
 
 def told(swept: Swept, what: str) -> bool:
@@ -68,7 +47,7 @@ async def test_what_is_owned_stays_and_what_is_not_goes(world: World) -> None:
     await start(stray, "sh", "-c", "setsid sleep 1000 & exec sleep 1000")
     await start(stray, "cat", terminal=Terminal(rows=24, cols=80, session="shell"))
     ended = first_process(world.kind, stray)
-    swept = await world.provider.clean_up(Nothing([kept.sandbox_id], [world.image_id]))
+    swept = await world.provider.clean_up(FixedLedger([kept.sandbox_id], [world.image_id]))
     assert swept.removed == [f"sandbox {stray.sandbox_id}"]
     if ended is not None:
         assert processes.has_ended(ended, 10)
@@ -80,7 +59,7 @@ async def test_what_is_owned_stays_and_what_is_not_goes(world: World) -> None:
     await until_async(lambda: (stray.sandbox_id,) not in bearers())  # without isolation a tmux ends by itself
     assert await kept.is_alive()
     assert await world.provider.found() == ([kept.sandbox_id], world.images)
-    swept = await world.provider.clean_up(Nothing([kept.sandbox_id], []))
+    swept = await world.provider.clean_up(FixedLedger([kept.sandbox_id], []))
     assert swept.removed == [f"image {image_id}" for image_id in world.images]
 
 
@@ -92,7 +71,7 @@ async def test_sandboxes_and_images_of_another_log_are_left(world: World) -> Non
     )
     async with AsyncExitStack() as stack:
         await another.open(stack)
-        swept = await another.provider.clean_up(Nothing())
+        swept = await another.provider.clean_up(FixedLedger())
         assert swept.removed == []
         assert told(swept, theirs.sandbox_id)
         assert all(told(swept, image_id) for image_id in world.images)
@@ -231,12 +210,12 @@ async def test_each_kind_is_told_apart(local: LocalProvider, kind: str) -> None:
     here = {name: KINDS[kind](local, log, name) for name, log in ((ours, local.log_id), (theirs, OTHER))}
     assert here[ours]()
     assert here[theirs]()
-    swept = await local.clean_up(Nothing([], []))
+    swept = await local.clean_up(FixedLedger())
     assert any(ours in what for what in swept.removed)
     assert told(swept, theirs)
     assert not here[ours]()
     assert here[theirs]()
-    again = await local.clean_up(Nothing([], []))
+    again = await local.clean_up(FixedLedger())
     assert not any(ours in what for what in (*again.removed, *again.foreign))
     assert told(again, theirs)
 
@@ -250,7 +229,7 @@ async def test_what_a_sandbox_says_of_itself_is_not_believed(world: World) -> No
     while not enemy.read(liar, "stdout", 0, 10).data:
         await enemy.wait_output(liar, 0, 0)
     both = [victim.sandbox_id, enemy.sandbox_id]
-    swept = await world.provider.clean_up(Nothing(both, [world.image_id]))
+    swept = await world.provider.clean_up(FixedLedger(both, [world.image_id]))
     assert swept.removed == []
     assert not told(swept, "made-up")
     assert enemy.exit_of(liar) is None
@@ -268,7 +247,7 @@ async def test_a_new_sandbox_waits_for_what_is_left_of_its_id(local: LocalProvid
     plan = local.plan("box", "img_1", SandboxSpec(), caller, [], details={}, owner="uid:0")
     await local.abilities()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(local.clean_up, Nothing([], ["img_1"]))
+        nursery.start_soon(local.clean_up, FixedLedger([], ["img_1"]))
         while not local._being_cleared:
             await trio.sleep(0)
         instance = await local.create("box", "img_1", SandboxSpec(), {}, plan)
@@ -289,6 +268,6 @@ async def test_one_that_cannot_be_removed_keeps_no_other(local: LocalProvider, m
     with monkeypatch.context() as patched:
         patched.setattr(Strays, "kill", fail)
         with pytest.raises(ProviderError):
-            await local.clean_up(Nothing())
+            await local.clean_up(FixedLedger())
     assert (first(), second()) == (True, False)
-    assert (await local.clean_up(Nothing())).removed == ["sandbox first"]
+    assert (await local.clean_up(FixedLedger())).removed == ["sandbox first"]

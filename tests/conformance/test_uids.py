@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.conftest import World, run, sh
+from tests.support.ledger import FixedLedger
 
 from sandkeep.errors import ProviderError
 from sandkeep.ids import new_id
@@ -117,7 +118,7 @@ async def test_undoing_a_creation_leaves_another_daemons_sandbox(
     uid = uid_of(another, "box")
     plan = {**world.plan("box"), "uid": uid, "gid": uid}
     await world.provider.terminate("box", plan, {})
-    await world.provider.clean_up(_Nothing())
+    await world.provider.clean_up(FixedLedger(images=[world.image_id]))
     assert await theirs.is_alive()
     assert await sh(theirs, "echo alive") == "alive\n"
     with pytest.raises(ProviderError, match=f"host uid {uid} of sandbox box was taken by another"):
@@ -204,7 +205,7 @@ async def test_what_cannot_be_ended_keeps_its_uid(
         assert found is not None
         assert found.state == "stuck"
         assert "uid not given out again" in caplog.text
-        told = (await world.provider.clean_up(_Nothing())).foreign
+        told = (await world.provider.clean_up(FixedLedger(images=[world.image_id]))).foreign
         assert [one for one in told if one.startswith(f"host uid {uid} of sandbox {instance.sandbox_id}")]
         await world.provider.terminate(instance.sandbox_id, world.plan(new_id("sbx")) | {"uid": uid, "gid": uid}, {})
     finally:
@@ -227,22 +228,3 @@ async def test_without_isolation_its_callers_processes_are_not_ended(
     await world.terminate(bare.sandbox_id)
     assert shell.poll() is None
     assert world.caller.uid not in registry.entries()
-
-
-class _Nothing:
-    """The ledger of a log that knows nothing."""
-
-    def owns_sandbox(self, sandbox_id: str) -> bool:
-        return False
-
-    def knows_sandbox(self, sandbox_id: str) -> bool:
-        return False
-
-    def owns_layer(self, name: str) -> bool:
-        return False
-
-    def owns_image(self, image_id: str) -> bool:
-        return True
-
-    def plans(self) -> dict[str, dict[str, object]]:
-        return {}

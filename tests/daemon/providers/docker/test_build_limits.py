@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from tests.daemon.providers.docker.test_images import BUSYBOX, Nothing, World, world  # noqa: F401  # a fixture
+from tests.daemon.providers.docker.test_images import BUSYBOX, World, world  # noqa: F401  # a fixture
 from tests.support.expect import until_async
+from tests.support.ledger import FixedLedger
 
 from sandkeep.ids import IMAGE, new_id
 from sandkeepd.contract.caller import Caller
@@ -139,7 +140,7 @@ async def test_what_an_earlier_daemon_left_running_is_ended(world: World) -> Non
         inside = f"/sys/fs/cgroup/pids{group.parent}/container"
         os.mkdir(inside)
         Path(inside, "cgroup.procs").write_text(str(left.pid))
-        await world.provider.images.clean_up(Nothing())
+        await world.provider.images.clean_up(FixedLedger())
         left.wait()
     assert groups(world) == []
     group.close()

@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import trio
 from tests.support import rootfs
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused_async, until_async
+from tests.support.ledger import FixedLedger
 from tests.support.registry import Registry, serving
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
@@ -339,7 +340,7 @@ async def test_an_engine_that_is_killed_while_it_builds(tmp_path: Path, monkeypa
             assert glob("/sys/fs/cgroup/**/sandkeep_builds/log_x.*", recursive=True) == []
             await trio.to_thread.run_sync(engine.start)
             assert world.everything() != before
-            await provider.images.clean_up(Nothing())
+            await provider.images.clean_up(FixedLedger())
             assert world.everything() == before
     finally:
         engine.clear()
@@ -605,28 +606,6 @@ async def test_a_user_that_the_image_does_not_know(world: World) -> None:
 # -- removing ---------------------------------------------------------------------------------------------------------
 
 
-class Nothing:
-    """A log that owns only these images."""
-
-    def __init__(self, images: Collection[str] = ()) -> None:
-        self._images = images
-
-    def owns_sandbox(self, sandbox_id: str) -> bool:
-        return False
-
-    def knows_sandbox(self, sandbox_id: str) -> bool:
-        return False
-
-    def owns_layer(self, name: str) -> bool:
-        return False
-
-    def owns_image(self, image_id: str) -> bool:
-        return image_id in self._images
-
-    def plans(self) -> dict[str, dict[str, Any]]:
-        return {}
-
-
 async def test_removing_is_safe_to_repeat_and_takes_the_image_along(world: World) -> None:
     image_id, made = await world.built(f"FROM {BUSYBOX}\nENV GONE=1\n")
     await world.provider.images.remove(image_id)
@@ -671,7 +650,7 @@ async def test_what_no_event_owns_is_removed_and_what_is_anothers_is_told(world:
     world.engine.derived("sandkeep:img_foreign", f"FROM {BUSYBOX}\nLABEL {LOG_LABEL}=log_another\n")
     os.makedirs(world.provider.layout.build("img_half"))
     try:
-        swept = await world.provider.images.clean_up(Nothing([owned]))
+        swept = await world.provider.images.clean_up(FixedLedger(images=[owned]))
         assert f"image {stray}" in swept.removed
         assert f"image {owned}" not in swept.removed
         assert "image sandkeep:img_foreign" in swept.foreign
@@ -679,7 +658,7 @@ async def test_what_no_event_owns_is_removed_and_what_is_anothers_is_told(world:
         assert names == ["/theirs"]
         assert world.provider.layout.builds() == []
         assert await world.provider.images.found() == [owned]
-        assert (await world.provider.images.clean_up(Nothing([owned]))).removed == []
+        assert (await world.provider.images.clean_up(FixedLedger(images=[owned]))).removed == []
     finally:
         world.engine.ask("DELETE", "/containers/theirs?force=1")
         world.engine.ask("DELETE", "/images/sandkeep:img_foreign")

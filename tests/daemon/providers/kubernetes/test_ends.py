@@ -12,6 +12,7 @@ from tests.daemon.providers.kubernetes.test_identity import make, opened
 from tests.daemon.providers.kubernetes.test_pod_snapshots import GROUP, install_policy
 from tests.support.expect import refused_async
 from tests.support.kubernetes.clients import Clients
+from tests.support.ledger import FixedLedger
 
 from sandkeep.ids import SANDBOX, new_id
 from sandkeepd.providers.common import relayed_instance
@@ -106,28 +107,6 @@ async def nothing(*_: object) -> None:
     pass
 
 
-class OnlyEnded:
-    """A ledger whose sandboxes have all ended."""
-
-    def __init__(self, *known: str) -> None:
-        self.known = known
-
-    def knows_sandbox(self, sandbox_id: str) -> bool:
-        return sandbox_id in self.known
-
-    def owns_sandbox(self, sandbox_id: str) -> bool:
-        return False
-
-    def owns_image(self, image_id: str) -> bool:
-        return False
-
-    def owns_layer(self, name: str) -> bool:
-        return False
-
-    def plans(self) -> dict[str, dict[str, Any]]:
-        return {}
-
-
 @pytest.mark.needs("runsc")
 async def test_snapshots_of_sandboxes_that_have_ended_are_swept_and_those_of_others_are_not(
     provider: KubernetesProvider, kubernetes: Any
@@ -142,9 +121,9 @@ async def test_snapshots_of_sandboxes_that_have_ended_are_swept_and_those_of_oth
     with trio.fail_after(60):
         await instance.ended()
     await comes(kubernetes, 1)
-    assert (await provider.clean_up(OnlyEnded())).removed == []
+    assert (await provider.clean_up(FixedLedger())).removed == []
     assert len(await snapshots(kubernetes)) == 1
-    swept = await provider.clean_up(OnlyEnded(instance.sandbox_id))
+    swept = await provider.clean_up(FixedLedger(ended=[instance.sandbox_id]))
     assert swept.removed == [f"pod snapshot of {instance.sandbox_id}"]
     assert await snapshots(kubernetes) == []
 
