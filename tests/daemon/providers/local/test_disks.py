@@ -346,51 +346,49 @@ def test_a_sandbox_keeps_no_disk_that_is_being_removed(tmp_path: Path) -> None:
             mounts.unmount(place)
 
 
-def test_nothing_is_lost_on_a_host_whose_disk_is_full(new_daemon: Callable[[], RunningDaemon], tmp_path: Path) -> None:
+@pytest.fixture
+def full(new_daemon: Callable[[], RunningDaemon], tmp_path: Path) -> Iterator[tuple[Box, Path]]:
+    """A sandbox on a small disk of the host's, and the file that fills that."""
+    for name in ("image", "disk", "empty"):
+        (tmp_path / name).mkdir()
+    with disks.ext4(str(tmp_path / "image"), str(tmp_path / "disk"), "256M") as host:
+        daemon = new_daemon()
+        daemon.env["SANDKEEP_STATE_DIR"] = daemon.state_dir = f"{host.at}/state"
+        daemon.start()
+        filler = Path(host.at, "filler")
+        with daemon.connect() as client:
+            image = client.image.create(str(tmp_path / "empty")).image_id
+            yield Box(daemon, client, client.sandbox.create(image, disk_bytes=SIZE).sandbox_id), filler
+        filler.unlink(missing_ok=True)
+        daemon.clear()
+
+
+def test_nothing_is_lost_on_a_host_whose_disk_is_full(full: tuple[Box, Path]) -> None:
     """The bytes of a sparse image are lost then: what was promised is there."""
-    for name in ("image", "disk", "empty"):
-        (tmp_path / name).mkdir()
-    with disks.ext4(str(tmp_path / "image"), str(tmp_path / "disk"), "256M") as host:
-        daemon = new_daemon()
-        daemon.env["SANDKEEP_STATE_DIR"] = daemon.state_dir = f"{host.at}/state"
-        daemon.start()
-        with daemon.connect() as client:
-            box = Box(daemon, client, client.sandbox.create(
-                client.image.create(str(tmp_path / "empty")).image_id, disk_bytes=SIZE).sandbox_id)  # fmt: skip
-            script = "until [ -e go ]; do sleep 0.01; done; head -c 40M /dev/urandom >data; sync data; sha256sum <data"
-            process = client.process.launch(box.id, ["sh", "-c", f"{script}; sync .; cat /dev/zero >more"]).process_id
-            first = client.sandbox.history(box.id).events[1].data["handle"]["first"]["pid"]
-            disks.fill(Path(host.at, "filler"))
-            Path(f"/proc/{first}/root/workspace/go").touch()  # no call is answered while the log cannot grow
-            until(lambda: os.path.exists(f"/proc/{first}/root/workspace/more"))
-            Path(host.at, "filler").unlink()
-            assert until(lambda: _exit_code(client, box.id, process)) == 1
-            digest = daemon.cli("logs", box.id, process).stdout
-            Path("/proc/sys/vm/drop_caches").write_text("1\n")
-            assert digest == box.sh("rm more; sha256sum <data")
-            client.sandbox.terminate(box.id)
-        daemon.clear()
+    box, filler = full
+    script = "until [ -e go ]; do sleep 0.01; done; head -c 40M /dev/urandom >data; sync data; sha256sum <data"
+    process = box.client.process.launch(box.id, ["sh", "-c", f"{script}; sync .; cat /dev/zero >more"]).process_id
+    first = box.client.sandbox.history(box.id).events[1].data["handle"]["first"]["pid"]
+    disks.fill(filler)
+    Path(f"/proc/{first}/root/workspace/go").touch()  # no call is answered while the log cannot grow
+    until(lambda: os.path.exists(f"/proc/{first}/root/workspace/more"))
+    filler.unlink()
+    assert until(lambda: _exit_code(box.client, box.id, process)) == 1
+    digest = box.daemon.cli("logs", box.id, process).stdout
+    Path("/proc/sys/vm/drop_caches").write_text("1\n")
+    assert digest == box.sh("rm more; sha256sum <data")
 
 
-def test_one_can_be_ended_on_a_host_whose_disk_is_full(new_daemon: Callable[[], RunningDaemon], tmp_path: Path) -> None:
+def test_one_can_be_ended_on_a_host_whose_disk_is_full(full: tuple[Box, Path]) -> None:
     """Its output takes the room of its files."""
-    for name in ("image", "disk", "empty"):
-        (tmp_path / name).mkdir()
-    with disks.ext4(str(tmp_path / "image"), str(tmp_path / "disk"), "256M") as host:
-        daemon = new_daemon()
-        daemon.env["SANDKEEP_STATE_DIR"] = daemon.state_dir = f"{host.at}/state"
-        daemon.start()
-        with daemon.connect() as client:
-            box = Box(daemon, client, client.sandbox.create(
-                client.image.create(str(tmp_path / "empty")).image_id, disk_bytes=SIZE).sandbox_id)  # fmt: skip
-            box.sh("head -c 30M /dev/urandom >data")
-            process = client.sandbox.exec(box.id, ["head", "-c", "8M", "/dev/zero"]).process_id
-            disks.fill(Path(host.at, "filler"))
-            client.sandbox.terminate(box.id)
-            assert not image_of(box).exists()
-            Path(host.at, "filler").unlink()
-            assert daemon.cli("logs", box.id, process).stdout == bytes(8 * MIB)
-        daemon.clear()
+    box, filler = full
+    box.sh("head -c 30M /dev/urandom >data")
+    process = box.client.sandbox.exec(box.id, ["head", "-c", "8M", "/dev/zero"]).process_id
+    disks.fill(filler)
+    box.client.sandbox.terminate(box.id)
+    assert not image_of(box).exists()
+    filler.unlink()
+    assert box.daemon.cli("logs", box.id, process).stdout == bytes(8 * MIB)
 
 
 def _exit_code(client: Any, sandbox_id: str, process_id: str) -> int | None:
