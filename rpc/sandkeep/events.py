@@ -224,7 +224,7 @@ class ImageTagged(Event, frozen=True, kw_only=True):
 
 
 class ImageUntagged(Event, frozen=True, kw_only=True):
-    """The image is not called `name` any more: another one is, in the same commit."""
+    """The image is not called `name` any more: its owner took the name, or another one got it in the same commit."""
 
     type = "image.untagged"
     name: str

@@ -181,6 +181,23 @@ class _ImageView:
     @property
     def names(self) -> list[str]: ...
 
+class _NamedVolumeView:
+    info: model.NamedVolume
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def provider(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def engine_name(self) -> str: ...
+    @property
+    def created_at(self) -> str | None: ...
+    @property
+    def sandbox_ids(self) -> list[str]: ...
+
 class _SnapshotView:
     info: model.Snapshot
     @property
@@ -500,6 +517,22 @@ class AsyncImageMethods:
 
         The image that its owner means by `name` from now on. Another one that
         has the name loses it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def untag(
+        self,
+        image_id: str,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Take a name from an image.
+
+        The image that its owner means by `name` no longer; refused with
+        `not_found` if it is not called so.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -1546,6 +1579,8 @@ class AsyncProcessMethods:
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -1553,6 +1588,10 @@ class AsyncProcessMethods:
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -1669,6 +1708,7 @@ class AsyncSnapshotMethods:
         self,
         snapshot_id: str,
         labels: dict[str, str] = {},
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -1677,6 +1717,9 @@ class AsyncSnapshotMethods:
 
         The snapshot to create an image from. The image does not depend on it
         afterwards.
+
+        The owner can use `name` wherever an `image_id` is asked for. An older
+        image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -1979,6 +2022,7 @@ class AsyncMethods:
     sandboxes: AsyncSandboxes
     processes: AsyncProcesses
     images: AsyncImages
+    volumes: AsyncVolumes
     snapshots: AsyncSnapshots
     checkpoints: AsyncCheckpoints
     artifacts: AsyncArtifacts
@@ -2312,6 +2356,8 @@ class AsyncProcess(_ProcessView):
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -2319,6 +2365,10 @@ class AsyncProcess(_ProcessView):
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -2344,9 +2394,12 @@ class AsyncProcess(_ProcessView):
         stderr_offset: int = 0,
         *,
         follow: bool = True,
+        times: bool = False,
+        since: str | None = None,
     ) -> AsyncIterator[model.ProcessOutput]:
         """Iterate over the output from byte offsets until the process's end;
-        without `follow`, the present output.
+        without `follow`, the present output. `times` and `since` are those of
+        `process.read`.
         """
 
 class AsyncImage(_ImageView):
@@ -2367,6 +2420,21 @@ class AsyncImage(_ImageView):
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
+    async def untag(
+        self,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncImage:
+        """Take a name from an image.
+
+        The image that its owner means by `name` no longer; refused with
+        `not_found` if it is not called so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     async def remove(
         self,
         *,
@@ -2376,6 +2444,22 @@ class AsyncImage(_ImageView):
         """Remove an image.
 
         The image to remove; refused with `in_use` while a sandbox needs it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+
+class AsyncVolume(_NamedVolumeView):
+    async def remove(
+        self,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncVolume:
+        """Remove a named volume that no sandbox mounts.
+
+        The volume to remove, with all files in it. An administrator can remove
+        that of another `owner`.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2420,6 +2504,7 @@ class AsyncSnapshot(_SnapshotView):
     async def promote(
         self,
         labels: dict[str, str] = {},
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -2428,6 +2513,9 @@ class AsyncSnapshot(_SnapshotView):
 
         The snapshot to create an image from. The image does not depend on it
         afterwards.
+
+        The owner can use `name` wherever an `image_id` is asked for. An older
+        image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2957,6 +3045,39 @@ class AsyncImages:
         `progress` is called with the messages of a long call.
         """
 
+class AsyncVolumes:
+    async def create(
+        self,
+        name: str,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncVolume:
+        """Create a named volume.
+
+        The volume that the caller means by `name` in the `volumes` of a new
+        sandbox. An administrator can make it for another `owner`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def list(
+        self,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> builtins.list[AsyncVolume]:
+        """List named volumes, with the sandboxes that mount them.
+
+        The provider, and for administrators an owner; all owners if it is left
+        out.
+
+        `progress` is called with the messages of a long call.
+        """
+
 class AsyncSnapshots:
     async def create(
         self,
@@ -3374,6 +3495,22 @@ class BlockingImageMethods:
 
         The image that its owner means by `name` from now on. Another one that
         has the name loses it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def untag(
+        self,
+        image_id: str,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Take a name from an image.
+
+        The image that its owner means by `name` no longer; refused with
+        `not_found` if it is not called so.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -4415,6 +4552,8 @@ class BlockingProcessMethods:
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -4422,6 +4561,10 @@ class BlockingProcessMethods:
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -4538,6 +4681,7 @@ class BlockingSnapshotMethods:
         self,
         snapshot_id: str,
         labels: dict[str, str] = {},
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -4546,6 +4690,9 @@ class BlockingSnapshotMethods:
 
         The snapshot to create an image from. The image does not depend on it
         afterwards.
+
+        The owner can use `name` wherever an `image_id` is asked for. An older
+        image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -4838,6 +4985,7 @@ class BlockingMethods:
     sandboxes: Sandboxes
     processes: Processes
     images: Images
+    volumes: Volumes
     snapshots: Snapshots
     checkpoints: Checkpoints
     artifacts: Artifacts
@@ -5171,6 +5319,8 @@ class Process(_ProcessView):
         stderr_offset: int = 0,
         max_bytes: int = 1048576,
         wait_s: float = 0,
+        times: bool = False,
+        since: str | None = None,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> model.ProcessOutput:
@@ -5178,6 +5328,10 @@ class Process(_ProcessView):
 
         Up to `max_bytes` of each stream from its offset. It waits up to
         `wait_s` for new data, or for the end.
+
+        `since`, a time in RFC 3339 with any offset, replaces the offsets:
+        output that came earlier is skipped, but for a moment's. With `times`
+        the answer says when each piece came.
 
         `progress` is called with the messages of a long call.
         """
@@ -5203,9 +5357,12 @@ class Process(_ProcessView):
         stderr_offset: int = 0,
         *,
         follow: bool = True,
+        times: bool = False,
+        since: str | None = None,
     ) -> Iterator[model.ProcessOutput]:
         """Iterate over the output from byte offsets until the process's end;
-        without `follow`, the present output.
+        without `follow`, the present output. `times` and `since` are those of
+        `process.read`.
         """
 
 class Image(_ImageView):
@@ -5226,10 +5383,41 @@ class Image(_ImageView):
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
+    def untag(
+        self,
+        name: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Image:
+        """Take a name from an image.
+
+        The image that its owner means by `name` no longer; refused with
+        `not_found` if it is not called so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
     def remove(self, *, command_id: str | None = None, progress: Callable[[str], None] | None = None) -> Image:
         """Remove an image.
 
         The image to remove; refused with `in_use` while a sandbox needs it.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+
+class Volume(_NamedVolumeView):
+    def remove(
+        self,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Volume:
+        """Remove a named volume that no sandbox mounts.
+
+        The volume to remove, with all files in it. An administrator can remove
+        that of another `owner`.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5274,6 +5462,7 @@ class Snapshot(_SnapshotView):
     def promote(
         self,
         labels: dict[str, str] = {},
+        name: str | None = None,
         *,
         command_id: str | None = None,
         progress: Callable[[str], None] | None = None,
@@ -5282,6 +5471,9 @@ class Snapshot(_SnapshotView):
 
         The snapshot to create an image from. The image does not depend on it
         afterwards.
+
+        The owner can use `name` wherever an `image_id` is asked for. An older
+        image that has it loses it.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5782,6 +5974,39 @@ class Images:
         """Show an image.
 
         An image.
+
+        `progress` is called with the messages of a long call.
+        """
+
+class Volumes:
+    def create(
+        self,
+        name: str,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Volume:
+        """Create a named volume.
+
+        The volume that the caller means by `name` in the `volumes` of a new
+        sandbox. An administrator can make it for another `owner`.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def list(
+        self,
+        provider: str = "docker",
+        owner: str | None = None,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> builtins.list[Volume]:
+        """List named volumes, with the sandboxes that mount them.
+
+        The provider, and for administrators an owner; all owners if it is left
+        out.
 
         `progress` is called with the messages of a long call.
         """

@@ -1,4 +1,4 @@
-"""Clients of the doubles of Kubernetes and Modal."""
+"""The doubles of services as their clients see them. Clients are imported where needed: that takes seconds."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,14 +10,19 @@ if TYPE_CHECKING:
     from tests.support.kubernetes.cluster import Cluster
     from tests.support.kubernetes.widgets import Widgets
     from tests.support.modal.boxes import Boxes
-    from tests.support.modal.service import Modal
 
-# -- Kubernetes -------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Root file systems of images by their references."""
+    from tests.support.kubernetes import images
+
+    return images.unpack(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Cluster]":
-    """The cluster of a file: without custom resources but widgets, unless the file has another."""
+    """A cluster without images, controllers and custom resources, but for widgets."""
     from tests.support.kubernetes.clients import Clients
     from tests.support.kubernetes.cluster import start_cluster
     from tests.support.kubernetes.widgets import definition
@@ -30,7 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Cluster]":
 
 @pytest.fixture
 def clients(cluster: "Cluster") -> "Iterator[Clients]":
-    """The official clients of that cluster. Its faults end with the test."""
+    """The official client; faults that were injected go with it."""
     from tests.support.kubernetes.clients import Clients
 
     with Clients(cluster) as clients:
@@ -50,11 +55,9 @@ def widgets(clients: "Clients", namespace: str) -> "Widgets":
     return Widgets(clients, namespace)
 
 
-# -- Modal ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def sdk(modal: "Modal") -> Iterator[Any]:
+def sdk(modal: Any) -> Iterator[Any]:
+    """Modal's SDK."""
     from tests.support.modal.sdk import open_sdk
 
     with open_sdk(modal) as sdk:
@@ -70,16 +73,15 @@ def app(sdk: Any) -> Any:
 
 @pytest.fixture(params=[pytest.param("0", id="first"), pytest.param("1", id="second")])
 def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The version of sandboxes that the SDK creates."""
+    """The version of the sandboxes that the SDK makes."""
     monkeypatch.setenv("MODAL_SANDBOX_V2", request.param)
     return str(request.param)
 
 
 @pytest.fixture
-def boxes(sdk: Any, app: Any, version: str, modal: "Modal") -> "Iterator[Boxes]":
-    """Creates sandboxes of both versions. Faults end with the test."""
+def boxes(sdk: Any, app: Any, version: str) -> "Iterator[Boxes]":
+    """Makes sandboxes of either version, which end with the test."""
     from tests.support.modal.boxes import boxes_of
 
     with boxes_of(sdk, app) as boxes:
         yield boxes
-        modal.clear_faults()

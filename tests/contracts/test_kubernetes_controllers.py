@@ -17,8 +17,7 @@ HASH = "agents.x-k8s.io/sandbox-name-hash"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    roots = images.unpack(tmp_path_factory.mktemp("images"))
+def cluster(tmp_path_factory: pytest.TempPathFactory, roots: dict[str, str]) -> Iterator[Cluster]:
     with start_cluster(tmp_path_factory.mktemp("cluster"), roots) as cluster:
         yield cluster
 

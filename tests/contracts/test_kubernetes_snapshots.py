@@ -21,8 +21,7 @@ COUNTER = "mkfifo /data/go; exec 3<>/data/go; i=0; while read line <&3; do i=$((
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    roots = images.unpack(tmp_path_factory.mktemp("images"))
+def cluster(tmp_path_factory: pytest.TempPathFactory, roots: dict[str, str]) -> Iterator[Cluster]:
     with start_cluster(tmp_path_factory.mktemp("cluster"), roots) as cluster, Clients(cluster) as clients:
         spec = {"snapshotStorageConfig": {"gcs": {"bucket": "b"}}}
         body = {"apiVersion": f"{SNAPSHOTS}/v1", "kind": "PodSnapshotStorageConfig", "metadata": {"name": "storage"}}

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +12,12 @@ from tests.support.modal.boxes import Boxes, output
 from tests.support.modal.service import Modal
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("busybox"), pytest.mark.needs("modal")]
+
+
+@pytest.fixture
+def boxes(boxes: Boxes, modal: Modal) -> Iterator[Boxes]:
+    yield boxes
+    modal.clear_faults()
 
 
 # Faults

@@ -56,6 +56,7 @@ def dispatch(
         "image.create": images.create,
         "image.remove": images.remove,
         "image.tag": images.tag,
+        "image.untag": images.untag,
         "volume.create": services.volumes.create,
         "volume.list": services.volumes.list_all,
         "volume.remove": services.volumes.remove,
@@ -157,7 +158,7 @@ def dispatch(
     }
     commands: Sequence[Command] = (
         *services.operations, *sessions.operations, *processes.commands, *files.commands, *sharing.commands,
-        images.tagging, sandboxes.updates.command, choosing, services.restores,
+        *images.commands, sandboxes.updates.command, choosing, services.restores,
         services.time_travel, services.branches.command, eventless_command("snapshot.gc", services.gc.answer_again),
         eventless_command("stream.access", access.answer_again), eventless_command("daemon.shutdown", _nothing),
     )  # fmt: skip

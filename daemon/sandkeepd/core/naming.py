@@ -1,7 +1,8 @@
 """Resolution of what callers call objects: ids, names, references of container images, and how an id begins.
 
 In that order the first counts that the caller may see. The beginning of an id needs its prefix, such as ``sbx_``, so
-that no misspelt name finds an object. Objects of other owners do not exist here, neither as results nor as candidates.
+that no misspelt name finds an object, and `LEAST` characters more, so that no empty variable does. Objects of other
+owners do not exist here, neither as results nor as candidates.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,9 @@ from sandkeepd.core import rules
 
 SHOWN: Final = 3
 """Maximum number of candidates in the error of an ambiguous word."""
+
+LEAST: Final = 4
+"""Minimum number of characters after the prefix in the beginning of an id."""
 
 _PREFIXES: Final[Mapping[str, str]] = {
     "sandbox": ids.SANDBOX, "image": ids.IMAGE, "snapshot": ids.SNAPSHOT, "checkpoint": ids.CHECKPOINT,
@@ -64,13 +68,27 @@ def objects_of(state: State, kind: str) -> Objects[Any]:
 
 
 def beginning(objects: Objects[Any], kind: str, text: str, field: str, asker: Asker) -> str | None:
-    """Return the one id that begins so of those that the caller may see. Raises `invalid` if there are several."""
-    if not text.startswith(f"{_PREFIXES[kind]}_"):
+    """Return the one id that begins so of those that the caller may see. Raises `invalid` if there are several, and
+    `not_found` if the text is too short.
+    """
+    if not is_beginning(text, _PREFIXES[kind], kind, field):
         return None
     found = list(islice(objects.beginning_with(text, None if asker.admin else asker.owner), SHOWN + 1))
     if len(found) > 1:
         raise ambiguous(text, field, f"ids of {_plural(kind)} begin so", found)
     return found[0] if found else None
+
+
+def is_beginning(text: str, prefix: str, kind: str, field: str) -> bool:
+    """Return True if a text may be the beginning of an id. Raises `not_found` for one that is too short: ``rm sbx_$X``
+    with an empty X would end the only sandbox.
+    """
+    if not text.startswith(f"{prefix}_"):
+        return False
+    if len(text) < len(prefix) + 1 + LEAST:
+        why = f"the beginning of an id needs at least {LEAST} characters after {prefix}_ (maybe a variable is empty)"
+        raise CallerError("not_found", f"there is no {kind} {text!r}: {why}", **{field: text})
+    return True
 
 
 def ambiguous(text: str, field: str, why: str, candidates: Sequence[str]) -> CallerError:

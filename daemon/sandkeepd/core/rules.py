@@ -24,6 +24,7 @@ from sandkeep.protocol.methods import (
     SandboxExec,
     SnapshotCreate,
     SnapshotImport,
+    SnapshotPromote,
 )
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.images import ImageState
@@ -254,12 +255,17 @@ def import_snapshot(
 
 
 def promote(
-    snapshot: SnapshotState, owner: str, provider: str, labels: Mapping[str, str]
+    snapshot: SnapshotState, owner: str, provider: str, command: SnapshotPromote
 ) -> events.ImageCreateRequested:
     """The intent to make an image of a snapshot."""
-    _require_small(labels)
+    _require_small(command.labels)
     return events.ImageCreateRequested(
-        owner=owner, provider=provider, kind="snapshot", source=snapshot.snapshot_id, labels=dict(labels)
+        owner=owner,
+        provider=provider,
+        kind="snapshot",
+        source=snapshot.snapshot_id,
+        labels=command.labels,
+        name=new_image_name(command.name) if command.name is not None else None,
     )
 
 
@@ -365,6 +371,14 @@ def new_image_name(name: str) -> str:
     if ids.looks_like_id(name):
         raise CallerError("invalid", f"name: {name!r} looks like an id: choose another name", field="name")
     return ids.image_name(name)
+
+
+def require_name(image: ImageState, name: str) -> None:
+    """Raise `not_found` unless an image is called so."""
+    if name not in image.names:
+        names = f"is called {', '.join(image.names)}" if image.names else "has no name"
+        message = f"name: image {image.image_id} is not called {name!r}: it {names}"
+        raise CallerError("not_found", message, image_id=image.image_id, name=name)
 
 
 def same_content(state: State, image_id: str, digest: str) -> ImageState | None:

@@ -10,7 +10,7 @@ import trio
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import Image, ImageList
-from sandkeep.protocol.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove, ImageTag
+from sandkeep.protocol.methods import ImageCreate, ImageQuery, ImageRef, ImageRemove, ImageTag, ImageUntag
 from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.state import State
@@ -38,6 +38,8 @@ class ImageHolds:
         self._leaving = Holds()
         self.leaving = self._leaving.held
         self.count = self._used.count
+        self.naming = trio.Lock()
+        """Held from the decision which image loses a name until that is on record."""
 
     def held(self, image_id: str) -> AbstractContextManager[None]:
         """Keep an image from being removed for the length of a block. Raises `not_found` when it is about to be."""
@@ -62,8 +64,6 @@ class ImageCreation(Creation[ImageState]):
     def __init__(self, core: Core, holds: ImageHolds) -> None:
         super().__init__(core)
         self._holds = holds
-        self.naming = trio.Lock()
-        """Held from the decision which image loses a name until that is on record."""
         self._turns: WeakValueDictionary[tuple[str, str], trio.Lock] = WeakValueDictionary()
 
     def owns(self, subject: ImageState) -> bool:
@@ -84,7 +84,7 @@ class ImageCreation(Creation[ImageState]):
             order.resources.enter_context(self._holds.held(same.image_id))
             await remove_image(self, order, "image {} is like an older one, which is answered when that answers")
             reused = NewEvent(image_id, events.ImageReused(image_id=same.image_id))
-            return [reused, *await self._tags(order, same)]
+            return [reused, *await self.tags(order, same)]
         await self.charge_image(order, made.size_bytes)
         created = events.ImageCreated(
             digest=made.digest,
@@ -94,16 +94,16 @@ class ImageCreation(Creation[ImageState]):
             skipped=made.skipped,
             details=made.details,
         )
-        return [NewEvent(image_id, created), *await self._tags(order, order.subject)]
+        return [NewEvent(image_id, created), *await self.tags(order, order.subject)]
 
-    async def _tags(self, order: Order[ImageState], image: ImageState) -> list[NewEvent]:
+    async def tags(self, order: Order[ImageState], image: ImageState) -> list[NewEvent]:
         """Return the events by which an image gets the name that was asked for. Nothing that may hang comes after
         this, as others, who use other providers, wait for their names.
         """
         name = order.subject.requested.name
         if name is None:
             return []
-        await order.resources.enter_async_context(self.naming)
+        await order.resources.enter_async_context(self._holds.naming)
         return tag_image(self.core.state, image, name)
 
     async def charge_image(self, order: Order[ImageState], size: int) -> None:
@@ -167,7 +167,9 @@ class Images:
         self.creation = ImageCreation(core, self.holds)
         self._removal = ImageRemoval(core)
         self.operations: Sequence[Operation[Any]] = (self.creation, self._removal)
-        self.tagging: Command = DirectCommand("image.tag", self._tag_again)
+        self.commands: Sequence[Command] = tuple(
+            DirectCommand(method, self._named_again) for method in ("image.tag", "image.untag")
+        )
 
     async def create(self, request: Request[ImageCreate]) -> Image:
         """Make an image; one of the same content is used again unless `clean`."""
@@ -207,13 +209,23 @@ class Images:
     async def tag(self, request: Request[ImageTag]) -> Image:
         """Give an image a name, which another one may lose."""
         core, name = self._core, rules.new_image_name(request.params.name)
-        async with self.creation.naming:
+        async with self.holds.naming:
             image = rules.ready_image(core.state, request.params.image_id)
             core.require_sound()
             await core.log.append(tag_image(core.state, image, name), request.meta)
         return image.view()
 
-    async def _tag_again(self, request: Request[ImageTag], first: Recorded) -> Image:  # noqa: ARG002
+    async def untag(self, request: Request[ImageUntag]) -> Image:
+        """Take a name from an image. Raises `not_found` if the image is not called so."""
+        core, name = self._core, ids.image_name(request.params.name)
+        async with self.holds.naming:
+            image = rules.ready_image(core.state, request.params.image_id)
+            rules.require_name(image, name)
+            core.require_sound()
+            await core.log.append([NewEvent(image.image_id, events.ImageUntagged(name=name))], request.meta)
+        return image.view()
+
+    async def _named_again(self, request: Request[Any], first: Recorded) -> Image:  # noqa: ARG002
         return rules.image(self._core.state, first.stream).view()
 
     def get_now(self, request: Request[ImageRef]) -> Image:

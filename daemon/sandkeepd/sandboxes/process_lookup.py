@@ -36,8 +36,10 @@ class ProcessLookup:
         return found
 
     def _beginning_with(self, sandbox: SandboxState, text: str) -> ProcessState | None:
-        """Return the one process of the view whose id begins so. Raises `invalid` if there are several."""
-        if not text.startswith(ids.PROCESS + "_"):
+        """Return the one process of the view whose id begins so. Raises `invalid` if there are several, and
+        `not_found` if the text is too short.
+        """
+        if not naming.is_beginning(text, ids.PROCESS, "process", "name"):
             return None
         known = (*sandbox.active.values(), *sandbox.recent_named, *sandbox.recent_unnamed)
         found = {process.process_id: process for process in known if process.process_id.startswith(text)}

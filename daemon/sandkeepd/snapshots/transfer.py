@@ -175,7 +175,7 @@ class Promotion(ImageCreation):
         created = events.ImageCreated(
             digest=made.digest, size_bytes=made.size_bytes, file_count=made.file_count, details=made.details
         )
-        return [NewEvent(order.stream, created)]
+        return [NewEvent(order.stream, created), *await self.tags(order, order.subject)]
 
 
 class Transfers:
@@ -272,7 +272,7 @@ class Transfers:
         provider = core.provider_of(snapshot)
         layering(provider)
         core.quotas.require(request, request.owner, "images")
-        event = rules.promote(snapshot, request.owner, provider.name, command.labels)
+        event = rules.promote(snapshot, request.owner, provider.name, command)
         image: Image = await self._promotion.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
         return image
 

@@ -18,7 +18,8 @@ from sandkeep.cli.display.progress import note_revival, progress
 from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
 from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
-from sandkeep.clients.unix_socket import dial
+from sandkeep.clients.steps import dial, run
+from sandkeep.clients.threads import wait
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Volume
 from sandkeep.settings.daemon import parse_size
@@ -110,7 +111,7 @@ class Frontend:
         daemon = Daemon(self.socket, CLIENT_NAME)
         daemon.on_wait = _print_notice
         daemon.on_progress = note_revival
-        first = Client(daemon, dial(daemon.path))
+        first = Client(daemon, run(wait, dial(daemon.path)))
         self._daemon = daemon
         return first
 
@@ -330,6 +331,7 @@ timeout_option = click.option(
 )
 label_option = pairs_option("--label", "labels", text="Set a label.")
 name_option = click.option("--name", metavar="NAME", help="A name, which need not be unique.")
+image_name_option = click.option("--name", metavar="NAME[:TAG]", help="Name of the image, which an older one may lose.")
 bucket_option = click.option(
     "--bucket",
     "archive",

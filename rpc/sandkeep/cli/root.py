@@ -76,6 +76,7 @@ IMAGE_COMMANDS: Final = {
     "ls": ("images:ls", "List images."),
     "get": ("images:get", "Show an image."),
     "tag": ("images:tag", "Give an image a name."),
+    "untag": ("images:untag", "Take a name from an image."),
     "rm": ("images:rm", "Remove images."),
 }
 

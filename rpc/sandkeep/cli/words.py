@@ -29,6 +29,7 @@ class Word(click.ParamType[str]):
 
 SANDBOX: Final = Word("sandbox")
 IMAGE: Final = Word("image")
+IMAGE_NAME: Final = Word("name of an image")
 SNAPSHOT: Final = Word("snapshot")
 SESSION: Final = Word("session")
 IMAGE_OR_REFERENCE: Final = Word("image or reference")

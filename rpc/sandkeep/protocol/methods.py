@@ -175,6 +175,13 @@ class ImageTag(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: ImageName
 
 
+class ImageUntag(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The image that its owner means by `name` no longer; refused with `not_found` if it is not called so."""
+
+    image_id: ImageWord
+    name: ImageName
+
+
 class ImageQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`all` adds those that failed or were removed."""
 
@@ -751,10 +758,14 @@ class SnapshotImport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SnapshotPromote(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The snapshot to create an image from. The image does not depend on it afterwards."""
+    """The snapshot to create an image from. The image does not depend on it afterwards.
+
+    The owner can use `name` wherever an `image_id` is asked for. An older image that has it loses it.
+    """
 
     snapshot_id: Name
     labels: Labels = field(default_factory=dict)
+    name: ImageName | None = None
 
 
 class SnapshotGc(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -1011,7 +1022,11 @@ class CancelledLaunch(Struct, frozen=True, kw_only=True):
 
 
 class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Up to `max_bytes` of each stream from its offset. It waits up to `wait_s` for new data, or for the end."""
+    """Up to `max_bytes` of each stream from its offset. It waits up to `wait_s` for new data, or for the end.
+
+    `since`, a time in RFC 3339 with any offset, replaces the offsets: output that came earlier is skipped, but for a
+    moment's. With `times` the answer says when each piece came.
+    """
 
     sandbox_id: Name
     name: Name
@@ -1019,6 +1034,8 @@ class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
     stderr_offset: Offset = 0
     max_bytes: Annotated[int, Meta(ge=0, le=model.MAX_READ_BYTES)] = 1024 * 1024
     wait_s: Wait = 0
+    times: bool = False
+    since: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
 class LockAcquire(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -1192,6 +1209,14 @@ METHODS: Final[dict[str, Method]] = {
         _M("image.list", "List images.", model.ImageList, ImageQuery),
         _M("image.get", "Show an image.", model.Image, ImageRef),
         _M("image.tag", "Give an image a name.", model.Image, ImageTag, intent="image.tagged", deadline_s=60.0),
+        _M(
+            "image.untag",
+            "Take a name from an image.",
+            model.Image,
+            ImageUntag,
+            intent="image.untagged",
+            deadline_s=60.0,
+        ),
         _M(
             "image.remove",
             "Remove an image.",

@@ -44,21 +44,32 @@ def test_an_unambiguous_beginning_of_an_id() -> None:
     running_sandbox(log, "sbx_01aaa1")
     state = log.fold()
     assert naming.resolve(state, "image", "img_01aaa", "image_id", ADA) == "img_01aaa1"
-    assert naming.resolve(state, "sandbox", "sbx_", "sandbox_id", ADA) == "sbx_01aaa1"
+    assert naming.resolve(state, "sandbox", "sbx_01aa", "sandbox_id", ADA) == "sbx_01aaa1"
     error = refused("invalid", naming.resolve, state, "image", "img_01aa", "image_id", ADA)
     assert error.data["candidates"] == ["img_01aaa1", "img_01aab1"]
     assert "give more of one of img_01aaa1, img_01aab1" in error.message
-    for text in ("01aaa1", "img", "img01aaa", "sbx_02", "snp_0", ""):
+    for text in ("01aaa1", "img", "img01aaa", "sbx_02aa", "snp_0", ""):
         refused("not_found", naming.resolve, state, "sandbox", text, "sandbox_id", ADA)
+
+
+def test_no_empty_variable_is_the_beginning_of_an_id() -> None:
+    log = Log()
+    running_sandbox(log, "sbx_01aaa1")
+    image(log, "img_0")
+    state = log.fold()
+    for text in ("sbx_", "sbx_0", "sbx_01a"):
+        error = refused("not_found", naming.resolve, state, "sandbox", text, "sandbox_id", ADA)
+        assert f"there is no sandbox '{text}': the beginning of an id needs at least 4 characters" in error.message
+    assert naming.resolve(state, "image", "img_0", "image_id", ADA) == "img_0"  # a whole one
 
 
 def test_an_error_lists_three_candidates() -> None:
     log = Log()
     for number in range(9):
-        image(log, f"img_01a{number}")
-    error = refused("invalid", naming.resolve, log.fold(), "image", "img_01", "image_id", ADA)
-    assert error.data["candidates"] == ["img_01a0", "img_01a1", "img_01a2"]
-    assert error.message.endswith("img_01a2 and more")
+        image(log, f"img_01aa{number}")
+    error = refused("invalid", naming.resolve, log.fold(), "image", "img_01aa", "image_id", ADA)
+    assert error.data["candidates"] == ["img_01aa0", "img_01aa1", "img_01aa2"]
+    assert error.message.endswith("img_01aa2 and more")
 
 
 def test_others_objects_are_neither_found_nor_candidates() -> None:
@@ -68,13 +79,13 @@ def test_others_objects_are_neither_found_nor_candidates() -> None:
     log.add("img_01aaa1", events.ImageTagged(name="py"))
     snapshot(log, "snp_01aaa1", "before")
     state = log.fold()
-    assert naming.resolve(state, "image", "img_01", "image_id", BOB) == "img_01aab1"
+    assert naming.resolve(state, "image", "img_01aa", "image_id", BOB) == "img_01aab1"
     for kind, text in (("image", "img_01aaa"), ("image", "py"), ("image", "python:3.12"), ("snapshot", "before")):
         error = refused("not_found", naming.resolve, state, kind, text, "image_id", BOB)
         assert "01aaa1" not in error.message.replace(text, "")
     # An administrator sees all ids; names are those of the caller alone.
     assert naming.resolve(state, "image", "img_01aaa", "image_id", ROOT) == "img_01aaa1"
-    assert refused("invalid", naming.resolve, state, "image", "img_01", "image_id", ROOT).data["candidates"]
+    assert refused("invalid", naming.resolve, state, "image", "img_01aa", "image_id", ROOT).data["candidates"]
     refused("not_found", naming.resolve, state, "image", "py", "image_id", ROOT)
 
 
@@ -128,26 +139,26 @@ def test_a_snapshot_by_its_name() -> None:
 def test_removed_objects_are_no_candidates_and_leave_the_index() -> None:
     log = Log()
     for number in range(3000):
-        image(log, f"img_{number:05}")
+        image(log, f"img_0000{number:05}")
     state = log.fold()
-    refused("invalid", naming.resolve, state, "image", "img_", "image_id", ADA)
+    refused("invalid", naming.resolve, state, "image", "img_0000", "image_id", ADA)
     for number in range(2999):
-        state.images.pop(f"img_{number:05}")
-    assert naming.resolve(state, "image", "img_", "image_id", ADA) == "img_02999"
-    state.images["img_00000"] = state.images["img_02999"]
-    refused("invalid", naming.resolve, state, "image", "img_", "image_id", ADA)
+        state.images.pop(f"img_0000{number:05}")
+    assert naming.resolve(state, "image", "img_0000", "image_id", ADA) == "img_000002999"
+    state.images["img_000000000"] = state.images["img_000002999"]
+    refused("invalid", naming.resolve, state, "image", "img_0000", "image_id", ADA)
 
 
 def test_a_search_among_a_hundred_thousand_sandboxes_looks_at_few() -> None:
     log = Log()
-    running_sandbox(log, "sbx_zz1")
+    running_sandbox(log, "sbx_zzzz1")
     state = log.fold()
-    one = state.sandboxes["sbx_zz1"]
+    one = state.sandboxes["sbx_zzzz1"]
     for _ in range(100_000):
         state.sandboxes[ids.new_id(ids.SANDBOX)] = one
-    naming.resolve(state, "sandbox", "sbx_zz", "sandbox_id", ADA)  # indexes them
+    naming.resolve(state, "sandbox", "sbx_zzzz", "sandbox_id", ADA)  # indexes them
     state.sandboxes[ids.new_id(ids.SANDBOX)] = one
-    for text in ("sbx_zz", "sbx_0"):
+    for text in ("sbx_zzzz", "sbx_0000"):
         looked_at = calls_of(lambda text=text: naming.find(state, "sandbox", text, "sandbox_id", ADA))
         assert looked_at < 500, text
 

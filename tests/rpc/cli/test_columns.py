@@ -21,7 +21,7 @@ LONG = "a-name-of-64-letters-" + 43 * "x"
 WIDE = "世界" * 30
 
 COMMANDS = (
-    "ls", "ls --all --filter name=*1", "ps", "ps web-1 --all", "history web-1", "events --sandbox web-1",
+    "ls", "ls --all --filter label=team", "ps", "ps web-1 --all", "history web-1", "events --sandbox web-1",
     "stats --once", "diff web-1", "diff web-1 --stat", "create --help",
 )  # fmt: skip
 
@@ -67,7 +67,7 @@ def screen(tmp_path: Path, shared_daemon: Any) -> Iterator[Screen]:
 def picture(screen: Screen, line: str) -> list[str]:
     """The text that the command line shows, without the line itself and the prompt after it."""
     screen.enter(f"sandkeep {line}; echo the-end-$?")
-    screen.until(lambda seen: re.search(r"^the-end-\d+$", seen, re.MULTILINE) is not None)
+    screen.until(lambda seen: re.search(r"^the-end-\d+\n\$$", seen, re.MULTILINE) is not None)
     first, *shown = screen.shown(joined=True).splitlines()
     assert first.endswith("echo the-end-$?")
     assert shown[-2:] == ["the-end-0", "$"], shown
@@ -87,7 +87,8 @@ def same_each_time(lines: list[str], ids: dict[str, str]) -> list[str]:
         kind, number = name.split("_")
         text = text.replace(found, f"{kind}_{number.rjust(26, '0')}")
         text = re.sub(rf"{kind}_\w*…{found[-6:]}\b", lambda cut, n=number: cut[0][:-6] + n.rjust(6, "0"), text)
-        text = text.replace(f"{kind}…{found[-6:]}", f"{kind}…{number.rjust(6, '0')}")
+        for length in range(4, 10):  # of its end
+            text = re.sub(rf"(\b{kind}|(?<!\w))…{found[-length:]}\b", rf"\1…{number.rjust(length, '0')}", text)
     for pattern, instead in (
         (r"(img|sbx)_\w{2}…", r"\1_00…"),
         (r"prc…\w{6}", "prc…000001"),

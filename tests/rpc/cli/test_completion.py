@@ -98,7 +98,7 @@ def box(shared_daemon: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     (source / "dir").mkdir()
     (source / "dir" / "inner").write_text("x")
     with shared_daemon.connect() as client:
-        image = client.image.create(str(source))
+        image = client.image.create(str(source), name="py")
         client.sandbox.create(image.image_id, name="api-tests")
         client.process.launch("api-tests", ["true"], name="migrate")
         client.process.wait("api-tests", "migrate")
@@ -118,6 +118,7 @@ def env(shared_daemon: Any, place: Path) -> dict[str, str]:
 LINES = {
     "sandkeep capa": "sandkeep capabilities",
     "sandkeep image cre": "sandkeep image create",
+    "sandkeep image untag p": "sandkeep image untag py",
     "sandkeep help store ver": "sandkeep help store verify",
     "sandkeep get api": "sandkeep get api-tests",
     "sandkeep get 'api": "sandkeep get api-tests",

@@ -115,16 +115,15 @@ def test_what_sandboxes_say_does_not_drive_the_terminal(screen: Callable[..., st
 @pytest.mark.needs("bwrap")
 def test_sandboxes_at_80_columns(screen: Callable[..., str]) -> None:
     assert bare(screen("ls")) == [
-        "SANDBOX                         NAME       STATUS   AGE  LABELS    IMAGE",
-        f"SBX_..........................             running  9s   who=�]0…  {shortened(screen)}",
-        f"API_..........................  api-tests  running  9s             {shortened(screen)}",
+        "SANDBOX                         NAME       STATUS   AGE  LABELS      IMAGE  RUNS",
+        f"SBX_..........................             running  9s   who=�]0;o…  {shortened(screen)}  1",
+        f"API_..........................  api-tests  running  9s               {shortened(screen)}  2",
     ]
 
 
 def shortened(screen: Callable[..., str]) -> str:
     """The image's id as far as there is room for it, which ends with what tells it from others."""
-    (found,) = set(re.findall(r"img_\w+…\w+", screen("ls")))
-    assert len(found) == 13
+    (found,) = set(re.findall(r"…\w{4}(?= )", screen("ls")))
     return str(found)
 
 
@@ -272,6 +271,13 @@ def test_text_is_cut_by_columns(text: str, columns: int | None, shown: str) -> N
     assert layout.cut(text, columns) == shown
 
 
+@pytest.mark.parametrize(
+    ("columns", "shown"), [(12, "img_01m8x7k2"), (10, "img…m8x7k2"), (8, "img…x7k2"), (7, "…m8x7k2"), (5, "…x7k2")]
+)
+def test_ids_are_cut_to_their_kinds_and_ends(columns: int, shown: str) -> None:
+    assert layout.cut_id("img_01m8x7k2", columns) == shown
+
+
 @pytest.mark.parametrize(("columns", "shown"), [(9, "abcdefghi"), (8, "abcd…ghi"), (3, "a…i"), (2, "a…"), (1, "…")])
 def test_ids_are_cut_in_their_middles(columns: int, shown: str) -> None:
     assert layout.cut_middle("abcdefghi", columns) == shown
@@ -292,6 +298,9 @@ def test_columns_give_way_from_the_last_and_the_spare_ones_go_first_of_all() -> 
     assert shown_widths(columns, row, 26) == {"ID": 10, "A": 6, "B": 6}
     assert shown_widths(columns, row, 22) == {"ID": 10, "A": 4, "B": 4}
     assert shown_widths(columns, row, 18) == {"ID": 10, "B": 4}
+    columns = [Column("ID"), Column("A", least=2, spare=True), Column("B", least=4), Column("C", spare=True)]
+    row.append("c" * 9)
+    assert shown_widths(columns, row, 22) == {"ID": 10, "A": 4, "B": 4}  # what C leaves goes to A
 
 
 # -- events -----------------------------------------------------------------------------------------------------------

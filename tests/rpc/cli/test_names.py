@@ -50,8 +50,12 @@ def test_an_image_by_its_name_and_tag(shared_daemon: Any, project: Path) -> None
     (project / "hello").write_text("hello\n")
     assert one(cli("image", "create", "--name", "py:3.12", str(project))) == first
     assert json.loads(one(cli("image", "get", second, "--json")))["names"] == []
+    assert one(cli("image", "untag", "py:3.12")) == first
+    assert json.loads(one(cli("image", "get", first, "--json")))["names"] == ["team/py"]
+    assert "there is no image 'py:3.12'" in refusal(cli("image", "untag", "py:3.12"))
+    assert "is not called" in refusal(cli("image", "untag", first))
     one(cli("rm", box))
-    assert one(cli("image", "rm", "py:3.12")) == first
+    assert one(cli("image", "rm", first)) == first
     assert "is removed" in refusal(cli("create", "team/py"))
     one(cli("image", "rm", second))
 
@@ -83,6 +87,10 @@ def test_a_snapshot_by_its_name(shared_daemon: Any, image: str) -> None:
     first = one(cli("snapshot", "create", box, "--name", "before"))
     restored = one(cli("snapshot", "restore", "before"))
     assert one(cli("exec", restored, "--", "cat", "note")) == "kept"
+    image = one(cli("snapshot", "promote", "before", "--name", "noted:1"))
+    assert json.loads(one(cli("image", "get", "noted:1", "--json")))["image_id"] == image
+    assert one(cli("image", "rm", "noted:1")) == image
+    assert "choose another name" in refusal(cli("snapshot", "promote", "before", "--name", "img_1"))
     second = one(cli("snapshot", "create", box, "--name", "before"))
     message = refusal(cli("snapshot", "restore", "before"))
     assert "ambiguous" in message
@@ -106,3 +114,15 @@ def test_ids_by_how_they_begin(shared_daemon: Any, image: str) -> None:
         assert found.process_id == process.process_id
     assert one(cli("rm", boxes[1][: same + 1])) == boxes[1]
     assert one(cli("rm", boxes[0])) == boxes[0]
+
+
+def test_no_command_takes_the_beginning_of_all_ids(shared_daemon: Any, image: str) -> None:
+    cli = shared_daemon.cli
+    box = one(cli("create", image))
+    with shared_daemon.connect() as client:
+        client.process.launch(box, ["sleep", "600"])
+    for line in ("rm sbx_", "get sbx_0", "image get img_", f"kill {box} prc_"):
+        message = refusal(cli(*line.split()))
+        assert "needs at least 4 characters after" in message, line
+        assert "maybe a variable is empty" in message, line
+    assert one(cli("rm", box)) == box

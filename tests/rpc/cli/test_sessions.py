@@ -86,6 +86,27 @@ def test_other_commands_say_that_they_brought_it_back(cli: Any, image: str, word
     assert "sandkeep: session back was brought back, with the files of snapshot snp_" in told(cli(*words))
 
 
+def test_sandboxes_of_sessions_end_by_their_sessions(cli: Any, image: str) -> None:
+    for session in ("kept", "other"):
+        said(cli("session", "ensure", session, "--image", image, "--label", f"of={session}", "--label", "run=9"))
+    box, its = said(cli("create", image, "--label", "run=9")), said(cli("ls", "-q", "--label", "of=kept"))
+    done = cli("rm", "--label", "run=9")
+    assert said(done) == box
+    left, ending = told(done).splitlines()
+    assert left.startswith("sandkeep: leaving out 2 sandboxes of sessions: to end, `sandkeep session close SESSION...`")
+    assert ending == "sandkeep: terminating 1 sandbox"
+    for choice in ("--filter=label=of=kept", "--label=of=kept"):
+        done = cli("rm", choice)
+        assert said(done) == ""
+        assert told(done).splitlines() == [
+            "sandkeep: leaving out 1 sandbox of a session: to end, `sandkeep session close kept`",
+            "sandkeep: terminating no sandboxes",
+        ]
+    assert its not in said(cli("rm", "--all"))
+    assert said(cli("rm", its)) == its
+    assert said(cli("rm", "other"))
+
+
 def test_a_list_shows_times_and_what_is_left(cli: Any, image: str) -> None:
     limits = ("--idle-timeout", "300", "--max-lifetime", "7200")
     said(cli("session", "ensure", "timed", "--image", image, *limits))

@@ -17,7 +17,7 @@ import pytest
 import trio
 from tests.conftest import RunningDaemon, daemon_in
 from tests.support.boxes import new_box
-from tests.support.clients import KINDS, Kind, caught, pause
+from tests.support.clients import KINDS, Kind, caught, daemon_of, pause
 from tests.support.expect import until
 
 import sandkeep
@@ -480,7 +480,7 @@ def test_closing_ends_the_pause(daemon: Any, kind: Kind) -> None:
             return (await caught(client.daemon.ping())).code
 
         async def close() -> None:
-            while not client_daemon(client).is_away:
+            while not daemon_of(client).is_away:
                 await pause(kind)
             client.close()
 
@@ -489,10 +489,6 @@ def test_closing_ends_the_pause(daemon: Any, kind: Kind) -> None:
 
     kind.run(daemon.socket, body)
     daemon.start()
-
-
-def client_daemon(client: Any) -> Any:
-    return getattr(client, "_target", client)._daemon
 
 
 # -- at any moment ----------------------------------------------------------------------------------------------------

@@ -162,6 +162,10 @@ NO_ROOT_LIMIT: Final = (
     "disk_bytes: the engine has no exact limit for a writable root, only the measured one that every sandbox has: "
     "leave out disk, or writable_root"
 )
+NO_WRITABLE_ROOT: Final = (
+    "writable_root: the root of new sandboxes is read-only, as the administrator set {}: create one without it; "
+    "`snapshot promote` makes an image of what was installed in an older one"
+)
 NO_DISK_LIMIT: Final = "only root's daemon sees how much a container writes"
 
 
@@ -224,7 +228,8 @@ def _read_only_root(spec: SandboxSpec) -> bool:
     if not spec.writable_root:
         return settings.READ_ONLY()
     if not settings.WRITABLE_ROOT():
-        raise _beyond(settings.WRITABLE_ROOT.name, "writable_root", "the root file system is read-only")
+        name = settings.WRITABLE_ROOT.name
+        raise CallerError("permission_denied", NO_WRITABLE_ROOT.format(name), field="writable_root")
     if spec.disk_bytes is not None:
         raise SetupError("not_supported", NO_ROOT_LIMIT, field="disk_bytes")
     return False

@@ -132,6 +132,14 @@ def _images(client: Client) -> list[Item]:
     ]
 
 
+def _image_names(client: Client) -> list[Item]:
+    return [
+        CompletionItem(name, help=f"{i.image_id}, {age(i.created_at)}")
+        for i in client.image.list().images
+        for name in i.names
+    ]
+
+
 def _keys(client: Client) -> list[Item]:
     return [CompletionItem(key.name, help=key.created_at) for key in client.key.list().keys]
 
@@ -338,6 +346,7 @@ LOOKUPS.update(
     {
         "sandbox": _sandboxes,
         "image": _lookup(_images),
+        "name of an image": _lookup(_image_names),
         "image or reference": _lookup(lambda client: _images(client) + _references(client)),
         "sandbox, snapshot or image": _sandboxes_or(lambda client: _snapshots(client) + _images(client)),
         "branch source": _branch_sources,

@@ -9,8 +9,8 @@ import click
 from sandkeep.cli.advice import suggestion
 from sandkeep.cli.display.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import Frontend, command, common, label_option, non_empty
-from sandkeep.cli.words import FILE, IMAGE, PROVIDER, REFERENCE, SOURCE
+from sandkeep.cli.options import Frontend, command, common, image_name_option, label_option, non_empty
+from sandkeep.cli.words import FILE, IMAGE, IMAGE_NAME, PROVIDER, REFERENCE, SOURCE
 from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Image
@@ -31,7 +31,7 @@ NOT_SOURCE: Final = (".git", ".venv", "venv")
     ]
 )
 @click.argument("source", type=SOURCE, metavar="PATH|REF")
-@click.option("--name", metavar="NAME[:TAG]", help="Name of the image, which an older one may lose.")
+@image_name_option
 @click.option(
     "--provider",
     type=PROVIDER,
@@ -189,6 +189,14 @@ def get(front: Frontend, image: str) -> None:
 def tag(front: Frontend, image: str, name: str) -> None:
     """Give an image a name, and print its id. Another image that has the name loses it."""
     front.for_each("naming", "image.tag", (image,), name=name)
+
+
+@command(examples=["sandkeep image untag py:3.12"])
+@click.argument("name", type=IMAGE_NAME, metavar="NAME[:TAG]")
+@common()
+def untag(front: Frontend, name: str) -> None:
+    """Take a name from its image, and print the image's id. The image stays."""
+    front.for_each("taking the name", "image.untag", (name,), name=name)
 
 
 @command(examples=["sandkeep image rm $IMG"])

@@ -170,8 +170,8 @@ def ls(
 
 def _table(found: list[Sandbox]) -> None:
     """Print sandboxes as a table. A column of which no sandbox has anything is left out."""
-    name = Column("NAME", least=16, shorten=cut_middle)  # the id is there, whole
-    labels, parent = Column("LABELS", least=8, spare=True), identifier("PARENT")
+    name = Column("NAME", least=12, shorten=cut_middle)  # the id is there, whole
+    labels, parent = Column("LABELS", least=6, spare=True), identifier("PARENT")
     left = Column("LEFT", least=4, spare=True)
     cells: list[tuple[str | Column, list[object]]] = [
         ("SANDBOX", [s.sandbox_id for s in found]),
@@ -180,7 +180,7 @@ def _table(found: list[Sandbox]) -> None:
         ("AGE", [age(s.created_at) for s in found]),
         (left, [_left(s) if s.expires_at else "" for s in found]),
         (labels, [_pairs(s.spec.labels) for s in found]),
-        (identifier("IMAGE"), [s.image_id for s in found]),
+        (identifier("IMAGE", least=5), [s.image_id for s in found]),
         (parent, [s.forked_from or s.restored_from or "" for s in found]),
         (Column("RUNS", least=4, spare=True), [s.running_processes for s in found]),
     ]
@@ -320,8 +320,8 @@ def rm(
 ) -> None:
     """Terminate sandboxes, with all their processes, and print their ids. Logs and history stay readable.
 
-    With --all, --label or --filter: your own that match, also for administrators. That says how many there are, and on
-    a terminal asks first.
+    With --all, --label or --filter: your own that match, also for administrators, without those of sessions, which
+    `session close` ends. That says how many there are, and on a terminal asks first.
     """
     chosen = [word for word, given in (("--all", everything), ("--label", labels), ("--filter", filters)) if given]
     if bool(sandboxes) == bool(chosen):
@@ -340,10 +340,19 @@ def _count(sandboxes: Sequence[str]) -> str:
 
 
 def _own(front: Frontend, selection: Selection) -> tuple[str, ...]:
-    """Return the ids of the caller's own sandboxes that match: administrators see everybody's."""
+    """Return the ids of the caller's own sandboxes that match: administrators see everybody's. Those of sessions are
+    left out, and reported on stderr: their sessions end them, after a snapshot.
+    """
     with front.client() as client:
         owner = client.daemon.status().owner
-        return tuple(sandbox.sandbox_id for sandbox in selection.find(client) if sandbox.owner == owner)
+        own = [sandbox for sandbox in selection.find(client) if sandbox.owner == owner]
+    sessions = [sandbox.spec.session_id for sandbox in own if sandbox.spec.session_id is not None]
+    if sessions:
+        kept, which = "1 sandbox of a session", f"{sessions[0]}`"
+        if len(sessions) > 1:
+            kept, which = f"{len(sessions)} sandboxes of sessions", "SESSION...` (see `sandkeep session ls`)"
+        note(f"sandkeep: leaving out {kept}: to end, `sandkeep session close {which}")
+    return tuple(sandbox.sandbox_id for sandbox in own if sandbox.spec.session_id is None)
 
 
 @command(examples=["sandkeep update $BOX --memory 1G --cpus 2", "sandkeep update $BOX --disk 4G"])

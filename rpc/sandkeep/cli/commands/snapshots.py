@@ -26,6 +26,7 @@ from sandkeep.cli.options import (
     command,
     common,
     env_option,
+    image_name_option,
     label_option,
     name_option,
     non_empty,
@@ -268,14 +269,15 @@ def restore(
     return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
 
 
-@command(examples=["IMG=$(sandkeep snapshot promote $SNP)"])
+@command(examples=["IMG=$(sandkeep snapshot promote $SNP)", "sandkeep snapshot promote $SNP --name py:3.12"])
 @click.argument("snapshot", type=SNAPSHOT, metavar="SNAPSHOT")
+@image_name_option
 @label_option
 @common()
-def promote(front: Frontend, snapshot: str, labels: dict[str, str]) -> None:
+def promote(front: Frontend, snapshot: str, **options: Any) -> None:
     """Create an image from SNAPSHOT, and print the image's id."""
     with progress("creating an image") as display, front.client() as client:
-        image = client.snapshot.promote(snapshot, labels=labels, progress=display)
+        image = client.snapshot.promote(snapshot, progress=display, **non_empty(**options))
     return json_line(image) if front.as_json else print(image.image_id)
 
 

@@ -11,13 +11,16 @@ _CONTROL: Final = dict.fromkeys(
     (*range(32), *range(127, 160), *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF), "�"
 ) | {10: "⏎", 9: " ", 0x2028: "⏎", 0x2029: "⏎"}
 GAP: Final = 2
+LEAST_OF_ID: Final = 8
+"""Columns of an id that is cut to its kind and its end."""
 
 
 class Column(NamedTuple):
     """A column of a table. On a narrow terminal the columns with a `least` give way, the last one first.
 
-    They shrink to `least` columns, then those that are `spare` are left out; `shorten` shortens a cell. A column
-    without `least` is never cut: users copy it from the screen. `colour` chooses a colour for a cell, or none.
+    They shrink to `least` columns. If that is not enough, those that are `spare` are left out, again the last one
+    first, and the room that is left then goes to the spare ones that stay. `shorten` shortens a cell. A column without
+    `least` is never cut: users copy it from the screen. `colour` chooses a colour for a cell, or none.
     """
 
     title: str
@@ -65,6 +68,14 @@ def cut_middle(text: str, columns: int) -> str:
     return _beginning(text, columns - 1 - width(end)) + "…" + end
 
 
+def cut_id(text: str, columns: int) -> str:
+    """Return an id in at most so many columns: of its kind, as far as there is room, and its end, ``img…t691``."""
+    if width(text) <= columns:
+        return text
+    kind = text[:3] if columns >= LEAST_OF_ID else ""
+    return kind + "…" + _beginning(text[::-1], columns - 1 - width(kind))[::-1]
+
+
 def _beginning(text: str, columns: int) -> str:
     """As much of the beginning as there is room for."""
     if text.isascii():
@@ -98,6 +109,7 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | No
     ]
     if room is None:
         return shown
+    natural = [wanted for _, _, wanted in shown]
     for place in reversed(range(len(shown))):
         column, index, wanted = shown[place]
         if column.least is not None:
@@ -105,6 +117,10 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | No
     for place in reversed(range(len(shown))):
         if shown[place][0].spare and total_width(shown) > room:
             del shown[place]
+    for place, (column, index, wanted) in enumerate(shown):
+        if column.spare:  # the others stay as narrow, so that a table that is drawn again and again does not move
+            left = max(0, room - total_width(shown))
+            shown[place] = column, index, min(natural[index], wanted + left)
     return shown
 
 

@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from sandkeep.cli.display.layout import GAP, Column, cut, cut_middle, fit, plain, total_width, wrap
+from sandkeep.cli.display.layout import GAP, LEAST_OF_ID, Column, cut, cut_id, cut_middle, fit, plain, total_width, wrap
 from sandkeep.cli.display.layout import width as columns_of
 from sandkeep.protocol.amounts import of_total, size
 
@@ -69,9 +69,9 @@ def status(title: str = "STATUS") -> Column:
     return Column(title, colour=status_colour)
 
 
-def identifier(title: str) -> Column:
+def identifier(title: str, least: int = LEAST_OF_ID) -> Column:
     """A column of ids that are there for orientation, and may lose their middles."""
-    return Column(title, least=13, shorten=cut_middle, spare=True)
+    return Column(title, least=least, shorten=cut_id, spare=True)
 
 
 def json_line(value: Any) -> None:

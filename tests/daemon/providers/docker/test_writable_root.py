@@ -126,14 +126,40 @@ def test_what_is_refused_says_why(daemon: Any, client: Any, image: str, tmp_path
     assert "writable root" in refused("not_supported", client.branch.merge, [box, other]).message
 
 
-def test_the_administrator_may_forbid_it(new_daemon: Callable[[], Any], dockerd: Any) -> None:
+def test_the_administrator_may_forbid_it_and_older_sandboxes_keep_theirs(
+    new_daemon: Callable[[], Any], dockerd: Any, image: str
+) -> None:
     daemon = new_daemon()
-    daemon.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_WRITABLE_ROOT="0")
+    daemon.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_NETWORK="none")
     with daemon.connect() as client:
-        image = client.image.create(dockerd.tools(), provider="docker").image_id
-        error = refused("permission_denied", client.sandbox.create, image, writable_root=True)
-        assert "SANDBOX_DOCKER_WRITABLE_ROOT" in error.message
-        client.sandbox.terminate(client.sandbox.create(image).sandbox_id)
+        own = client.image.create("test/old:1", provider="docker").image_id
+        box = installed(daemon, own)
+        snapshot = client.snapshot.create(box).snapshot_id
+        client.sandbox.suspend(box)
+    daemon.stop()
+    daemon.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_NETWORK="none", SANDBOX_DOCKER_WRITABLE_ROOT="0")
+    with daemon.connect() as client, APIClient(dockerd.host) as engine:
+        client.sandbox.resume(box)
+        containers = engine.containers(all=True)
+        for line in (f"create {own} --writable-root", f"fork {box} --count 2", f"snapshot restore {snapshot}"):
+            done = daemon.cli(*line.split())
+            assert done.returncode == 1, line
+            assert b"as the administrator set SANDBOX_DOCKER_WRITABLE_ROOT" in done.stderr, line
+            assert b"`snapshot promote`" in done.stderr, line
+        assert [one["Id"] for one in engine.containers(all=True)] == [one["Id"] for one in containers]
+        assert [one.sandbox_id for one in client.sandbox.list(all=True).sandboxes] == [box]
+        client.sandbox.restore(box, snapshot_id=snapshot)
+        check(client, box)
+        [container] = [name for one in engine.containers() for name in one["Names"] if box in name]
+        engine.kill(container.removeprefix("/"), signal.SIGKILL)
+        until(lambda: client.sandbox.get(box).status in ("failed", "lost"), 60)
+        client.sandbox.resume(box)
+        check(client, box)
+        promoted = client.sandbox.create(client.snapshot.promote(snapshot).image_id).sandbox_id
+        check(client, promoted)
+        assert b"Read-only" in client.sandbox.exec(promoted, ["sh", "-c", "echo x >/usr/x"]).stderr
+        for one in (box, promoted):
+            client.sandbox.terminate(one)
 
 
 def test_root_has_no_more_capabilities_than_it_needs(daemon: Any, client: Any, image: str) -> None:
