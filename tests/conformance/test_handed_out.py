@@ -7,7 +7,6 @@ anew, or run it, through ``/proc/self/fd``: with the rights of the owner, who ma
 import errno
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.conftest import KUBERNETES
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support.boxes import Box
 from tests.support.expect import until
 from tests.support.kubernetes.images import TOOLS
@@ -70,25 +69,21 @@ class House:
 
 @pytest.fixture(scope="module", params=KINDS)
 def house(request: pytest.FixtureRequest, places: str) -> Iterator[House]:
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    source = f"{daemon.root}/source"
-    os.mkdir(source, 0o755)
-    if request.param == "docker":
-        engine = request.getfixturevalue("dockerd")
-        daemon.env["DOCKER_HOST"], source = engine.host, engine.tools()
-    elif request.param == "kubernetes":
-        daemon.env["KUBECONFIG"], source = request.getfixturevalue("namespace"), TOOLS
-    daemon.start()
-    try:
+    with daemon_in(places) as daemon:
+        source = f"{daemon.root}/source"
+        os.mkdir(source, 0o755)
+        if request.param == "docker":
+            engine = request.getfixturevalue("dockerd")
+            daemon.env["DOCKER_HOST"], source = engine.host, engine.tools()
+        elif request.param == "kubernetes":
+            daemon.env["KUBECONFIG"], source = request.getfixturevalue("namespace"), TOOLS
+        daemon.start()
         made = House(daemon, request.param, source)
         yield made
         if request.param == "kubernetes":  # the cluster outlives the module
             for sandbox in made.client.sandbox.list().sandboxes:
                 made.client.sandbox.terminate(sandbox.sandbox_id)
         made.client.close()
-    finally:
-        daemon.clear()
 
 
 @pytest.fixture(scope="module")
@@ -305,12 +300,8 @@ class Users:
 
 @pytest.fixture(scope="module")
 def users(places: str) -> Iterator[Users]:
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    try:
+    with daemon_in(places) as daemon:
         yield Users(daemon)
-    finally:
-        daemon.clear()
 
 
 WHOLE = b"".join(b"%d\n" % number for number in range(1, 400_001))

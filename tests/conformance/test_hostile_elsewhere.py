@@ -3,14 +3,11 @@
 One daemon for each provider and user. Of each class of enemies a few are tried; `make soak` tries all.
 """
 
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import daemon_in
 from tests.support.boxes import at_most
 from tests.support.hostile import ENEMIES, QUICK, SMALL_SCRATCH, Enemy
 from tests.support.siege import House, attack
@@ -31,21 +28,17 @@ def house(request: pytest.FixtureRequest, places: str) -> Iterator[House]:
     """One for each provider and user, since tests of one come after each other."""
     kind, user = request.param
     engine = request.getfixturevalue("dockerd") if kind == "docker" else None
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    daemon.env |= SMALL_SCRATCH
-    with ExitStack() as stack:
-        stack.callback(daemon.clear)
+    with daemon_in(places, **SMALL_SCRATCH) as daemon:
         if engine is not None:
             daemon.env["DOCKER_HOST"] = engine.host
         if kind == "kubernetes":
             daemon.env["KUBECONFIG"] = request.getfixturevalue("namespace")
         daemon.start()
-        client = stack.enter_context(daemon.connect())
-        made = House(daemon, client, kind, engine, user)
-        yield made
-        if kind == "kubernetes":  # the cluster outlives the module
-            client.sandbox.terminate(made.neighbour)
+        with daemon.connect() as client:
+            made = House(daemon, client, kind, engine, user)
+            yield made
+            if kind == "kubernetes":  # the cluster outlives the module
+                client.sandbox.terminate(made.neighbour)
 
 
 def named(*names: str) -> list[Enemy]:

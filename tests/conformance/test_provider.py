@@ -605,7 +605,7 @@ async def test_a_cancelled_create_leaves_nothing(world: World) -> None:
     assert (await world.provider.found())[0] == []
 
 
-async def test_adopting_goes_on_where_it_was(world: World, tmp_path: Path) -> None:
+async def test_adopting_goes_on_where_it_was(world: World) -> None:
     """Another process makes a sandbox and is killed; this one takes it over."""
     child = subprocess.run(
         [sys.executable, "-m", "tests.conformance.crashing_daemon", world.kind, str(world.state), world.image_id,

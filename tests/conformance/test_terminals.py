@@ -453,7 +453,7 @@ async def test_a_socket_that_was_replaced(world: World, trick: str, monkeypatch:
     await tidy(instance, process_id)
 
 
-async def test_an_image_without_tmux(world: World, tmp_path: Any) -> None:
+async def test_an_image_without_tmux(world: World) -> None:
     instance = await world.sandbox(secrets={"PATH": "/nowhere"})
     with pytest.raises(SetupError, match="no tmux in the sandbox's image"):
         await open_tty(instance, "true")

@@ -124,7 +124,7 @@ def test_an_image_fails_to_build_for_a_moment(boxes: Boxes, modal: Modal) -> Non
 # Tokens
 
 
-def test_a_token_that_is_wrong(modal: Modal, sdk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_is_wrong(modal: Modal, sdk: Any) -> None:
     for token in ({"id": "ak-unknown", "secret": "as-unknown"}, {**modal.token, "secret": "as-unknown"}):
         client = sdk.Client.from_credentials(token["id"], token["secret"])
         with pytest.raises(sdk.exception.AuthError):

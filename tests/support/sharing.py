@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from tests.conftest import RunningDaemon
+from tests.support.snapshots import sh
 
 ID = "sandbox-1f2e"
 
@@ -66,9 +67,7 @@ class Cluster:
     def sh(self, at: int, script: str, sandbox: str = ID) -> str:
         """Return what a script prints in the sandbox of a daemon."""
         with self.daemons[at].connect() as client:
-            done = client.sandbox.exec(sandbox, script)
-        assert done.exit_code == 0, done
-        return str(done.stdout.decode())
+            return sh(client, sandbox, script)
 
     def get(self, at: int, sandbox_id: str = ID) -> Any:
         with self.daemons[at].connect() as client:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import trio
 from tests.support.expect import until, until_async
+from tests.support.serving import Serving, serving
 from tests.support.users import as_user
 
 import sandkeep
@@ -28,8 +29,6 @@ from sandkeep.clients.descriptors import ANCILLARY_BYTES, Handover
 from sandkeep.clients.dial import Daemon
 from sandkeep.errors import CallerError, DaemonError, DataError, SandkeepError, SetupError, StateError
 from sandkeep.protocol import methods
-from sandkeepd.api.listener import listening
-from sandkeepd.api.server import Server
 from sandkeepd.api.writer import Writer
 from sandkeepd.core.call import Call
 from sandkeepd.serving.holdings import Holdings
@@ -76,20 +75,8 @@ class Handler:
         return False
 
 
-class House:
+class House(Serving[Handler]):
     """A server on a socket, with the handler above."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.handler = Handler()
-        self.server = Server(self.handler)
-        self.scope = trio.CancelScope()
-        self.stopped = trio.Event()
-
-    async def run(self, *, task_status: Any) -> None:
-        with listening(self.path) as listener, self.scope:
-            await self.server.serve(listener, task_status=task_status)
-        self.stopped.set()
 
     async def dial(self) -> trio.socket.SocketType:
         sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -99,12 +86,8 @@ class House:
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
-    built = House(str(tmp_path / "s.sock"))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(built.run)
+    async with serving(House(str(tmp_path / "s.sock"), Handler())) as built:
         yield built
-        built.scope.cancel()
-        await built.stopped.wait()
     for reading in built.handler.pipes:
         os.close(reading)
 
@@ -417,7 +400,7 @@ def test_a_refusal_is_the_calls_error(tmp_path: Path) -> None:
         handed.receive()
 
 
-def test_without_room_for_more_descriptors_it_says_so(tmp_path: Path) -> None:
+def test_without_room_for_more_descriptors_it_says_so() -> None:
     ours, theirs = socket.socketpair()
     handover = Handover(Daemon("/s", "test"), "process.open_output", ("sbx_1", "p"), {})
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -184,9 +184,7 @@ async def test_with_its_key_a_command_is_known_and_without_it_nothing_is_done_tw
     assert (path.is_symlink(), stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (False, 0o600, os.geteuid())
 
 
-async def test_a_key_that_cannot_be_written_holds_until_the_daemon_stops(
-    state_dir: str, source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_key_that_cannot_be_written_holds_until_the_daemon_stops(state_dir: str, source: str) -> None:
     """A directory in its place is what not even root can write over."""
     os.makedirs(f"{state_dir}/{fingerprint_key.FILE_NAME}", mode=0o700)
     async with inside(state_dir) as daemon:

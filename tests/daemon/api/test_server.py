@@ -21,6 +21,7 @@ import msgspec
 import pytest
 import trio
 from msgspec import Meta
+from tests.support.serving import Serving, serving
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from sandkeep import model
@@ -106,21 +107,12 @@ def note(method: str, given: Any = None) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": method, "params": given or {}}
 
 
-class House:
+class House(Serving[Handler]):
     """A server on a socket, its handler, and connections to it."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.handler = Handler()
-        self.server = Server(self.handler, send_deadline_s=30, grace_s=5)
-        self.scope = trio.CancelScope()
-        self.stopped = trio.Event()
+        super().__init__(path, Handler(), send_deadline_s=30, grace_s=5)
         self.wires: list[Wire] = []
-
-    async def run(self, *, task_status: Any) -> None:
-        with listening(self.path) as listener, self.scope:
-            await self.server.serve(listener, task_status=task_status)
-        self.stopped.set()
 
     async def wire(self) -> Wire:
         self.wires.append(Wire(await trio.open_unix_socket(self.path)))
@@ -129,15 +121,11 @@ class House:
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
-    built = House(str(tmp_path / "s.sock"))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(built.run)
+    async with serving(House(str(tmp_path / "s.sock"))) as built:
         yield built
         built.handler.release.set()
-        built.scope.cancel()
-        await built.stopped.wait()
-        for wire in built.wires:
-            await wire.stream.aclose()
+    for wire in built.wires:
+        await wire.stream.aclose()
 
 
 # -- lines and answers ------------------------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ for number in range(500):
     assert client.branch.blame(sandbox_id=one).next is not None
 
 
-def test_nothing_of_a_hostile_sandbox_is_followed(client: Any, image: str, tmp_path: Path, clean: None) -> None:
+def test_nothing_of_a_hostile_sandbox_is_followed(client: Any, image: str, clean: None) -> None:
     [one] = branches(client, image, "one")
     sh(client, one, "rm -r dir; ln -s /etc dir; ln -s /etc/passwd passwd; mkfifo fifo; ln -s .. up")
     sh(client, one, "printf x >'a\nb'; printf y >\"$(printf 'nul\\377')\"")
@@ -210,7 +210,7 @@ def test_nothing_of_a_hostile_sandbox_is_followed(client: Any, image: str, tmp_p
     assert "root:" not in found.unified
 
 
-def test_of_others_nobody_hears(client: Any, image: str, shared_daemon: Any, tmp_path: Path, clean: None) -> None:
+def test_of_others_nobody_hears(client: Any, image: str, shared_daemon: Any, clean: None) -> None:
     one, two = branches(client, image, "one", "two")
     sh(client, one, "echo 1 >both")
     sh(client, two, "echo 2 >both")

@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.support.counting import counting
 from tests.support.expect import refused, until
+from tests.support.snapshots import sh
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
@@ -36,9 +37,7 @@ class House:
         return str(self.client.sandbox.create(self.image, **options).sandbox_id)
 
     def sh(self, box: str, script: str) -> str:
-        done = self.client.sandbox.exec(box, ["sh", "-c", script])
-        assert done.exit_code == 0, done
-        return bytes(done.stdout).decode()
+        return sh(self.client, box, script)
 
     def counting(self, box: str, upto: int = 3) -> None:
         """Have a counter run in a sandbox, and wait until it has come so far."""
@@ -429,7 +428,7 @@ def test_a_full_disk_fails_the_checkpoint_and_not_the_sandbox(own_house: Callabl
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
-def test_an_image_stays_as_long_as_a_checkpoint_needs_it(house: House, tmp_path: Path, source_tree: Path) -> None:
+def test_an_image_stays_as_long_as_a_checkpoint_needs_it(house: House, source_tree: Path) -> None:
     own = house.client.image.create(str(source_tree), provider="gvisor", labels={"own": "yes"}).image_id
     box = house.client.sandbox.create(own).sandbox_id
     checkpoint = house.checkpoint(box)

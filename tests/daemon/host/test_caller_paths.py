@@ -272,7 +272,7 @@ async def test_what_the_kernel_shows_as_files(tmp_path: Path) -> None:
             await take(Path(name), tmp_path / "target")
 
 
-async def test_a_file_without_end(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_without_end(source: Path, tmp_path: Path) -> None:
     (source / "sparse").touch()
     os.truncate(source / "sparse", 1 << 41)
     with pytest.raises(CallerError, match=r"more than 1 TiB: sparse"):

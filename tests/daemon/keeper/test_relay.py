@@ -336,7 +336,7 @@ async def test_thousands_of_journals_that_nobody_asked_for(pod: Pod, watcher: Wa
 # -- the program by itself --------------------------------------------------------------------------------------------
 
 
-def test_one_keeper_for_a_directory(pod: Pod, tmp_path: Path) -> None:
+def test_one_keeper_for_a_directory(pod: Pod) -> None:
     behind = subprocess.run([pod.program, "-d", str(pod.directory)], check=False, capture_output=True, timeout=20)
     assert (behind.returncode, behind.stdout, behind.stderr) == (0, b"", b"")
     before = subprocess.run([pod.program, "-p", str(pod.directory)], check=False, capture_output=True, timeout=20)

@@ -19,6 +19,7 @@ from tests.support import fake_provider as fake_module
 from tests.support.expect import refused_async, until
 from tests.support.fake_provider import FakePauses
 from tests.support.inside import Inside, inside
+from tests.support.printed import lines
 from tests.support.suspending_daemons import HOUSES, DockerHouse, House
 from tests.support.users import NOBODY, command_as
 
@@ -745,28 +746,23 @@ def with_fake(new_daemon: Callable[[], Any]) -> Any:
     return daemon
 
 
-def said(done: "subprocess.CompletedProcess[bytes]") -> list[str]:
-    assert done.returncode == 0, done.stderr
-    return done.stdout.decode().splitlines()
-
-
 @pytest.mark.parametrize("provider", ["fake", pytest.param("local", marks=pytest.mark.needs("freezer"))])
 def test_by_the_command_line(with_fake: Any, source: str, provider: str) -> None:
     cli = with_fake.cli
     with with_fake.connect() as client:
         image = client.image.create(source, provider=provider).image_id
         boxes = [client.sandbox.create(image, name=name, secrets={"KEY": "v"}).sandbox_id for name in ("a", "b")]
-    assert said(cli("suspend", *boxes)) == boxes
-    listed = said(cli("ls"))
+    assert lines(cli("suspend", *boxes)) == boxes
+    listed = lines(cli("ls"))
     assert sum("suspended" in line for line in listed) == 2
     done = cli("exec", "a", "true")
     assert done.returncode == 125
     assert b"is suspended: resume it [not_ready]" in done.stderr
-    assert said(cli("resume", "--secret", "KEY", *boxes, env={"KEY": "v"})) == boxes
-    history = "\n".join(said(cli("history", "a")))
+    assert lines(cli("resume", "--secret", "KEY", *boxes, env={"KEY": "v"})) == boxes
+    history = "\n".join(lines(cli("history", "a")))
     assert "sandbox.suspended" in history
     assert "sandbox.resumed" in history
-    assert said(cli("exec", "a", "echo", "hi")) == ["hi"]
+    assert lines(cli("exec", "a", "echo", "hi")) == ["hi"]
 
 
 @pytest.mark.needs("bwrap")
@@ -783,8 +779,8 @@ def test_where_nothing_freezes_that_is_said_before_anything_happens(new_daemon: 
         argv = command_as(NOBODY, [*daemon.command, *words])
         return subprocess.run(argv, env=daemon.env, capture_output=True, check=False, timeout=60)
 
-    [image] = said(cli("image", "create", "--provider", "local", f"{daemon.root}/source"))
-    [box] = said(cli("create", image))
+    [image] = lines(cli("image", "create", "--provider", "local", f"{daemon.root}/source"))
+    [box] = lines(cli("create", image))
     with daemon.connect() as client:
         [local] = [one for one in client.daemon.capabilities().providers if one.provider == "local"]
         assert not local.features["suspend"].works
@@ -792,14 +788,14 @@ def test_where_nothing_freezes_that_is_said_before_anything_happens(new_daemon: 
         assert done.returncode == 1
         assert b"cannot be suspended: there is no writable freezer control group" in done.stderr
         assert b"[not_supported]" in done.stderr
-        assert said(cli("resume", box)) == [box]
+        assert lines(cli("resume", box)) == [box]
         assert [event.type for event in client.sandbox.history(box).events] == [
             "sandbox.create_requested", "sandbox.created"
         ]  # fmt: skip
         os.kill(_first_process(daemon, box), 9)
         until(lambda: client.sandbox.get(box).status != "running")
-        assert said(cli("resume", box)) == [box]
-        assert said(cli("exec", box, "echo", "anew")) == ["anew"]
+        assert lines(cli("resume", box)) == [box]
+        assert lines(cli("exec", box, "echo", "anew")) == ["anew"]
 
 
 def _first_process(daemon: Any, box: str) -> int:

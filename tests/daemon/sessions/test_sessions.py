@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 from tests.support.expect import refused, until
+from tests.support.snapshots import sh
 
 pytestmark = pytest.mark.needs("bwrap")
-
-
-def sh(client: Any, session: str, command: str) -> str:
-    done = client.sandbox.exec(session, command)
-    assert done.exit_code == 0, done.stderr
-    return str(done.stdout.decode())
 
 
 def test_a_pinned_session_is_found_again(client: Any, image: str) -> None:

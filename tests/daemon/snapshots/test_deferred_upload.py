@@ -100,7 +100,7 @@ def test_a_copy_that_is_kept_besides_stays(new_house: Callable[..., House]) -> N
     assert house.files(f"{house.daemon.root}/kept") == [places[1].path]
 
 
-def test_an_import_too(house: House, tmp_path: Path) -> None:
+def test_an_import_too(house: House) -> None:
     from tests.support.snapshots import archive, imported
 
     theirs = imported(house.client, archive(("a", "theirs\n")))

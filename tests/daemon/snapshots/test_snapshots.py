@@ -453,7 +453,7 @@ def test_a_workspace_that_was_packed_with_its_directory_is_restored_without_it(
     client.snapshot.delete(snapshot.snapshot_id)
 
 
-def test_a_directory_of_that_name_in_a_workspace_stays(client: Any, box: str, tmp_path: Path) -> None:
+def test_a_directory_of_that_name_in_a_workspace_stays(client: Any, box: str) -> None:
     """Archives of Sandkeep say where their names begin."""
     sh(client, box, "rm -r *; mkdir workspace; echo 1 >workspace/1")
     before = tree(client, box)

@@ -7,21 +7,12 @@ from typing import Any
 
 import pytest
 from tests.support.expect import refused
+from tests.support.printed import said
 
 pytestmark = pytest.mark.needs("bwrap")
 
 CONTENT = b"hello\n"
 SETTINGS = {"SANDKEEP_QUOTA": "artifacts=1M", "SANDKEEP_QUOTA_ADMIN": "1"}
-
-
-@pytest.fixture(scope="module")
-def cli(shared_daemon: Any) -> Any:
-    return shared_daemon.cli
-
-
-def said(done: "subprocess.CompletedProcess[bytes]") -> str:
-    assert done.returncode == 0, done.stderr
-    return str(done.stdout.decode().strip())
 
 
 def rows(done: "subprocess.CompletedProcess[bytes]") -> list[list[str]]:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.printed import said
 
 from sandkeep.cli.commands import merges
 from sandkeep.cli.commands.merges import PathAndWord
@@ -25,11 +26,6 @@ LINES = "".join(f"line {number}\n" for number in range(20))
 HOSTILE = "evil\n\x1b]0;owned\x07"
 QUOTED = r'"evil\n\033]0;owned\007"'
 NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def cli(shared_daemon: Any) -> Any:
-    return shared_daemon.cli
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +65,6 @@ def branches(client: Any, image: str) -> Iterator[Branches]:
     yield make
     for sandbox in client.sandbox.list().sandboxes:
         client.branch.remove(sandbox.sandbox_id)
-
-
-def said(done: "subprocess.CompletedProcess[bytes]", code: int = 0) -> str:
-    assert done.returncode == code, (done.stdout, done.stderr)
-    return str(done.stdout.decode().strip())
 
 
 def refused(done: "subprocess.CompletedProcess[bytes]", code: str) -> str:

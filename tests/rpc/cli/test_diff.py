@@ -29,11 +29,6 @@ printf 'red\\033[31m\\tend\\r\\n' >"$(printf 'evil\\n\\033]0;owned\\007')"
 
 
 @pytest.fixture(scope="module")
-def cli(shared_daemon: Any) -> Any:
-    return shared_daemon.cli
-
-
-@pytest.fixture(scope="module")
 def boxes(client: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The image of two sandboxes: one is `changed`, the other is `same` as at the beginning."""
     source = tmp_path_factory.mktemp("source")

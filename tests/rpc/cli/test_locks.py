@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import until
+from tests.support.printed import said
 
 from sandkeep import connect
 from sandkeep.errors import SandkeepError
@@ -39,9 +40,7 @@ def start(place: dict[str, str], new_daemon: Callable[[], RunningDaemon]) -> Cal
 
 
 def out(daemon: RunningDaemon, *words: str) -> str:
-    done = daemon.cli("lock", *words)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
+    return said(daemon.cli("lock", *words))
 
 
 def told(daemon: RunningDaemon, *words: str) -> Any:
@@ -50,7 +49,7 @@ def told(daemon: RunningDaemon, *words: str) -> Any:
 
 def test_two_daemons_have_a_lock_one_after_the_other(start: Callable[[], RunningDaemon]) -> None:
     one, other = start(), start()
-    lock_id = out(one, "acquire", "box").strip()
+    lock_id = out(one, "acquire", "box")
     assert lock_id.startswith("lck_")
     held = told(one, "get", "box")
     assert (held["lock_id"], held["status"], held["name"]) == (lock_id, "held", "box")
@@ -64,7 +63,7 @@ def test_two_daemons_have_a_lock_one_after_the_other(start: Callable[[], Running
     (refused,) = told(other, "ls", "--all")
     assert (refused["status"], refused["held_by"]) == ("contended", held["owner_id"])
     assert b"[lock_timeout]" in other.cli("lock", "acquire", "box", "--timeout", "0.1").stderr
-    assert out(one, "release", lock_id).strip() == lock_id
+    assert out(one, "release", lock_id) == lock_id
     taken = told(other, "acquire", "box")
     assert taken["fence"] > held["fence"]
     assert b"[not_found]" in one.cli("lock", "release", "nobodys").stderr

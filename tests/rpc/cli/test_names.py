@@ -6,14 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.printed import one
 
 pytestmark = pytest.mark.needs("bwrap")
-
-
-def one(done: subprocess.CompletedProcess[bytes]) -> str:
-    assert done.returncode == 0, done.stderr.decode()
-    (only,) = done.stdout.decode().splitlines()
-    return only
 
 
 def refusal(done: subprocess.CompletedProcess[bytes]) -> str:

@@ -11,22 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.printed import document, lines, one
 
 pytestmark = pytest.mark.needs("bwrap")
-
-
-def lines(done: subprocess.CompletedProcess[bytes]) -> list[str]:
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode().splitlines()
-
-
-def one(done: subprocess.CompletedProcess[bytes]) -> str:
-    (only,) = lines(done)
-    return only
-
-
-def document(done: subprocess.CompletedProcess[bytes]) -> Any:
-    return json.loads(one(done))
 
 
 def documents(done: subprocess.CompletedProcess[bytes]) -> list[Any]:

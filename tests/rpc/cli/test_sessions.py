@@ -9,20 +9,11 @@ from typing import Any
 
 import pytest
 from tests.support.expect import until
+from tests.support.printed import said
 
 pytestmark = pytest.mark.needs("bwrap")
 
 UUID_CHARACTERS = 36
-
-
-@pytest.fixture(scope="module")
-def cli(shared_daemon: Any) -> Any:
-    return shared_daemon.cli
-
-
-def said(done: "subprocess.CompletedProcess[bytes]") -> str:
-    assert done.returncode == 0, done.stderr
-    return str(done.stdout.decode().strip())
 
 
 def told(done: "subprocess.CompletedProcess[bytes]") -> str:

@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.printed import said
 
 pytestmark = pytest.mark.needs("bwrap")
-
-
-@pytest.fixture(scope="module")
-def cli(shared_daemon: Any) -> Any:
-    return shared_daemon.cli
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +19,6 @@ def image(cli: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
         place.chmod(0o755)
     (source / "file").write_text("from the image\n")
     return said(cli("image", "create", str(source)))
-
-
-def said(done: "subprocess.CompletedProcess[bytes]") -> str:
-    assert done.returncode == 0, done.stderr
-    return str(done.stdout.decode().strip())
 
 
 def told(done: "subprocess.CompletedProcess[bytes]", code: str, exit_code: int = 1) -> str:

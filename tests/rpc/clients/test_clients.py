@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import trio
 from tests.support.clients import KINDS, Body, Kind, caught, daemon_of, pause
+from tests.support.serving import Serving, serving
 
 import sandkeep
 from sandkeep import blocking, model
@@ -24,7 +25,6 @@ from sandkeep.clients import dial, exchange, steps
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeepd.api import server as server_module
 from sandkeepd.api.listener import listening
-from sandkeepd.api.server import Server
 from sandkeepd.core.call import Call
 from sandkeepd.core.peer import Peer
 from sandkeepd.serving.limits import MAX_CALLS
@@ -94,21 +94,12 @@ class Handler:
         return model.Empty()
 
 
-class House:
+class House(Serving[Handler]):
     """A server on a socket, on trio; clients are in threads of their own."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.handler = Handler()
-        self.server = Server(self.handler)
-        self.scope = trio.CancelScope()
-        self.stopped = trio.Event()
+        super().__init__(path, Handler())
         self._token = trio.lowlevel.current_trio_token()
-
-    async def run(self, *, task_status: Any) -> None:
-        with listening(self.path) as listener, self.scope:
-            await self.server.serve(listener, task_status=task_status)
-        self.stopped.set()
 
     def let_go(self) -> None:
         """Let all calls that wait go on. For clients' threads."""
@@ -121,13 +112,9 @@ class House:
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
-    built = House(str(tmp_path / "s.sock"))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(built.run)
+    async with serving(House(str(tmp_path / "s.sock"))) as built:
         yield built
         built.handler.release.set()
-        built.scope.cancel()
-        await built.stopped.wait()
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)

@@ -11,6 +11,7 @@ from tests.conftest import RunningDaemon
 from tests.daemon.api.test_repeats import Case, made_once
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until
+from tests.support.snapshots import sh
 from tests.support.users import NOBODY, as_user
 
 from sandkeep import failpoints
@@ -54,12 +55,6 @@ def typed(daemon: Any, *words: str) -> str:
     return str(done.stdout.decode().strip())
 
 
-def shell(client: Any, box: str, script: str) -> str:
-    done = client.sandbox.exec(box, script)
-    assert done.exit_code == 0, done.stderr
-    return str(done.stdout.decode())
-
-
 def by_nobody(daemon: Any, work: Callable[[Any], Any]) -> Any:
     """The answer of `work` with a client of another user; an error as its code."""
 
@@ -97,8 +92,8 @@ def test_a_mistyped_directory_is_no_fault_of_the_engine(daemon: Any, image: str,
 def test_a_volume_as_it_is_typed(daemon: Any, client: Any, image: str) -> None:
     assert typed(daemon, "volume", "create", "cache") == "cache"
     boxes = [typed(daemon, "create", image, "--volume", "cache:/cache") for _ in range(2)]
-    shell(client, boxes[0], "echo shared >/cache/file")
-    assert shell(client, boxes[1], "cat /cache/file") == "shared\n"
+    sh(client, boxes[0], "echo shared >/cache/file")
+    assert sh(client, boxes[1], "cat /cache/file") == "shared\n"
     [shown] = json.loads(typed(daemon, "volume", "ls", "--json"))
     assert (shown["name"], shown["owner"], shown["sandbox_ids"]) == ("cache", "uid:0", boxes)
     heading, line = typed(daemon, "volume", "ls").splitlines()
@@ -148,7 +143,7 @@ def test_a_volume_is_in_use_as_long_as_a_sandbox_may_run_again(
     daemon: Any, client: Any, image: str, dockerd: Any
 ) -> None:
     box = client.sandbox.create(image, volumes=[MOUNT]).sandbox_id
-    shell(client, box, "echo kept >/cache/file")
+    sh(client, box, "echo kept >/cache/file")
     client.sandbox.suspend(box)
     assert refused("in_use", client.volume.remove, "cache").data["sandbox_ids"] == [box]
     client.sandbox.resume(box)
@@ -156,10 +151,10 @@ def test_a_volume_is_in_use_as_long_as_a_sandbox_may_run_again(
     daemon.start()
     with daemon.connect() as later:  # which has adopted it
         assert refused("in_use", later.volume.remove, "cache").data["sandbox_ids"] == [box]
-        assert shell(later, box, "cat /cache/file") == "kept\n"
+        assert sh(later, box, "cat /cache/file") == "kept\n"
         later.sandbox.terminate(box)
         again = later.sandbox.create(image, volumes=[MOUNT]).sandbox_id
-        assert shell(later, again, "cat /cache/file") == "kept\n"
+        assert sh(later, again, "cat /cache/file") == "kept\n"
         later.sandbox.terminate(again)
         later.volume.remove("cache")
         assert later.volume.list().volumes == []
@@ -180,7 +175,7 @@ def test_a_volume_of_a_container_of_others_stays(client: Any, image: str, docker
 
 def test_another_owner_has_other_volumes(daemon: Any, client: Any, image: str, dockerd: Any) -> None:
     box = client.sandbox.create(image, volumes=[MOUNT]).sandbox_id
-    shell(client, box, "echo secret >/cache/file")
+    sh(client, box, "echo secret >/cache/file")
     assert by_nobody(daemon, lambda c: c.volume.list().volumes) == []
     assert by_nobody(daemon, lambda c: c.volume.remove("cache")) == "not_found"
     for call in ("create", "remove"):
@@ -190,19 +185,19 @@ def test_another_owner_has_other_volumes(daemon: Any, client: Any, image: str, d
     assert by_nobody(daemon, lambda c: c.volume.list(owner="uid:0")) == "permission_denied"
     theirs = client.image.create(dockerd.busybox(), provider="docker", owner=THEIRS).image_id
     mine = by_nobody(daemon, lambda c: c.sandbox.create(theirs, volumes=[MOUNT]).sandbox_id)
-    assert shell(client, mine, "ls /cache") == ""
+    assert sh(client, mine, "ls /cache") == ""
     assert by_nobody(daemon, lambda c: c.volume.list().volumes[0].sandbox_ids) == [mine]
     # By the engine's name of it there is no way either: that is a name as any other.
     [engine_name] = [each.engine_name for each in client.volume.list(owner="uid:0").volumes]
     mount = {**MOUNT, "source": engine_name}
     other = by_nobody(daemon, lambda c: c.sandbox.create(theirs, volumes=[mount]).sandbox_id)
-    assert shell(client, other, "ls /cache") == ""
+    assert sh(client, other, "ls /cache") == ""
     client.volume.create("cache", owner="key:ci")
     seen = {(each.owner, each.name) for each in client.volume.list().volumes}
     assert seen == {("uid:0", "cache"), (THEIRS, "cache"), (THEIRS, engine_name), ("key:ci", "cache")}
     labels = dockerd.get(f"/volumes/{engine_name}")["Labels"]
     assert labels == {"sandkeep.owner": "uid:0", "sandkeep.volume": "cache"}  # made at first use
-    assert shell(client, box, "cat /cache/file") == "secret\n"
+    assert sh(client, box, "cat /cache/file") == "secret\n"
 
 
 def test_volumes_of_earlier_versions_have_no_labels_and_are_listed(client: Any, image: str, dockerd: Any) -> None:
@@ -212,7 +207,7 @@ def test_volumes_of_earlier_versions_have_no_labels_and_are_listed(client: Any, 
         found = [(each.owner, each.name) for each in client.volume.list().volumes]
         assert found == [("uid:0", "old"), (THEIRS, "old")]
         box = client.sandbox.create(image, volumes=[{"source": "old", "target": "/old"}]).sandbox_id
-        shell(client, box, "echo kept >/old/file")
+        sh(client, box, "echo kept >/old/file")
         [mine] = client.volume.list(owner="uid:0").volumes
         assert (mine.engine_name, mine.sandbox_ids) == ("sandkeep-volume-uid-0-old", [box])
         client.sandbox.terminate(box)

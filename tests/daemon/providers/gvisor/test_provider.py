@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.conftest import RunningDaemon
 from tests.support.expect import refused, until
+from tests.support.snapshots import sh
 
 from sandkeep import archives, transfer
 from sandkeep.ids import new_id
@@ -56,12 +57,6 @@ def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     (source / "sub").mkdir()
     (source / "sub" / "inner").write_text("inner\n")
     return str(client.image.create(str(source), provider="gvisor").image_id)
-
-
-def sh(client: Any, box: str, script: str) -> str:
-    done = client.sandbox.exec(box, ["sh", "-c", script])
-    assert done.exit_code == 0, done
-    return bytes(done.stdout).decode()
 
 
 def end_kernel(box: str) -> None:

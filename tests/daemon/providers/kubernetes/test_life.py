@@ -9,6 +9,7 @@ from tests.support.counting import counting
 from tests.support.expect import refused, until
 from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.images import BUSYBOX, TOOLS
+from tests.support.snapshots import sh
 
 from sandkeep.kubernetes.names import label_value
 
@@ -31,9 +32,7 @@ class House:
         return str(self.client.sandbox.create(self.image(reference), **options).sandbox_id)
 
     def sh(self, box: str, script: str) -> str:
-        done = self.client.sandbox.exec(box, ["sh", "-c", script])
-        assert done.exit_code == 0, done
-        return bytes(done.stdout).decode()
+        return sh(self.client, box, script)
 
     def pods(self, **labels: str) -> list[Any]:
         """The pods with these labels, as the official client has them."""

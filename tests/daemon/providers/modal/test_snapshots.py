@@ -9,6 +9,7 @@ from tests.conftest import RunningDaemon
 from tests.support.expect import refused, until
 from tests.support.kubernetes.images import TOOLS
 from tests.support.modal.service import Modal
+from tests.support.snapshots import sh
 
 from sandkeep.errors import SandkeepError
 
@@ -28,9 +29,7 @@ class House:
         return str(self.client.sandbox.create(self.image.image_id, **options).sandbox_id)
 
     def sh(self, box: str, script: str) -> str:
-        done = self.client.sandbox.exec(box, ["sh", "-c", script])
-        assert done.exit_code == 0, done
-        return bytes(done.stdout).decode()
+        return sh(self.client, box, script)
 
     def changed(self) -> Any:
         """Make a sandbox, change its files, in and out of the workspace, and return a snapshot of it."""
