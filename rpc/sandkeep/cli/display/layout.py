@@ -119,15 +119,19 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | No
     for place in reversed(range(len(shown))):
         if shown[place][0].spare and total_width(shown) > room:
             del shown[place]
-    _give_back(shown, natural, room)
+    _share(shown, natural, room)
     return shown
 
 
-def _give_back(shown: list[tuple[Column, int, int]], natural: Sequence[int], room: int) -> None:
-    """Widen columns that can be spared by what is left: first those that need the least to be whole, such as names
-    beside labels that are cut. The others stay as narrow, so that a table that is drawn again and again does not move.
+def _share(shown: list[tuple[Column, int, int]], natural: Sequence[int], room: int) -> None:
+    """Share what the other columns leave among those that can be spared: first those that need the least to be whole,
+    such as names beside labels that are cut. The others stay as narrow, so that a table that is drawn again and again
+    does not move.
     """
     spare = [place for place, (column, _, _) in enumerate(shown) if column.spare]
+    for place in spare:
+        column, index, wanted = shown[place]
+        shown[place] = column, index, min(wanted, column.least or wanted)
     by_need = sorted(spare, key=lambda place: natural[shown[place][1]] - shown[place][2])
     for places, is_whole in ((by_need, True), (spare, False)):
         for place in places:
