@@ -1,12 +1,23 @@
-"""Paths in answers: as text, and no more of them than a message holds."""
+"""Paths in answers: those that are asked for, as text, and no more of them than a message holds."""
 
 from collections.abc import Callable, Iterable, Iterator
+from posixpath import normpath
 from typing import Final, TypeVar
+
+from sandkeep_store.archives.trees.tree import is_in
 
 T = TypeVar("T")
 
 MOST_BYTES: Final = 1_500_000
 """Maximum bytes of paths and lines in one answer. In JSON each may become six, and a message has 16 MiB."""
+
+
+def chosen(paths: Iterable[str]) -> Callable[[bytes], bool]:
+    """Return a function that tells if a name is at or below one of the paths; without paths, all are. They begin at
+    the workspace, which is ``.``.
+    """
+    wanted = [normpath(path.strip("/")).encode("utf-8", "surrogateescape") for path in paths]
+    return lambda name: not wanted or any(is_in(name, path) for path in wanted)
 
 
 def text_of(path: bytes) -> tuple[str, bytes | None]:

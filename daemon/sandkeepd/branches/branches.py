@@ -30,7 +30,7 @@ from sandkeep.protocol.methods import (
 )
 from sandkeep_store.views.branches import MergeState
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.branches.answers import as_many_as_fit, text_of
+from sandkeepd.branches.answers import as_many_as_fit, chosen, text_of
 from sandkeepd.branches.committing import Committing
 from sandkeepd.branches.comparing import Comparing
 from sandkeepd.branches.creation import BranchCreation
@@ -126,8 +126,8 @@ class Branches:
 
     async def blame(self, request: Request[BranchBlame]) -> Blame:
         """Show which branch each path came from."""
-        asked = request.params
-        origins = [origin for origin in await self._origins(request) if _is_wanted(origin, asked.paths)]
+        asked, is_chosen = request.params, chosen(request.params.paths)
+        origins = [origin for origin in await self._origins(request) if is_chosen(origin.path)]
         wanted = origins[asked.after : asked.after + asked.limit]
         shown = [_provenance(origin) for origin in as_many_as_fit(wanted, _size_of)]
         end = asked.after + len(shown)
@@ -170,11 +170,6 @@ def _shown(sandbox: SandboxState, lineage: Lineage) -> Branch:
 
 def _size_of(origin: Origin) -> int:
     return len(origin.path) + sum(map(len, origin.branches)) + 100
-
-
-def _is_wanted(origin: Origin, paths: Sequence[str]) -> bool:
-    wanted = [path.strip("/").encode("utf-8", "surrogateescape") for path in paths]
-    return not wanted or any(origin.path == path or origin.path.startswith(path + b"/") for path in wanted)
 
 
 def _provenance(origin: Origin) -> Provenance:

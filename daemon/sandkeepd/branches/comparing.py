@@ -10,12 +10,11 @@ from sandkeep.errors import CallerError
 from sandkeep.model import ChangeKind, Diff, FileChange
 from sandkeep.protocol.methods import Kind, SandboxDiff
 from sandkeep_store.archives.tar.members import TOP
-from sandkeep_store.archives.trees.tree import is_in
 from sandkeep_store.merging.compare import Change, changes
 from sandkeep_store.merging.trees import TreeState
 from sandkeep_store.merging.unified import line_counts, unified
 from sandkeep_store.views.sandboxes import SandboxState
-from sandkeepd.branches.answers import as_many_as_fit, text_of
+from sandkeepd.branches.answers import as_many_as_fit, chosen, text_of
 from sandkeepd.branches.lineage import Kept, began_with
 from sandkeepd.branches.merge_files import counting
 from sandkeepd.branches.points import Files, Points
@@ -133,9 +132,8 @@ def _diff(
     meter: Meter,
 ) -> Diff:  # fmt: skip
     found = {name: change for name, change in changes(before, after, ignored, counting(meter)).items() if name != TOP}
-    wanted = [path.strip("/").encode("utf-8", "surrogateescape") or TOP for path in asked.paths]
-    if wanted:
-        found = {name: change for name, change in found.items() if _is_wanted(name, wanted)}
+    is_chosen = chosen(asked.paths)
+    found = {name: change for name, change in found.items() if is_chosen(name)}
     counts = {"added": 0, "changed": 0, "deleted": 0}
     for change in found.values():
         counts[_kind(change)] += 1
@@ -158,10 +156,6 @@ def _diff(
 def _is_of_directories(change: Change) -> bool:
     """Return True for a change that has no place in a patch."""
     return all(entry is None or entry.kind == "directory" for entry in (change.before, change.after))
-
-
-def _is_wanted(name: bytes, wanted: Sequence[bytes]) -> bool:
-    return any(is_in(name, path) for path in wanted)
 
 
 def _kind(change: Change) -> ChangeKind:

@@ -128,13 +128,7 @@ class MergeFiles:
         size = len(document) + os.stat(f"{place}/{SPOOL}").st_size + blobs
         return Outcome(merge=merged, record=record, size_bytes=size)
 
-    def resolve(
-        self,
-        merge_id: str,
-        record: str,
-        decisions: Sequence[model.Resolution],
-        meter: Meter,  # noqa: ARG002
-    ) -> Outcome:
+    def resolve(self, merge_id: str, record: str, decisions: Sequence[model.Resolution]) -> Outcome:
         """Apply decisions to the conflicts of a merge. Raises `not_found`, `invalid`."""
         place = self.place(merge_id)
         merge = self._load(merge_id, record)

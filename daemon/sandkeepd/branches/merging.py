@@ -327,7 +327,7 @@ class Resolving(Finishing):
         assert merge.record is not None
         order.context = merge.record
         apply = partial(parts.files.resolve, order.stream, merge.record, order.request.params.decisions)
-        outcome = await parts.work.compute(merge.owner, apply, order.progress, "resolving")
+        outcome = await parts.work.compute(merge.owner, lambda _: apply(), order.progress, "resolving")
         failpoints.reach("branch.resolved")
         if outcome.conflicts:
             self.release(order)

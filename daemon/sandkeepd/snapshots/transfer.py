@@ -5,10 +5,10 @@ archive is kept only after a full inspection, even if its digest is right.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -29,6 +29,7 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.chains import chain
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.snapshots import SnapshotState
+from sandkeepd.contract.caller import Progress
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import RUN_AGAIN, Core
@@ -44,6 +45,8 @@ from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.pipe_intake import Intake, enlarge
 from sandkeepd.snapshots.restore import Unpacking, image_beneath, names_of
 from sandkeepd.snapshots.snapshots import SnapshotCreation, Snapshots, snapshotting
+
+T = TypeVar("T")
 
 IMPORTED: Final = "imported"
 """The directory of imported archives."""
@@ -108,7 +111,7 @@ class SnapshotIntake(SnapshotCreation):
         able = snapshotting(provider)
         into = able.workspace_in_archives(image.details if image is not None else {})
         top = TopLevel(None if into is None else into.path)
-        found = await run_in_thread(partial(_look_through, archive, top), order.progress, "looking through the archive")
+        found = await _looked_through(archive, partial(_look_through, archive, top), order.progress)
         files = order.request.params.files or top.files
         if files == "root" and not able.takes_root:
             message = f"the archive holds a whole root file system, which {provider.name} sandboxes do not start from"
@@ -210,7 +213,7 @@ class Transfers:
         stored = snapshot.stored
         assert stored is not None
         async with self._archives.opened(snapshot, request.progress) as archive:
-            await run_in_thread(partial(check, snapshot, archive), request.progress, "looking through the archive")
+            await _looked_through(archive, partial(check, snapshot, archive), request.progress)
             given = read_only(archive)
             try:
                 await request.give([given])
@@ -228,7 +231,7 @@ class Transfers:
             archives = []
             for each in reversed(list(chain(core.state, snapshot))):
                 archives.append(await opened.enter_async_context(self._archives.opened(each, progress)))
-                await run_in_thread(partial(check, each, archives[-1]), progress, "looking through the archive")
+                await _looked_through(archives[-1], partial(check, each, archives[-1]), progress)
             base = None
             provider = core.provider_of(snapshot)
             if beneath is not None:
@@ -289,6 +292,12 @@ async def _received(request: Request[SnapshotImport], target: int) -> str:
         return await Intake(reading, target, request.params.size_bytes).run(request.progress)
     finally:
         os.close(reading)
+
+
+async def _looked_through(archive: int, work: Callable[[Meter], T], progress: Progress) -> T:
+    """Run work that reads a whole archive."""
+    size = os.fstat(archive).st_size
+    return await run_in_thread(work, progress, "looking through the archive", total_bytes=size)
 
 
 def _look_through(archive: int, top: TopLevel, moved: Meter) -> Inspection:

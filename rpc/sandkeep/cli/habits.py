@@ -5,7 +5,7 @@ from typing import Final
 import click
 
 _EVERYWHERE: Final = {
-    "-m": "--memory", "-v": "--volume", "--mount": "--volume", "-l": "--label", "-w": "--cwd", "--workdir": "--cwd",
+    "-m": "--memory", "-v": "--volume", "--mount": "--volume", "-l": "--label",
     "-u": "--user", "--cpu": "--cpus", "--pids-limit": "--pids", "--net": "--network", "-t": "--name",
     "--tag": "--name", "--exclude": "--ignore", "--format": "--json", "-c": "--count",
 }  # fmt: skip

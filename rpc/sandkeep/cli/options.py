@@ -353,13 +353,26 @@ secret_option = click.option(
     metavar="K[=V]",
     help="Set a secret, which is stored nowhere. K alone is safer: others can see a command line.",
 )
-cwd_option = click.option(
-    "--cwd",
-    "working_dir",
-    type=INSIDE,
-    metavar="DIR",
-    help="Working directory in the sandbox; relative ones begin at the sandbox's own.",
-)
+
+
+class _Aliased(click.Option):
+    """An option that also goes by other names, which help does not show."""
+
+    def __init__(self, *args: Any, also: Sequence[str], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._also = also
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        super().add_to_parser(parser, ctx)
+        parser.add_option(obj=self, opts=[*self._also], dest=self.name, action="store", nargs=1)
+
+
+def _cwd_option(text: str) -> Callable[[Function], Function]:
+    also = ("--workdir", "-w")  # Docker's
+    return click.option("--cwd", "working_dir", cls=_Aliased, also=also, type=INSIDE, metavar="DIR", help=text)
+
+
+cwd_option = _cwd_option("Working directory in the sandbox; relative ones begin at the sandbox's own.")
 timeout_option = click.option(
     "--timeout", "timeout_s", type=Duration(), metavar="TIME", help="Kill the command and its children after this time."
 )
@@ -382,16 +395,13 @@ bucket_option = click.option(
 )
 
 
-class _NameOption(click.Option):
-    """``--name``, which also goes by ``--id``, as it was called once; help does not show that."""
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        parser.add_option(obj=self, opts=["--id"], dest=self.name, action="store", nargs=1)
-
-
 sandbox_name_option = click.option(
-    "--name", cls=_NameOption, metavar="NAME", help="Name of the new sandbox, unique among yours."
+    # It was called --id once.
+    "--name",
+    cls=_Aliased,
+    also=["--id"],
+    metavar="NAME",
+    help="Name of the new sandbox, unique among yours.",
 )
 
 
@@ -417,7 +427,7 @@ _SANDBOX_OPTIONS: Final = (
     ),
     click.option("--user", metavar="UID[:GID]", help="User of its processes."),
     click.option("--read-only", is_flag=True, help="Mount its files read-only."),
-    click.option("--cwd", "working_dir", type=INSIDE, metavar="DIR", help="Working directory of its processes."),
+    _cwd_option("Working directory of its processes."),
     click.option(
         "--idle-timeout",
         "idle_timeout_s",

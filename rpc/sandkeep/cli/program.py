@@ -7,6 +7,7 @@ import click
 from sandkeep.cli.options import Command
 
 END: Final = "--"
+_SANDBOX_AND_PROGRAM: Final = 2
 
 
 class ProgramCommand(Command):
@@ -26,8 +27,20 @@ class ProgramCommand(Command):
         advice = super().advise(ctx, args, option)
         return advice or ("" if END in args else f"Options of the program go after `--`, as in: {self._form(ctx)}")
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Without ``--`` the last words are the program, unless more than a sandbox comes before
+        it: `run web1 sleep 1` would start "1" as a process called "sleep".
+        """
+        left = super().parse_args(ctx, args)
+        if END not in args and len(self._arguments()) > _SANDBOX_AND_PROGRAM and not ctx.resilient_parsing:
+            ctx.fail(f"the command must stand behind `--`, as in: {self._form(ctx)}")
+        return left
+
+    def _arguments(self) -> list[click.Argument]:
+        return [param for param in self.params if isinstance(param, click.Argument)]
+
     def _check(self, ctx: click.Context, before: list[str]) -> None:
-        *named, program = [param for param in self.params if isinstance(param, click.Argument)]
+        *named, program = self._arguments()
         parsed, _, _ = self.make_parser(ctx).parse_args(args=list(before))
         if not {*ctx.help_option_names}.isdisjoint(before):
             return
@@ -38,7 +51,7 @@ class ProgramCommand(Command):
             ctx.fail(f"{words[0]!r} stands before `--`, and is no part of the program then: use {self._form(ctx)}")
 
     def _form(self, ctx: click.Context) -> str:
-        named = [_title(param) for param in self.params if isinstance(param, click.Argument)][:-1]
+        named = [_title(param) for param in self._arguments()[:-1]]
         return " ".join([ctx.command_path, *named, END, "COMMAND..."])
 
 

@@ -10,8 +10,8 @@ import trio
 
 from sandkeepd.host import threads
 from sandkeepd.host.threads import AbandonedError, Meter, run_in_thread
+from sandkeepd.providers.common import packing
 from sandkeepd.providers.docker.build import PullLog
-from sandkeepd.providers.local import pack
 
 DEADLINE_S = 30.0
 
@@ -80,7 +80,7 @@ def test_the_bytes_of_a_tree_are_those_of_its_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     tree = os.open(tmp_path, os.O_RDONLY)
     try:
-        assert pack._bytes_in(tree) == 111
+        assert packing.bytes_in(tree) == 111
     finally:
         os.close(tree)
 

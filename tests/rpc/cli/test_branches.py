@@ -435,12 +435,13 @@ def test_the_origin_of_merged_paths(cli: Any, branches: Branches) -> None:
     ]  # fmt: skip
     assert [row[0] for row in rows[1:]] == ["A", "A", "D", "M"]
     [merge] = [m for m in json.loads(said(cli("branch", "merges", "--json"))) if m["name"] == "sum"]
-    assert said(cli("branch", "blame", merge["merge_id"], "run.sh")).splitlines()[1].split() == [
-        "D",
-        "run.sh",
-        "taken",
-        b,
-    ]
+    for paths in (["run.sh"], ["./run.sh"]):
+        [row] = said(cli("branch", "blame", merge["merge_id"], *paths)).splitlines()[1:]
+        assert row.split() == ["D", "run.sh", "taken", b]
+    for everything in (".", "/"):
+        assert said(cli("branch", "blame", merge["merge_id"], everything)) == said(
+            cli("branch", "blame", merge["merge_id"])
+        )
 
 
 # -- commit --git -----------------------------------------------------------------------------------------------------

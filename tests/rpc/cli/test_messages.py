@@ -168,7 +168,6 @@ def test_a_command_of_another_tool_leads_to_ours(line: str, ours: str) -> None:
     [
         ("create img -m 512M", "Use `--memory`."),
         ("create img -it", "`create` runs no program: use `sandkeep exec -it`"),
-        ("exec web1 -w /tmp -- pwd", "Use `--cwd`."),
         ("exec web1 -d -- sleep 1", "Use `sandkeep run SANDBOX NAME --detach`."),
         ("exec web1 -u root -- id", "use `sandkeep create --user`"),
         ("kill web1 worker -9", "Use `--signal 9`."),
@@ -192,6 +191,12 @@ def test_every_command_that_is_named_instead_exists() -> None:
                 parse([*before, *line.split()])
     assert {*HABITS_EVERYWHERE.values()} <= {*sandkeep.table}
     assert not {*HABITS_EVERYWHERE, *HABITS["sandkeep"]} & {*sandkeep.table}
+
+
+def test_options_of_other_tools_are_taken() -> None:
+    """Directories are copied without -r, too."""
+    for line in ("cp -r . box:there", "exec -w /tmp box -- pwd", "create img --workdir /tmp", "create img --id web"):
+        parse(line.split())
 
 
 def test_exec_says_that_its_process_outlives_the_daemon(new_daemon: Any, tmp_path: Path) -> None:

@@ -139,7 +139,10 @@ def test_forks(cli: Any, box: str) -> None:
         assert f"forked from  {box}" in said(cli("get", one))
         assert "forked from" in said(cli("history", one))
     [document] = [json.loads(said(cli("fork", box, "--json")))]
-    said(cli("rm", *made, document["sandboxes"][0]["sandbox_id"]))
+    named = said(cli("fork", box, "--name", "try-1", "--name", "try-2")).split()
+    assert [json.loads(said(cli("get", name, "--json")))["sandbox_id"] for name in ("try-1", "try-2")] == named
+    assert cli("fork", box, "--count", "3", "--name", "try-3").returncode == 2
+    said(cli("rm", *made, *named, document["sandboxes"][0]["sandbox_id"]))
     assert "frozen for" in said(cli("history", box))
 
 

@@ -71,7 +71,10 @@ class DirectoryLayers(Layering):
 
     async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
         try:
-            await run_in_thread(functools.partial(self._store.fill, name, archive), progress, "unpacking the files")
+            await run_in_thread(
+                functools.partial(self._store.fill, name, archive), progress, "unpacking the files",
+                total_bytes=os.fstat(archive.descriptor).st_size,
+            )  # fmt: skip
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self.discard_layers([name])

@@ -102,4 +102,6 @@ async def pack(
         await receive(instance, workspace, received)
         failpoints.reach("snapshot.copied")
         work = functools.partial(repack, received, request)
-        return packed_files(await run_in_thread(work, progress, "packing the files"), Pause())
+        size = os.fstat(received).st_size
+        packed = await run_in_thread(work, progress, "packing the files", total_bytes=size)
+        return packed_files(packed, Pause())

@@ -103,7 +103,9 @@ class DockerLayers(Layering):
             image = docker_layers.tag(archive.beneath) if archive.beneath else docker_images.tag(archive.image_id or "")
             beneath = await self._engine.call(partial(docker_layers.base_of_image, image=image))
         with unnamed_file(self._provider.layout.state_dir) as descriptor:
-            layer = await run_in_thread(partial(as_layer, archive, descriptor), progress, "unpacking the files")
+            size = os.fstat(archive.descriptor).st_size
+            work = partial(as_layer, archive, descriptor)
+            layer = await run_in_thread(work, progress, "unpacking the files", total_bytes=size)
             await progress("giving the files to the Docker engine")
             await self._load(name, beneath, layer)
 

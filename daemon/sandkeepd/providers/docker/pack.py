@@ -25,7 +25,7 @@ from sandkeepd.host.processes import Identity, identify
 from sandkeepd.host.threads import Meter
 from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.providers.common.errors import storage_errors
-from sandkeepd.providers.common.packing import CODECS, packed_files, wanted_names
+from sandkeepd.providers.common.packing import CODECS, bytes_in, packed_files, wanted_names
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.docker import trees
 from sandkeepd.providers.docker.changes import ChangedFiles, Look, look, open_parts
@@ -56,8 +56,9 @@ class Packer:
         if request.over != "parent" and (request.include or request.exclude):
             return self._pack_some(files, container, request, moved)
         with unnamed_file(self._state_dir) as output:
-            changes = self.changes(files, container, output, "snapshot.frozen", request)
+            changes = self.changes(files, container, output, "snapshot.frozen", request, moved)
             failpoints.reach("snapshot.copied")
+            moved.total_bytes = changes.layer.size_bytes if request.over != "nothing" else None
             packed = self._pack_all(output, image, request, moved)
         return packed_files(msgspec.structs.replace(packed, remarks=changes.remarks), changes.pause)
 
@@ -66,6 +67,7 @@ class Packer:
         if request.over != "nothing":
             return write(CheckedArchive(layer, NO_LIMITS, layer=True), request.output, codec, Remarks(), moved=moved)
         with shown(*image, above=self._state_dir) as base:
+            moved.count = lambda: os.fstat(layer).st_size + bytes_in(base)  # the container runs again
             return flatten([layer], request.output, base=base, limits=NO_LIMITS, codec=codec, moved=moved)
 
     def _pack_some(
@@ -85,7 +87,7 @@ class Packer:
 
     def changes(
         self, files: ContainerFiles, container: DockerInstance | None, output: int, failpoint: str,
-        request: PackRequest | None = None,
+        request: PackRequest | None = None, moved: Meter | None = None,
     ) -> Changes:  # fmt: skip
         """Write the difference between a container and its image to an empty file, while it is frozen. For a `request`
         write the catalogue as well, and, if it is over a parent, only the difference from that.
@@ -103,7 +105,7 @@ class Packer:
                     if before is not None:
                         is_wanted = wanted_names(trees.paths(request.include), trees.paths(request.exclude))
                         changed.select(compare(before, seen.found, is_wanted), seen.found)
-                packed = write(source, output, "none", source.remarks)
+                packed = write(source, output, "none", source.remarks, moved=moved)
         if request is not None:
             _save(seen, request)
         return Changes(_layer(output, packed), packed.remarks, pause)

@@ -6,9 +6,8 @@ archive is written during the freeze. Everything here blocks.
 """
 
 import os
-import stat
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 from sandkeep import failpoints
@@ -39,7 +38,7 @@ from sandkeepd.host.threads import Meter
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.common.inside import WORKSPACE
 from sandkeepd.providers.common.layers import Layers
-from sandkeepd.providers.common.packing import CODECS, packed_files, wanted_names
+from sandkeepd.providers.common.packing import CODECS, bytes_in, packed_files, wanted_names
 from sandkeepd.providers.common.views import shown
 from sandkeepd.providers.local.files import SandboxFiles
 from sandkeepd.providers.local.precopy import (
@@ -82,7 +81,7 @@ class Packer:
             with self._shown(*roots) as tree:
                 source = self._tree(tree, request, held, paths(request.include), overlay)
                 if is_quick and not (request.include or request.exclude):  # a frozen sandbox waits for no count
-                    moved.count = partial(_bytes_in, tree)
+                    moved.count = partial(bytes_in, tree)
                 packed = self._write(source, source.remarks, held, request, moved)
         return packed, pause
 
@@ -151,7 +150,7 @@ class Packer:
                 Layer(source=upper, links=HardLinks(), gone=gone), Layer(source=tree, links=hardlinks.in_tree(lower))
             ])  # fmt: skip
             if not (request.include or request.exclude):
-                moved.count = lambda: upper.count_bytes() + _bytes_in(lower)
+                moved.count = lambda: upper.count_bytes() + bytes_in(lower)
             return self._write(stack, upper.remarks, held, request, moved)
 
     def _pack_difference(
@@ -218,18 +217,6 @@ class Packer:
     def _reader(self, held: SandboxFiles) -> tuple[int, int] | None:
         plan = held.plan
         return (plan.uid, plan.gid) if self._layers.uid is not None and plan.uid and plan.gid else None
-
-
-def _bytes_in(tree: int) -> int:
-    """Return the bytes of the regular files in a directory, as far as they can be counted."""
-    found = 0
-    with suppress(OSError, RecursionError):  # a total is only shown
-        for _, _, names, directory in os.fwalk(b".", dir_fd=tree):
-            for name in names:
-                with suppress(OSError):
-                    seen = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                    found += seen.st_size if stat.S_ISREG(seen.st_mode) else 0
-    return found
 
 
 def _save(seen: Look, request: PackRequest) -> None:

@@ -33,8 +33,9 @@ _STREAM: Final = "-"
 )
 @click.argument("source", type=LOCATION, metavar="SRC")
 @click.argument("target", type=LOCATION, metavar="DST")
+@click.option("-r", "recursive", is_flag=True, hidden=True, help="Typed from habit: directories are always copied.")
 @common()
-def cp(front: Frontend, source: str, target: str) -> None:
+def cp(front: Frontend, source: str, target: str, recursive: bool) -> None:  # noqa: ARG001
     """Copy the file or directory SRC to DST. At least one of them is in a sandbox: SANDBOX:PATH.
 
     It works as `cp -a` does, except for owners. Into an existing directory SRC is copied under its own name; a SRC that

@@ -284,15 +284,13 @@ def promote(front: Frontend, snapshot: str, **options: Any) -> None:
 @command(
     examples=[
         "sandkeep fork $BOX",
-        "sandkeep fork $BOX --name left --name right",
+        "sandkeep fork $BOX --name try",
         "for b in $(sandkeep fork $BOX --count 8); do sandkeep exec $b make; done",
     ]
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.option("--count", type=click.IntRange(1, MAX_FORKS), metavar="N", help="Number of forks (default: 1).")
-@click.option(
-    "--name", "names", multiple=True, metavar="NAME", help="Name of a fork, unique among yours (repeatable: one each)."
-)
+@click.option("--name", "names", multiple=True, metavar="NAME", help="Name of a fork (repeatable: one for each).")
 @secret_option
 @label_option
 @common()
@@ -302,10 +300,10 @@ def fork(front: Frontend, sandbox: str, count: int | None, names: tuple[str, ...
     The forks and SANDBOX are independent from then on. Processes are not forked; secrets have to be given again.
     """
     if names and count not in (None, len(names)):
-        raise click.UsageError(f"{len(names)} --name for --count {count}: give one for each fork, or leave out --count")
-    options |= {"count": count or len(names) or None, "names": names}
+        raise click.UsageError(f"--count {count} does not fit to {len(names)} names: leave it out")
+    options = non_empty(**options, names=[*names] or None, count=count or len(names) or 1)
     with progress("forking") as display, front.client() as client:
-        forked = client.sandbox.fork(sandbox, progress=display, **non_empty(**options))
+        forked = client.sandbox.fork(sandbox, progress=display, **options)
     if front.as_json:
         return json_line(forked)
     for made in forked.sandboxes:
