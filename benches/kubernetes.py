@@ -8,34 +8,27 @@ to its keeper by an exec, which stays open, and read the first answer.
 import json
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
-from statistics import median
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import trio
 from benches import fair
 from benches.daemon import daemon, seconds
-from benches.docker import MOST_MIB, ms, peak_mib
+from benches.docker import MOST_MIB, peak_mib
+from benches.elsewhere import QUIET_S, ROUNDS, Ours, Threads, Times, crowd_row, exec_row, ordinary, provider_times
 from benches.table import Row, show
 from kubernetes import client as official
 from kubernetes import config
 from kubernetes.stream import stream
 from kubernetes.watch import Watch
 from tests.support.kubernetes.cluster import Cluster, start_cluster
-from tests.support.kubernetes.images import BUSYBOX, unpack
+from tests.support.kubernetes.images import BUSYBOX
 
-from sandkeep.blocking import connect
-from sandkeep.ids import PROCESS, SANDBOX, new_id
-from sandkeep.model import SandboxSpec
-from sandkeepd.contract.caller import Caller
-from sandkeepd.contract.processes import Launch
+from sandkeep.ids import SANDBOX, new_id
 from sandkeepd.keeper.relay_frames import begin
 from sandkeepd.providers.kubernetes.cluster import Cluster as Way
 from sandkeepd.providers.kubernetes.manifests import DIRECTORY, PROGRAM
@@ -44,34 +37,13 @@ from sandkeepd.providers.kubernetes.provider import open_kubernetes
 
 Object = dict[str, Any]
 
-CROWD, AT_ONCE = 100, 16
-ROUNDS = 3
-EXECS = 100
+CROWD = 100
 MANY = 1000
-QUIET_S = 5.0
-"""Seconds for which the sandboxes are left alone, and the daemon is to ask nothing."""
-
 MOST_CREATE, MOST_EXEC = 1.3, 0.3
 PLACE = ("agents.x-k8s.io", "v1beta1", "default", "sandboxes")
 BY_HAND = f"{LOG_LABEL}=by-hand"
 AGAIN_S = 0.05
-
-
-class Threads:
-    """Work done by 16 threads, each with a client of its own that `make` makes."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._mine = threading.local()
-        self._pool = ThreadPoolExecutor(AT_ONCE)
-
-    def each(self, work: Callable[[Any, Any], Any], what: Iterator[Any] | range | list[Any]) -> list[Any]:
-        def one(item: Any) -> Any:
-            if not hasattr(self._mine, "client"):
-                self._mine.client = self._make()
-            return work(self._mine.client, item)
-
-        return list(self._pool.map(one, what))
+BESIDE = "connect_get_namespaced_pod_exec"
 
 
 class ByHand:
@@ -173,26 +145,6 @@ def _answered(core: Any, pod: str) -> Any:
     return channel if "ready" in answer else None
 
 
-class Ours:
-    """A daemon, and what its clients do at once."""
-
-    def __init__(self, client: Any, root: str) -> None:
-        self.client = client
-        self.image = client.image.create(BUSYBOX, provider="kubernetes").image_id
-        self._threads = Threads(lambda: connect(f"{root}/sock"))
-        self.boxes: list[str] = []
-
-    def make(self, number: int) -> None:
-        self.boxes += self._threads.each(lambda client, _: client.sandbox.create(self.image).sandbox_id, range(number))
-
-    def clear(self) -> None:
-        self._threads.each(lambda client, box: client.sandbox.terminate(box), self.boxes)
-        self.boxes.clear()
-
-    def memory_mib(self) -> float:
-        return peak_mib(self.client.daemon.status().pid)
-
-
 def asked(cluster: Cluster) -> int:
     """The requests so far that look for objects of sandboxes; the keeper and the policy are compared once a minute."""
     rows = cluster.requests()["requests"]
@@ -209,104 +161,59 @@ def counts(cluster: Cluster, log: str) -> tuple[int, int, int]:
 
 
 def crowd_rows(ours: Ours, by_hand: ByHand, cluster: Cluster, log: str) -> Iterator[Row]:
-    times: dict[str, list[float]] = {"ours": [], "bare": []}
+    times: Times = [], []
     looked = 0
     for _ in range(ROUNDS):
         with by_hand.watching():
-            times["bare"].append(seconds(by_hand.make_crowd))
+            times[1].append(seconds(by_hand.make_crowd))
         before = asked(cluster)
-        times["ours"].append(seconds(lambda: ours.make(CROWD)))
+        times[0].append(seconds(lambda: ours.make(CROWD)))
         looked += asked(cluster) - before
         watches, kinds, quiet = counts(cluster, log)
         looked += quiet
         ours.clear()
-    ratio = median(times["ours"]) / median(times["bare"])
-    what = f"{CROWD} sandboxes made in a cluster, {AT_ONCE} at a time"
-    figure, floor = (f"{median(taken):.2f} s" for taken in times.values())
-    beside = f"the bare client, the same requests {floor}"
-    yield Row(what, figure, beside, ratio, f"<= {MOST_CREATE}", ratio <= MOST_CREATE)
+    what = f"{CROWD} sandboxes made in a cluster"
+    yield crowd_row(what, times, "the bare client, the same requests", MOST_CREATE)
     case = f"open watches with {CROWD} sandboxes in a cluster"
     yield Row(case, str(watches), f"{kinds} kinds of objects", watches / kinds, "<= 1", watches == kinds)
     case = f"gets and lists while {CROWD} are made, and requests in {QUIET_S:.0f} s after it"
     yield Row(case, str(looked), "-", "-", "0", not looked)
 
 
-async def channel_times(
-    cluster: Cluster, by_hand: ByHand, state_dir: str, runtime_class: str = ""
-) -> tuple[list[float], list[float]]:
-    """Seconds of `true` by a provider alone, from the request to the exit code, and by the official client.
+def alone_row(what: str, cluster: Cluster, by_hand: ByHand, state_dir: str, runtime_class: str = "") -> Row:
+    """A command by a provider alone.
 
     The pod is a bare process of the double's, or a gVisor container, as its runtime class says.
     """
-    ours, bare = [], []
     os.environ["SANDKEEP_KUBERNETES_RUNTIME_CLASS"] = runtime_class
-    async with open_kubernetes(state_dir, log_id="log_bench", cluster=Way(str(cluster.kubeconfig))) as provider:
-        box, caller = new_id(SANDBOX), Caller(uid=os.geteuid(), gid=os.getegid())
-        plan = provider.plan(box, "img_1", SandboxSpec(), caller, [], details={"image": BUSYBOX}, owner="uid:0")
-        instance = await provider.create(box, "img_1", SandboxSpec(), {}, plan)
-        for _ in range(EXECS):
-            begun = time.perf_counter()
-            process = new_id(PROCESS)
-            await instance.launch(Launch(process_id=process, command=["true"], quick=True))
-            await instance.wait(process)
-            ours.append(time.perf_counter() - begun)
-            instance.forget(process)
-            bare.append(seconds(lambda: by_hand.exec(instance.place.pod)))
-        await provider.terminate(box, {}, {})
-    return ours, bare
-
-
-def request_times(ours: Ours, by_hand: ByHand, box: str, pod: str) -> tuple[list[float], list[float]]:
-    """Seconds of `true` by a request of the Python client, with its commits, and by the official client."""
-    both = [
-        (seconds(lambda: ours.client.sandbox.exec(box, ["true"])), seconds(lambda: by_hand.exec(pod)))
-        for _ in range(EXECS)
-    ]
-    return [mine for mine, _ in both], [bare for _, bare in both]
-
-
-def exec_row(what: str, times: tuple[list[float], list[float]]) -> Row:
-    ours, bare = times
-    ratio = median(ours) / median(bare)
-    beside = f"connect_get_namespaced_pod_exec {ms(bare)}"
-    return Row(f"exec true in a pod, {what}", ms(ours), beside, ratio, f"<= {MOST_EXEC}", ratio <= MOST_EXEC)
+    opened = open_kubernetes(state_dir, log_id="log_bench", cluster=Way(str(cluster.kubeconfig)))
+    times = trio.run(provider_times, opened, {"image": BUSYBOX}, lambda instance: by_hand.exec(instance.place.pod))
+    return exec_row(f"in a pod, {what}", times, BESIDE, MOST_EXEC)
 
 
 def memory_row(ours: Ours) -> Row:
     ours.make(MANY)
-    memory = ours.memory_mib()
+    memory = peak_mib(ours.client.daemon.status().pid)
     case = f"the daemon's memory with {MANY:,} sandboxes in a cluster, at its peak"
     return Row(case, f"{memory:.0f} MiB", "-", memory / MOST_MIB, f"<= {MOST_MIB} MiB", memory <= MOST_MIB)
-
-
-@contextmanager
-def ordinary_cluster(place: Path) -> Iterator[Cluster]:
-    """A cluster, which is neither figure nor floor."""
-    images = unpack(place / "images")
-    with ExitStack() as stack:
-        with fair.ordinary():
-            cluster = stack.enter_context(start_cluster(place / "cluster", images))
-        yield cluster
 
 
 @fair.conditions()
 def run() -> list[Row]:
     with (
-        tempfile.TemporaryDirectory(prefix="skb-", dir=os.environ.get("SANDKEEP_BENCH_DIR")) as place,
-        ordinary_cluster(Path(place)) as cluster,
+        ordinary(start_cluster) as (place, cluster),
         daemon(KUBECONFIG=str(cluster.kubeconfig)) as (client, root),
     ):
-        ours = Ours(client, root)
-        box = client.sandbox.create(ours.image).sandbox_id
+        ours = Ours(client, root, "kubernetes")
+        box = ours.one()
         pod = f"sandbox-{box.removeprefix('sbx_')}"
         by_hand = ByHand(cluster, box, pod)
-        rows = [
-            exec_row("provider alone", trio.run(channel_times, cluster, by_hand, f"{place}/state")),
-            exec_row("both commits durable", request_times(ours, by_hand, box, pod)),
-        ]
+        rows = [alone_row("provider alone", cluster, by_hand, f"{place}/state")]
+        durable = ours.exec_times(box, lambda: by_hand.exec(pod))
+        rows.append(exec_row("in a pod, both commits durable", durable, BESIDE, MOST_EXEC))
         if shutil.which("runsc") is not None:
-            times = trio.run(channel_times, cluster, by_hand, f"{place}/gvisor", "gvisor")
-            rows.append(exec_row("a gVisor container, provider alone", times))
+            case = "a gVisor container, provider alone"
+            rows.append(alone_row(case, cluster, by_hand, f"{place}/gvisor", "gvisor"))
         rows += crowd_rows(ours, by_hand, cluster, by_hand.log)
         rows.append(memory_row(ours))
         ours.clear()

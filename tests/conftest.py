@@ -354,19 +354,23 @@ class RunningDaemon:
             return False
 
 
+@contextlib.contextmanager
+def daemon_in(places: str, **environment: str) -> Iterator[RunningDaemon]:
+    """A daemon with a directory of its own, not started yet. It ends with the block, and so do its sandboxes."""
+    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    os.chmod(daemon.root, 0o711)
+    daemon.env |= environment
+    try:
+        yield daemon
+    finally:
+        daemon.clear()
+
+
 @pytest.fixture
 def new_daemon(places: str) -> Iterator[Callable[[], RunningDaemon]]:
     """Makes daemons that are not started yet, and clears them when the test is through."""
-    made: list[RunningDaemon] = []
-
-    def make() -> RunningDaemon:
-        made.append(RunningDaemon(tempfile.mkdtemp(dir=places)))
-        os.chmod(made[-1].root, 0o711)
-        return made[-1]
-
-    yield make
-    for daemon in made:
-        daemon.clear()
+    with contextlib.ExitStack() as daemons:
+        yield lambda: daemons.enter_context(daemon_in(places))
 
 
 @pytest.fixture
@@ -380,12 +384,9 @@ def running_daemon(new_daemon: Callable[[], RunningDaemon]) -> RunningDaemon:
 @pytest.fixture(scope="module")
 def shared_daemon(request: pytest.FixtureRequest, places: str) -> Iterator[RunningDaemon]:
     """A real daemon that answers, for all tests of a file; they may not stop it. It has the file's `SETTINGS`."""
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    daemon.env |= getattr(request.module, "SETTINGS", {})
-    daemon.start()
-    yield daemon
-    daemon.clear()
+    with daemon_in(places, **getattr(request.module, "SETTINGS", {})) as daemon:
+        daemon.start()
+        yield daemon
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sandkeep.typed import AsyncSandbox as AsyncSandbox
     from sandkeep.typed import AsyncSession as AsyncSession
     from sandkeep.typed import AsyncSnapshot as AsyncSnapshot
+    from sandkeep.typed import AsyncVolume as AsyncVolume
     from sandkeep.version import VERSION
 
     __version__: Final = VERSION
@@ -43,6 +44,7 @@ __all__ = [
     "AsyncSandbox",
     "AsyncSession",
     "AsyncSnapshot",
+    "AsyncVolume",
     "CallerError",
     "Client",
     "DaemonError",

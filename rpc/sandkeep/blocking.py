@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sandkeep.clients import dial as dialing
-from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
+from sandkeep.clients.binding import Nouns, bind, carrier, check_plain, identified, outcome
 from sandkeep.clients.dial import Daemon, Retry
 from sandkeep.clients.exchange import Exchange, Pool, Progress
-from sandkeep.clients.threads import run
-from sandkeep.clients.unix_socket import Socket, dial
+from sandkeep.clients.steps import Socket, dial, run
+from sandkeep.clients.threads import wait
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Event, ProcessOutput
 from sandkeep.protocol import jsonrpc
@@ -25,12 +25,13 @@ from sandkeep.protocol.follow import EventCursor, OutputCursor
 from sandkeep.protocol.methods import Method
 
 __all__ = [
-    "Artifact", "Checkpoint", "Client", "Events", "Image", "Process", "Sandbox", "Session", "Snapshot", "connect",
+    "Artifact", "Checkpoint", "Client", "Events", "Image", "Process", "Sandbox", "Session", "Snapshot", "Volume",
+    "connect",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from sandkeep.clients.descriptors import Handed
-    from sandkeep.typed import Artifact, BlockingMethods, Checkpoint, Image, Process, Sandbox, Session, Snapshot
+    from sandkeep.typed import Artifact, BlockingMethods, Checkpoint, Image, Process, Sandbox, Session, Snapshot, Volume
 else:
     BlockingMethods = Nouns
 
@@ -54,7 +55,7 @@ def connect(
     you may not connect, `not_configured` for an unusable path. Close the client, or use it in a ``with`` statement.
     """
     daemon = Daemon(path, client, patience_s)
-    return Client(daemon, dial(daemon.path))
+    return Client(daemon, run(wait, dial(daemon.path)))
 
 
 class Client(BlockingMethods):
@@ -119,17 +120,25 @@ class Client(BlockingMethods):
         follow: bool = True,
     ) -> "Events":
         """Iterate over events after a token, and wait for more; see `event.list`. `token` is the present position."""
-        return Events(self, after, sandbox_id, type, follow)
+        return Events(carrier(self._call), after, sandbox_id, type, follow)
 
     def read_output(
-        self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
+        self,
+        sandbox_id: str,
+        name: str,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+        *,
+        follow: bool = True,
+        times: bool = False,
+        since: str | None = None,
     ) -> Iterator[ProcessOutput]:
-        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output."""
-        cursor = OutputCursor(name, stdout_offset, stderr_offset, follow)
-        while query := cursor.next_query():
-            piece = self.process.read(sandbox_id, cursor.name, **query)
-            if cursor.advance(piece):
-                yield piece
+        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output.
+        `times` and `since` are those of `process.read`.
+        """
+        cursor = OutputCursor(name, stdout_offset, stderr_offset, follow, times, since)
+        while (piece := run(carrier(self._call), cursor.read(sandbox_id))) is not None:
+            yield piece
 
     def persist(self, work: Callable[[], T]) -> T:
         """Run a repeatable operation of several calls again when the daemon goes away in the middle."""
@@ -151,29 +160,24 @@ class Client(BlockingMethods):
     def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> jsonrpc.Answer:
         exchange = Exchange(self._pool, method, params, progress)
         try:
-            return run(exchange.steps())
+            return run(wait, exchange.steps())
         except BaseException as error:
             if exchange.has_given_up(error):
-                run(exchange.give_up(error))
+                run(wait, exchange.give_up(error))
             raise
 
 
 class Events(EventCursor):
     """An iterator over events. `token` is where it is."""
 
-    def __init__(
-        self, client: Client, after: str | None, sandbox_id: str | None, type: str | None, follow: bool
-    ) -> None:
-        super().__init__(after, sandbox_id, type, follow)
-        self._client = client
+    def __init__(self, carry_out: Callable[..., Any], *args: Any) -> None:
+        super().__init__(*args)
+        self._carry_out = carry_out
 
     def __iter__(self) -> "Events":
         return self
 
     def __next__(self) -> Event:
-        while (event := self.next_event()) is None:
-            query = self.next_query()
-            if query is None:
-                raise StopIteration
-            self.advance(self._client.event.list(**query))
+        if (event := run(self._carry_out, self.read())) is None:
+            raise StopIteration
         return event

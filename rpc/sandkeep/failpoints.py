@@ -122,6 +122,7 @@ POINTS: Final = (
     "output.removed",
     "output.cut",
     "output.answers_cut",
+    "output.thinned_out",
     "lock.taken",
     "lock.given_back",
     "stop.asked",

@@ -18,6 +18,9 @@ MAX_READ_BYTES: Final = 4 * 1024 * 1024
 """Maximum bytes in the answer of one `process.read`: base64 of two streams of that stays below the 16 MiB of a message.
 """
 
+MAX_OUTPUT_TIMES: Final = 10_000
+"""Maximum times in the answer of one `process.read`, which ends with the last one."""
+
 Name: TypeAlias = Annotated[
     str,
     Meta(
@@ -842,12 +845,23 @@ class ExecResult(Struct, frozen=True, kw_only=True):
         return self.stdout.decode(errors="replace")
 
 
+class OutputTime(Struct, frozen=True, kw_only=True):
+    """By the time `at` the daemon had seen the streams of a process up to these offsets; the first entry whose offset
+    is larger than a byte's has its time. It is None for output of before the daemon noted times.
+    """
+
+    at: str | None
+    stdout_offset: int
+    stderr_offset: int
+
+
 class ProcessOutput(Struct, frozen=True, kw_only=True):
     """A piece of a journal. Continue from `next_stdout_offset` and `next_stderr_offset`; `ended` means no more will
     come.
 
     `stdout_offset` is larger than requested when the beginning of the stream was dropped, as is `stderr_offset`. `note`
-    reports that and any anomaly, such as a journal that became shorter. `limits_met` are as in `Process`.
+    reports that and any anomaly, such as a journal that became shorter. `limits_met` are as in `Process`. `times` are
+    those of the piece, oldest first, if they were asked for.
     """
 
     process_id: str
@@ -863,6 +877,7 @@ class ProcessOutput(Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     note: str | None = None
     limits_met: list[LimitName] = field(default_factory=list)
+    times: list[OutputTime] = field(default_factory=list)
 
 
 class Attachment(Struct, frozen=True, kw_only=True):

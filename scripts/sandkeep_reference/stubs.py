@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from sandkeep import model
 from sandkeep.clients import handles
-from sandkeep.clients.kinds import PLURALS
+from sandkeep.clients.kinds import KINDS, PLURALS, Kind
 from sandkeep.clients.signatures import MethodSignature, docstring, signature, type_text
 from sandkeep.protocol.methods import METHODS, Method
 
@@ -35,7 +35,7 @@ PREFIXES: Final = {"Async": True, "Blocking": False}
 def stub() -> str:
     """Return the text of `typed.pyi`."""
     nouns = {noun: list(rows) for noun, rows in groupby(METHODS.values(), key=lambda row: row.name.partition(".")[0])}
-    blocks = [_HEAD]
+    blocks = [_HEAD, *("\n".join(_view(kind)) for kind in KINDS)]
     for prefix, asynchronous in PREFIXES.items():
         blocks += ["\n".join(_noun(prefix, noun, rows, asynchronous)) for noun, rows in nouns.items()]
         blocks.append("\n".join(_whole(prefix, nouns, asynchronous)))
@@ -65,9 +65,8 @@ def _whole(prefix: str, nouns: dict[str, list[Method]], asynchronous: bool) -> I
 
 
 def _handle(made: type, asynchronous: bool) -> Iterator[str]:
-    yield f"class {made.__name__}:"
-    if issubclass(made, handles.Handle):
-        yield from _view(made)
+    view = f"({_name_of_view(made._kind)})" if issubclass(made, handles.Handle) else ""  # noqa: SLF001
+    yield f"class {made.__name__}{view}:"
     for name, value in vars(made).items():
         if isinstance(value, property):
             yield from _property(name, value.fget.__annotations__["return"])
@@ -77,13 +76,17 @@ def _handle(made: type, asynchronous: bool) -> Iterator[str]:
         yield from _block(asynchronous)
 
 
-def _view(made: type[handles.Handle]) -> Iterator[str]:
-    """The fields of a handle's view, which are the handle's own, too."""
-    view = made._kind.view  # noqa: SLF001
-    yield f"    info: {type_text(view)}"
+def _view(kind: Kind) -> Iterator[str]:
+    """The fields of a view, which its handles have, too, with and without an event loop."""
+    yield f"class {_name_of_view(kind)}:"
+    yield f"    info: {type_text(kind.view)}"
     yield from _property("id", str)
-    for name, hint in typing.get_type_hints(view).items():
+    for name, hint in typing.get_type_hints(kind.view).items():
         yield from _property(name, hint)
+
+
+def _name_of_view(kind: Kind) -> str:
+    return f"_{kind.view.__name__}View"
 
 
 def _property(name: str, annotation: Any) -> Iterator[str]:

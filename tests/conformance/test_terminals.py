@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.conformance.conftest import World, sh, start
+from tests.conformance.conftest import KUBERNETES, World, sh, start
 from tests.support.expect import DEADLINE_S
 
 from sandkeep.errors import ProviderError, SetupError, StateError
@@ -26,6 +26,13 @@ pytestmark = pytest.mark.needs("tmux")
 
 once = pytest.mark.parametrize("world", ["local" if shutil.which("bwrap") else "none"], indirect=True)
 """For what is the same wherever a keeper runs: with the strongest isolation that can be had, not with every kind."""
+
+each_way = pytest.mark.parametrize(
+    "world",
+    ["local", pytest.param("gvisor", marks=pytest.mark.needs("runsc")), KUBERNETES],
+    indirect=True,
+)
+"""For what depends on whether the daemon can write to the FIFOs of a terminal's script: here, beside it, elsewhere."""
 
 BASH = "bash"
 RAW = "stty raw -echo; "
@@ -499,7 +506,7 @@ async def test_a_slow_server_loses_nothing(world: World) -> None:
         assert (code, out) == (4, "".join(f"{number}\n" for number in range(1, 5001)).encode())
 
 
-@once
+@each_way
 async def test_a_server_that_hangs_delays_an_end_but_prevents_none(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from examples.plain_provider import open_plain
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support.documents import ROOT, directory
 from tests.support.expect import refused_async, until
 from tests.support.inside import inside
@@ -32,10 +31,9 @@ WORK = ["from inside", "it exited with 3", "1", "2", "3", "counter exited with 0
 @pytest.fixture(scope="module")
 def daemon(places: str) -> Iterator[RunningDaemon]:
     """One that a test may kill and start again; its stream server is on a Unix socket."""
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    daemon.start()
-    yield daemon
-    daemon.clear()
+    with daemon_in(places) as daemon:
+        daemon.start()
+        yield daemon
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support.documents import ROOT, Session, directory, environment, section, steps, steps_of
 from tests.support.screen import Screen
 from tests.support.users import NOBODY, command_as
@@ -45,11 +44,9 @@ PATH = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
 @pytest.fixture(scope="module")
 def daemon(places: str) -> Iterator[RunningDaemon]:
     """One whose stream server is on TCP too, for all guides: lists show what another guide left on record."""
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    http = {"SANDKEEP_HTTP": "tcp://127.0.0.1:0"}
-    daemon.start(SANDKEEP_STREAM=f"unix:{daemon.root}/stream.sock,tls://127.0.0.1:0", **http)
-    yield daemon
-    daemon.clear()
+    with daemon_in(places, SANDKEEP_HTTP="tcp://127.0.0.1:0") as daemon:
+        daemon.start(SANDKEEP_STREAM=f"unix:{daemon.root}/stream.sock,tls://127.0.0.1:0")
+        yield daemon
 
 
 @pytest.fixture
@@ -109,12 +106,9 @@ def test_images_for_docker(dockerd: Any, places: str, place: Path, new_screen: C
     """The base that the guide names is an image of this machine's own Python here."""
     status, body = dockerd.ask("POST", f"/images/{dockerd.python()}/tag?repo=python&tag=3.11-slim")
     assert status == 201, body
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    daemon.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_NETWORK="none")
-    try:
+    with daemon_in(places, DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_NETWORK="none") as daemon:
+        daemon.start()
         _follow("docker-images", new_screen(SANDKEEP_SOCKET=daemon.socket), place)
-    finally:
-        daemon.clear()
 
 
 BUCKETS = "docs/how-to/keep-archives-in-a-bucket.md"
@@ -123,8 +117,8 @@ BUCKETS = "docs/how-to/keep-archives-in-a-bucket.md"
 class Archives:
     """A daemon whose environment is what a section of the guide says, at services of the test's own."""
 
-    def __init__(self, places: str, place: Path, new_screen: Callable[..., Screen]) -> None:
-        self._daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    def __init__(self, daemon: RunningDaemon, place: Path, new_screen: Callable[..., Screen]) -> None:
+        self._daemon = daemon
         self._place = place
         self._new_screen = new_screen
         self._stands_for: dict[str, str] = {}
@@ -139,17 +133,14 @@ class Archives:
         text = section(BUCKETS, heading)
         said = {name: self._stands_for.get(value, value) for name, value in environment(text).items()}
         self._daemon.start(**{**said, **services})
-        try:
-            with self._daemon.connect() as client:
-                image = client.image.create(str(self._place / "project"), clean=True)
-                sandbox = client.sandbox.create(image.image_id)
-            screen = self._new_screen(cols=240, SANDKEEP_SOCKET=self._daemon.socket, BOX=sandbox.sandbox_id)
-            session, begun = Session(screen, self._place), steps_of(text)
-            for step in begun:
-                session.do(replace(step, seen=[self._as_here(line) for line in step.seen]))
-            assert begun
-        finally:
-            self._daemon.clear()
+        with self._daemon.connect() as client:
+            image = client.image.create(str(self._place / "project"), clean=True)
+            sandbox = client.sandbox.create(image.image_id)
+        screen = self._new_screen(cols=240, SANDKEEP_SOCKET=self._daemon.socket, BOX=sandbox.sandbox_id)
+        session, begun = Session(screen, self._place), steps_of(text)
+        for step in begun:
+            session.do(replace(step, seen=[self._as_here(line) for line in step.seen]))
+        assert begun
 
     def _as_here(self, line: str) -> str:
         for named, here in self._stands_for.items():
@@ -158,8 +149,8 @@ class Archives:
 
 
 @pytest.fixture
-def archives(places: str, place: Path, new_screen: Callable[..., Screen]) -> Archives:
-    return Archives(places, place, new_screen)
+def archives(new_daemon: Callable[[], RunningDaemon], place: Path, new_screen: Callable[..., Screen]) -> Archives:
+    return Archives(new_daemon(), place, new_screen)
 
 
 @pytest.mark.needs("gcs")
@@ -190,23 +181,21 @@ def test_archives_in_another_directory(archives: Archives) -> None:
 
 
 @pytest.mark.needs("gcs")
-def test_shared_sandboxes(places: str, place: Path, new_screen: Callable[..., Screen], gcs: "GcsEmulator") -> None:
+def test_shared_sandboxes(
+    new_daemon: Callable[[], RunningDaemon], place: Path, new_screen: Callable[..., Screen], gcs: "GcsEmulator"
+) -> None:
     """Two daemons on one machine, which have nothing in common but the bucket."""
     said = environment((ROOT / "docs/how-to/share-sandboxes.md").read_text())
     for bucket in set(said.values()):
         gcs.create_bucket(bucket)
-    first, other = daemons = [RunningDaemon(tempfile.mkdtemp(dir=places)) for _ in range(2)]
+    first, other = daemons = new_daemon(), new_daemon()
     stream = {"SANDKEEP_STREAM": "tls://127.0.0.1:0", "SANDKEEP_CLOUD_RUN_IMAGE": str(place / "project")}
-    try:
-        for daemon in daemons:
-            daemon.start(**said, **stream, STORAGE_EMULATOR_HOST=gcs.url)
-        with first.connect() as client:
-            image_id = client.image.create(str(place / "project")).image_id
-        known = {"SANDKEEP_SOCKET": first.socket, "FIRST": first.socket, "OTHER": other.socket, "IMG": image_id}
-        _follow("share-sandboxes", new_screen(**known), place)
-    finally:
-        for daemon in daemons:
-            daemon.clear()
+    for daemon in daemons:
+        daemon.start(**said, **stream, STORAGE_EMULATOR_HOST=gcs.url)
+    with first.connect() as client:
+        image_id = client.image.create(str(place / "project")).image_id
+    known = {"SANDKEEP_SOCKET": first.socket, "FIRST": first.socket, "OTHER": other.socket, "IMG": image_id}
+    _follow("share-sandboxes", new_screen(**known), place)
 
 
 def _user(command: list[str]) -> list[str]:

@@ -17,17 +17,14 @@ HASH = "agents.x-k8s.io/sandbox-name-hash"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    roots = images.unpack(tmp_path_factory.mktemp("images"))
+def cluster(tmp_path_factory: pytest.TempPathFactory, roots: dict[str, str]) -> Iterator[Cluster]:
     with start_cluster(tmp_path_factory.mktemp("cluster"), roots) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def customs(cluster: Cluster) -> Iterator[Customs]:
-    with Clients(cluster) as clients:
-        made = clients.core.create_namespace({"metadata": {"generateName": "sandboxes-"}})
-        yield Customs(clients, str(made.metadata.name))
+def customs(clients: Clients, namespace: str) -> Customs:
+    return Customs(clients, namespace)
 
 
 def template(*command: str, **spec: Any) -> Object:

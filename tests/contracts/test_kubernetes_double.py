@@ -2,39 +2,13 @@
 
 import base64
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from kubernetes import client
 from tests.support.kubernetes.clients import Clients, refusal
-from tests.support.kubernetes.cluster import Cluster, start_cluster
-from tests.support.kubernetes.widgets import GROUP, PLURAL, VERSION, Widgets, definition, pod, widget
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster without custom resources but the one that a test defines."""
-    with start_cluster(tmp_path_factory.mktemp("cluster"), crds={}) as cluster:
-        with Clients(cluster) as clients:
-            clients.extensions.create_custom_resource_definition(definition())
-        yield cluster
-
-
-@pytest.fixture
-def clients(plain: Cluster) -> Iterator[Clients]:
-    with Clients(plain) as clients:
-        yield clients
-
-
-@pytest.fixture
-def namespace(clients: Clients) -> str:
-    return str(clients.core.create_namespace({"metadata": {"generateName": "test-"}}).metadata.name)
-
-
-@pytest.fixture
-def widgets(clients: Clients, namespace: str) -> Widgets:
-    return Widgets(clients, namespace)
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.widgets import GROUP, PLURAL, VERSION, Widgets, pod, widget
 
 
 def test_create_and_get(clients: Clients, namespace: str) -> None:
@@ -100,7 +74,7 @@ def test_field_selectors(clients: Clients, namespace: str) -> None:
     assert wrong == (400, "BadRequest")
 
 
-def test_pages_are_consistent(clients: Clients, namespace: str, plain: Cluster) -> None:
+def test_pages_are_consistent(clients: Clients, namespace: str, cluster: Cluster) -> None:
     for name in "abcde":
         clients.core.create_namespaced_config_map(namespace, {"metadata": {"name": name}})
     first = clients.core.list_namespaced_config_map(namespace, limit=2)
@@ -111,7 +85,7 @@ def test_pages_are_consistent(clients: Clients, namespace: str, plain: Cluster) 
     assert [item.metadata.name for item in (*first.items, *rest.items)] == list("abcde")
     assert rest.metadata.resource_version == first.metadata.resource_version
     assert not rest.metadata._continue
-    plain.faults(compact=True)
+    cluster.faults(compact=True)
     expired = refusal(lambda: clients.core.list_namespaced_config_map(namespace, limit=3, _continue=token))
     assert expired == (410, "Expired")
 

@@ -20,18 +20,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture
-def clients(cluster: Cluster) -> Iterator[Clients]:
-    with Clients(cluster) as clients:
-        yield clients
-    cluster.control("DELETE", "faults")
-
-
-@pytest.fixture
-def namespace(clients: Clients) -> str:
-    return str(clients.core.create_namespace({"metadata": {"generateName": "test-"}}).metadata.name)
-
-
 @contextlib.contextmanager
 def account(
     clients: Clients, cluster: Cluster, namespace: str, path: Path, rules: list[dict[str, Any]]

@@ -41,12 +41,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, image: Path) -> Iterator[C
         yield cluster
 
 
-@pytest.fixture
-def clients(cluster: Cluster) -> Iterator[Clients]:
-    with Clients(cluster) as clients:
-        yield clients
-
-
 def start(clients: Clients, name: str, command: list[str]) -> None:
     """Run a pod, and wait until it runs."""
     containers = [{"name": "main", "image": "busybox", "command": command}]

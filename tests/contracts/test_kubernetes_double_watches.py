@@ -1,39 +1,14 @@
 """Watches of the double: resumed by resourceVersion, ended by timeouts, compaction and faults."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import urllib3
 from kubernetes import watch
 from tests.support.kubernetes.clients import Clients
-from tests.support.kubernetes.cluster import Cluster, start_cluster
-from tests.support.kubernetes.widgets import GROUP, PLURAL, VERSION, Widgets, definition, widget
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with start_cluster(tmp_path_factory.mktemp("cluster"), crds={}) as cluster:
-        with Clients(cluster) as clients:
-            clients.extensions.create_custom_resource_definition(definition())
-        yield cluster
-
-
-@pytest.fixture
-def clients(plain: Cluster) -> Iterator[Clients]:
-    with Clients(plain) as clients:
-        yield clients
-
-
-@pytest.fixture
-def namespace(clients: Clients) -> str:
-    return str(clients.core.create_namespace({"metadata": {"generateName": "test-"}}).metadata.name)
-
-
-@pytest.fixture
-def widgets(clients: Clients, namespace: str) -> Widgets:
-    return Widgets(clients, namespace)
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.widgets import GROUP, PLURAL, VERSION, Widgets, widget
 
 
 class Stream:
@@ -71,11 +46,11 @@ def revision(clients: Clients, namespace: str) -> str:
     return str(found["metadata"]["resourceVersion"])
 
 
-def test_changes_since_a_version(plain: Cluster, clients: Clients, widgets: Widgets, namespace: str) -> None:
+def test_changes_since_a_version(cluster: Cluster, clients: Clients, widgets: Widgets, namespace: str) -> None:
     widgets.create(widget("a"))
     since = revision(clients, namespace)
     widgets.create(widget("b"))
-    stream = Stream(plain, namespace, f"resourceVersion={since}")
+    stream = Stream(cluster, namespace, f"resourceVersion={since}")
     assert stream.brief() == ("ADDED", "b")
     widgets.patch("a", {"spec": {"size": 0}})
     widgets.delete("b")
@@ -88,15 +63,15 @@ def test_changes_since_a_version(plain: Cluster, clients: Clients, widgets: Widg
     assert int(since) < versions[0] < versions[1] == int(revision(clients, namespace))
 
 
-def test_without_a_version_all_objects_come_first(plain: Cluster, widgets: Widgets, namespace: str) -> None:
+def test_without_a_version_all_objects_come_first(cluster: Cluster, widgets: Widgets, namespace: str) -> None:
     for name in "ba":
         widgets.create(widget(name))
-    stream = Stream(plain, namespace, "resourceVersion=0")
+    stream = Stream(cluster, namespace, "resourceVersion=0")
     assert [stream.brief(), stream.brief()] == [("ADDED", "a"), ("ADDED", "b")]
 
 
-def test_selected_objects_come_and_go(plain: Cluster, widgets: Widgets, namespace: str) -> None:
-    stream = Stream(plain, namespace, "labelSelector=kind%3Dred")
+def test_selected_objects_come_and_go(cluster: Cluster, widgets: Widgets, namespace: str) -> None:
+    stream = Stream(cluster, namespace, "labelSelector=kind%3Dred")
     widgets.create(widget("a"))
     widgets.create(widget("b"))
     for value in ("red", "red", "blue"):
@@ -107,54 +82,54 @@ def test_selected_objects_come_and_go(plain: Cluster, widgets: Widgets, namespac
     assert found == [("ADDED", "a"), ("DELETED", "a"), ("ADDED", "b"), ("DELETED", "b")]
 
 
-def test_a_change_of_nothing_is_no_event(plain: Cluster, clients: Clients, widgets: Widgets, namespace: str) -> None:
+def test_a_change_of_nothing_is_no_event(cluster: Cluster, clients: Clients, widgets: Widgets, namespace: str) -> None:
     widgets.create(widget("a"))
-    stream = Stream(plain, namespace, f"resourceVersion={revision(clients, namespace)}")
+    stream = Stream(cluster, namespace, f"resourceVersion={revision(clients, namespace)}")
     widgets.patch("a", {"spec": {"size": 1}})
     widgets.delete("a")
     assert stream.brief() == ("DELETED", "a")
 
 
-def test_timeout_ends_with_a_bookmark(plain: Cluster, clients: Clients, namespace: str) -> None:
+def test_timeout_ends_with_a_bookmark(cluster: Cluster, clients: Clients, namespace: str) -> None:
     since = revision(clients, namespace)
-    stream = Stream(plain, namespace, f"resourceVersion={since}&timeoutSeconds=1&allowWatchBookmarks=true")
+    stream = Stream(cluster, namespace, f"resourceVersion={since}&timeoutSeconds=1&allowWatchBookmarks=true")
     event = stream.next()
     assert event
     assert (event["type"], event["object"]["metadata"]["resourceVersion"]) == ("BOOKMARK", since)
     assert stream.next() is None
-    assert Stream(plain, namespace, "timeoutSeconds=1").next() is None
+    assert Stream(cluster, namespace, "timeoutSeconds=1").next() is None
 
 
-def test_bookmarks_follow_events(plain: Cluster, widgets: Widgets, namespace: str) -> None:
-    stream = Stream(plain, namespace, "allowWatchBookmarks=true")
+def test_bookmarks_follow_events(cluster: Cluster, widgets: Widgets, namespace: str) -> None:
+    stream = Stream(cluster, namespace, "allowWatchBookmarks=true")
     made = widgets.create(widget("a"))
     assert stream.brief() == ("ADDED", "a")
-    plain.faults(bookmark=True)
+    cluster.faults(bookmark=True)
     event = stream.next()
     assert event
     assert event["object"]["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
 
 
-def test_compacted_versions_are_gone(plain: Cluster, clients: Clients, widgets: Widgets, namespace: str) -> None:
+def test_compacted_versions_are_gone(cluster: Cluster, clients: Clients, widgets: Widgets, namespace: str) -> None:
     since = revision(clients, namespace)
-    open_before = Stream(plain, namespace, f"resourceVersion={since}")
+    open_before = Stream(cluster, namespace, f"resourceVersion={since}")
     widgets.create(widget("a"))
     assert open_before.brief() == ("ADDED", "a")
-    plain.faults(compact=True)
-    stream = Stream(plain, namespace, f"resourceVersion={since}")
+    cluster.faults(compact=True)
+    stream = Stream(cluster, namespace, f"resourceVersion={since}")
     error = stream.next()
     assert error
     assert (error["type"], error["object"]["code"], error["object"]["reason"]) == ("ERROR", 410, "Expired")
     assert stream.next() is None
-    later = Stream(plain, namespace, f"resourceVersion={revision(clients, namespace)}")
+    later = Stream(cluster, namespace, f"resourceVersion={revision(clients, namespace)}")
     widgets.delete("a")
     assert open_before.brief() == later.brief() == ("DELETED", "a")
 
 
 @pytest.mark.parametrize("final", ["", "gone", "drop"])
-def test_watches_can_be_cut(plain: Cluster, namespace: str, final: str) -> None:
-    stream = Stream(plain, namespace, "")
-    cut = plain.faults(cut_watches={"resource": f"{PLURAL}.{GROUP}", "final": final})
+def test_watches_can_be_cut(cluster: Cluster, namespace: str, final: str) -> None:
+    stream = Stream(cluster, namespace, "")
+    cut = cluster.faults(cut_watches={"resource": f"{PLURAL}.{GROUP}", "final": final})
     assert cut["cut"] >= 1
     if final == "drop":
         with pytest.raises(urllib3.exceptions.ProtocolError):
@@ -175,9 +150,9 @@ def test_the_official_watch(clients: Clients, widgets: Widgets, namespace: str) 
     assert [(event["type"], event["object"]["metadata"]["name"]) for event in events] == [("ADDED", "a")]
 
 
-def test_open_watches_are_counted(plain: Cluster, namespace: str) -> None:
-    stream = Stream(plain, namespace, "labelSelector=a%3Db")
-    found = [row for row in plain.requests()["watches"] if row["namespace"] == namespace]
+def test_open_watches_are_counted(cluster: Cluster, namespace: str) -> None:
+    stream = Stream(cluster, namespace, "labelSelector=a%3Db")
+    found = [row for row in cluster.requests()["watches"] if row["namespace"] == namespace]
     assert found == [
         {
             "user": "kubernetes-admin",
@@ -187,7 +162,7 @@ def test_open_watches_are_counted(plain: Cluster, namespace: str) -> None:
             "fieldSelector": "",
         }
     ]
-    cut = plain.faults(cut_watches={})
+    cut = cluster.faults(cut_watches={})
     assert cut["cut"] >= 1
     assert stream.next() is None
-    assert plain.requests()["watches"] == []
+    assert cluster.requests()["watches"] == []

@@ -26,11 +26,6 @@ FOREVER = ["sleep", "1000000"]
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return images.unpack(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, roots: dict[str, str]) -> Iterator[Cluster]:
     with start_cluster(tmp_path_factory.mktemp("cluster"), roots, crds={}) as cluster:
         yield cluster
@@ -78,9 +73,8 @@ class Pods:
 
 
 @pytest.fixture
-def pods(cluster: Cluster) -> Iterator[Pods]:
-    with Clients(cluster) as clients:
-        yield Pods(clients)
+def pods(clients: Clients) -> Pods:
+    return Pods(clients)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -21,8 +21,7 @@ COUNTER = "mkfifo /data/go; exec 3<>/data/go; i=0; while read line <&3; do i=$((
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    roots = images.unpack(tmp_path_factory.mktemp("images"))
+def cluster(tmp_path_factory: pytest.TempPathFactory, roots: dict[str, str]) -> Iterator[Cluster]:
     with start_cluster(tmp_path_factory.mktemp("cluster"), roots) as cluster, Clients(cluster) as clients:
         spec = {"snapshotStorageConfig": {"gcs": {"bucket": "b"}}}
         body = {"apiVersion": f"{SNAPSHOTS}/v1", "kind": "PodSnapshotStorageConfig", "metadata": {"name": "storage"}}
@@ -100,20 +99,18 @@ class Counters(Customs):
 
 
 @pytest.fixture
-def counters(cluster: Cluster) -> Iterator[Counters]:
-    with Clients(cluster) as clients:
-        made = clients.core.create_namespace({"metadata": {"generateName": "snapshots-"}})
-        counters = Counters(clients, str(made.metadata.name))
-        groups = {"labels": ["group"], "groupRetentionPolicy": {"maxSnapshotCountPerGroup": 2}}
-        policy = {
-            "storageConfigName": "storage",
-            "selector": {"matchLabels": {"app": "counter"}},
-            "triggerConfig": {"type": "manual", "postCheckpoint": "resume"},
-            "snapshotGroupingRules": {"groupByLabelValue": groups},
-        }
-        counters.create("podsnapshotpolicies", "policy", policy)
-        yield counters
-        clients.core.delete_namespace(counters.namespace)
+def counters(clients: Clients, namespace: str) -> Iterator[Counters]:
+    counters = Counters(clients, namespace)
+    groups = {"labels": ["group"], "groupRetentionPolicy": {"maxSnapshotCountPerGroup": 2}}
+    policy = {
+        "storageConfigName": "storage",
+        "selector": {"matchLabels": {"app": "counter"}},
+        "triggerConfig": {"type": "manual", "postCheckpoint": "resume"},
+        "snapshotGroupingRules": {"groupByLabelValue": groups},
+    }
+    counters.create("podsnapshotpolicies", "policy", policy)
+    yield counters
+    clients.core.delete_namespace(namespace)
 
 
 def test_a_counter_goes_on_from_the_latest_snapshot_and_from_an_older_one(counters: Counters) -> None:

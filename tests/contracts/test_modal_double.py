@@ -1,43 +1,16 @@
 """The double of Modal's service serves the real SDK: apps, sandboxes of both versions, their names, tags and ends."""
 
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from tests.support.expect import until
 from tests.support.kubernetes.images import BARE, BUSYBOX, TOOLS
-from tests.support.modal.boxes import Boxes, boxes_of, new_app, output
-from tests.support.modal.sdk import open_sdk
+from tests.support.modal.boxes import Boxes, boxes_of, output
 from tests.support.modal.service import Modal
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("busybox"), pytest.mark.needs("modal")]
-
-VERSIONS = [pytest.param("0", id="first"), pytest.param("1", id="second")]
-
-
-@pytest.fixture(scope="module")
-def sdk(modal: Modal) -> Iterator[Any]:
-    with open_sdk(modal) as sdk:
-        yield sdk
-
-
-@pytest.fixture(scope="module")
-def app(sdk: Any) -> Any:
-    return new_app(sdk)
-
-
-@pytest.fixture(params=VERSIONS)
-def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("MODAL_SANDBOX_V2", request.param)
-    return str(request.param)
-
-
-@pytest.fixture
-def boxes(sdk: Any, app: Any, version: str) -> Iterator[Boxes]:
-    with boxes_of(sdk, app) as boxes:
-        yield boxes
 
 
 def test_an_app_is_created_once(sdk: Any, app: Any) -> None:

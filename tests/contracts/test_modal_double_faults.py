@@ -8,32 +8,16 @@ from typing import Any
 
 import pytest
 from tests.support.expect import until
-from tests.support.modal.boxes import Boxes, boxes_of, new_app, output
-from tests.support.modal.sdk import open_sdk
+from tests.support.modal.boxes import Boxes, output
 from tests.support.modal.service import Modal
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("busybox"), pytest.mark.needs("modal")]
 
 
-@pytest.fixture(scope="module")
-def sdk(modal: Modal) -> Iterator[Any]:
-    with open_sdk(modal) as sdk:
-        yield sdk
-
-
-@pytest.fixture(scope="module")
-def app(sdk: Any) -> Any:
-    return new_app(sdk)
-
-
-@pytest.fixture(params=["first", "second"])
-def boxes(
-    sdk: Any, app: Any, modal: Modal, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Boxes]:
-    monkeypatch.setenv("MODAL_SANDBOX_V2", "1" if request.param == "second" else "0")
-    with boxes_of(sdk, app) as boxes:
-        yield boxes
-        modal.clear_faults()
+@pytest.fixture
+def boxes(boxes: Boxes, modal: Modal) -> Iterator[Boxes]:
+    yield boxes
+    modal.clear_faults()
 
 
 # Faults

@@ -3,36 +3,15 @@
 import contextlib
 import socket
 import ssl
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.support.expect import until
-from tests.support.modal.boxes import Boxes, boxes_of, new_app, output
-from tests.support.modal.sdk import open_sdk
-from tests.support.modal.service import Modal
+from tests.support.modal.boxes import Boxes, output
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("busybox"), pytest.mark.needs("modal")]
 
 ECHO = ("nc", "-ll", "-p", "22", "-e", "cat")
-
-
-@pytest.fixture(scope="module")
-def sdk(modal: Modal) -> Iterator[Any]:
-    with open_sdk(modal) as sdk:
-        yield sdk
-
-
-@pytest.fixture(scope="module")
-def app(sdk: Any) -> Any:
-    return new_app(sdk)
-
-
-@pytest.fixture(params=["first", "second"])
-def boxes(sdk: Any, app: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Boxes]:
-    monkeypatch.setenv("MODAL_SANDBOX_V2", "1" if request.param == "second" else "0")
-    with boxes_of(sdk, app) as boxes:
-        yield boxes
 
 
 def echo(connection: socket.socket) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.expect import until
-from tests.support.kubernetes.images import BUSYBOX, unpack
+from tests.support.kubernetes.images import BUSYBOX
 from tests.support.modal.boxes import new_app
 from tests.support.modal.sdk import open_sdk
 from tests.support.modal.service import Modal, start_modal
@@ -28,11 +28,6 @@ with start_modal(Path(sys.argv[1]), json.loads(sys.argv[2])) as service:
     print(json.dumps(dataclasses.asdict(service)), flush=True)
     sys.stdin.read()
 """
-
-
-@pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return unpack(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture

@@ -87,14 +87,17 @@ def test_type_checkers_read_what_inspect_finds(prefix: str, asynchronous: bool) 
         if verb in found:
             _agrees(found[verb], getattr(getattr(client, noun), verb), asynchronous)
     for made in handles.family(asynchronous=asynchronous).values():
-        for name, node in _functions(classes[made.__name__]).items():
+        declared = classes[made.__name__]
+        views = [classes[ast.unparse(base)] for base in declared.bases]
+        assert len(views) == issubclass(made, handles.Handle)
+        for name, node in [pair for each in (declared, *views) for pair in _functions(each).items()]:
             known = inspect.getattr_static(made, name, None)
             if inspect.isfunction(known) and not name.startswith("_"):
                 _agrees(node, known, inspect.iscoroutinefunction(known))
             elif not name.startswith("_"):
                 assert isinstance(known, property) or name in made._kind.view.__struct_fields__  # type: ignore[attr-defined]
-        declared = {name for name, value in vars(made).items() if name[0] != "_"}
-        assert declared <= set(_functions(classes[made.__name__]))
+        assert {name for name in vars(made) if name[0] != "_"} <= set(_functions(declared))
+        assert all(set(made._kind.view.__struct_fields__) < set(_functions(view)) for view in views)  # type: ignore[attr-defined]
 
 
 def test_a_client_has_a_collection_of_each_kind() -> None:

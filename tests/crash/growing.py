@@ -24,6 +24,7 @@ from sandkeep_store.upkeep import offline
 from sandkeepd.core.operation import STEPS, Upkeep
 from sandkeepd.keeper.journal import MAX_BACKLOG_BYTES
 from sandkeepd.sandboxes.output_limit import OutputLimit
+from sandkeepd.sandboxes.output_times import Mark, OutputTimes
 
 GROWTH: Final = ("segment.", "compact.", "redact.", "output.", "log.")
 """What the points and the events are called that belong to it."""
@@ -72,6 +73,7 @@ def make(state_dir: str) -> None:
         for part in ("stdout", "stderr", "pid"):
             (journals / f"{process_id}.{part}").write_bytes(b"x\n")
         Path(journals.parent, "exits").write_bytes(b"")
+        OutputTimes(state_dir).append(box, process_id, [Mark(1, 2, 2)])
     here = Path(state_dir, "sandboxes", HERE, "out")
     (here / "p" / f"{RUNNING}.stdout").write_bytes(OUTPUT)
     offline.rebuild(state_dir)
@@ -105,6 +107,7 @@ async def tidy(state_dir: str, here: int, gone: int) -> None:
         await daemon.retention.archive(now_us(), Meta())
         await daemon.call("store.redact", position=gone)
         await OutputLimit(daemon.core).trim()
+        OutputTimes(state_dir, most=4).append(HERE, RUNNING, [Mark(at, 10 * at, 2) for at in range(2, 5)])
         await daemon.core.files.flush()
 
 

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import ENGINES, RunningDaemon, daemon_in
 from tests.support.expect import until
 
 from sandkeep import failpoints, transfer
@@ -28,6 +29,11 @@ LINES = 300
 COUNT = f'i=0; while [ $i -lt {LINES} ]; do echo "line $i"; i=$((i+1)); done; exit 7'
 COUNTED = b"".join(b"line %d\n" % number for number in range(LINES))
 PATIENCE_S = 60.0
+TURN_S = 600.0
+"""How long a test waits until its story has had its turn among others and is told."""
+
+Told = Callable[..., "Story"]
+"""Waits for the story of a test's parameters."""
 
 
 class Story:
@@ -155,10 +161,33 @@ class Story:
         return bytes(self.look(read))
 
 
+@contextlib.contextmanager
+def story_in(places: str, **environment: str) -> Iterator[Story]:
+    """A story of a daemon that is not started yet. What the story leaves, or leaves out, ends with the block."""
+    with daemon_in(places, **environment) as daemon:
+        try:
+            yield Story(daemon)
+        finally:
+            daemon.env.pop(failpoints.SETTING, None)
+
+
+@contextlib.contextmanager
+def side_by_side(tell: Callable[..., Story], cases: list[dict[str, Any]], most: int = 3) -> Iterator[Told]:
+    """Tell the stories of all cases, so many at a time: most of the time each waits for something."""
+    with ThreadPoolExecutor(most) as pool:
+        stories = {frozenset(case.items()): pool.submit(tell, **case) for case in cases}
+        yield lambda **case: stories[frozenset(case.items())].result(TURN_S)
+        pool.shutdown(cancel_futures=True)
+
+
 def asked_for(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """The parameters of the tests of a file that are to run."""
-    items = [item for item in request.session.items if item.fspath == request.fspath]  # type: ignore[attr-defined]
-    return [item.callspec.params for item in items if hasattr(item, "callspec")]
+    """The parameters of the tests of a file that are to run, have the engines that they need, and use this fixture."""
+    return [
+        dict(item.callspec.params)  # type: ignore[attr-defined]
+        for item in request.session.items
+        if item.path == request.path and request.fixturename in item.fixturenames  # type: ignore[attr-defined]
+        if all(ENGINES[engine]() is None for mark in item.iter_markers("needs") for engine in mark.args)
+    ]
 
 
 # -- what must be true ------------------------------------------------------------------------------------------------

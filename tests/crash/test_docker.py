@@ -1,22 +1,16 @@
 """The same story over Docker: the daemon dies at each step of making and ending a container, and of each order."""
 
-import os
-import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
-from tests.crash.story import Story, check, events_of
+from tests.crash.story import Story, Told, asked_for, check, events_of, side_by_side, story_in
 
 from sandkeep import failpoints
 from sandkeep_store.upkeep import offline
 
 pytestmark = pytest.mark.needs("docker")
-
-SIDE_BY_SIDE = 3
 
 POINTS = [
     "image.copied", "image.discarded", "launch.answered", "end.stopped", "end.discarded",
@@ -40,21 +34,14 @@ SETTLED = [
 """Points at which the engine has not been asked yet, or agrees with the record, as with local sandboxes."""
 
 
-def dies_at(point: str, root: str, source: str, engine: Any) -> Story:
+def dies_at(point: str, places: str, source: str, engine: Any) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    daemon = RunningDaemon(root)
-    os.chmod(root, 0o711)
-    story = Story(daemon)
-    daemon.env |= {failpoints.SETTING: point, "DOCKER_HOST": engine.host}
-    try:
+    with story_in(places, **{failpoints.SETTING: point}, DOCKER_HOST=engine.host) as story:
         story.start()
         story.tell(source, suspends=True, provider="docker", base=engine.guest())
         story.stop()
         check(story)
-        assert left_in(engine, daemon.state_dir) == []
-    finally:
-        daemon.env.pop(failpoints.SETTING, None)
-        daemon.clear()
+        assert left_in(engine, story.daemon.state_dir) == []
     return story
 
 
@@ -73,30 +60,16 @@ def left_in(engine: Any, state_dir: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def stories(
-    dockerd: Any, places: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, "Future[Story]"]]:
-    """All of them, told side by side: most of the time each waits for something."""
-    source = tmp_path_factory.mktemp("source")
-    Path(source, "file").write_text("content\n")
-    source.chmod(0o755)
+def told(request: pytest.FixtureRequest, dockerd: Any, places: str, source: str) -> Iterator[Told]:
     dockerd.guest()
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {
-            point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source), dockerd)
-            for point in (*POINTS, *COMMITS)
-        }
-        pool.shutdown(cancel_futures=True)
+    tell = partial(dies_at, places=places, source=source, engine=dockerd)
+    with side_by_side(tell, asked_for(request)) as told:
+        yield told
 
 
-@pytest.mark.parametrize("point", [*POINTS, *COMMITS])
-def test_a_death_at_every_point(stories: dict[str, "Future[Story]"], point: str) -> None:
-    assert stories[point].result(300).deaths == 1
+DEEP = [pytest.param(point, marks=pytest.mark.soak) for point in (*ALIKE, *SETTLED)]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("point", [*ALIKE, *SETTLED])
-def test_a_death_at_the_points_that_are_alike(dockerd: Any, places: str, tmp_path: Path, point: str) -> None:
-    (tmp_path / "file").write_text("content\n")
-    tmp_path.chmod(0o755)
-    assert dies_at(point, tempfile.mkdtemp(dir=places), str(tmp_path), dockerd).deaths == 1
+@pytest.mark.parametrize("point", [*POINTS, *COMMITS, *DEEP])
+def test_a_death_at_every_point(told: Told, point: str) -> None:
+    assert told(point=point).deaths == 1

@@ -1,17 +1,13 @@
 """The daemon dies once at every point that has a name; then it is started again, and the story goes on."""
 
-import os
-import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 
 import pytest
-from tests.conftest import RunningDaemon
 from tests.crash.branching import BRANCHING
 from tests.crash.growing import GROWTH
 from tests.crash.keeping import KEEPING
-from tests.crash.story import Story, asked_for, check
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.support.operations import operations
 
 from sandkeep import failpoints
@@ -19,8 +15,6 @@ from sandkeep.events import EVENTS
 from sandkeep.protocol.methods import METHODS
 
 pytestmark = pytest.mark.needs("bwrap")
-
-SIDE_BY_SIDE = 3
 
 NOT_IN_THE_STORY = {
     "provider.fell_back",
@@ -63,20 +57,13 @@ NAMES = ("image.tagged", "image.untagged")
 AT_A_RESTART = ("start.", "stop.", "adopt.", "sweep.", "daemon.", "sandbox.adopted")
 
 
-def dies_at(point: str, root: str, source: str) -> Story:
+def dies_at(point: str, places: str, source: str) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    daemon = RunningDaemon(root)
-    os.chmod(root, 0o711)
-    story = Story(daemon)
-    daemon.env[failpoints.SETTING] = point
-    try:
+    with story_in(places, **{failpoints.SETTING: point}) as story:
         story.start()
         story.tell(source, lambda: interlude(story, source, point))
         story.stop()
         check(story)
-    finally:
-        daemon.env.pop(failpoints.SETTING, None)
-        daemon.clear()
     return story
 
 
@@ -104,21 +91,11 @@ def restart(story: Story) -> None:
 
 
 @pytest.fixture(scope="module")
-def stories(
-    request: pytest.FixtureRequest, places: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, "Future[Story]"]]:
-    """Those that are asked for, told side by side: most of the time each waits for something."""
-    source = tmp_path_factory.mktemp("source")
-    Path(source, "file").write_text("content\n")
-    source.chmod(0o755)
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {
-            point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source))
-            for point in [params["point"] for params in asked_for(request)]
-        }
-        pool.shutdown(cancel_futures=True)
+def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
+    with side_by_side(partial(dies_at, places=places, source=source), asked_for(request)) as told:
+        yield told
 
 
 @pytest.mark.parametrize("point", [*POINTS, *COMMITS])
-def test_a_death_at_every_point(stories: dict[str, "Future[Story]"], point: str) -> None:
-    assert stories[point].result(120).deaths == 1
+def test_a_death_at_every_point(told: Told, point: str) -> None:
+    assert told(point=point).deaths == 1

@@ -18,6 +18,7 @@ from sandkeep.events import LOG_STREAM
 from sandkeep_store.upkeep import offline, segments
 from sandkeepd.host.hostile_files import HostileRoot
 from sandkeepd.keeper import journal, journal_trimming
+from sandkeepd.sandboxes.output_times import OutputTimes
 
 MIB = 1024**2
 
@@ -90,6 +91,10 @@ def check_output(state_dir: str) -> None:
     kept = {fact.stream for fact in events_of(state_dir) if fact.type == "process.launch_requested"}
     left = {name.partition(".")[0] for name in os.listdir(f"{out_dir}/p")}
     assert RUNNING in left <= kept
+    times = OutputTimes(state_dir)
+    assert times.sandboxes() == [HERE]
+    assert RUNNING in set(os.listdir(f"{state_dir}/output-times/{HERE}")) <= left
+    assert times.load(HERE, RUNNING)[-1] == (4, 40, 2)
     chunk = journal.read_journal(HostileRoot(out_dir).tree(), RUNNING, "stdout", 0, len(OUTPUT))
     assert (chunk.size, chunk.data == OUTPUT[chunk.offset :]) == (len(OUTPUT), True)
     with os.scandir(f"{out_dir}/p") as files:

@@ -1,23 +1,19 @@
 """The daemon dies at each step of making, saving and bringing back gVisor sandboxes; the orders are given again."""
 
-import os
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.crash.story import Story, check
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.support.expect import until
 
 from sandkeep import failpoints
 
 pytestmark = pytest.mark.needs("runsc")
 
-SIDE_BY_SIDE = 2
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done"
 
 POINTS = [point for point in failpoints.POINTS if point.startswith(("gvisor.", "checkpoint."))]
@@ -90,21 +86,14 @@ def values_of(story: Story, box: str) -> list[int]:
     return [int(line) for line in story.output(box, "count").splitlines()]
 
 
-def dies_at(point: str, root: str, source: str) -> Story:
+def dies_at(point: str, places: str, source: str) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    daemon = RunningDaemon(root)
-    os.chmod(root, 0o711)
-    story = Story(daemon)
-    daemon.env[failpoints.SETTING] = point
-    try:
+    with story_in(places, **{failpoints.SETTING: point}) as story:
         story.start()
         tell(story, source)
         story.stop()
         check(story)
-        assert left_of(daemon) == []
-    finally:
-        daemon.env.pop(failpoints.SETTING, None)
-        daemon.clear()
+        assert left_of(story.daemon) == []
     return story
 
 
@@ -117,21 +106,11 @@ def left_of(daemon: RunningDaemon) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def stories(
-    request: pytest.FixtureRequest, places: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, "Future[Story]"]]:
-    """Those that are asked for, told side by side."""
-    source = tmp_path_factory.mktemp("source")
-    source.chmod(0o755)
-    Path(source, "file").write_text("content\n")
-    wanted = [item.callspec.params for item in request.session.items if item.fspath == request.fspath]  # type: ignore[attr-defined]
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {
-            params["point"]: pool.submit(dies_at, params["point"], tempfile.mkdtemp(dir=places), str(source))
-            for params in wanted
-        }
+def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
+    with side_by_side(partial(dies_at, places=places, source=source), asked_for(request), 2) as told:
+        yield told
 
 
 @pytest.mark.parametrize("point", [*FIRST, *(pytest.param(point, marks=pytest.mark.soak) for point in DEEP)])
-def test_a_death_at_every_point(point: str, stories: dict[str, Any]) -> None:
-    assert stories[point].result().deaths == 1
+def test_a_death_at_every_point(told: Told, point: str) -> None:
+    assert told(point=point).deaths == 1

@@ -1,16 +1,15 @@
 """The daemon dies around each commit and at each point of snapshots, forks and restores; the orders are given again."""
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import ENGINES, RunningDaemon
 from tests.crash.keeping import KEEPING, tell
-from tests.crash.story import Story, asked_for, check
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.crash.test_docker import left_in
 from tests.support.expect import until
 
@@ -18,8 +17,6 @@ from sandkeep import failpoints
 from sandkeep.events import EVENTS
 
 pytestmark = pytest.mark.needs("bwrap")
-
-SIDE_BY_SIDE = 3
 
 NEVER = ("snapshot.failed", "sandbox.fork_failed", "sandbox.restore_failed")
 """Events of failures only; a daemon that starts records them where an order was not carried out."""
@@ -40,31 +37,24 @@ DEEP += [
 ]
 
 
-def dies_at(point: str, root: str, source: str, engine: Any = None, telling: Callable[..., None] = tell) -> Story:
-    """Tell the story, or another, to a daemon that dies at that point."""
-    daemon = RunningDaemon(root)
-    os.chmod(root, 0o711)
-    places = [os.path.join(root, name) for name in ("mount", "archives")]
-    for place in places:
-        os.mkdir(place, 0o700)
-    daemon.env |= {"FILESYSTEM_SNAPSHOT_MOUNT_PATH": places[0], "SANDBOX_SNAPSHOT_DIR": places[1]}
-    daemon.env[failpoints.SETTING] = point
-    image_of = {}
-    if engine is not None:
-        daemon.env["DOCKER_HOST"] = engine.host
-        image_of = {"provider": "docker", "base": engine.guest()}
-    story = Story(daemon)
-    try:
+def dies_at(point: str, provider: str, *, places: str, source: str, engine: Any, telling: Callable[..., None]) -> Story:
+    """Tell a story to a daemon that dies at that point."""
+    with story_in(places, **{failpoints.SETTING: point}) as story:
+        env, stored = story.daemon.env, [os.path.join(story.daemon.root, name) for name in ("mount", "archives")]
+        for place in stored:
+            os.mkdir(place, 0o700)
+        env["FILESYSTEM_SNAPSHOT_MOUNT_PATH"], env["SANDBOX_SNAPSHOT_DIR"] = stored
+        image_of = {}
+        if provider == "docker":
+            env["DOCKER_HOST"] = engine.host
+            image_of = {"provider": "docker", "base": engine.guest()}
         story.start()
         telling(story, source, **image_of)
         wait_until_gone(story)
         story.stop()
         check(story)
-        assert [archive for place in places for archive in archives(place)] == []
-        assert engine is None or left_in(engine, daemon.state_dir) == []
-    finally:
-        daemon.env.pop(failpoints.SETTING, None)
-        daemon.clear()
+        assert [archive for place in stored for archive in archives(place)] == []
+        assert provider != "docker" or left_in(engine, story.daemon.state_dir) == []
     return story
 
 
@@ -81,31 +71,25 @@ def archives(place: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def stories(
-    request: pytest.FixtureRequest, places: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[tuple[str, str], "Future[Story]"]]:
-    """Those that are asked for, told side by side."""
-    source = tmp_path_factory.mktemp("source")
-    Path(source, "file").write_text("content\n")
-    source.chmod(0o755)
-    told = [(params["point"], params["provider"]) for params in asked_for(request)]
-    engine = None
-    if any(provider == "docker" for _, provider in told) and ENGINES["docker"]() is None:
+def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
+    with told_of_both(request, places, source, tell) as told:
+        yield told
+
+
+@contextmanager
+def told_of_both(
+    request: pytest.FixtureRequest, places: str, source: str, telling: Callable[..., None]
+) -> Iterator[Told]:
+    """A story of local sandboxes and of containers."""
+    cases, engine = asked_for(request), None
+    if any(case["provider"] == "docker" for case in cases):
         engine = request.getfixturevalue("dockerd")
         engine.guest()
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {
-            (point, provider): pool.submit(
-                dies_at, point, tempfile.mkdtemp(dir=places), str(source), engine if provider == "docker" else None
-            )
-            for point, provider in told
-            if provider == "local" or engine is not None
-        }
-        pool.shutdown(cancel_futures=True)
+    tell = partial(dies_at, places=places, source=source, engine=engine, telling=telling)
+    with side_by_side(tell, cases) as told:
+        yield told
 
 
 @pytest.mark.parametrize(("point", "provider"), [*LOCAL, *DOCKER, *DEEP])
-def test_nothing_acknowledged_is_lost(
-    stories: dict[tuple[str, str], "Future[Story]"], point: str, provider: str
-) -> None:
-    assert stories[point, provider].result().deaths == 1, "the story does not come by there"
+def test_nothing_acknowledged_is_lost(told: Told, point: str, provider: str) -> None:
+    assert told(point=point, provider=provider).deaths == 1, "the story does not come by there"

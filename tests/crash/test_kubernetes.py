@@ -1,15 +1,12 @@
 """The same story in a cluster: the daemon dies at each step of making, suspending and ending a pod."""
 
-import os
-import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
-from tests.crash.story import Story, check
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.daemon.providers.kubernetes.test_pod_snapshots import GROUP, install_policy
 from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.images import BUSYBOX
@@ -18,8 +15,6 @@ from sandkeep import failpoints
 from sandkeep_store.upkeep import offline
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("runsc")]
-
-SIDE_BY_SIDE = 2
 
 POINTS = ["launch.answered", *(point for point in failpoints.POINTS if point.startswith("kubernetes."))]
 OUTCOMES = ("sandbox.created", "sandbox.suspended", "sandbox.resumed", "sandbox.terminated")
@@ -31,22 +26,15 @@ AGENTS = ("agents.x-k8s.io", "v1beta1", "sandboxes")
 TRIGGERS = (GROUP, "v1", "podsnapshotmanualtriggers")
 
 
-def dies_at(point: str, root: str, source: str, cluster: Any) -> Story:
+def dies_at(point: str, places: str, source: str, cluster: Any) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    daemon = RunningDaemon(root)
-    os.chmod(root, 0o711)
-    story = Story(daemon)
-    daemon.env |= {failpoints.SETTING: point, "KUBECONFIG": str(cluster.kubeconfig)}
-    daemon.env["SANDKEEP_KUBERNETES_RUNTIME_CLASS"] = "gvisor"
-    try:
+    settings = {"KUBECONFIG": str(cluster.kubeconfig), "SANDKEEP_KUBERNETES_RUNTIME_CLASS": "gvisor"}
+    with story_in(places, **{failpoints.SETTING: point}, **settings) as story:
         story.start()
         story.tell(source, suspends=True, grows=False, reference=BUSYBOX, provider="kubernetes")
         story.stop()
         check(story)
-        assert left_in(cluster, daemon.state_dir) == []
-    finally:
-        daemon.env.pop(failpoints.SETTING, None)
-        daemon.clear()
+        assert left_in(cluster, story.daemon.state_dir) == []
     return story
 
 
@@ -68,22 +56,13 @@ def left_in(cluster: Any, state_dir: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def stories(
-    kubernetes: Any, places: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, "Future[Story]"]]:
-    """All of them, told side by side: most of the time each waits for something."""
+def told(request: pytest.FixtureRequest, kubernetes: Any, places: str, source: str) -> Iterator[Told]:
     install_policy(kubernetes)
-    source = tmp_path_factory.mktemp("source")
-    Path(source, "file").write_text("content\n")
-    source.chmod(0o755)
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {
-            point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source), kubernetes)
-            for point in (*POINTS, *COMMITS)
-        }
-        pool.shutdown(cancel_futures=True)
+    tell = partial(dies_at, places=places, source=source, cluster=kubernetes)
+    with side_by_side(tell, asked_for(request), 2) as told:
+        yield told
 
 
 @pytest.mark.parametrize("point", [*POINTS, *COMMITS])
-def test_a_death_at_every_point(stories: dict[str, "Future[Story]"], point: str) -> None:
-    assert stories[point].result(300).deaths == 1
+def test_a_death_at_every_point(told: Told, point: str) -> None:
+    assert told(point=point).deaths == 1

@@ -1,15 +1,12 @@
 """The same story at Modal: the daemon dies at each step of making and ending a sandbox there."""
 
 import os
-import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
-from tests.crash.story import Story, check
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.support.kubernetes.images import TOOLS
 
 from sandkeep import failpoints
@@ -17,30 +14,22 @@ from sandkeep_store.upkeep import offline
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("modal")]
 
-SIDE_BY_SIDE = 2
-
 POINTS = ["launch.answered", *(point for point in failpoints.POINTS if point.startswith("modal."))]
 OUTCOMES = ("image.created", "sandbox.created", "snapshot.stored", "snapshot.deleted", "sandbox.terminated")
 COMMITS = [f"{outcome}:{failpoints.BEFORE}" for outcome in OUTCOMES]
 """Modal has done something that is not on record."""
 
 
-def dies_at(point: str, root: str, source: str, modal: Any) -> Story:
+def dies_at(point: str, places: str, source: str, modal: Any) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    daemon = RunningDaemon(root)
-    os.chmod(root, 0o711)
-    story = Story(daemon)
-    daemon.env |= {failpoints.SETTING: point, **modal.environment}
-    try:
+    with story_in(places, **{failpoints.SETTING: point}, **modal.environment) as story:
+        state_dir = story.daemon.state_dir
         story.start()
         story.tell(source, lambda: keeps(story), grows=False, base=TOOLS, provider="modal")
         story.stop()
         check(story)
-        assert left_at(modal, daemon.state_dir) == []
-        assert not os.path.exists(f"{daemon.state_dir}/modal") or os.listdir(f"{daemon.state_dir}/modal") == []
-    finally:
-        daemon.env.pop(failpoints.SETTING, None)
-        daemon.clear()
+        assert left_at(modal, state_dir) == []
+        assert not os.path.exists(f"{state_dir}/modal") or os.listdir(f"{state_dir}/modal") == []
     return story
 
 
@@ -66,19 +55,12 @@ def left_at(modal: Any, state_dir: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def stories(modal: Any, places: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, "Future[Story]"]]:
-    """All of them, told side by side: most of the time each waits for something."""
-    source = tmp_path_factory.mktemp("source")
-    Path(source, "file").write_text("content\n")
-    source.chmod(0o755)
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {
-            point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source), modal)
-            for point in (*POINTS, *COMMITS)
-        }
-        pool.shutdown(cancel_futures=True)
+def told(request: pytest.FixtureRequest, modal: Any, places: str, source: str) -> Iterator[Told]:
+    tell = partial(dies_at, places=places, source=source, modal=modal)
+    with side_by_side(tell, asked_for(request), 2) as told:
+        yield told
 
 
 @pytest.mark.parametrize("point", [*POINTS, *COMMITS])
-def test_a_death_at_every_point(stories: dict[str, "Future[Story]"], point: str) -> None:
-    assert stories[point].result(300).deaths == 1
+def test_a_death_at_every_point(told: Told, point: str) -> None:
+    assert told(point=point).deaths == 1

@@ -3,15 +3,13 @@
 The cases are derived from what is declared: a new operation is here without anybody adding it.
 """
 
-import tempfile
+import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
-from tests.crash.story import Story, asked_for, check
+from tests.crash.story import Story, Told, asked_for, check, side_by_side, story_in
 from tests.crash.test_keeping import wait_until_gone
 from tests.support import toy_operation
 from tests.support.operations import DOCKERS, OF_TWO_DAEMONS, UPKEEP_OF_LOG, World, operations
@@ -20,7 +18,6 @@ from sandkeep import failpoints
 from sandkeep.protocol.methods import METHODS
 from sandkeepd.core.operation import STEPS, Operation
 
-SIDE_BY_SIDE = 3
 GVISOR = "Checkpoint"
 """The prefix of operations that need a kernel which can be saved."""
 
@@ -58,21 +55,17 @@ def cases(declared: list[type[Operation[Any]]]) -> list[Any]:
 
 
 def dies_at(
-    operation: type[Operation[Any]], step: str, root: str, source: Path, program: tuple[str, ...] = (), host: str = ""
+    operation: type[Operation[Any]], step: str, places: str, source: str, program: tuple[str, ...] = (), host: str = ""
 ) -> Story:
     """Call the operation of a daemon that dies at that step, call it again, and remove everything."""
-    daemon = RunningDaemon(root)
-    Path(root).chmod(0o711)
-    if program:
-        daemon.program = [daemon.program[0], *program]
-    if host:
-        daemon.env["DOCKER_HOST"] = host
-    for setting in PLACES:
-        daemon.env[setting] = f"{root}/{setting.lower()}"
-        Path(daemon.env[setting]).mkdir(mode=0o700)
-    story = Story(daemon)
-    world = World(story, source, {GVISOR: "gvisor", DOCKERS: "docker"}.get(kind_of(operation), "local"))
-    try:
+    with story_in(places, **({"DOCKER_HOST": host} if host else {})) as story:
+        daemon = story.daemon
+        if program:
+            daemon.program = [daemon.program[0], *program]
+        for setting in PLACES:
+            daemon.env[setting] = f"{daemon.root}/{setting.lower()}"
+            os.mkdir(daemon.env[setting], mode=0o700)
+        world = World(story, source, {GVISOR: "gvisor", DOCKERS: "docker"}.get(kind_of(operation), "local"))
         story.start()
         world.prepare(operation)
         story.stop()
@@ -88,51 +81,32 @@ def dies_at(
         story.stop()
         check(story)
         story.deaths = deaths
-    finally:
-        daemon.env.pop(failpoints.SETTING, None)
-        daemon.clear()
     return story
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("source")
-    Path(made, "file").write_text("content\n")
-    made.chmod(0o755)
-    return made
-
-
-@pytest.fixture(scope="module")
-def stories(request: pytest.FixtureRequest, places: str, source: Path) -> "Iterator[dict[Any, Future[Story]]]":
-    """Those that are asked for, told side by side: most of the time each waits for something."""
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {
-            (params["operation"], params["step"]): pool.submit(
-                dies_at, **params, root=tempfile.mkdtemp(dir=places), source=source
-            )
-            for params in asked_for(request)
-            if params["operation"] in OF_LOCAL
-        }
-        pool.shutdown(cancel_futures=True)
+def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
+    with side_by_side(partial(dies_at, places=places, source=source), asked_for(request)) as told:
+        yield told
 
 
 @pytest.mark.parametrize(("operation", "step"), cases(OF_LOCAL))
-def test_a_death_at_every_step(stories: "dict[Any, Future[Story]]", operation: type[Operation[Any]], step: str) -> None:
-    assert stories[operation, step].result().deaths == 1
+def test_a_death_at_every_step(told: Told, operation: type[Operation[Any]], step: str) -> None:
+    assert told(operation=operation, step=step).deaths == 1
 
 
 @pytest.mark.parametrize(("operation", "step"), cases(OF_DOCKER))
 def test_a_death_at_every_step_of_what_an_engine_does(
-    places: str, source: Path, dockerd: Any, operation: type[Operation[Any]], step: str
+    places: str, source: str, dockerd: Any, operation: type[Operation[Any]], step: str
 ) -> None:
-    assert dies_at(operation, step, tempfile.mkdtemp(dir=places), source, host=dockerd.host).deaths == 1
+    assert dies_at(operation, step, places, source, host=dockerd.host).deaths == 1
 
 
 @pytest.mark.needs("bwrap")
 @pytest.mark.parametrize(("operation", "step"), cases(operations(within=toy_operation.__name__)))
 def test_an_operation_of_which_nobody_has_heard_is_killed_at_its_steps(
-    places: str, source: Path, monkeypatch: pytest.MonkeyPatch, operation: type[Operation[Any]], step: str
+    places: str, source: str, monkeypatch: pytest.MonkeyPatch, operation: type[Operation[Any]], step: str
 ) -> None:
     """It is declared in a daemon of the test's own, and has no other test."""
     monkeypatch.setitem(METHODS, toy_operation.ROW.name, toy_operation.ROW)
-    assert dies_at(operation, step, tempfile.mkdtemp(dir=places), source, TOY).deaths == 1
+    assert dies_at(operation, step, places, source, TOY).deaths == 1

@@ -1,8 +1,6 @@
 """The daemon is killed at random moments while clients have it work. They see a pause, and nothing else."""
 
-import os
 import random
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -118,22 +116,10 @@ def under_fire(daemon: RunningDaemon, source: Path, kills: int) -> None:
 
 
 @pytest.fixture
-def daemon(places: str) -> RunningDaemon:
-    root = tempfile.mkdtemp(dir=places)
-    os.chmod(root, 0o711)
-    return RunningDaemon(root)
+def daemon(new_daemon: Callable[[], RunningDaemon]) -> RunningDaemon:
+    return new_daemon()
 
 
-def test_killed_at_any_moment(daemon: RunningDaemon, tmp_path: Path) -> None:
-    try:
-        under_fire(daemon, tmp_path, KILLS)
-    finally:
-        daemon.clear()
-
-
-@pytest.mark.soak
-def test_killed_a_thousand_times(daemon: RunningDaemon, tmp_path: Path) -> None:
-    try:
-        under_fire(daemon, tmp_path, KILLS_SOAK)
-    finally:
-        daemon.clear()
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(KILLS_SOAK, marks=pytest.mark.soak)])
+def test_killed_at_any_moment(daemon: RunningDaemon, tmp_path: Path, kills: int) -> None:
+    under_fire(daemon, tmp_path, kills)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,12 +34,8 @@ LATEST_S = 0.5
 
 
 @pytest.fixture
-def daemon(places: str) -> Iterator[RunningDaemon]:
-    root = tempfile.mkdtemp(dir=places)
-    os.chmod(root, 0o711)
-    made = RunningDaemon(root)
-    yield made
-    made.clear()
+def daemon(new_daemon: Callable[[], RunningDaemon]) -> RunningDaemon:
+    return new_daemon()
 
 
 # -- at one instant ---------------------------------------------------------------------------------------------------

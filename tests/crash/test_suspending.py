@@ -3,15 +3,22 @@
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
-from tests.crash.story import Story, check_commands, check_intents, events_of
+from tests.crash.story import (
+    Story,
+    Told,
+    asked_for,
+    check_commands,
+    check_intents,
+    events_of,
+    side_by_side,
+    story_in,
+)
 from tests.support import fake_provider as fake
 from tests.support.expect import until
 
@@ -19,8 +26,6 @@ from sandkeep import failpoints
 from sandkeep.events import EVENTS
 from sandkeep_store.upkeep import offline
 from sandkeepd.host.cgroups import freezer
-
-SIDE_BY_SIDE = 3
 
 NEVER = ("sandbox.suspend_failed", "sandbox.resume_failed")
 """Events of failures only; a daemon that starts records them where an order was not carried out."""
@@ -70,28 +75,22 @@ class Box:
         return not any(os.path.exists(place) for place in self.created[0]["cgroups"].values())
 
 
-def dies_at(point: str, root: str, source: str, provider: str) -> Story:
+def dies_at(point: str, places: str, source: str, provider: str) -> Story:
     """Tell the story to a daemon that dies at that point."""
-    daemon = RunningDaemon(root)
-    os.chmod(root, 0o711)
-    daemon.program = [sys.executable, "-m", "tests.support.two_providers"]
-    daemon.env[failpoints.SETTING] = point
-    story = Story(daemon)
-    box = Box(f"box-{os.path.basename(root)}", provider, daemon.state_dir)
-    try:
+    with ExitStack() as afterwards, story_in(places, **{failpoints.SETTING: point}) as story:
+        story.daemon.program = [sys.executable, "-m", "tests.support.two_providers"]
+        state_dir = story.daemon.state_dir
+        box = Box(f"box-{os.path.basename(story.daemon.root)}", provider, state_dir)
+        if provider == "fake":
+            afterwards.callback(box.kill)
         story.start()
         tell(story, box, source)
         story.stop()
-        facts = events_of(daemon.state_dir)
-        assert offline.verify(daemon.state_dir).problems == []
+        facts = events_of(state_dir)
+        assert offline.verify(state_dir).problems == []
         check_commands(facts, story.acknowledged)
         check_intents(facts)
         assert box.is_gone()
-    finally:
-        daemon.env.pop(failpoints.SETTING, None)
-        daemon.clear()
-        if provider == "fake":
-            box.kill()
     return story
 
 
@@ -118,21 +117,13 @@ def tell(story: Story, made: Box, source: str) -> None:
     story.ask("image.remove", image)
 
 
-@pytest.fixture(scope="module", params=PROVIDERS)
-def stories(
-    request: pytest.FixtureRequest, places: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, "Future[Story]"]]:
-    """All of them, told side by side."""
-    source = tmp_path_factory.mktemp("source")
-    Path(source, "file").write_text("content\n")
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        yield {
-            point: pool.submit(dies_at, point, tempfile.mkdtemp(dir=places), str(source), request.param)
-            for point in POINTS
-        }
-        pool.shutdown(cancel_futures=True)
+@pytest.fixture(scope="module")
+def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[Told]:
+    with side_by_side(partial(dies_at, places=places, source=source), asked_for(request)) as told:
+        yield told
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_death_at_every_point(stories: dict[str, "Future[Story]"], point: str) -> None:
-    assert stories[point].result(120).deaths == 1
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_death_at_every_point(told: Told, point: str, provider: str) -> None:
+    assert told(point=point, provider=provider).deaths == 1

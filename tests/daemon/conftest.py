@@ -2,13 +2,12 @@
 
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import daemon_in
 
 from sandkeep.demo import traces
 
@@ -54,9 +53,6 @@ def keeping_daemon(provider: str, request: pytest.FixtureRequest, places: str) -
     if provider == "local":
         yield request.getfixturevalue("shared_daemon")
         return
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    daemon.env["DOCKER_HOST"] = request.getfixturevalue("dockerd").host
-    daemon.start()
-    yield daemon
-    daemon.clear()
+    with daemon_in(places, DOCKER_HOST=request.getfixturevalue("dockerd").host) as daemon:
+        daemon.start()
+        yield daemon

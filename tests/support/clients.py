@@ -188,3 +188,8 @@ class Later:
 
     async def __aexit__(self, *error: object) -> None:
         self._value().__exit__(*error)
+
+
+def daemon_of(client: Any) -> Any:
+    """Return the daemon as a client of any kind sees it, with its patience and its functions."""
+    return getattr(client, "_target", client)._daemon

@@ -3,13 +3,12 @@
 import http.client
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 
 SESSIONS = "/api/sandbox/sessions/"
 
@@ -117,12 +116,7 @@ def read(response: http.client.HTTPResponse) -> Answer:
 @contextmanager
 def gateway_in(places: str, **environment: str) -> Iterator[Gateway]:
     """Run a daemon with a gateway during a block."""
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    daemon.env["SANDKEEP_HTTP"] = f"unix:{daemon.root}/http.sock, tcp://127.0.0.1:0"
-    daemon.env.update(environment)
-    daemon.start()
-    try:
+    with daemon_in(places) as daemon:
+        daemon.env |= {"SANDKEEP_HTTP": f"unix:{daemon.root}/http.sock, tcp://127.0.0.1:0", **environment}
+        daemon.start()
         yield Gateway(daemon)
-    finally:
-        daemon.clear()

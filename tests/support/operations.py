@@ -68,9 +68,9 @@ class World:
     Everything in it goes by `clear`.
     """
 
-    def __init__(self, story: Story, source: Path, provider: str) -> None:
+    def __init__(self, story: Story, source: str, provider: str) -> None:
         self._story = story
-        self.source = str(source)
+        self.source = source
         self._provider = provider
         self._made: dict[str, str] = {}
         self._others = Locks(open_store(story.daemon.env["SANDBOX_LOCK_MOUNT_PATH"]))

@@ -2,14 +2,13 @@
 
 import os
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
 import trio
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from trio_websocket import ConnectionClosed
 from wsproto import ConnectionType
 
@@ -67,15 +66,10 @@ class House:
 
 @contextmanager
 def house_in(places: str, **environment: str) -> Iterator[House]:
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    daemon.env["SANDKEEP_STREAM"] = f"unix:{daemon.root}/stream.sock,tls://127.0.0.1:0"
-    daemon.env.update(environment)
-    daemon.start()
-    try:
+    with daemon_in(places) as daemon:
+        daemon.env |= {"SANDKEEP_STREAM": f"unix:{daemon.root}/stream.sock,tls://127.0.0.1:0", **environment}
+        daemon.start()
         yield House(daemon)
-    finally:
-        daemon.clear()
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 import logging
 import socket
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -10,12 +11,15 @@ import trio
 from msgspec import Struct
 from trio import TaskStatus
 
+from sandkeep.errors import StateError
+from sandkeep.protocol import jsonrpc
 from sandkeepd.api.connection import Connection
 from sandkeepd.api.routes import routes_of
 from sandkeepd.core.call import Call, Handler
 from sandkeepd.core.peer import Peer, peer_of
 from sandkeepd.serving.accept import accept_clients
 from sandkeepd.serving.holdings import Holdings
+from sandkeepd.serving.refusals import RefusalLog
 
 __all__ = ["Call", "Handler", "Peer", "Server", "ServerStatistics", "serve"]
 
@@ -65,6 +69,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._of_uid: Counter[int] = Counter()
         self._answers = 0
+        self._refusals = RefusalLog(log)
 
     def statistics(self) -> ServerStatistics:
         """Figures for the daemon's status."""
@@ -119,14 +124,25 @@ class Server:
                 peer = peer_of(sock)
                 if self._admit(peer):
                     await self._run(self._connection(sock, peer), peer)
+                else:
+                    self._refuse(sock, peer)
             except Exception:
                 log.exception("a connection failed by a defect of the daemon")
 
     def _admit(self, peer: Peer) -> bool:
-        if peer.uid == 0 or self._of_uid[peer.uid] < self._max_connections:
-            return True
-        log.warning("refused a client of %s: it has %d connections", peer.owner, self._max_connections)
-        return False
+        return peer.uid == 0 or self._of_uid[peer.uid] < self._max_connections
+
+    def _refuse(self, sock: socket.socket, peer: Peer) -> None:
+        """Say why, in one packet that a new socket always has room for: the client is not waited for."""
+        limit = self._max_connections
+        self._refusals.count(peer.owner, f"it has {limit} connections")
+        message = (
+            f"you have {limit} connections to the daemon, the most for one user: end programs that hold some, "
+            "or make their calls through one client, which shares its connections"
+        )
+        error = StateError("quota_exceeded", message, quota="connections", used=self._of_uid[peer.uid], limit=limit)
+        with suppress(OSError):
+            sock.send(jsonrpc.error(jsonrpc.NULL_ID, error) + b"\n")
 
     def _connection(self, sock: socket.socket, peer: Peer) -> Connection:
         given = partial(self._descriptors_of, peer.uid)

@@ -52,7 +52,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     """Bytes of one stream of a journal from `offset`; `size` is the whole stream's length at that moment.
 
     `offset` is greater than the requested one when the beginning was dropped; `note` says so. `missing`: there is no
-    such file.
+    such file. `modified_us` is the time of its last modification, which the code inside can set to any.
     """
 
     offset: int
@@ -60,6 +60,7 @@ class Chunk(Struct, frozen=True, kw_only=True):
     size: int
     note: str | None = None
     missing: bool = False
+    modified_us: int = 0
 
 
 class Dropped(NamedTuple):

@@ -21,6 +21,7 @@ from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order, Upkeep
 from sandkeepd.eventlog import state_cache as caching
+from sandkeepd.sandboxes.output_times import OutputTimes
 from sandkeepd.sandboxes.runtimes import Runtimes
 
 logger = logging.getLogger("sandkeepd")
@@ -82,6 +83,7 @@ class LogCompaction(Upkeep):
 
     def __init__(self, core: Core, turn: trio.Semaphore) -> None:
         super().__init__(core, turn)
+        self._times = OutputTimes(core.log.directory)
         self._compaction = Compaction(core.log, core.state, self._forget, self._forget_processes)
 
     async def run_all(self, before_us: int, meta: Meta, least: int) -> CompactReport:
@@ -111,7 +113,7 @@ class LogCompaction(Upkeep):
             logger.warning("a compaction is not finished yet", extra={"why": error.message})
 
     async def _forget_processes(self, sandbox_id: str, process_ids: Sequence[str]) -> None:
-        """Remove the journals of archived processes in a live sandbox.
+        """Remove the journals of archived processes in a live sandbox, and the times of their output.
 
         Error handling: code inside may have replaced the journals, and must not block archiving. Leftovers go with the
         sandbox, or when they exceed a limit.
@@ -121,15 +123,19 @@ class LogCompaction(Upkeep):
         if provider is None:
             return
         try:
+            await trio.to_thread.run_sync(self._times.forget_processes, sandbox_id, process_ids)
             await trio.to_thread.run_sync(provider.drop_output, sandbox_id, process_ids)
         except OSError as error:
             extra = {"sandbox_id": sandbox_id, "why": error.strerror}
             logger.warning("output of processes that are archived stays", extra=extra)
 
     async def _forget(self, sandboxes: Sequence[str]) -> None:
-        """Remove journals and documents. The provider of a forgotten sandbox is unknown, so all are called."""
+        """Remove journals, their times, and documents. The provider of a forgotten sandbox is unknown, so all are
+        called.
+        """
         for provider in self.core.providers.values():
             await provider.forget(sandboxes)
+        await trio.to_thread.run_sync(self._times.forget, sandboxes)
         for sandbox_id in sandboxes:
             self.core.files.mark(sandbox_id)
 

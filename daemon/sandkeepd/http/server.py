@@ -25,6 +25,7 @@ from sandkeepd.core.peer import peer_of
 from sandkeepd.http.keys import NOBODY
 from sandkeepd.serving.accept import accept_clients
 from sandkeepd.serving.holdings import Holdings, Share
+from sandkeepd.serving.refusals import RefusalLog
 
 log: Final = logging.getLogger(__name__)
 
@@ -165,6 +166,7 @@ class HttpServer:
         self._holdings = holdings or Holdings()
         self._config = _config(self._limits)
         self._connections: dict[Connection, None] = {}
+        self._refusals = RefusalLog(log)
 
     async def serve(self, listener: socket.socket, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve a listener until cancelled; then calls that change something have `grace_s` to end and be answered."""
@@ -207,7 +209,8 @@ class HttpServer:
             sock.close()
             return
         if not self._make_room(group):
-            log.warning("refused an HTTP client: there are %d connections", self._limits.connections)
+            user = "HTTP over TCP" if group is None else f"HTTP of uid:{group}"
+            self._refusals.count(user, f"there are {self._limits.connections} connections")
             sock.close()
             return
         connection = Connection(sock, group, self._limits, self._holdings)

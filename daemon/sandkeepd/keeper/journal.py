@@ -129,13 +129,13 @@ def read_journal(out: HostileTree, process_id: str, stream: str, offset: int, ma
         return Chunk(offset=offset, data=b"", size=0, note=f"the code in the sandbox replaced the journal of {stream}")
     with closing_fd(fd):
         at, data = _read_kept(fd, offset, max_bytes)
-        size = os.fstat(fd).st_size
-    note = None
+        found = os.fstat(fd)
+    size, note = found.st_size, None
     if at > offset:
         note = f"the first {at} bytes of {stream} were dropped: a sandbox wrote more than is kept"
     elif offset > size:
         note = f"the journal of {stream} became shorter: the code in the sandbox cut it"
-    return Chunk(offset=at, data=data, size=size, note=note)
+    return Chunk(offset=at, data=data, size=size, note=note, modified_us=found.st_mtime_ns // 1000)
 
 
 def _read_kept(fd: int, offset: int, max_bytes: int) -> tuple[int, bytes]:

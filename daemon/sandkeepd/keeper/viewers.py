@@ -101,10 +101,14 @@ class Viewers:
 
     def kill_stuck_tmux(self, process_id: str) -> None:
         """Kill the tmux of a killed process, if it has one: a hanging tmux would hide the process's end."""
-        fd = self._shared.open_fifo(f"{process_id}.told")
+        self._tell(f"{process_id}.told", terminal.STUCK)
+
+    def _tell(self, fifo: str, line: bytes) -> None:
+        """Write a line into a FIFO of the sandbox, if there is one and it is not full. Does not wait."""
+        fd = self._shared.open_fifo(fifo)
         if fd is not None:
-            with suppress(OSError):  # it is full
-                os.write(fd, terminal.STUCK)
+            with suppress(OSError):
+                os.write(fd, line)
             os.close(fd)
 
     async def resize(self, process_id: str, rows: int, cols: int) -> None:

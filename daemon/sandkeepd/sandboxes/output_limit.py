@@ -8,6 +8,7 @@ a journal with a dropped beginning has a hole. Old output goes with the events; 
 import errno
 import logging
 import sys
+from functools import partial
 from typing import Final
 
 import trio
@@ -15,7 +16,9 @@ import trio
 from sandkeep.protocol.clock import now_us
 from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.views.sandboxes import SandboxState
+from sandkeepd.contract.provider import Provider
 from sandkeepd.core.core import Core
+from sandkeepd.sandboxes.output_times import OutputTimes
 
 logger = logging.getLogger("sandkeepd")
 
@@ -27,12 +30,16 @@ class OutputLimit:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._times = OutputTimes(core.log.directory)
         self._looked_at: dict[str, int] = {}
         self._warned: set[str] = set()
         self._limiter = trio.CapacityLimiter(1)
 
     async def run(self) -> None:
         """Look after all sandboxes at once and every half minute, until cancelled."""
+        with_times = await trio.to_thread.run_sync(self._times.sandboxes)
+        gone = [name for name in with_times if name not in self._core.state.sandboxes]
+        await trio.to_thread.run_sync(self._times.forget, gone)
         while True:
             await self.trim()
             await trio.sleep(EVERY_S)
@@ -45,8 +52,9 @@ class OutputLimit:
         self._warned &= sandboxes.keys()
         for sandbox in list(sandboxes.values()):
             if sandbox.active or self._looked_at.get(sandbox.sandbox_id) != sandbox.position:
+                first = sandbox.sandbox_id not in self._looked_at  # what an earlier daemon left is swept
                 self._looked_at[sandbox.sandbox_id] = sandbox.position
-                await self._trim_one(sandbox, sys.maxsize if most is None else most)
+                await self._trim_one(sandbox, sys.maxsize if most is None else most, sweeps=first)
         quotas = self._core.quotas
         quotas.forget_journals()
         for owner in quotas.with_excess_journals():
@@ -62,7 +70,7 @@ class OutputLimit:
             if quotas.journals_of(sandbox.sandbox_id):
                 await self._trim_one(sandbox, 0)
 
-    async def _trim_one(self, sandbox: SandboxState, most: int) -> None:
+    async def _trim_one(self, sandbox: SandboxState, most: int, *, sweeps: bool = False) -> None:
         name = sandbox.sandbox_id
         provider = self._core.providers.get(sandbox.requested.provider)
         if provider is None:
@@ -72,6 +80,9 @@ class OutputLimit:
         try:
             trim = provider.trim_output
             dropped = await trio.to_thread.run_sync(trim, name, running, most, limiter=self._limiter)
+            if sweeps or dropped.processes:
+                is_gone = partial(_is_gone, provider, name)
+                await trio.to_thread.run_sync(self._times.sweep, name, running, is_gone, limiter=self._limiter)
         except FileNotFoundError:  # it is being made, or went to the archive
             return
         except OSError as error:
@@ -90,3 +101,8 @@ class OutputLimit:
         if sandbox_id not in self._warned:
             self._warned.add(sandbox_id)
             logger.warning("output is not kept within its bounds", extra={"sandbox_id": sandbox_id, "why": why})
+
+
+def _is_gone(provider: Provider, sandbox_id: str, process_id: str) -> bool:
+    """Return True if a process that has ended has no journals any more."""
+    return all(provider.read_ended(sandbox_id, process_id, stream, 0, 0).missing for stream in ("stdout", "stderr"))

@@ -3,28 +3,33 @@
 import msgspec
 import trio
 
-from sandkeep.errors import DataError
-from sandkeep.model import ProcessOutput
+from sandkeep.errors import CallerError, DataError
+from sandkeep.model import MAX_OUTPUT_TIMES, OutputTime, ProcessOutput
+from sandkeep.protocol.clock import now_us, parse_rfc3339, rfc3339
 from sandkeep.protocol.methods import ProcessRead
 from sandkeep.settings.daemon import RETAIN_OUTPUT
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.contract.processes import Chunk
 from sandkeepd.core.core import Core
+from sandkeepd.sandboxes.output_times import UNKNOWN_US, Mark, OutputTimes
 from sandkeepd.sandboxes.runtimes import Runtimes
 
 
 class OutputReader:
     """Reads the journals of processes, whether their sandboxes run or have ended."""
 
-    def __init__(self, core: Core, runtimes: Runtimes) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes, times: OutputTimes) -> None:
         self._core = core
         self._runtimes = runtimes
+        self._times = times
 
     async def read(self, process: ProcessState, query: ProcessRead) -> ProcessOutput:
-        """Read both streams from byte offsets, waiting a while for more when there is nothing new.
+        """Read both streams from byte offsets, or from a time on, waiting a while for more when there is nothing new.
 
         Raises `compacted` when nothing of it is kept any more.
         """
+        if query.since is not None:
+            query = self._from_time(process, query, query.since)
         deadline = trio.current_time() + query.wait_s
         while True:
             ended = process.ended  # read before the journal: a read after the end is complete
@@ -34,9 +39,39 @@ class OutputReader:
                 require_kept(process, out)
             moved = (out.offset, err.offset) != (query.stdout_offset, query.stderr_offset)
             if out.data or err.data or moved or ended or trio.current_time() >= deadline or query.max_bytes == 0:
-                return _output(process, out, err, ended=ended)
+                times, out, err = self._times_of(process, out, err) if query.times else ([], out, err)
+                return _output(process, out, err, times, ended=ended)
             with trio.move_on_at(deadline):
                 await self.wait_for_more(process, query.stdout_offset, query.stderr_offset)
+
+    def _from_time(self, process: ProcessState, query: ProcessRead, since: str) -> ProcessRead:
+        """Return a query with the offsets that were certainly reached before a time. Raises `invalid`."""
+        if query.stdout_offset or query.stderr_offset:
+            raise CallerError("invalid", "since: give either a time or offsets to start at, not both", field="since")
+        try:
+            since_us = parse_rfc3339(since)
+        except ValueError as error:
+            raise CallerError("invalid", f"since: {since!r} {error}", field="since") from None
+        sizes = self._times.load(process.sandbox_id, process.process_id).sizes_before(since_us)
+        if process.ended_us is not None and process.ended_us < since_us:
+            sizes = process.stdout_bytes or sizes[0], process.stderr_bytes or sizes[1]
+        out, err = (
+            min(size, self.read_journal(process, stream, 0, 0).size)
+            for stream, size in zip(("stdout", "stderr"), sizes, strict=True)
+        )
+        return msgspec.structs.replace(query, stdout_offset=out, stderr_offset=err, since=None)
+
+    def _times_of(self, process: ProcessState, out: Chunk, err: Chunk) -> tuple[list[OutputTime], Chunk, Chunk]:
+        """Return the times of a piece, and the piece, which is cut if it has too many."""
+        ends = out.offset + len(out.data), err.offset + len(err.data)
+        marks = self._times.load(process.sandbox_id, process.process_id)
+        found = marks.of((out.offset, ends[0]), (err.offset, ends[1]), MAX_OUTPUT_TIMES)
+        if len(found) == MAX_OUTPUT_TIMES:
+            out, err = _cut(out, found[-1].stdout), _cut(err, found[-1].stderr)
+        elif (out.data or err.data) and not (found and found[-1].stdout >= ends[0] and found[-1].stderr >= ends[1]):
+            is_unknown = not marks and (process.started_us or process.requested_us) < self._times.since_us
+            found.append(Mark(UNKNOWN_US if is_unknown else process.ended_us or now_us(), *ends))
+        return _shown(found, *ends), out, err
 
     async def wait_for_more(self, process: ProcessState, stdout_offset: int, stderr_offset: int) -> None:
         """Return when a journal holds more than that, or the process has ended; it may also return early."""
@@ -98,7 +133,25 @@ def _compared(chunk: Chunk, stream: str, recorded: int | None) -> Chunk:
     return msgspec.structs.replace(chunk, note=lost)
 
 
-def _output(process: ProcessState, out: Chunk, err: Chunk, *, ended: bool) -> ProcessOutput:
+def _cut(chunk: Chunk, end: int) -> Chunk:
+    """Return the part of a chunk before an offset."""
+    return msgspec.structs.replace(chunk, data=chunk.data[: max(0, end - chunk.offset)])
+
+
+def _shown(marks: list[Mark], stdout_end: int, stderr_end: int) -> list[OutputTime]:
+    """Return marks as clients see them, in order, and none of the future: the clock may have been put back, and a file
+    may hold garbage.
+    """
+    shown, now, at_us = [], now_us(), UNKNOWN_US
+    for mark in marks:
+        at_us = max(at_us, min(mark.at_us, now))
+        at = None if at_us == UNKNOWN_US else rfc3339(at_us)
+        out, err = min(mark.stdout, stdout_end), min(mark.stderr, stderr_end)
+        shown.append(OutputTime(at=at, stdout_offset=out, stderr_offset=err))
+    return shown
+
+
+def _output(process: ProcessState, out: Chunk, err: Chunk, times: list[OutputTime], *, ended: bool) -> ProcessOutput:
     after_out, after_err = out.offset + len(out.data), err.offset + len(err.data)
     return ProcessOutput(
         process_id=process.process_id,
@@ -114,4 +167,5 @@ def _output(process: ProcessState, out: Chunk, err: Chunk, *, ended: bool) -> Pr
         timed_out=process.timed_out,
         note=out.note or err.note,
         limits_met=list(process.limits_met),
+        times=times,
     )

@@ -16,20 +16,25 @@ from sandkeepd.contract.processes import Exit
 from sandkeepd.core.core import Core
 from sandkeepd.core.retry import retry_until_done
 from sandkeepd.host.fairness import yield_to_loop
+from sandkeepd.sandboxes.output_marker import OutputMarker
+from sandkeepd.sandboxes.output_times import OutputTimes
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 
 logger = logging.getLogger("sandkeepd")
 
 GRACE_S = 0.1
-"""Seconds the start of an ``exec`` waits for its end, so that both go on record in one append."""
+"""Seconds the start of an ``exec`` waits for its end, so that both go on record in one append. The output of a process
+that ends sooner is not marked with times, and has that of the end.
+"""
 
 
 class ProcessSupervisor:
     """Supervises processes, newly launched ones and those of an earlier daemon."""
 
-    def __init__(self, core: Core, runtimes: Runtimes) -> None:
+    def __init__(self, core: Core, runtimes: Runtimes, times: OutputTimes) -> None:
         self._core = core
         self._runtimes = runtimes
+        self._marker = OutputMarker(times)
 
     async def early_end(self, instance: Instance, process: ProcessState, *, awaits: bool) -> Exit | None:
         """The end of a process that was just started, if it has come already, or in a moment if that is awaited."""
@@ -41,12 +46,23 @@ class ProcessSupervisor:
     async def follow(self, runtime: Runtime, process: ProcessState, intent: Recorded | None) -> None:
         """Wait for the end of a process that is on record as started; kill it when its time is up."""
         instance = runtime.instance
-        exited = await _wait(instance, process.process_id, _time_left(process))
+        exited = await self._until_end(instance, process, adopted=intent is None)
         if exited is None:
             await self._runtimes.awake(process.sandbox_id)  # a frozen process cannot be killed, nor report its end
             exited = instance.exit_of(process.process_id) or await self._time_out(instance, process, intent)
         await self._record(process, await self.end_event(runtime, process, exited), cause=intent)
         instance.forget(process.process_id)
+
+    async def _until_end(self, instance: Instance, process: ProcessState, *, adopted: bool) -> Exit | None:
+        """Wait for the end, and mark output meanwhile; return None when the time is up."""
+        if not adopted:
+            exited = await _wait(instance, process.process_id, min(GRACE_S, _time_left(process)))
+            if exited is not None:
+                return exited
+        with trio.move_on_after(_time_left(process)):
+            await self._marker.run(instance, process)
+            await yield_to_loop()
+        return instance.exit_of(process.process_id)
 
     async def _time_out(self, instance: Instance, process: ProcessState, intent: Recorded | None) -> Exit:
         assert process.requested.timeout_s is not None

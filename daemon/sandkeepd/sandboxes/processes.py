@@ -45,6 +45,7 @@ from sandkeepd.core.paging import page
 from sandkeepd.sandboxes.cancellation import Cancellations
 from sandkeepd.sandboxes.launching import Execution, ProcessLaunching, require_terminals
 from sandkeepd.sandboxes.output_reader import OutputReader, require_kept
+from sandkeepd.sandboxes.output_times import OutputTimes
 from sandkeepd.sandboxes.process_lookup import ProcessLookup
 from sandkeepd.sandboxes.process_supervisor import ProcessSupervisor
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
@@ -62,8 +63,9 @@ class Processes:
         self._core = core
         self._runtimes = runtimes
         self.lookup = ProcessLookup(core)
-        self.supervisor = ProcessSupervisor(core, runtimes)
-        self.outputs = OutputReader(core, runtimes)
+        times = OutputTimes.open(core.log.directory)
+        self.supervisor = ProcessSupervisor(core, runtimes, times)
+        self.outputs = OutputReader(core, runtimes, times)
         self._cancellations = Cancellations(core, self.lookup)
         parts = (core, runtimes, self.supervisor, self.lookup, self._cancellations)
         self.launching = ProcessLaunching(*parts)

@@ -21,7 +21,8 @@ from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
 from sandkeep.cli.habits import option_advice
 from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
-from sandkeep.clients.unix_socket import dial
+from sandkeep.clients.steps import dial, run
+from sandkeep.clients.threads import wait
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Process, Volume
 from sandkeep.settings.daemon import parse_size
@@ -127,7 +128,7 @@ class Frontend:
         daemon = Daemon(self.socket, CLIENT_NAME)
         daemon.on_wait = _print_notice
         daemon.on_progress = note_revival
-        first = Client(daemon, dial(daemon.path))
+        first = Client(daemon, run(wait, dial(daemon.path)))
         self._daemon = daemon
         return first
 

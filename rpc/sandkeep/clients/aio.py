@@ -1,86 +1,24 @@
 """The client on asyncio, which is public as `sandkeep.aio`: see there."""
 
 import asyncio
-import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any
 
-from sandkeep.clients.asynchronous import SHIELD_S, AsyncClient, Events, Handed
-from sandkeep.clients.dial import Daemon, cannot_connect
-from sandkeep.clients.exchange import CHUNK_BYTES, DIAL, PAUSE, RECEIVE, SEND, Step
-from sandkeep.clients.unix_socket import Socket, dial_at_once
+from sandkeep.clients.asynchronous import SHIELD_S, AsyncClient, Events, Handed, connected
+from sandkeep.clients.steps import CONNECT, PAUSE, READABLE
 
 __all__ = ["Client", "Events", "Handed", "connect"]
 
-_CONNECT_S: Final = 10.0
-_QUEUE_PAUSE_S: Final = 0.01
 
-
-@asynccontextmanager
-async def connect(
+def connect(
     path: str | os.PathLike[str] | None = None, *, client: str = "python", patience_s: float | None = None
-) -> AsyncIterator["Client"]:
+) -> AbstractAsyncContextManager["Client"]:
     """Connect to the daemon on the socket `path`, by default the one that SANDKEEP_SOCKET names; see
     `sandkeep.connect`.
     """
-    daemon = Daemon(path, client, patience_s)
-    connected = Client(daemon, await dial(daemon.path))
-    try:
-        yield connected
-    finally:
-        connected.close()
-
-
-async def dial(path: str) -> Socket:
-    """Connect, and while the daemon's queue of new clients is full try again. Raises `not_ready`, `permission_denied`,
-    `not_configured`.
-    """
-    loop = asyncio.get_running_loop()
-    give_up = loop.time() + _CONNECT_S
-    while (sock := dial_at_once(path)) is None:
-        if loop.time() >= give_up:
-            raise cannot_connect(path, BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
-        await asyncio.sleep(_QUEUE_PAUSE_S)
-    return sock
-
-
-async def _carry_out(step: Step) -> Any:
-    """Carry out a step of a call: see `exchange`."""
-    operation, sock, argument = step
-    if operation is SEND:
-        return await _send(sock, argument)
-    if operation is RECEIVE:
-        if argument is None:
-            return await _when_readable(sock, sock.recv, CHUNK_BYTES)
-        async with asyncio.timeout(argument):
-            return await _when_readable(sock, sock.recv, CHUNK_BYTES)
-    if operation is DIAL:
-        return await dial(argument)
-    if operation is PAUSE:
-        return await asyncio.sleep(argument)
-    return await _when_readable(sock, sock.recvmsg, *argument)
-
-
-async def _send(sock: Socket, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        try:
-            rest = rest[sock.send(rest) :]
-        except BlockingIOError:
-            loop = asyncio.get_running_loop()
-            await _until_ready(sock.fileno(), loop.add_writer, loop.remove_writer)
-
-
-async def _when_readable(sock: Socket, receive: Callable[..., Any], *args: Any) -> Any:
-    loop = asyncio.get_running_loop()
-    while True:
-        await _until_ready(sock.fileno(), loop.add_reader, loop.remove_reader)
-        try:
-            return receive(*args)
-        except BlockingIOError:
-            pass
+    return connected(Client, path, client, patience_s)
 
 
 async def _until_ready(descriptor: int, watch: Callable[..., Any], unwatch: Callable[[int], Any]) -> None:
@@ -102,8 +40,23 @@ def set_once(ready: asyncio.Future[None]) -> None:
 class Client(AsyncClient):
     """The client on asyncio: see `AsyncClient`."""
 
-    async def _carry_out(self, step: Step) -> Any:
-        return await _carry_out(step)
+    @staticmethod
+    async def _wait(operation: str, sock: Any, argument: Any) -> Any:
+        if operation is PAUSE:
+            return await asyncio.sleep(argument)
+        if operation is CONNECT:
+            return sock.connect_ex(argument)
+        loop = asyncio.get_running_loop()
+        if operation is not READABLE:
+            return await _until_ready(sock.fileno(), loop.add_writer, loop.remove_writer)
+        if argument is None:
+            return await _until_ready(sock.fileno(), loop.add_reader, loop.remove_reader)
+        try:
+            async with asyncio.timeout(argument):
+                await _until_ready(sock.fileno(), loop.add_reader, loop.remove_reader)
+        except TimeoutError:
+            return False
+        return True
 
     async def _shield(self, function: Callable[[], Awaitable[Any]]) -> None:
         task = asyncio.ensure_future(_at_most(SHIELD_S, function))

@@ -3,13 +3,14 @@
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sandkeep.clients.binding import Nouns, bind, check_plain, identified, outcome
+from sandkeep.clients.binding import Nouns, bind, carrier, check_plain, identified, outcome
 from sandkeep.clients.descriptors import Handover
 from sandkeep.clients.dial import Daemon
-from sandkeep.clients.exchange import Exchange, Pool, Progress, Step, run_async
-from sandkeep.clients.unix_socket import Socket
+from sandkeep.clients.exchange import Exchange, Pool, Progress
+from sandkeep.clients.steps import Socket, dial, run_async
 from sandkeep.model import Event, ProcessOutput
 from sandkeep.protocol.follow import EventCursor, OutputCursor
 from sandkeep.protocol.jsonrpc import Answer
@@ -23,7 +24,21 @@ else:
 SHIELD_S: Final = 120.0
 """Maximum seconds for which a cancelled block waits until its sandbox has ended."""
 
-CarryOut = Callable[[Step], Awaitable[Any]]
+C = TypeVar("C", bound="AsyncClient")
+Wait = Callable[[str, Any, Any], Awaitable[Any]]
+
+
+@asynccontextmanager
+async def connected(
+    kind: type[C], path: str | PathLike[str] | None, client: str, patience_s: float | None
+) -> AsyncIterator[C]:
+    """Connect a client of that kind; see `sandkeep.connect`."""
+    daemon = Daemon(path, client, patience_s)
+    made = kind(daemon, await run_async(kind._wait, dial(daemon.path)))  # noqa: SLF001 - a client's own
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 class AsyncClient(AsyncMethods):
@@ -52,8 +67,9 @@ class AsyncClient(AsyncMethods):
         """The daemon as clients see it, for another client of the same one."""
         return self._daemon
 
-    async def _carry_out(self, step: Step) -> Any:
-        """Carry out a step of a call: see `exchange`."""
+    @staticmethod
+    async def _wait(operation: str, sock: Any, argument: Any) -> Any:
+        """Carry out a wait: see `steps`."""
         raise NotImplementedError
 
     async def _shield(self, function: Callable[[], Awaitable[Any]]) -> None:
@@ -79,7 +95,7 @@ class AsyncClient(AsyncMethods):
             stdout, stderr = await handed.receive()
             what = await handed.answer()
         """
-        handed = Handed(Handover(self._daemon, method, args, kwargs), self._carry_out)
+        handed = Handed(Handover(self._daemon, method, args, kwargs), self._wait)
         try:
             await handed.begin()
             yield handed
@@ -95,17 +111,25 @@ class AsyncClient(AsyncMethods):
         follow: bool = True,
     ) -> "Events":
         """Iterate over events after a token, and wait for more; see `event.list`. `token` is the present position."""
-        return Events(self, after, sandbox_id, type, follow)
+        return Events(carrier(self._call), after, sandbox_id, type, follow)
 
     async def read_output(
-        self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
+        self,
+        sandbox_id: str,
+        name: str,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+        *,
+        follow: bool = True,
+        times: bool = False,
+        since: str | None = None,
     ) -> AsyncIterator[ProcessOutput]:
-        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output."""
-        cursor = OutputCursor(name, stdout_offset, stderr_offset, follow)
-        while query := cursor.next_query():
-            piece = await self.process.read(sandbox_id, cursor.name, **query)
-            if cursor.advance(piece):
-                yield piece
+        """Iterate over a process's output from byte offsets until its end; without `follow`, the present output.
+        `times` and `since` are those of `process.read`.
+        """
+        cursor = OutputCursor(name, stdout_offset, stderr_offset, follow, times, since)
+        while (piece := await run_async(carrier(self._call), cursor.read(sandbox_id))) is not None:
+            yield piece
 
     async def _call(self, row: Method, *args: Any, progress: Progress | None = None, **kwargs: Any) -> Any:
         check_plain(row.name)
@@ -114,10 +138,10 @@ class AsyncClient(AsyncMethods):
     async def _exchange(self, method: str, params: dict[str, Any], progress: Progress | None) -> Answer:
         exchange = Exchange(self._pool, method, params, progress)
         try:
-            return await run_async(exchange.steps(), self._carry_out)
+            return await run_async(self._wait, exchange.steps())
         except BaseException as error:
             if exchange.has_given_up(error):
-                end = partial(run_async, exchange.give_up(error), self._carry_out)
+                end = partial(run_async, self._wait, exchange.give_up(error))
                 with suppress(type(error)):  # of a second cancellation: the first has the process_id
                     await self._shield(end)
             raise
@@ -126,21 +150,21 @@ class AsyncClient(AsyncMethods):
 class Handed:
     """A call under way at the daemon, which hands over descriptors; see `descriptors`. One task uses it."""
 
-    def __init__(self, handover: Handover, carry_out: CarryOut) -> None:
+    def __init__(self, handover: Handover, wait: Wait) -> None:
         self._handover = handover
-        self._carry_out = carry_out
+        self._wait = wait
 
     async def begin(self) -> None:
         """Connect, and send the request, as soon as the daemon is there. `Client.with_descriptors` has done it."""
-        await run_async(self._handover.begin(), self._carry_out)
+        await run_async(self._wait, self._handover.begin())
 
     async def receive(self) -> list[int]:
         """Wait for the descriptors. The caller owns and closes them. Raises the daemon's errors."""
-        return await run_async(self._handover.receive(), self._carry_out)
+        return await run_async(self._wait, self._handover.receive())
 
     async def answer(self) -> Any:
         """Wait until the call is through, and answer its typed result. Descriptors not received before may be later."""
-        return await run_async(self._handover.finish(), self._carry_out)
+        return await run_async(self._wait, self._handover.finish())
 
     def close(self) -> None:
         """Let go of the connection, and of descriptors that were not received."""
@@ -150,19 +174,14 @@ class Handed:
 class Events(EventCursor):
     """An asynchronous iterator over events. `token` is where it is."""
 
-    def __init__(
-        self, client: AsyncClient, after: str | None, sandbox_id: str | None, type: str | None, follow: bool
-    ) -> None:
-        super().__init__(after, sandbox_id, type, follow)
-        self._client = client
+    def __init__(self, carry_out: Callable[..., Any], *args: Any) -> None:
+        super().__init__(*args)
+        self._carry_out = carry_out
 
     def __aiter__(self) -> "Events":
         return self
 
     async def __anext__(self) -> Event:
-        while (event := self.next_event()) is None:
-            query = self.next_query()
-            if query is None:
-                raise StopAsyncIteration
-            self.advance(await self._client.event.list(**query))
+        if (event := await run_async(self._carry_out, self.read())) is None:
+            raise StopAsyncIteration
         return event

@@ -21,7 +21,16 @@ _SYNONYMS: Final = {
 }  # fmt: skip
 """Names that `subprocess`, Docker's SDK and E2B's have for parameters."""
 
-COLLECTIONS: Final = ("sandboxes", "processes", "images", "snapshots", "checkpoints", "artifacts", "sessions")
+COLLECTIONS: Final = (
+    "sandboxes",
+    "processes",
+    "images",
+    "volumes",
+    "snapshots",
+    "checkpoints",
+    "artifacts",
+    "sessions",
+)
 """Attributes of a client that answer handles: see `handles`, which only those who use them import."""
 
 
@@ -46,7 +55,7 @@ class Nouns:
         if noun in COLLECTIONS:
             from sandkeep.clients import handles
 
-            return handles.collection(handles.Transport(self, self._call, self._shield), noun)
+            return handles.collection(handles.Transport(self, carrier(self._call), self._shield), noun)
         if not any(name.startswith(f"{noun}.") for name in METHODS):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {noun!r}", name=noun, obj=self)
         verbs = Verbs(noun, self._call)
@@ -127,6 +136,11 @@ class ClientMethod:
 
     def __repr__(self) -> str:
         return f"<method {self._row.name} of a Sandkeep client>"
+
+
+def carrier(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that carries out steps of operations, by `call`: see `operations`."""
+    return lambda row, args, kwargs: call(row, *args, **kwargs)
 
 
 def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

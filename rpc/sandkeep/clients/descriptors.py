@@ -1,22 +1,22 @@
 """Calls that are answered with open descriptors, each on a connection of its own.
 
 The daemon sends copies of its descriptors (SCM_RIGHTS) attached to a ``descriptors`` notification, ahead of the answer.
-`Handover` is such a call without I/O, as `exchange` is of others; `Handed` is the blocking client's. Received
+`Handover` is such a call for all clients, as `exchange` is of others; `Handed` is the blocking client's. Received
 descriptors belong to the receiver and are close-on-exec; others are closed here.
 """
 
 import os
 from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, MSG_CTRUNC, SCM_RIGHTS, SOL_SOCKET
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final, Self
 
 from msgspec import DecodeError
 
 from sandkeep.clients.binding import bind, outcome
-from sandkeep.clients.dial import GREETING_ID, Daemon, Retry
-from sandkeep.clients.exchange import DIAL, PAUSE, RECEIVE_DESCRIPTORS, SEND, Steps
-from sandkeep.clients.threads import run
-from sandkeep.clients.unix_socket import Socket
+from sandkeep.clients.dial import GREETING_ID, Daemon, Retry, is_refusal
+from sandkeep.clients.steps import PAUSE, READABLE, Socket, Steps, dial, run, send
+from sandkeep.clients.threads import wait
 from sandkeep.errors import DaemonError, SandkeepError, SetupError, StateError
 from sandkeep.protocol import jsonrpc
 from sandkeep.protocol.jsonrpc import Answer
@@ -49,21 +49,21 @@ class Handover:
         self._arrived: list[int] = []
         self._received: list[int] | None = None
         self._handed_over = False
+        self._refusal: Answer | None = None
         self.sock: Socket | None = None
         """The present connection, from `begin` on. It changes when the call is made again."""
 
-    def begin(self) -> Steps[None]:
-        """Connect, and send the request, as soon as the daemon is there."""
-        failure = self.retry.failure()
+    def begin(self, failure: SandkeepError | None = None) -> Steps[None]:
+        """Connect, and send the request, as soon as the daemon is there; `failure` is the last attempt's."""
+        failure = failure or self.retry.failure()
         while True:
             yield PAUSE, None, self.retry.pause(failure)
             try:
-                self.sock = yield DIAL, None, self._daemon.path
-                yield SEND, self.sock, self._request()
+                self.sock = yield from dial(self._daemon.path)
+                with suppress(OSError):  # the daemon closed the connection: its reason may still be there to be read
+                    yield from send(self.sock, self._request())
             except SandkeepError as error:
                 failure = error
-            except OSError:
-                self._let_go()
             else:
                 return self.retry.connected()
 
@@ -84,15 +84,18 @@ class Handover:
 
     def read_message(self) -> Steps[None]:
         """Wait for a message, and handle it. Raises when the connection is lost and the call is not repeatable."""
+        sock: Any = self.sock
+        yield READABLE, sock, None
         try:
-            data, ancillary, flags, _ = yield RECEIVE_DESCRIPTORS, self.sock, (CHUNK_BYTES, ANCILLARY_BYTES, FLAGS)
+            data, ancillary, flags, _ = sock.recvmsg(CHUNK_BYTES, ANCILLARY_BYTES, FLAGS)
+        except BlockingIOError:
+            return
         except OSError:
             data, ancillary, flags = b"", [], 0
         try:
             self.feed(data, ancillary, flags)
         except EOFError:
-            self._restart()
-            yield from self.begin()
+            yield from self.begin(self._restart())
 
     def feed(self, data: bytes, ancillary: Iterable[tuple[int, int, bytes]], flags: int) -> None:
         """Take the result of one ``recvmsg``. Raises `SandkeepError` when it contradicts the method's row, and EOFError
@@ -122,6 +125,8 @@ class Handover:
                 self._progress(jsonrpc.parse_progress(answer.params).message)
         elif answer.method is None and answer.id == GREETING_ID:
             self._daemon.recognise(answer)
+        elif answer.method is None and is_refusal(answer):
+            self._refusal = answer
         elif answer.method is None:
             self.answer = answer
             if self._arrived or (answer.error is None and self._received is None):
@@ -144,18 +149,19 @@ class Handover:
         self._handed_over = True
         return given
 
-    def _restart(self) -> None:
-        """Prepare to repeat the call after its connection was lost. Raises that error when a stream was begun, which
-        cannot be resumed, or when the call must not be repeated.
+    def _restart(self) -> SandkeepError:
+        """Prepare to repeat the call after its connection was lost. Returns that error, or raises it when a stream was
+        begun, which cannot be resumed, or when the call must not be repeated.
         """
         if self._handed_over and self.row.name in _STREAMS:
             message = "the daemon went away during the copy, which may be incomplete: start it again"
             raise StateError("not_ready", message, socket=self._daemon.path)
-        failure = self.retry.failure(self.answer)
+        failure = self.retry.failure(self.answer or self._refusal)
         self.retry.lost(failure)
         self.close()
-        self._received = None
+        self._received = self._refusal = None
         self._lines = LineBuffer()
+        return failure
 
     def _let_go(self) -> None:
         if self.sock is not None:
@@ -189,15 +195,15 @@ class Handed:
 
     def __init__(self, handover: Handover) -> None:
         self._handover = handover
-        run(handover.begin())
+        run(wait, handover.begin())
 
     def receive(self) -> list[int]:
         """Wait for the descriptors. The caller owns and closes them. Raises the daemon's errors."""
-        return run(self._handover.receive())
+        return run(wait, self._handover.receive())
 
     def answer(self) -> Any:
         """Wait until the call is through, and answer its typed result. Descriptors not received before may be later."""
-        return run(self._handover.finish())
+        return run(wait, self._handover.finish())
 
     @property
     def answered(self) -> bool:
@@ -210,7 +216,7 @@ class Handed:
 
     def read_message(self) -> None:
         """Wait for a message, and handle it. Raises when the connection is lost and the call is not repeatable."""
-        run(self._handover.read_message())
+        run(wait, self._handover.read_message())
 
     def close(self) -> None:
         """Let go of the connection, and of descriptors that were not received."""

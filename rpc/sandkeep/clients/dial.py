@@ -115,7 +115,7 @@ class Retry:
         if pause_s is None:
             self.daemon.is_away = False
             raise error from None
-        self._notify()
+        self._notify(error)
         return pause_s
 
     def _begin(self) -> Backoff:
@@ -130,11 +130,12 @@ class Retry:
         """For how many more seconds the daemon is waited for."""
         return max(0.001, self._backoff.remaining_s if self._backoff is not None else 0)
 
-    def _notify(self) -> None:
+    def _notify(self, error: SandkeepError) -> None:
         self.daemon.is_away = True
         if self.daemon.on_wait is not None and self._went and time.monotonic() - self._went > _NOTIFY_AFTER_S:
             self._went = 0.0
-            self.daemon.on_wait(f"the daemon on {self.daemon.path} does not answer: waiting for it")
+            away = f"the daemon on {self.daemon.path} does not answer: waiting for it"
+            self.daemon.on_wait(f"{error.message}; waiting" if error.code == "quota_exceeded" else away)
 
     def begin_anew(self) -> None:
         """The daemon is there, if not for this call: the time to wait for it begins with the next pause."""
@@ -189,6 +190,11 @@ def connection_lost(path: str, method: str, params: dict[str, Any], reason: Answ
     hint = "; a retry with the same command_id takes effect once" if command else ""
     message = f"the daemon on {path} closed the connection before it answered {method}: check that it runs{hint}"
     return StateError("not_ready", message, socket=path, **command)
+
+
+def is_refusal(answer: Answer) -> bool:
+    """Return True for the daemon's word that the user has too many connections. The request was not looked at."""
+    return answer.id is None and answer.error is not None and answer.error.data.get("quota") == "connections"
 
 
 def is_lost(error: SandkeepError) -> bool:

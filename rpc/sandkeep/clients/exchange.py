@@ -1,22 +1,22 @@
-"""Calls over as many connections as they take, without I/O: what all clients do, whether on threads, trio or asyncio.
+"""Calls over as many connections as they take: what all clients do, whether on threads, trio or asyncio.
 
-`Exchange.steps` yields the I/O to do, and gets the outcome of each step back; a client is a loop that carries them out.
-Each connection serves one call at a time. The daemon limits the calls in flight of one connection, and the memory of
-their answers, so calls that share one wait for each other; and that of a call that was given up can be closed.
+`Exchange.steps` yields the waits, and a client carries them out: see `steps`. Each connection serves one
+call at a time. The daemon limits the calls in flight of one connection, and the memory of their answers, so calls that
+share one wait for each other; and that of a call that was given up can be closed.
 """
 
 import os
 import time
 from _weakref import ref  # the weakref module takes a millisecond to import
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final
 
 from msgspec import DecodeError
 
 from sandkeep.clients.binding import outcome
-from sandkeep.clients.dial import GREETING_ID, Daemon, Retry
-from sandkeep.clients.unix_socket import Socket
+from sandkeep.clients.dial import GREETING_ID, Daemon, Retry, is_refusal
+from sandkeep.clients.steps import PAUSE, READABLE, Socket, Steps, dial, send
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep.protocol import jsonrpc
@@ -24,30 +24,7 @@ from sandkeep.protocol.jsonrpc import Answer
 from sandkeep.protocol.lines import LineBuffer
 from sandkeep.protocol.methods import METHODS, CancelledLaunch
 
-T = TypeVar("T")
 Progress = Callable[[str], None]
-
-Step: TypeAlias = tuple[str, Any, Any]
-"""An operation, the socket it is about, and its argument. It raises OSError or `SandkeepError` into the generator."""
-
-Steps: TypeAlias = Generator[Step, Any, T]
-
-DIAL: Final = "dial"
-"""Connect to the path that is the argument; answer a `Socket`."""
-
-SEND: Final = "send"
-"""Send all bytes of the argument."""
-
-RECEIVE: Final = "receive"
-"""Answer the bytes that come next, none at the end. The argument is the longest wait in seconds, or None; after that
-it raises TimeoutError.
-"""
-
-RECEIVE_DESCRIPTORS: Final = "receive_descriptors"
-"""Answer what `recvmsg` does, given the argument."""
-
-PAUSE: Final = "pause"
-"""Wait for the argument, in seconds."""
 
 CHUNK_BYTES: Final = 256 * 1024
 MAX_CONNECTIONS: Final = 256
@@ -81,6 +58,8 @@ class Channel:
         """None until the daemon was dialled."""
         self.reason: Answer | None = None
         """The daemon's reason for closing the connection."""
+        self.refusal: Answer | None = None
+        """The same, if it is that there are too many."""
         self.is_free = True
         """True if no answer is outstanding and the connection is not known to be lost."""
         self.is_greeted = False
@@ -133,6 +112,9 @@ class Channel:
             return None
         if answer.id is None:
             if answer.error is None:
+                return None
+            if is_refusal(answer):
+                self.refusal = answer
                 return None
             self.reason = answer
             return answer
@@ -279,10 +261,11 @@ class Exchange:
         pool, retry = self._pool, self._retry
         if pool.is_closed:
             raise StateError("not_ready", f"this client is closed, so {self._method} was not sent: connect again")
+        failure: SandkeepError | None = None
         while True:
             channel = None
             try:
-                channel = pool.take() or (yield from self._connect())
+                channel = pool.take() or (yield from self._connect(failure or retry.failure()))
                 answer = yield from self._ask(channel)
             finally:
                 if channel is not None:
@@ -290,8 +273,9 @@ class Exchange:
             if answer is not None:
                 self._is_under_way = False
                 return answer
-            pool.lose()
-            failure = retry.failure(channel.reason)
+            if channel.refusal is None:
+                pool.lose()
+            failure = retry.failure(channel.reason or channel.refusal)
             if channel.reason is not None or pool.is_closed:
                 raise failure
             retry.lost(failure)
@@ -308,9 +292,9 @@ class Exchange:
         """
         channel = Channel(self._pool.daemon)
         try:
-            channel.sock = yield DIAL, None, self._pool.daemon.path
+            channel.sock = yield from dial(self._pool.daemon.path)
             params = {"launch": self._launch, "command_id": new_id("cmd")}
-            yield SEND, channel.sock, channel.request("process.cancel", params)
+            yield from send(channel.sock, channel.request("process.cancel", params))
             answer = yield from _receive(channel, _CANCEL_S)
             if answer is not None:
                 process_id = outcome(answer, CancelledLaunch).process_id
@@ -327,23 +311,14 @@ class Exchange:
         data = channel.request(self._method, self._retry.params)
         self._is_under_way = True
         with suppress(OSError):  # the daemon closed the connection: its reason may still be there to be read
-            yield SEND, channel.sock, data
-        while True:  # as `_receive` does, whose generator every call would have to make
-            try:
-                data = yield RECEIVE, channel.sock, None
-            except OSError:
-                data = b""
-            try:
-                answer = channel.feed(data)
-            except EOFError:
-                return None
-            if answer is not None:
-                return answer
+            yield from send(channel.sock, data)
+        return (yield from _receive(channel, None))
 
-    def _connect(self) -> Steps[Channel]:
-        """Connect to the daemon, once it is there, and verify that it is the same as before, before any change."""
+    def _connect(self, failure: SandkeepError) -> Steps[Channel]:
+        """Connect to the daemon, once it is there, and verify that it is the same as before, before any change.
+        `failure` is what to raise if it stays away.
+        """
         pool, retry = self._pool, self._retry
-        failure = retry.failure()
         look_s = _FIRST_LOOK_S
         while True:
             if pool.is_closed or (pool.is_lost and pool.daemon.patience_s <= 0):
@@ -358,7 +333,7 @@ class Exchange:
             try:
                 if pause_s := retry.pause(failure):
                     yield PAUSE, None, pause_s
-                channel.sock = yield DIAL, None, pool.daemon.path
+                channel.sock = yield from dial(pool.daemon.path)
                 yield from self._greet(channel)
             except SandkeepError as error:
                 if error.code == "wrong_log" or error is failure:
@@ -371,6 +346,8 @@ class Exchange:
                 pool.is_refused = False
                 retry.connected()
                 return channel
+            if channel.refusal is not None:
+                failure = retry.failure(channel.refusal)
             if channel.sock is not None and pool.is_served:
                 # The daemon has enough connections of this user: other calls will leave theirs.
                 pool.is_refused = True
@@ -383,7 +360,7 @@ class Exchange:
         if not self._pool.is_lost:
             timeout_s = max(timeout_s, _GREETING_S)
         with suppress(OSError):
-            yield SEND, channel.sock, channel.greeting()
+            yield from send(channel.sock, channel.greeting())
         yield from _receive(channel, timeout_s)
 
 
@@ -394,11 +371,17 @@ def _look(pause_s: float) -> Steps[float]:
 
 
 def _receive(channel: Channel, timeout_s: float | None) -> Steps[Answer | None]:
+    """Wait for the awaited answer; None when the connection is lost or the time is over before."""
+    sock: Any = channel.sock
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         rest_s = None if deadline is None else max(0.001, deadline - time.monotonic())
+        if (yield READABLE, sock, rest_s) is False:
+            return None
         try:
-            data = yield RECEIVE, channel.sock, rest_s
+            data = sock.recv(CHUNK_BYTES)
+        except BlockingIOError:
+            continue
         except OSError:
             data = b""
         try:
@@ -407,21 +390,3 @@ def _receive(channel: Channel, timeout_s: float | None) -> Steps[Answer | None]:
             return None
         if answer is not None:
             return answer
-
-
-async def run_async(steps: Steps[T], carry_out: Callable[[Step], Awaitable[Any]]) -> T:
-    """Carry out steps on an event loop, and return the value of the generator."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                outcome = await carry_out(step)
-            except (OSError, SandkeepError) as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(outcome)
-    except StopIteration as done:
-        value: T = done.value
-        return value
-    finally:
-        steps.close()

@@ -19,8 +19,9 @@ from msgspec import Struct
 
 from sandkeep.clients.binding import Identified, parameters
 from sandkeep.clients.kinds import KINDS, Bound, Kind, collection_methods, handle_methods, inner_collections
-from sandkeep.clients.operations import ITERATORS, Files, Steps, end, run, run_async
+from sandkeep.clients.operations import ITERATORS, Files, end
 from sandkeep.clients.signatures import MethodSignature, docstring, fill, signature
+from sandkeep.clients.steps import Steps, run, run_async
 from sandkeep.errors import SandkeepError
 from sandkeep.protocol.methods import Method
 
@@ -32,12 +33,12 @@ _SELF: Final = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Transport(Struct, frozen=True):
-    """A client, the function that calls a row of the table on it, and with an event loop one that awaits a function
-    also when the task is cancelled.
+    """A client, the function that carries out an operation's step on it, and with an event loop one that awaits a
+    function also when the task is cancelled.
     """
 
     client: Any
-    call: Callable[..., Any]
+    carry_out: Callable[..., Any]
     shield: Callable[..., Any] | None = None
 
 
@@ -58,7 +59,7 @@ class Handle(Identified):
     @property
     def id(self) -> str:  # type: ignore[override]
         """The object's id."""
-        return self._ids[-1]
+        return str(getattr(self.info, self._kind.key))
 
     @property
     def _ids(self) -> tuple[str, ...]:
@@ -79,9 +80,9 @@ class Handle(Identified):
         return hash(self._ids)
 
     def __repr__(self) -> str:
-        name = getattr(self.info, "name", None)
-        called = f" {name!r}" if name and name != self.id else ""
-        return f"<{type(self).__name__} {self.id}{called} {self.info.status}>"
+        name, status = (getattr(self.info, field, None) for field in ("name", "status"))
+        shown = [self.id, *([repr(name)] if name and name != self.id else []), *([status] if status else [])]
+        return f"<{type(self).__name__} {' '.join(shown)}>"
 
 
 class Collection:
@@ -102,7 +103,7 @@ def _enter(self: Any) -> Any:
 def _exit(self: Any, *raised: Any) -> None:
     """End the sandbox."""
     try:
-        run(self._transport.call, end(self._ids))
+        run(self._transport.carry_out, end(self._ids))
     except SandkeepError as failure:
         _report(raised[1], failure)
 
@@ -114,7 +115,7 @@ async def _async_enter(self: Any) -> Any:
 async def _async_exit(self: Any, *raised: Any) -> None:
     """End the sandbox, also when the block is cancelled."""
     try:
-        await self._transport.shield(partial(run_async, self._transport.call, end(self._ids)))
+        await self._transport.shield(partial(run_async, self._transport.carry_out, end(self._ids)))
     except SandkeepError as failure:
         _report(raised[1], failure)
 
@@ -143,7 +144,7 @@ def named(name: str) -> type:
     raise AttributeError(f"there is no {name!r} in this module", name=name)
 
 
-def _call(bound: Bound, transport: Transport, ids: tuple[str, ...], args: tuple[Any, ...], kwargs: Any) -> Steps:
+def _call(bound: Bound, transport: Transport, ids: tuple[str, ...], args: tuple[Any, ...], kwargs: Any) -> Steps[Any]:
     """Call a row, and answer handles for the objects in its result."""
     names = parameters(bound.row.params)[0]
     for name in (*names[: len(ids) + len(args)], *kwargs):
@@ -218,7 +219,7 @@ def _add_collection(
 
 
 def _add_row(classes: dict[str, type], owner: type, bound: Bound, asynchronous: bool) -> None:
-    def begin(self: Any, *args: Any, **kwargs: Any) -> Steps:
+    def begin(self: Any, *args: Any, **kwargs: Any) -> Steps[Any]:
         result = yield from _call(bound, self._transport, self._ids, args, kwargs)
         if isinstance(result, Handle) and result == self:
             self.info, result = result.info, self
@@ -242,7 +243,7 @@ def _taking_handles(classes: dict[str, type], row: Method, param: Parameter) -> 
     return param.replace(annotation=typing.Union[tuple(given)])  # noqa: UP007 - of any number of types
 
 
-def _add_operation(owner: type, operation: Callable[..., Steps], asynchronous: bool) -> None:
+def _add_operation(owner: type, operation: Callable[..., Steps[Any]], asynchronous: bool) -> None:
     shown = signature_of(operation)
     result = typing.get_args(shown.return_annotation)[2]
     shown = MethodSignature(list(shown.parameters.values()), return_annotation=result)
@@ -250,13 +251,13 @@ def _add_operation(owner: type, operation: Callable[..., Steps], asynchronous: b
 
 
 def _add(
-    owner: type, name: str, begin: Callable[..., Steps], shown: MethodSignature, doc: str, asynchronous: bool
+    owner: type, name: str, begin: Callable[..., Steps[Any]], shown: MethodSignature, doc: str, asynchronous: bool
 ) -> None:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return run(self._transport.call, begin(self, *args, **kwargs))
+        return run(self._transport.carry_out, begin(self, *args, **kwargs))
 
     async def async_method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await run_async(self._transport.call, begin(self, *args, **kwargs))
+        return await run_async(self._transport.carry_out, begin(self, *args, **kwargs))
 
     _set(owner, name, async_method if asynchronous else method, shown, doc)
 

@@ -12,24 +12,28 @@ from sandkeep.protocol.methods import METHODS, Method
 
 
 class Kind(Struct, frozen=True, kw_only=True):
-    """A kind of objects that have handles. `ids` are the parameters that name one, and where its view has them."""
+    """A kind of objects that have handles. `ids` are the first parameters of methods of one, and where its view has
+    them; `key` is the field that alone stands for one in other methods.
+    """
 
     noun: str
     plural: str
     view: type[Struct]
     ids: dict[str, str]
+    key: str
 
 
 KINDS: Final = tuple(
-    Kind(noun=noun, plural=plural, view=view, ids=ids or {f"{noun}_id": f"{noun}_id"})
-    for noun, plural, view, ids in (
-        ("sandbox", "sandboxes", model.Sandbox, None),
-        ("process", "processes", model.Process, {"sandbox_id": "sandbox_id", "name": "process_id"}),
-        ("image", "images", model.Image, None),
-        ("snapshot", "snapshots", model.Snapshot, None),
-        ("checkpoint", "checkpoints", model.Checkpoint, None),
-        ("artifact", "artifacts", model.Artifact, None),
-        ("session", "sessions", model.Session, None),
+    Kind(noun=noun, plural=plural, view=view, ids=ids or {f"{noun}_id": f"{noun}_id"}, key=key or f"{noun}_id")
+    for noun, plural, view, ids, key in (
+        ("sandbox", "sandboxes", model.Sandbox, None, None),
+        ("process", "processes", model.Process, {"sandbox_id": "sandbox_id", "name": "process_id"}, None),
+        ("image", "images", model.Image, None, None),
+        ("volume", "volumes", model.NamedVolume, {name: name for name in ("name", "provider", "owner")}, "name"),
+        ("snapshot", "snapshots", model.Snapshot, None, None),
+        ("checkpoint", "checkpoints", model.Checkpoint, None, None),
+        ("artifact", "artifacts", model.Artifact, None, None),
+        ("session", "sessions", model.Session, None, None),
     )
 )
 
@@ -73,15 +77,14 @@ class Bound(Struct, frozen=True, kw_only=True):
 def handle_methods(kind: Kind) -> list[Bound]:
     """Return the methods of a kind's handles, but for operations."""
     ids = tuple(kind.ids)
-    rows = [row for row in _rows(kind) if parameters(row.params)[1][: len(ids)] == ids]
+    rows = [row for row in _rows(kind) if _is_of_one(kind, row)]
     own = [_bound("refresh" if row is METHODS.get(f"{kind.noun}.get") else None, row, ids) for row in rows]
     return own + [_bound(name, METHODS[method], ids) for name, method in _SHORT.get(kind.noun, {}).items()]
 
 
 def collection_methods(kind: Kind, bound: tuple[str, ...] = ()) -> list[Bound]:
     """Return the methods of a collection of a kind: of all, or of those of the sandbox that is `bound`."""
-    ids = tuple(kind.ids)
-    rows = [row for row in _rows(kind) if row.name.endswith(".get") or parameters(row.params)[1][: len(ids)] != ids]
+    rows = [row for row in _rows(kind) if row.name.endswith(".get") or not _is_of_one(kind, row)]
     return [_bound(None, row, bound) for row in rows if parameters(row.params)[0][: len(bound)] == bound]
 
 
@@ -96,6 +99,13 @@ def _rows(kind: Kind) -> Iterator[Method]:
     for row in METHODS.values():
         if row.name.startswith(f"{kind.noun}.") and not row.descriptors and row.name not in _LEFT_OUT:
             yield row
+
+
+def _is_of_one(kind: Kind, row: Method) -> bool:
+    """Return True for a method of an object that is there."""
+    names, required, _ = parameters(row.params)
+    ids = tuple(kind.ids)
+    return names[: len(ids)] == ids and names[0] in required and not row.name.endswith(".create")
 
 
 def _bound(name: str | None, row: Method, bound: tuple[str, ...]) -> Bound:

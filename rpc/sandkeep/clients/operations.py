@@ -1,7 +1,6 @@
 """Operations of handles that the table does not have, written once for all clients.
 
-They are generators that yield calls and get their results: `run` carries them out on a blocking client, `run_async` on
-one with an event loop.
+They are generators that yield calls, each a row, arguments by position and by name, and get their results.
 """
 
 import os
@@ -11,11 +10,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from sandkeep import model
+from sandkeep.clients.steps import Step, Steps
 from sandkeep.errors import CallerError
-from sandkeep.protocol.methods import MAX_WRITE_BYTES, METHODS, Method
-
-Step = tuple[Method, tuple[Any, ...], dict[str, Any]]
-Steps = Generator[Step, Any, Any]
+from sandkeep.protocol.methods import MAX_WRITE_BYTES, METHODS
 
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024
 """Maximum bytes of a file that is read into memory: a sandbox can have one of any size, which costs it nothing."""
@@ -24,26 +21,6 @@ MAX_ENTRIES: Final = 100_000
 """Maximum files of a directory that is listed whole."""
 
 _LARGER: Final = "copy larger files by sandkeep.transfer.copy"
-
-
-def run(call: Callable[..., Any], steps: Steps) -> Any:
-    """Carry out an operation, each call of which `call` carries out, and return its result."""
-    try:
-        row, args, kwargs = next(steps)
-        while True:
-            row, args, kwargs = steps.send(call(row, *args, **kwargs))
-    except StopIteration as stop:
-        return stop.value
-
-
-async def run_async(call: Callable[..., Any], steps: Steps) -> Any:
-    """The same, where calls are awaited."""
-    try:
-        row, args, kwargs = next(steps)
-        while True:
-            row, args, kwargs = steps.send(await call(row, *args, **kwargs))
-    except StopIteration as stop:
-        return stop.value
 
 
 class Files:
@@ -113,14 +90,25 @@ def _path(path: str | os.PathLike[str]) -> dict[str, Any]:
         return {"path_bytes": given}
 
 
-def end(ids: tuple[str, ...]) -> Steps:
+def end(ids: tuple[str, ...]) -> Steps[None]:
     """End a sandbox at the end of a ``with`` statement."""
     yield METHODS["sandbox.terminate"], ids, {}
 
 
-def output(self: Any, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True) -> Any:
-    """Iterate over the output from byte offsets until the process's end; without `follow`, the present output."""
-    return self._transport.client.read_output(*self._ids, stdout_offset, stderr_offset, follow=follow)
+def output(
+    self: Any,
+    stdout_offset: int = 0,
+    stderr_offset: int = 0,
+    *,
+    follow: bool = True,
+    times: bool = False,
+    since: str | None = None,
+) -> Any:
+    """Iterate over the output from byte offsets until the process's end; without `follow`, the present output. `times`
+    and `since` are those of `process.read`.
+    """
+    where = (*self._ids, stdout_offset, stderr_offset)
+    return self._transport.client.read_output(*where, follow=follow, times=times, since=since)
 
 
 def events(self: Any, after: str | None = None, *, type: str | None = None, follow: bool = True) -> Any:

@@ -1,9 +1,14 @@
 """Cursors for following events and output by long polls. No I/O."""
 
 from collections import deque
+from collections.abc import Generator
 from typing import Any, Final
 
 from sandkeep.model import Event, EventPage, ProcessOutput
+from sandkeep.protocol.methods import METHODS, Method
+
+Query = tuple[Method, tuple[Any, ...], dict[str, Any]]
+"""A call to make, whose result the generator that yields it gets."""
 
 POLL_S: Final = 30.0
 """Seconds that one request waits at the daemon for something new."""
@@ -24,8 +29,16 @@ class EventCursor:
         self._page_end: str | None = None
         self._caught_up = False
 
-    def next_query(self) -> dict[str, Any] | None:
-        """Return the parameters of the next `event.list` when `next_event` has none; None at the end."""
+    def read(self) -> Generator[Query, Any, Event | None]:
+        """Return the next event; None at the end."""
+        while (event := self._next_event()) is None:
+            query = self._next_query()
+            if query is None:
+                return None
+            self.advance((yield METHODS["event.list"], (), query))
+        return event
+
+    def _next_query(self) -> dict[str, Any] | None:
         if self._caught_up and not self._wait_s:
             return None
         wait_s = 0.0 if self.token == NOW else self._wait_s  # a token first, to go on from if the daemon is restarted
@@ -39,8 +52,7 @@ class EventCursor:
         if not page.events:
             self.token = page.next
 
-    def next_event(self) -> Event | None:
-        """The next event that is here already."""
+    def _next_event(self) -> Event | None:
         if not self._page:
             return None
         event = self._page.popleft()
@@ -52,23 +64,37 @@ class EventCursor:
 class OutputCursor:
     """The position of a reader of a process's output.
 
-    `name` is to be read: the process's id once it is known, as its name can become another's when it has ended.
+    `name` is to be read: the process's id once it is known, as its name can become another's when it has ended. `times`
+    and `since` are those of `process.read`.
     """
 
-    def __init__(self, name: str, stdout_offset: int, stderr_offset: int, follow: bool) -> None:
+    def __init__(
+        self, name: str, stdout_offset: int, stderr_offset: int, follow: bool, times: bool = False,
+        since: str | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self._query: dict[str, Any] | None = {"stdout_offset": stdout_offset, "stderr_offset": stderr_offset}
-        self._wait_s = POLL_S if follow else 0.0
+        if since is not None:
+            self._query["since"] = since
+        self._constant = {"wait_s": POLL_S if follow else 0.0, **({"times": True} if times else {})}
+
+    def read(self, sandbox_id: str) -> Generator[Query, Any, ProcessOutput | None]:
+        """Return the next piece that has news; None at the end."""
+        while query := self.next_query():
+            piece: ProcessOutput = yield METHODS["process.read"], (sandbox_id, self.name), query
+            if self.advance(piece):
+                return piece
+        return None
 
     def next_query(self) -> dict[str, Any] | None:
         """Return the parameters of the next `process.read`; None at the end."""
-        return self._query and {**self._query, "wait_s": self._wait_s}
+        return self._query and {**self._query, **self._constant}
 
     def advance(self, piece: ProcessOutput) -> bool:
         """Take an answer; return True if it has news."""
         self.name = piece.process_id
         has_data = bool(piece.stdout or piece.stderr)
-        over = piece.ended or not (has_data or self._wait_s)
+        over = piece.ended or not (has_data or self._constant["wait_s"])
         self._query = (
             None if over else {"stdout_offset": piece.next_stdout_offset, "stderr_offset": piece.next_stderr_offset}
         )

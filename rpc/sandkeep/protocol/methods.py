@@ -1028,7 +1028,11 @@ class CancelledLaunch(Struct, frozen=True, kw_only=True):
 
 
 class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Up to `max_bytes` of each stream from its offset. It waits up to `wait_s` for new data, or for the end."""
+    """Up to `max_bytes` of each stream from its offset. It waits up to `wait_s` for new data, or for the end.
+
+    `since`, a time in RFC 3339 with any offset, replaces the offsets: output that came earlier is skipped, but for a
+    moment's. With `times` the answer says when each piece came.
+    """
 
     sandbox_id: Name
     name: Name
@@ -1036,6 +1040,8 @@ class ProcessRead(Params, frozen=True, kw_only=True, forbid_unknown_fields=True)
     stderr_offset: Offset = 0
     max_bytes: Annotated[int, Meta(ge=0, le=model.MAX_READ_BYTES)] = 1024 * 1024
     wait_s: Wait = 0
+    times: bool = False
+    since: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
 class LockAcquire(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,6 +22,8 @@ from sandkeep_store.views.metadata import document
 from sandkeep_store.views.state import State
 
 LOG_NAME = "events.db"
+OUTPUT_TIMES = "output-times"
+"""The directory with the times of output: a directory for each sandbox, in it a file for each process."""
 
 
 def fold(log: EventLog) -> State:
@@ -95,11 +97,11 @@ async def _compact(log: EventLog, state_dir: str, before_us: int) -> CompactRepo
             state.apply(fact.event, fact)
 
     async def forget(sandboxes: Sequence[str]) -> None:
-        folders = [f"{state_dir}/sandboxes/{sandbox_id}" for sandbox_id in sandboxes]
+        folders = [f"{state_dir}/{kind}/{name}" for name in sandboxes for kind in ("sandboxes", OUTPUT_TIMES)]
         await trio.to_thread.run_sync(_remove, folders)
 
     async def forget_processes(sandbox_id: str, process_ids: Sequence[str]) -> None:
-        await trio.to_thread.run_sync(_remove_output, f"{state_dir}/sandboxes/{sandbox_id}/out", process_ids)
+        await trio.to_thread.run_sync(_remove_output, state_dir, sandbox_id, process_ids)
 
     log.on_commit.append(follow)
     failed: SandkeepError | None = None
@@ -122,10 +124,15 @@ def _remove(folders: Sequence[str]) -> None:
         subprocess.run(["rm", "-rf", "--one-file-system", "--", *folders], check=False)
 
 
-def _remove_output(out_dir: str, process_ids: Sequence[str]) -> None:
-    """Remove the journals of processes, by names that the code inside cannot point elsewhere."""
+def _remove_output(state_dir: str, sandbox_id: str, process_ids: Sequence[str]) -> None:
+    """Remove the journals of processes, by names that the code inside cannot point elsewhere, and their times."""
+    for process_id in process_ids:
+        with contextlib.suppress(OSError):
+            os.unlink(f"{state_dir}/{OUTPUT_TIMES}/{sandbox_id}/{process_id}")
     try:
-        directory = os.open(f"{out_dir}/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        directory = os.open(
+            f"{state_dir}/sandboxes/{sandbox_id}/out/p", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
     except OSError:  # there are none
         return
     with closing_fd(directory):

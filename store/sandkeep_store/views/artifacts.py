@@ -19,11 +19,6 @@ class ArtifactState(ObjectState, kw_only=True, array_like=True):
     exported: events.ArtifactExported | None = None
 
     @property
-    def owner(self) -> str:
-        """The owner."""
-        return self.requested.owner
-
-    @property
     def sandbox_id(self) -> str:
         """The sandbox that it was exported from, which may have ended."""
         return self.requested.sandbox_id

@@ -32,11 +32,6 @@ class MergeState(ObjectState, kw_only=True, array_like=True):
     resolve_interrupted: bool = False
 
     @property
-    def owner(self) -> str:
-        """The owner."""
-        return self.requested.owner
-
-    @property
     def waits(self) -> bool:
         """True while there is no sandbox of it, and may be one."""
         return self.status in ("creating", "conflicted", "resolving")
@@ -69,11 +64,6 @@ class CommitState(ObjectState, kw_only=True, array_like=True):
     requested: events.BranchCommitRequested
     status: model.CommitStatus = COMMIT.first
     made: events.BranchCommitted | None = None
-
-    @property
-    def owner(self) -> str:
-        """The owner."""
-        return self.requested.owner
 
     @property
     def sandbox_id(self) -> str:

@@ -21,11 +21,6 @@ class CheckpointState(ObjectState, kw_only=True, array_like=True):
     stored_us: int = 0
 
     @property
-    def owner(self) -> str:
-        """The owner."""
-        return self.requested.owner
-
-    @property
     def sandbox_id(self) -> str:
         """Of which sandbox it is."""
         return self.requested.sandbox_id

@@ -26,11 +26,6 @@ class ImageState(ObjectState, kw_only=True, array_like=True):
     names: list[str] = field(default_factory=list)
 
     @property
-    def owner(self) -> str:
-        """The owner."""
-        return self.requested.owner
-
-    @property
     def details(self) -> Mapping[str, Any]:
         """The provider's data, from which it makes sandboxes of the image."""
         return self.created.details if self.created else {}

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from msgspec import Struct, field
 
 from sandkeep import events, ids, model
+from sandkeep.events import Event
 from sandkeep.lifecycle import SANDBOX, Lifecycle
 from sandkeep.protocol.clock import optional_rfc3339, rfc3339
 from sandkeep_store.views.processes import ProcessState
@@ -90,11 +91,6 @@ class SandboxState(ObjectState, kw_only=True):
     seen: model.Sandbox | None = None
 
     @property
-    def owner(self) -> str:
-        """The owner."""
-        return self.requested.owner
-
-    @property
     def name(self) -> str | None:
         """The name given by its owner, or the id, if an older daemon let the caller choose that."""
         return self.requested.name or (None if ids.looks_like_id(self.sandbox_id) else self.sandbox_id)
@@ -125,6 +121,12 @@ class SandboxState(ObjectState, kw_only=True):
         """The end of its lifetime, in microseconds since 1970; None for never."""
         limit = self.spec.max_lifetime_s
         return None if limit is None else self.requested_us + int(limit * 1e6)
+
+    def advance(self, event: Event, fact: Fact) -> None:
+        """See `ObjectState.advance`. It is activity in the sandbox."""
+        self.touch(fact)
+        before = self.change.before if self.change is not None else None
+        self.status, self.revision = SANDBOX.after(event, self.status, before), fact.revision
 
     def touch(self, fact: Fact) -> None:
         """Record activity; of several facts, in any order, the last in the log counts."""

@@ -40,11 +40,6 @@ class SessionState(ObjectState, kw_only=True, array_like=True):
     snapshot_ids: list[str] = field(default_factory=list)
 
     @property
-    def owner(self) -> str:
-        """The owner."""
-        return self.requested.owner
-
-    @property
     def session_id(self) -> str:
         """The id that its owner gave it, or that was made for it."""
         return self.requested.session_id

@@ -27,11 +27,6 @@ class SnapshotState(ObjectState, kw_only=True, array_like=True):
     requested_position: int = 0
 
     @property
-    def owner(self) -> str:
-        """The owner."""
-        return self.requested.owner
-
-    @property
     def sandbox_id(self) -> str | None:
         """The sandbox whose files it holds; None for an imported one."""
         return self.requested.sandbox_id

@@ -6,7 +6,7 @@ whole log; `view` makes the models for readers on demand.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from msgspec import Struct
 
@@ -43,6 +43,12 @@ class ObjectState(Struct, kw_only=True, array_like=True):
     ended_us: int | None = None
 
     @property
+    def owner(self) -> str:
+        """The owner, by its `requested` event."""
+        owner: str = cast("Any", self).requested.owner
+        return owner
+
+    @property
     def ended(self) -> bool:
         """True in a final state. A plain list leaves it out."""
         return self.status in self.lifecycle.final
@@ -58,6 +64,11 @@ class ObjectState(Struct, kw_only=True, array_like=True):
     def fail(self, event: Any, fact: Fact) -> None:
         """Note the outcome of an event that reports a failure."""
         self.error, self.interrupted, self.ended_us = (event.code, event.message), event.interrupted, fact.time_us
+
+    def end(self, event: Event, fact: Fact) -> None:  # noqa: ARG002
+        """Note the time of its end, once it has ended."""
+        if self.ended:
+            self.ended_us = fact.time_us
 
 
 HANDLERS: dict[type[Event], Callable[[Any, Any, Fact], object]] = {}

@@ -4,7 +4,6 @@ import json
 import os
 import select
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.daemon.api.test_server import PROCESS, SANDBOX, House, house, request
 from tests.daemon.stream.test_slow_readers import served
 from tests.support.streams import message, websocket
@@ -207,11 +206,9 @@ def nonblocking(sock: socket.socket) -> socket.socket:
 
 @pytest.fixture(scope="module")
 def daemon(places: str) -> Iterator[RunningDaemon]:
-    made = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(made.root, 0o711)
-    made.start(SANDKEEP_CLIENT_MEMORY=f"{LIMIT_MIB}M")
-    yield made
-    made.clear()
+    with daemon_in(places, SANDKEEP_CLIENT_MEMORY=f"{LIMIT_MIB}M") as made:
+        made.start()
+        yield made
 
 
 def dialled(path: str) -> socket.socket:

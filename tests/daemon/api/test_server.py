@@ -27,6 +27,7 @@ from sandkeep import model
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeep.protocol.lines import MAX_LINE_BYTES
 from sandkeep.protocol.methods import METHODS
+from sandkeepd.api import server as server_module
 from sandkeepd.api.connection import Connection
 from sandkeepd.api.listener import listening
 from sandkeepd.api.server import Server, serve
@@ -34,6 +35,7 @@ from sandkeepd.core.call import Call
 from sandkeepd.core.peer import Peer, peer_of
 from sandkeepd.serving import params
 from sandkeepd.serving.limits import MAX_CALLS
+from sandkeepd.serving.refusals import RefusalLog
 
 SANDBOX = {"sandbox_id": "sbx_1"}
 PROCESS = {"sandbox_id": "sbx_1", "name": "p"}
@@ -520,6 +522,43 @@ def test_a_user_has_so_many_connections_and_root_any() -> None:
     assert not server._admit(Peer(uid=1000, gid=1000))
     assert server._admit(Peer(uid=1001, gid=1000))
     assert server._admit(Peer(uid=0, gid=0))
+
+
+async def test_a_refused_client_is_told_why_and_the_log_is_not_filled(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also one that has sent more than the daemon will read."""
+    monkeypatch.setattr(server_module, "peer_of", lambda sock: Peer(uid=1000, gid=1000))
+    house.server._max_connections = 2
+    for _ in range(2):
+        assert "result" in await (await house.wire()).ask("daemon.ping")
+    for _ in range(20):
+        wire = await house.wire()
+        with contextlib.suppress(trio.BrokenResourceError):
+            await wire.send(*[request("daemon.ping")] * 100)
+        refusal = await wire.receive()
+        assert (refusal["id"], refusal["error"]["data"]) == (
+            None,
+            {"code": "quota_exceeded", "quota": "connections", "used": 2, "limit": 2},
+        )
+        with pytest.raises((EOFError, trio.BrokenResourceError)):
+            await wire.receive()
+    assert [record.getMessage() for record in caplog.records if "refused" in record.getMessage()] == [
+        "refused 1 client of uid:1000: it has 2 connections"
+    ]
+
+
+async def test_refusals_are_counted_for_a_line_a_minute(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = RefusalLog(logging.getLogger("refusals"))
+    for user, pause_s in (("a", 0), ("a", 1), ("b", 1), ("a", 60), ("a", 1), ("a", 60), ("a", 0)):
+        refusals.count(user, "why")
+        await trio.sleep(pause_s)
+    assert [record.getMessage() for record in caplog.records] == [
+        "refused 1 client of a: why", "refused 1 client of b: why", "refused 3 clients of a: why",
+        "refused 2 clients of a: why",
+    ]  # fmt: skip
 
 
 async def test_serve_takes_a_trio_listener_too(tmp_path: Path, nursery: trio.Nursery) -> None:

@@ -10,16 +10,15 @@ import pickle
 import select
 import signal
 import socket
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support.expect import until
 from tests.support.hostile import traces_of
 from tests.support.users import as_user
@@ -59,14 +58,11 @@ FURTHER = [pytest.param(*kind.values, marks=[*kind.marks, pytest.mark.soak]) for
 @pytest.fixture(scope="module", params=KINDS)
 def scene(request: pytest.FixtureRequest, places: str) -> Iterator[Scene]:
     engine = request.getfixturevalue("dockerd") if request.param == "docker" else None
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    temporary, source = f"{daemon.root}/tmp", f"{daemon.root}/source"
-    for path, mode in ((temporary, 0o1777), (source, 0o755)):
-        os.mkdir(path)
-        os.chmod(path, mode)
-    with ExitStack() as stack:
-        stack.callback(daemon.clear)
+    with daemon_in(places) as daemon:
+        temporary, source = f"{daemon.root}/tmp", f"{daemon.root}/source"
+        for path, mode in ((temporary, 0o1777), (source, 0o755)):
+            os.mkdir(path)
+            os.chmod(path, mode)
         more = {"base": engine.guest()} if engine is not None else {}
         if engine is not None:
             daemon.env["DOCKER_HOST"] = engine.host

@@ -3,15 +3,14 @@
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.daemon.checkpoints.test_checkpoints import LATE, House, own_house, source_tree  # noqa: F401  # fixtures
 from tests.daemon.providers.gvisor.test_provider import end_kernel, processes_of
 from tests.support.disks import mount, umount
@@ -137,12 +136,8 @@ class Faulty(House):
 
 @pytest.fixture(scope="module")
 def house(places: str, source_tree: Path) -> Iterator[Faulty]:  # noqa: F811
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    made = Faulty(daemon, source_tree)
-    yield made
-    made.close()
-    daemon.clear()
+    with daemon_in(places) as daemon, closing(Faulty(daemon, source_tree)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -413,10 +408,7 @@ def test_a_kernel_that_is_known_is_not_asked_by_runsc(places: str, source_tree: 
     """Neither to be suspended, nor for a checkpoint."""
     if runsc.version() not in runsc.KNOWN_KERNELS:
         pytest.skip("this runsc is another")
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    house = Faulty(daemon, source_tree, directly=True)
-    try:
+    with daemon_in(places) as daemon, closing(Faulty(daemon, source_tree, directly=True)) as house:
         box = house.box()
         house.counting(box)
         with house.fault("checkpoint", REFUSES):
@@ -424,9 +416,6 @@ def test_a_kernel_that_is_known_is_not_asked_by_runsc(places: str, source_tree: 
             house.client.sandbox.suspend(box)
             house.client.sandbox.resume(box)
         house.goes_on_whole(box)
-    finally:
-        house.close()
-        daemon.clear()
 
 
 # -- room -------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support.inside import inside
 from tests.support.users import as_user
 
@@ -31,12 +31,10 @@ USERS = count(FIRST_UID)
 @pytest.fixture(scope="module")
 def daemon(places: str) -> Iterator[RunningDaemon]:
     """A daemon with small quotas. One user has a larger one."""
-    made = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(made.root, 0o711)
-    made.env |= {"SANDKEEP_QUOTA": f"{LIMITS}; uid:40999: sandboxes=4", "SANDKEEP_MEMORY_LIMIT": "16M"}
-    made.start()
-    yield made
-    made.clear()
+    quota = f"{LIMITS}; uid:40999: sandboxes=4"
+    with daemon_in(places, SANDKEEP_QUOTA=quota, SANDKEEP_MEMORY_LIMIT="16M") as made:
+        made.start()
+        yield made
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from sandkeep_store import metadata_files
 from sandkeep_store.eventlog.log import EventLog
 from sandkeep_store.upkeep import offline, segments
 from sandkeepd.eventlog import retention
+from sandkeepd.sandboxes.output_times import Mark, OutputTimes
 
 HOUR_US = 3600 * 10**6
 
@@ -47,6 +48,9 @@ async def test_a_sandbox_that_was_archived_is_not_found_and_leaves_nothing(tmp_p
         assert (await daemon.call("sandbox.history", sandbox_id="old")).events
         await daemon.core.files.flush()
         assert os.path.isdir(f"{state_dir}/sandboxes/{old}/out")
+        times = OutputTimes(state_dir)
+        for box in (old, new):
+            times.append(box, "prc_1", [Mark(1, 1, 1)])
 
         report = await daemon.retention.archive(now_us() + HOUR_US, Meta())
         assert report.sandboxes == 1
@@ -58,7 +62,7 @@ async def test_a_sandbox_that_was_archived_is_not_found_and_leaves_nothing(tmp_p
         assert [s.sandbox_id for s in (await daemon.call("sandbox.list", all=True)).sandboxes] == [new]
         assert (await _refusal(daemon, "event.list", after=token)).code == "compacted"
         await daemon.core.files.flush()
-        assert os.listdir(f"{state_dir}/sandboxes") == [new]
+        assert os.listdir(f"{state_dir}/sandboxes") == times.sandboxes() == [new]
         assert (await daemon.call("store.verify")).problems == []
         assert (await daemon.call("store.rebuild")).removed == 0
 
@@ -122,12 +126,15 @@ def test_without_a_daemon(tmp_path: Path) -> None:
     log.close()
     offline.rebuild(str(tmp_path))
     ended = {name for name, s in state.sandboxes.items() if s.hidden}
+    times = OutputTimes(str(tmp_path))
+    for name in state.sandboxes:
+        times.append(name, "prc_1", [Mark(1, 1, 1)])
     command = [sys.executable, "-m", "sandkeep_store.main", "compact", "--json", "--state-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, check=True)
     report = msgspec.json.decode(done.stdout)
     assert report["sandboxes"] == len(ended) > 0
     assert segments.names(str(tmp_path)) == report["segments"]
-    assert not ended & set(metadata_files._names(f"{tmp_path}/sandboxes"))
+    assert not ended & {*metadata_files._names(f"{tmp_path}/sandboxes"), *times.sandboxes()}
     assert offline.verify(str(tmp_path)).problems == []
     refused = subprocess.run([*command, "--older-than", "3h"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1

@@ -27,14 +27,15 @@ def _built(directory: Path) -> str:
     return str(directory / f"keeper.{MACHINE}")
 
 
-@pytest.fixture(params=["installed", "built"])
-def program(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(scope="module", params=["installed", "built"])
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     if keeper.why_missing():
         pytest.skip(f"there is no program for {MACHINE}")
+    directory = tmp_path_factory.mktemp("program")
     if request.param == "built":
-        return _built(tmp_path)
-    keeper.install(str(tmp_path))
-    return str(tmp_path / keeper.NAME)
+        return _built(directory)
+    keeper.install(str(directory))
+    return str(directory / keeper.NAME)
 
 
 def run(program: str, *words: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:

@@ -3,13 +3,12 @@
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 import trio
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support import ceilings
 from tests.support.users import NOBODY, as_user, command_as
 
@@ -127,14 +126,13 @@ def test_an_idle_file_is_looked_at_less_often(tmp_path: Path) -> None:
 @pytest.fixture
 def starved(places: str, request: pytest.FixtureRequest) -> Iterator[RunningDaemon]:
     """A user's daemon for which the kernel has nothing of that kind."""
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o777)
-    inside = [sys.executable, ceilings.__file__, f"{request.param}=0", "--", *daemon.program]
-    daemon.program = command_as(NOBODY, inside)
-    daemon.env["HOME"] = daemon.root
-    daemon.start()
-    yield daemon
-    daemon.clear()
+    with daemon_in(places) as daemon:
+        os.chmod(daemon.root, 0o777)
+        inside = [sys.executable, ceilings.__file__, f"{request.param}=0", "--", *daemon.program]
+        daemon.program = command_as(NOBODY, inside)
+        daemon.env["HOME"] = daemon.root
+        daemon.start()
+        yield daemon
 
 
 @pytest.mark.needs("bwrap", "root")

@@ -5,7 +5,6 @@ import pty
 import re
 import select
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import trio
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 
 from sandkeep.stream import StreamClient
 
@@ -72,21 +71,18 @@ class Guarded(NamedTuple):
 
 @pytest.fixture(scope="module", params=["local", "docker", "gvisor"])
 def guarded(request: pytest.FixtureRequest, places: str) -> Iterator[Guarded]:
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    daemon.env["SANDKEEP_STREAM"] = f"unix:{daemon.root}/stream.sock"
     image: dict[str, Any] = {"provider": request.param}
-    if request.param == "docker":
-        engine = request.getfixturevalue("dockerd")
-        daemon.env["DOCKER_HOST"] = engine.host
-        image["base"] = engine.tools()
-    daemon.start()
-    os.mkdir(f"{daemon.root}/image")
-    with daemon.connect() as client:
-        box = client.sandbox.create(client.image.create(f"{daemon.root}/image", **image).image_id).sandbox_id
-        client.process.launch(box, ["sh", "-c", PAST + THROUGH], name="evil", tty=True)
-    yield Guarded(daemon, str(box), request.param != "gvisor")
-    daemon.clear()
+    with daemon_in(places) as daemon:
+        if request.param == "docker":
+            engine = request.getfixturevalue("dockerd")
+            daemon.env["DOCKER_HOST"] = engine.host
+            image["base"] = engine.tools()
+        daemon.start(SANDKEEP_STREAM=f"unix:{daemon.root}/stream.sock")
+        os.mkdir(f"{daemon.root}/image")
+        with daemon.connect() as client:
+            box = client.sandbox.create(client.image.create(f"{daemon.root}/image", **image).image_id).sandbox_id
+            client.process.launch(box, ["sh", "-c", PAST + THROUGH], name="evil", tty=True)
+        yield Guarded(daemon, str(box), request.param != "gvisor")
 
 
 @contextmanager

@@ -2,14 +2,12 @@
 
 import datetime as dt
 import math
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support.expect import refused
 from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.images import BUSYBOX, TOOLS
@@ -33,14 +31,9 @@ def remote(
 ) -> Iterator[tuple[str, RunningDaemon, str]]:
     """A provider, a daemon that has it, and an image."""
     service: Any = request.getfixturevalue(request.param)
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    if request.param == "kubernetes":
-        daemon.env["KUBECONFIG"] = str(service.kubeconfig)
-    else:
-        daemon.env |= service.environment
-    daemon.start(SANDKEEP_REMOTE_LIFETIME="2h")
-    try:
+    found = {"KUBECONFIG": str(service.kubeconfig)} if request.param == "kubernetes" else service.environment
+    with daemon_in(places, **found, SANDKEEP_REMOTE_LIFETIME="2h") as daemon:
+        daemon.start()
         with daemon.connect() as client:
             if request.param == "kubernetes":
                 image_id = client.image.create(BUSYBOX, provider="kubernetes").image_id
@@ -49,8 +42,6 @@ def remote(
                 Path(source, "file").write_text("content\n")
                 image_id = client.image.create(str(source), provider="modal", base=TOOLS).image_id
         yield request.param, daemon, image_id
-    finally:
-        daemon.clear()
 
 
 def life_s(found: Any) -> float:

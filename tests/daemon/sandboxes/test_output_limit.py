@@ -22,6 +22,7 @@ from sandkeepd.host.hostile_files import HostileRoot, HostileTree
 from sandkeepd.keeper import journal, journal_trimming
 from sandkeepd.sandboxes import output_limit
 from sandkeepd.sandboxes.output_limit import OutputLimit
+from sandkeepd.sandboxes.output_times import Mark, OutputTimes
 
 MIB = 1024**2
 LINE = b"0123456789abcde\n"
@@ -224,8 +225,12 @@ async def test_of_processes_that_ended(tmp_path: Path, source: str, monkeypatch:
         first = await daemon.call("sandbox.exec", **command)
         empty = await daemon.call("sandbox.exec", sandbox_id=box, command="true")
         last = await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
+        times = OutputTimes(daemon.core.log.directory)
+        for process_id in (first.process_id, last.process_id):
+            times.append(box, process_id, [Mark(1, 600_000, 0)])
         await OutputLimit(daemon.core).trim()
         assert await gone(daemon, "process.read", sandbox_id=box, name=first.process_id) == "compacted"
+        assert [len(times.load(box, process_id)) for process_id in (first.process_id, last.process_id)] == [0, 1]
         again = await daemon.call("sandbox.exec", **command)
         assert (again.exit_code, again.stdout, again.stdout_bytes, again.stdout_truncated) == (3, b"", 600000, True)
         kept = await daemon.call("process.read", sandbox_id=box, name=last.process_id, max_bytes=10)
@@ -281,7 +286,11 @@ async def test_it_happens_by_itself(tmp_path: Path, source: str, monkeypatch: py
     async with inside(state_dir) as daemon:
         image = await daemon.image(source)
         box = (await daemon.call("sandbox.create", image_id=image)).sandbox_id
+        times = OutputTimes(state_dir)
+        times.append("sbx_forgotten", "prc_1", [Mark(1, 1, 1)])
+        times.append(box, "prc_forgotten", [Mark(1, 1, 1)])
         daemon.core.nursery.start_soon(OutputLimit(daemon.core).run)
+        await until_async(lambda: times.sandboxes() == [box] and not times.load(box, "prc_forgotten"))
         journals = f"{state_dir}/sandboxes/{box}/out/p"
         first = await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
         await daemon.call("sandbox.exec", sandbox_id=box, command="yes | head -c 600000")
@@ -301,13 +310,16 @@ async def test_it_goes_with_the_events(tmp_path: Path, source: str) -> None:
         other = (await daemon.call("sandbox.create", image_id=image)).sandbox_id
         for _ in range(RECENT_UNNAMED + 5):
             await daemon.call("sandbox.exec", sandbox_id=other, command="echo x")
+        times = OutputTimes(state_dir)
+        for process_id in ran:
+            times.append(box, process_id, [Mark(1, 2, 0)])
         replaced = f"{state_dir}/sandboxes/{other}/out/p"
         os.rename(replaced, f"{replaced}.away")
         os.symlink(source, replaced)
         report = await daemon.retention.archive(now_us() + 3600 * 10**6, Meta())
         assert report.events >= 30
         left = {name.partition(".")[0] for name in os.listdir(f"{state_dir}/sandboxes/{box}/out/p")}
-        assert left == set(ran[5:])
+        assert left == set(ran[5:]) == set(os.listdir(f"{state_dir}/output-times/{box}"))
         assert await gone(daemon, "process.read", sandbox_id=box, name=ran[0]) == "not_found"
         assert (await daemon.call("process.read", sandbox_id=box, name=ran[5])).stdout == b"x\n"
         for name in (box, other):

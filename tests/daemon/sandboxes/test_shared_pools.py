@@ -4,13 +4,12 @@ while the machine's own is far from used up.
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support import ceilings as own
 from tests.support.users import NOBODY, command_as
 
@@ -67,30 +66,21 @@ def pool(request: pytest.FixtureRequest, places: str) -> Iterator[Pool]:
     """Local sandboxes of root's daemon and of a user's, and containers with an image whose user is root. The
     user's has a user namespace of its own, so that the test is that user to it.
     """
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o777)
     given: dict[str, Any] = {"provider": "docker" if request.param == "docker" else "local"}
-    if request.param == "docker":
-        engine = request.getfixturevalue("dockerd")
-        daemon.env["DOCKER_HOST"] = engine.host
-        given["base"] = engine.tools()
-    if request.param == "user":
-        daemon.program = command_as(
-            NOBODY,
-            [
-                sys.executable,
-                own.__file__,
-                *(f"{name}={8 * most}" for name, most in ceilings().items()),
-                "--",
-                *daemon.program,
-            ],
-        )
-        daemon.env["HOME"] = daemon.root
-    daemon.start()
-    os.mkdir(f"{daemon.root}/image")
-    with daemon.connect() as client:
-        yield Pool(request.param, daemon, str(client.image.create(f"{daemon.root}/image", **given).image_id))
-    daemon.clear()
+    with daemon_in(places) as daemon:
+        os.chmod(daemon.root, 0o777)
+        if request.param == "docker":
+            engine = request.getfixturevalue("dockerd")
+            daemon.env["DOCKER_HOST"] = engine.host
+            given["base"] = engine.tools()
+        if request.param == "user":
+            limits = [f"{name}={8 * most}" for name, most in ceilings().items()]
+            daemon.program = command_as(NOBODY, [sys.executable, own.__file__, *limits, "--", *daemon.program])
+            daemon.env["HOME"] = daemon.root
+        daemon.start()
+        os.mkdir(f"{daemon.root}/image")
+        with daemon.connect() as client:
+            yield Pool(request.param, daemon, str(client.image.create(f"{daemon.root}/image", **given).image_id))
 
 
 def in_use() -> int:

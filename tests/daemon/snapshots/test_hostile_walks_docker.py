@@ -1,13 +1,11 @@
 """The same as `test_hostile_walks` of containers, in which hostile code is root, as the host sees it, too."""
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.daemon.snapshots.test_hostile_walks import attempt, closed, found_in, require_nothing_kept
 from tests.support.engine import PrivateEngine
 from tests.support.exchanges import Closed, exchanged, plant
@@ -34,14 +32,9 @@ class Box:
 
 @pytest.fixture(scope="module")
 def daemon(dockerd: PrivateEngine, places: str) -> Iterator[RunningDaemon]:
-    made = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(made.root, 0o711)
-    made.env |= {"DOCKER_HOST": dockerd.host, "SANDBOX_DOCKER_READ_ONLY": "false"}
-    made.start()
-    try:
+    with daemon_in(places, DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_READ_ONLY="false") as made:
+        made.start()
         yield made
-    finally:
-        made.clear()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.daemon.stream.test_slow_readers import Served
 from tests.support.fuzzing import Complaints, Grammar, Levels, settled, tasks_living
 from tests.support.proxy import BreakingLine
@@ -196,9 +196,8 @@ def test_plain_http_is_told_that_there_is_tls(house: House, monkeypatch: pytest.
 
 @on_a_daemon
 def test_where_it_is_allowed_there_is_plain_tcp(places: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    daemon.start(SANDKEEP_STREAM="tcp://127.0.0.1:0", SANDKEEP_STREAM_PLAINTEXT="1")
-    try:
+    with daemon_in(places, SANDKEEP_STREAM="tcp://127.0.0.1:0", SANDKEEP_STREAM_PLAINTEXT="1") as daemon:
+        daemon.start()
         with daemon.connect() as client:
             access = client.stream.access()
         assert access.pin is None
@@ -209,8 +208,6 @@ def test_where_it_is_allowed_there_is_plain_tcp(places: str, monkeypatch: pytest
             StreamClient(access.addresses[0], access.token)
         monkeypatch.setenv("SANDKEEP_STREAM_PLAINTEXT", "1")
         assert trio.run(first, StreamClient(access.addresses[0], access.token))
-    finally:
-        daemon.clear()
 
 
 def test_otherwise_no_daemon_listens_without_tls(tmp_path: Path) -> None:

@@ -4,13 +4,12 @@ shown.
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 
 from sandkeep.cli.exit_codes import COMPLETE_VARIABLE
 from sandkeep.compat import crafty
@@ -23,11 +22,10 @@ BUSYBOX = "test/busybox:1"
 @pytest.fixture(scope="module")
 def daemon(places: str, dockerd: Any) -> Iterator[RunningDaemon]:
     dockerd.busybox()
-    made = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(made.root, 0o711)
-    made.start(DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_NETWORK="none", SANDKEEP_DOCKER_BASE=BUSYBOX)
-    yield made
-    made.clear()
+    settings = {"SANDBOX_DOCKER_NETWORK": "none", "SANDKEEP_DOCKER_BASE": BUSYBOX}
+    with daemon_in(places, DOCKER_HOST=dockerd.host, **settings) as made:
+        made.start()
+        yield made
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from tests.support.expect import until
 
-from sandkeep.protocol.clock import now_us, parse_rfc3339
+from sandkeep.protocol.clock import now_us, parse_rfc3339, rfc3339
+from sandkeepd.sandboxes.output_times import OutputTimes
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -177,9 +178,9 @@ def test_waiting_has_an_end(shared_daemon: Any, box: str) -> None:
 
 def test_logs_from_an_offset_of_one_stream(shared_daemon: Any, box: str) -> None:
     shared_daemon.cli("run", box, "two", "--", "sh", "-c", "printf 0123456789; printf abcdef >&2")
-    done = shared_daemon.cli("logs", box, "two", "--since", "4")
+    done = shared_daemon.cli("logs", box, "two", "--offset", "4")
     assert (done.stdout, done.stderr) == (b"456789", b"ef")
-    done = shared_daemon.cli("logs", box, "two", "--since", "4", "--stream", "stdout", "--follow")
+    done = shared_daemon.cli("logs", box, "two", "--offset", "4", "--stream", "stdout", "--follow")
     assert (done.stdout, done.stderr) == (b"456789", b"")
     done = shared_daemon.cli("logs", box, "two", "--stream", "stderr")
     assert (done.stdout, done.stderr) == (b"", b"abcdef")
@@ -200,7 +201,8 @@ def test_the_last_lines_of_the_logs(shared_daemon: Any, box: str) -> None:
         assert done.stdout == b"".join(whole.splitlines(keepends=True)[-count:])
     (piece,) = shared_daemon.cli("logs", box, "lines", "--tail", "1", "--json").stdout.splitlines()
     assert base64.b64decode(json.loads(piece)["stderr"]) == b"b\n"
-    assert shared_daemon.cli("logs", box, "lines", "--tail", "1", "--since", "1").returncode == 2
+    for other in (("--offset", "1"), ("--since", "10m")):
+        assert shared_daemon.cli("logs", box, "lines", "--tail", "1", *other).returncode == 2
 
 
 def test_logs_go_to_whatever_stdout_is(shared_daemon: Any, box: str, tmp_path: Path) -> None:
@@ -215,7 +217,7 @@ def test_logs_go_to_whatever_stdout_is(shared_daemon: Any, box: str, tmp_path: P
         file.flush()
         shared_daemon.cli("logs", box, "big", "--stream", "stdout", stdout=file, stderr=file, capture_output=False)
     assert (tmp_path / "appended").read_bytes() == b"before" + data
-    piped = shared_daemon.cli("logs", box, "big", "--since", "5")
+    piped = shared_daemon.cli("logs", box, "big", "--offset", "5")
     assert (piped.stdout, piped.stderr) == (data[5:], data[5:])
     reading, writing = socket.socketpair()
     writing.setblocking(False)  # as somebody who shares our output may have done
@@ -347,26 +349,67 @@ def test_who_waits_for_a_suspended_sandbox_hears_of_it(shared_daemon: Any, box: 
             assert waiting.stderr.read() == b""
 
 
-def test_lines_that_come_have_the_times_of_their_arrival(shared_daemon: Any, box: str) -> None:
-    script = "echo before; printf half; read x; echo -line; echo after; echo wrong >&2; printf 'no\\rend'"
+def _marked(daemon: Any, box: str, process_id: str, stdout: bytes, stderr: bytes = b"") -> str:
+    """Wait until all that output has its time; return the time after it."""
+    times = OutputTimes(daemon.state_dir)
+
+    def is_marked() -> bool:
+        marks = times.load(box, process_id)
+        return bool(marks) and marks[-1][1:] == (len(stdout), len(stderr))
+
+    until(is_marked)
+    return rfc3339(now_us())
+
+
+def _times(lines: str) -> list[int]:
+    return [parse_rfc3339(line[:24]) for line in lines.split("\n") if line]
+
+
+PRINTS_ITS_CLOCK = "date +%s%N; printf half; read x; echo -line; date +%s%N >&2; read x; date +%s%N; printf 'no\\rend'"
+
+
+def test_each_line_has_the_time_at_which_it_came(shared_daemon: Any, box: str) -> None:
     with shared_daemon.connect() as client:
-        client.process.launch(box, ["sh", "-c", script], name="work", stdin=True)
-        until(lambda: client.process.read(box, "work").stdout == b"before\nhalf")
-        with started(shared_daemon, "logs", box, "work", "--follow", "--timestamps") as following:
-            assert following.stdout.readline() == b"-                        before\n"
-            began = now_us()
-            client.process.write_stdin(box, "work", data=b"go\n", eof=True)
-            out, err = (stream.read().decode() for stream in (following.stdout, following.stderr))
+        process = client.process.launch(box, ["sh", "-c", PRINTS_ITS_CLOCK], name="work", stdin=True).process_id
+        first = until(lambda: re.fullmatch(rb"\d+\nhalf", client.process.read(box, "work").stdout))[0]
+        after_first = _marked(shared_daemon, box, process, first)
+        with started(shared_daemon, "logs", box, "work", "--follow", "--timestamps", "--tail", "1") as following:
+            assert re.fullmatch(rb"\S{24} half", following.stdout.read(29))
+            client.process.write_stdin(box, "work", data=b"go\n")
+            assert following.stdout.readline() == b"-line\n"
+            second = until(lambda: client.process.read(box, "work").stderr)
+            after_second = _marked(shared_daemon, box, process, first + b"-line\n", second)
+            client.process.write_stdin(box, "work", data=b"go\n")
+            assert re.fullmatch(rb"\S{24} \d+\n\S{24} no\rend", following.stdout.read())
+            assert re.fullmatch(rb"\S{24} \d+\n", following.stderr.read())
             assert following.wait(60) == 0
-    half, after, end = out.split("\n")
-    assert half == "-                        half-line"
-    assert re.fullmatch(r"\S{24} after\|\S{24} no\rend\|\S{24} wrong\n", f"{after}|{end}|{err}")
-    times = [parse_rfc3339(line[:24]) for line in (after, end, err)]
-    assert all(began - 1000 <= time <= now_us() for time in times)
+        whole = client.process.read(box, "work")
+        ended = client.process.get(box, "work").ended_at
+
+    done = shared_daemon.cli("logs", box, "work", "--timestamps")
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert [re.sub(r"(?m)^\S{24} ", "", text).encode() for text in (out, err)] == [whole.stdout, whole.stderr]
+    moments = [int(line) // 1000 for line in (first.split()[0], second, whole.stdout.split(b"\n")[2])]
+    (at_first, at_half, at_last, at_end), (at_second,) = _times(out), _times(err)
+    bounds = [parse_rfc3339(text) for text in (after_first, after_second, ended)]
+    for began, at, seen in zip(moments, (at_first, at_second, at_last), bounds, strict=True):
+        assert began - 1000 <= at <= seen  # shown are milliseconds
+    assert at_first <= at_half <= bounds[0]
+    assert at_last <= at_end <= bounds[2]
+
+    since = shared_daemon.cli("logs", box, "work", "--since", after_first)
+    assert (since.stdout, since.stderr) == (whole.stdout[len(first) :], second)
+    since = shared_daemon.cli("logs", box, "work", "--since", after_second, "--timestamps", "--stream", "stdout")
+    assert (since.stdout, since.stderr) == (out[out.index("-line\n") + 6 :].encode(), b"")
+    assert shared_daemon.cli("logs", box, "work", "--since", "0s").stdout == b""
+    assert shared_daemon.cli("logs", box, "work", "--since", "10m").stdout == whole.stdout
+    (piece,) = shared_daemon.cli("logs", box, "work", "--json", "--timestamps").stdout.splitlines()
+    times = json.loads(piece)["times"]
+    assert times == sorted(times, key=lambda time: time["at"])
+    assert (times[-1]["stdout_offset"], times[-1]["stderr_offset"]) == (len(whole.stdout), len(second))
 
 
-@pytest.mark.parametrize("words", [(), ("--follow", "--json")])
-def test_stored_output_holds_no_times(shared_daemon: Any, box: str, words: tuple[str, ...]) -> None:
-    done = shared_daemon.cli("logs", box, "work", "--timestamps", *words)
+def test_a_byte_is_no_time(shared_daemon: Any, box: str) -> None:
+    done = shared_daemon.cli("logs", box, "work", "--since", "1048576")
     assert done.returncode == 2
-    assert b"stored output holds no times" in done.stderr
+    assert b"or --offset for a byte" in done.stderr

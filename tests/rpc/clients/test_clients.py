@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,17 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from tests.support.clients import KINDS, Body, Kind, caught, pause
+from tests.support.clients import KINDS, Body, Kind, caught, daemon_of, pause
 
 import sandkeep
 from sandkeep import blocking, model
-from sandkeep.clients import exchange
+from sandkeep.clients import dial, exchange, steps
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
+from sandkeepd.api import server as server_module
 from sandkeepd.api.listener import listening
 from sandkeepd.api.server import Server
 from sandkeepd.core.call import Call
+from sandkeepd.core.peer import Peer
 from sandkeepd.serving.limits import MAX_CALLS
 
 EVENTS = [
@@ -306,6 +308,64 @@ async def test_a_daemon_that_gives_fewer_connections_is_waited_for(
     assert sum(refused) < 40 + (time.monotonic() - began) / exchange.REDIAL_S
 
 
+@pytest.fixture
+def few(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clients' user may have two connections."""
+    monkeypatch.setattr(server_module, "peer_of", lambda sock: Peer(uid=1000, gid=1000))
+    monkeypatch.setattr(house.server, "_max_connections", 2)
+
+
+async def test_a_client_that_gets_no_connection_says_why_after_its_patience(
+    house: House, kind: Kind, few: None
+) -> None:
+    """Whether it waits or not, and also for a call that hands over descriptors."""
+
+    async def body(client: Any) -> list[SandkeepError]:
+        async def hand_over() -> None:
+            async with client.with_descriptors("process.open_output", "sbx_1", "p") as handed:
+                await handed.receive()
+
+        async def refused(patience_s: float) -> list[SandkeepError]:
+            daemon_of(client).patience_s = patience_s
+            return [await caught(client.daemon.ping()), await caught(hand_over())]
+
+        return [*await refused(0), *await refused(PATIENCE_S)]
+
+    with blocking.connect(house.path) as one, blocking.connect(house.path) as two:
+        for other in (one, two):
+            await trio.to_thread.run_sync(other.daemon.ping)
+        failures = await house.use(kind, body)
+    for failure in failures:
+        assert (failure.code, failure.data) == ("quota_exceeded", {"quota": "connections", "used": 2, "limit": 2})
+        assert "end programs that hold some" in failure.message
+
+
+async def test_a_client_that_gets_no_connection_waits_until_one_is_free(
+    house: House, kind: Kind, few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dial, "_NOTIFY_AFTER_S", 0)
+    said: list[str] = []
+
+    async def body(client: Any) -> str:
+        def leave(message: str) -> None:
+            said.append(message)
+            others[0].close()
+
+        daemon_of(client).on_wait = leave
+        return str((await client.daemon.ping()).version)
+
+    others = [blocking.connect(house.path) for _ in range(2)]
+    for other in others:
+        await trio.to_thread.run_sync(other.daemon.ping)
+    try:
+        assert await house.use(kind, body) == "python"
+    finally:
+        for other in others:
+            other.close()
+    assert [message.startswith("you have 2 connections to the daemon") for message in said] == [True]
+    assert said[0].endswith("; waiting")
+
+
 async def test_a_quick_call_overtakes_those_that_wait(house: House, kind: Kind) -> None:
     """However many wait: more than the daemon carries out at once for one connection."""
 
@@ -473,6 +533,30 @@ def test_no_daemon_is_said_with_what_to_do(tmp_path: Path, kind: Kind) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(path)
     assert refusal(kind, path).code == "not_ready"
+
+
+def test_a_full_queue_of_new_clients_is_waited_for_and_not_for_ever(
+    tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "s")
+
+    async def nothing(client: Any) -> str:
+        return "connected"
+
+    with socket.socket(socket.AF_UNIX) as server, ExitStack() as queue:
+        server.bind(path)
+        server.listen(0)
+        number = 0
+        while not number:
+            waiting = queue.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            number = waiting.connect_ex(path)
+        with monkeypatch.context() as soon:
+            soon.setattr(steps, "_CONNECT_S", 0.05)
+            assert refusal(kind, path).message == f"the daemon on {path} is too busy to answer: try again"
+        accepting = threading.Thread(target=lambda: server.accept()[0].close())
+        accepting.start()
+        assert kind.run(path, nothing) == "connected"
+        accepting.join()
 
 
 def test_a_path_that_cannot_be_a_socket_is_the_settings_fault(tmp_path: Path, kind: Kind) -> None:

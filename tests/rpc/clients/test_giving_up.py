@@ -16,7 +16,7 @@ from tests.support.expect import until
 
 import sandkeep
 from sandkeep import aio, blocking
-from sandkeep.clients import exchange
+from sandkeep.clients import steps
 from sandkeep.clients.dial import Daemon
 
 pytestmark = pytest.mark.needs("bwrap")
@@ -165,7 +165,7 @@ class Steps:
             return None
         if event == "line":
             self.count += 1
-            if frame.f_locals.get("operation") == exchange.RECEIVE:
+            if frame.f_locals.get("operation") == steps.READABLE:
                 self.wait = self.count
             if self.count == self._interrupted_at:
                 sys.settrace(None)

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support.boxes import new_box
-from tests.support.clients import KINDS, Kind, caught, pause
+from tests.support.clients import KINDS, Kind, caught, daemon_of, pause
 from tests.support.expect import until
 
 import sandkeep
@@ -37,10 +36,9 @@ SLOW = "while [ ! -e go ]; do sleep 0.01; done"
 @pytest.fixture(scope="module")
 def daemon(places: str) -> Iterator[RunningDaemon]:
     """A daemon for all tests here. Each leaves one running."""
-    made = RunningDaemon(tempfile.mkdtemp(dir=places))
-    made.start()
-    yield made
-    made.clear()
+    with daemon_in(places) as made:
+        made.start()
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -482,7 +480,7 @@ def test_closing_ends_the_pause(daemon: Any, kind: Kind) -> None:
             return (await caught(client.daemon.ping())).code
 
         async def close() -> None:
-            while not client_daemon(client).is_away:
+            while not daemon_of(client).is_away:
                 await pause(kind)
             client.close()
 
@@ -491,10 +489,6 @@ def test_closing_ends_the_pause(daemon: Any, kind: Kind) -> None:
 
     kind.run(daemon.socket, body)
     daemon.start()
-
-
-def client_daemon(client: Any) -> Any:
-    return getattr(client, "_target", client)._daemon
 
 
 # -- at any moment ----------------------------------------------------------------------------------------------------

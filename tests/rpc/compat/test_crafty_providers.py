@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support.expect import refused, until
 from tests.support.kubernetes.images import TOOLS
 
@@ -26,22 +25,18 @@ SERVER = "while ! [ -e go ]; do echo waiting; sleep 0.1; done; echo went; exec s
 @contextmanager
 def daemon_for(provider: Provider, places: str, request: pytest.FixtureRequest) -> Iterator[tuple[RunningDaemon, str]]:
     """A daemon with that provider, and the base of a Dockerfile for it."""
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
     base = ""
+    settings: dict[str, str] = {}
     if provider is Provider.DOCKER:
         engine: Any = request.getfixturevalue("dockerd")
         base = engine.tools()
-        daemon.env |= {"DOCKER_HOST": engine.host, "SANDBOX_DOCKER_NETWORK": "none"}
+        settings = {"DOCKER_HOST": engine.host, "SANDBOX_DOCKER_NETWORK": "none"}
     if provider is Provider.MODAL:
-        service: Any = request.getfixturevalue("modal")
         base = TOOLS
-        daemon.env |= service.environment
-    daemon.start()
-    try:
+        settings = request.getfixturevalue("modal").environment
+    with daemon_in(places, **settings) as daemon:
+        daemon.start()
         yield daemon, base
-    finally:
-        daemon.clear()
 
 
 @pytest.fixture(

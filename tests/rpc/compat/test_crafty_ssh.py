@@ -1,15 +1,13 @@
 """SSH servers of sandboxes at Modal: a real client, a real server, and the tunnel between them."""
 
-import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support import sshd
 from tests.support.expect import refused
 from tests.support.kubernetes.images import TOOLS
@@ -26,12 +24,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def daemon(places: str, modal: Any) -> Iterator[RunningDaemon]:
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    daemon.env |= modal.environment
-    daemon.start()
-    yield daemon
-    daemon.clear()
+    with daemon_in(places, **modal.environment) as daemon:
+        daemon.start()
+        yield daemon
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,7 @@
 """The sandboxes of *GCRI*: the same suite over both strategies, and which of them is chosen."""
 
 import logging
-import os
 import re
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.conftest import ENGINES, RunningDaemon
+from tests.conftest import ENGINES, RunningDaemon, daemon_in
 from tests.support.expect import refused
 
 from sandkeep.compat import gcri
@@ -33,12 +31,10 @@ LINES = "".join(f"line {number}\n" for number in range(1, 21))
 
 @pytest.fixture(scope="module")
 def daemon(request: pytest.FixtureRequest, places: str) -> Iterator[RunningDaemon]:
-    made = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(made.root, 0o711)
-    host = request.getfixturevalue("dockerd").host if ENGINES["docker"]() is None else f"unix://{made.root}/none.sock"
-    made.start(DOCKER_HOST=host, SANDBOX_DOCKER_NETWORK="none")
-    yield made
-    made.clear()
+    host = request.getfixturevalue("dockerd").host if ENGINES["docker"]() is None else f"unix://{places}/none.sock"
+    with daemon_in(places, DOCKER_HOST=host, SANDBOX_DOCKER_NETWORK="none") as made:
+        made.start()
+        yield made
 
 
 @pytest.fixture(

@@ -18,10 +18,10 @@ import trio
 
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeepd.contract.instance import Instance
-from sandkeepd.keeper import terminal
+from sandkeepd.keeper import requests, terminal
 from sandkeepd.keeper.channel import Channel
 from sandkeepd.keeper.pty import MAX_TERMINALS
-from sandkeepd.keeper.shared_directory import SharedDirectory
+from sandkeepd.keeper.shared_directory import CONTROL, SharedDirectory
 from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.providers.common.remote import BrokenExecError, Remote, RemoteStream
 from sandkeepd.providers.common.remote_commands import kill, parse_pid, reporting_argv
@@ -76,6 +76,10 @@ class RemoteViewers(Viewers):
             os.close(controlling)  # which ends the viewer, also one that is just beginning
             raise
         return controlling
+
+    def kill_stuck_tmux(self, process_id: str) -> None:
+        """See `Viewers.kill_stuck_tmux`. Only the keeper can tell that to a terminal's script."""
+        self._tell(CONTROL, requests.request("stuck", process_id))
 
     async def _show(self, argv: list[str], ours: int, size: tuple[int, int], shown: "_Shown") -> None:
         """Run a viewer on a terminal, to its end."""

@@ -154,14 +154,6 @@ class GvisorInstance(HeldInstance):
         """End all viewers of terminals: the processes that `runsc` started for them must not be saved."""
         await self._shown.end_all(super().run_command)
 
-    def ask(self, line: bytes) -> None:
-        """Send a request to the keeper, if there is room for it. Does not wait."""
-        fd = self._shared.open_fifo(CONTROL)
-        if fd is not None:
-            with suppress(OSError):
-                os.write(fd, line)
-            os.close(fd)
-
     # KnownProcess facts of processes
 
     async def rename(self, process_id: str, new: str) -> None:

@@ -34,6 +34,7 @@ from sandkeep.ids import new_id
 from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host.processes import has_ended, kill_and_wait, open_process, run_tool, spawn
 from sandkeepd.keeper import requests, terminal
+from sandkeepd.keeper.shared_directory import CONTROL
 from sandkeepd.keeper.viewers import Viewers
 from sandkeepd.providers.gvisor import runsc as gvisor_runsc
 
@@ -123,9 +124,9 @@ class GvisorViewers(Viewers):
             os.close(pidfd)
         return fd
 
-    def end_stuck(self, process_id: str) -> None:
-        """See `Viewers.end_stuck`. Only the keeper can tell that to a terminal's script."""
-        self._instance.ask(requests.request("stuck", process_id))
+    def kill_stuck_tmux(self, process_id: str) -> None:
+        """See `Viewers.kill_stuck_tmux`. Only the keeper can tell that to a terminal's script."""
+        self._tell(CONTROL, requests.request("stuck", process_id))
 
     async def end_all(self, run: Run) -> None:
         """End all viewers. `run` runs a command inside. Raises `conflict` when a process inside keeps the terminal of

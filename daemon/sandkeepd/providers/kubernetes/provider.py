@@ -16,7 +16,7 @@ import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError
-from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
+from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
@@ -47,9 +47,6 @@ from sandkeepd.providers.kubernetes.watch import Watch, until
 
 IMAGE_FILES: Final = "the files of a cluster's images are on its nodes alone"
 
-ASKED_S: Final = 20.0
-"""Seconds that the report of capabilities may take."""
-
 
 class KubernetesProvider(RelayedProvider[KubernetesInstance]):
     """See `Provider`. It runs tasks of its own, so `open_kubernetes` makes it."""
@@ -71,9 +68,6 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
         self.checkpoints = KubernetesCheckpoints(self, self._saver)
 
     # Sandboxes
-
-    def default_network(self) -> Network:
-        return "none"
 
     def plan(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]], *,
@@ -97,17 +91,9 @@ class KubernetesProvider(RelayedProvider[KubernetesInstance]):
         job = partial(self._job, sandbox_id, spec, plan, secrets)
         return await self._undone_on_error(sandbox_id, lambda: self._create_restored(job), {"name": plan.name})
 
-    async def _undone_on_error(
-        self,
-        sandbox_id: str,
-        create: Callable[[], Awaitable[KubernetesInstance]],
-        plan: Mapping[str, Any] | None = None,
-    ) -> KubernetesInstance:
-        try:
-            return await super()._undone_on_error(sandbox_id, create, plan)
-        except BaseException:
-            self.objects.forget_keeper()
-            raise
+    async def _remove_remains(self, sandbox_id: str, plan: Mapping[str, Any]) -> None:
+        self.objects.forget_keeper()
+        await super()._remove_remains(sandbox_id, plan)
 
     async def _create(self, job: Callable[[], Awaitable[Job]], secrets: Mapping[str, str]) -> KubernetesInstance:
         made = await job()

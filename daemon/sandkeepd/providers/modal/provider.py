@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, StateError
 from sandkeep.kubernetes.names import label_value
-from sandkeep.model import Isolation, Network, ProviderCapabilities, SandboxSpec
+from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings import modal as settings
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
@@ -67,9 +67,6 @@ class ModalProvider(RelayedProvider[ModalInstance]):
         self._listed: tuple[float, list[Seen]] = (-LISTED_S, [])
 
     # Sandboxes
-
-    def default_network(self) -> Network:
-        return "none"
 
     def plan(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, caller: Caller, taken: Sequence[dict[str, Any]], *,

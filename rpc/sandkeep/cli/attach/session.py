@@ -5,6 +5,7 @@ the client connects again, and continues at the same offset.
 """
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, Self
 
@@ -19,7 +20,6 @@ from sandkeep.cli.options import Frontend
 from sandkeep.clients.dial import is_lost
 from sandkeep.errors import SandkeepError, SetupError, StateError
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
-from sandkeep.protocol.clock import now_us, rfc3339
 from sandkeep.protocol.follow import OutputCursor
 
 AT_ONCE_S: Final = 0.01
@@ -54,31 +54,37 @@ class Descriptors:
 
 
 class Stamped:
-    """Output as `Descriptors`, each line after the time at which it was read. Earlier lines, before the offsets
-    `earlier` of both streams, have a dash: a journal holds no times.
+    """Output as `Descriptors`, each line after the time at which it began; a dash if that is unknown. The output must
+    be read with its times.
     """
 
-    def __init__(self, streams: Collection[str], earlier: tuple[int, int]) -> None:
+    def __init__(self, streams: Collection[str] = STREAMS) -> None:
         self._sink = Descriptors(streams)
-        self._earlier = earlier
-        self._within_line = [False, False]
+        self._within_line = dict.fromkeys(STREAMS, False)
 
     def __call__(self, output: ProcessOutput) -> None:
         """Write both pieces out at once."""
-        out = self._stamp(0, output.stdout, output.stdout_offset)
-        err = self._stamp(1, output.stderr, output.stderr_offset)
-        self._sink(replace(output, stdout=out, stderr=err))
+        self._sink(replace(output, **{stream: self._stamp(output, stream) for stream in STREAMS}))
 
-    def _stamp(self, stream: int, data: bytes, offset: int) -> bytes:
-        now = rfc3339(now_us() // 1000 * 1000).replace("000Z", "Z").encode()
+    def _stamp(self, output: ProcessOutput, stream: str) -> bytes:
+        offset: int = getattr(output, f"{stream}_offset")
+        times = ((getattr(time, f"{stream}_offset"), _stamp(time.at)) for time in output.times)
+        end, stamp = -1, _NO_TIME
         stamped = bytearray()
-        for line in _lines(data):
+        for line in _lines(getattr(output, stream)):
             if not self._within_line[stream]:
-                stamped += (_NO_TIME if offset < self._earlier[stream] else now) + b" "
+                while offset >= end:
+                    end, stamp = next(times, (_BEYOND, _NO_TIME))
+                stamped += stamp + b" "
             stamped += line
             offset += len(line)
             self._within_line[stream] = not line.endswith(b"\n")
         return bytes(stamped)
+
+
+def _stamp(at: str | None) -> bytes:
+    """Return a time in milliseconds."""
+    return f"{at[:-4]}Z".encode() if at else _NO_TIME
 
 
 def _lines(data: bytes) -> list[bytes]:
@@ -135,15 +141,16 @@ class Reader:
         self._journals: Journals | None = None
         self._refused: SetupError | None = None
 
-    def follow(self, sink: Sink, out_at: int = 0, err_at: int = 0, *, follow: bool = True) -> ProcessOutput:
-        """Read to the end, and return the last piece; without `follow`, read the present output."""
-        if follow:
-            with SuspensionWatch(self._front, self._of[0]):
-                return self._follow(sink, out_at, err_at, follow=True)
-        return self._follow(sink, out_at, err_at, follow=False)
+    def follow(
+        self, sink: Sink, out_at: int = 0, err_at: int = 0, *, follow: bool = True, times: bool = False
+    ) -> ProcessOutput:
+        """Read to the end, and return the last piece; without `follow`, read the present output. With `times` all of it
+        is read through the daemon, with the times at which it came.
+        """
+        with SuspensionWatch(self._front, self._of[0]) if follow else nullcontext():
+            return self._follow(sink, OutputCursor(self._of[1], out_at, err_at, follow, times))
 
-    def _follow(self, sink: Sink, out_at: int, err_at: int, *, follow: bool) -> ProcessOutput:
-        cursor = OutputCursor(self._of[1], out_at, err_at, follow)
+    def _follow(self, sink: Sink, cursor: OutputCursor) -> ProcessOutput:
         while query := cursor.next_query():
             piece = self._read(query)
             cursor.advance(piece)
@@ -178,6 +185,11 @@ class Reader:
             return 0, 0
         except SetupError as refused:
             return _sizes_in(refused)
+
+    def since(self, time: str) -> tuple[int, int]:
+        """Offsets of the output that came at a time or later."""
+        found = self._read({"since": time, "max_bytes": 0})
+        return found.stdout_offset, found.stderr_offset
 
     def last_lines(self, count: int) -> tuple[int, int]:
         """From where on each stream holds its last `count` lines."""

@@ -2,6 +2,7 @@
 
 import shlex
 from functools import partial
+from typing import Final
 
 import click
 from msgspec.structs import replace
@@ -10,10 +11,12 @@ from sandkeep.cli.attach.journals import STREAMS
 from sandkeep.cli.attach.session import Descriptors, Reader, Stamped, exit_code, explain_limits
 from sandkeep.cli.display.output import LIMITS_MET, age, json_line, note, plain, status, table
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
-from sandkeep.cli.options import Duration, Frontend, command, common
+from sandkeep.cli.options import Duration, Frontend, Time, command, common
 from sandkeep.cli.words import PROCESS, RUNNING, SANDBOX, SIGNAL
 from sandkeep.clients.pages import every
 from sandkeep.model import Process, ProcessOutput
+
+_SINCE: Final = Time(", or --offset for a byte")
 
 
 @command(examples=["sandkeep ps", "sandkeep ps $BOX --all"])
@@ -53,49 +56,54 @@ def _print_json(output: ProcessOutput, stream: str | None) -> None:
 @command(
     examples=[
         "sandkeep logs $BOX server --tail 20 --follow",
-        "sandkeep logs $BOX server --follow --timestamps",
+        "sandkeep logs $BOX server --timestamps --since 10m",
         "sandkeep logs $BOX build --stream stderr >errors",
-        "sandkeep logs $BOX build --since 1048576",
+        "sandkeep logs $BOX build --offset 1048576",
     ]
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")
 @click.argument("name", type=PROCESS, metavar="NAME")
 @click.option("--follow", "-f", is_flag=True, help="Follow the output until the process ends.")
-@click.option("--since", type=click.IntRange(0), metavar="OFFSET", help="Start at this byte of each stream.")
+@click.option("--since", type=_SINCE, metavar="TIME", help="Start at output of this time, such as 10m (ago).")
 @click.option("--tail", "-n", type=click.IntRange(0), metavar="N", help="Start at the last N lines of each stream.")
+@click.option("--offset", type=click.IntRange(0), metavar="BYTES", help="Start at this byte of each stream.")
 @click.option("--stream", type=click.Choice(STREAMS), help="Show only this stream.")
-@click.option(
-    "--timestamps", "-t", is_flag=True, help="With --follow: begin each line that comes with the time of its arrival."
-)
+@click.option("--timestamps", "-t", is_flag=True, help="Begin each line with the time at which it came.")
 @common()
 def logs(
     front: Frontend,
     sandbox: str,
     name: str,
     follow: bool,
-    since: int | None,
+    since: str | None,
     tail: int | None,
+    offset: int | None,
     stream: str | None,
     timestamps: bool,
 ) -> None:
     """Show a process's output: its stdout on stdout, its stderr on stderr, byte for byte.
 
-    With --json: one document for each piece, with its offsets; bytes in base64. Stored output holds no times: with
-    --timestamps lines from before the command have a dash.
+    With --json: one document for each piece, with its offsets, and with --timestamps its times; bytes in base64. The
+    daemon looks at output about ten times a second, so times are that exact. They are UTC.
     """
-    if timestamps and (not follow or front.as_json):
-        raise click.UsageError("--timestamps goes with --follow, and without --json: stored output holds no times")
-    if since is not None and tail is not None:
-        raise click.UsageError("--since and --tail cannot be combined: both say where to start")
+    given = [f"--{word}" for word, value in (("since", since), ("tail", tail), ("offset", offset)) if value is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"{given[0]} and {given[1]} cannot be combined: both say where to start")
+    streams = (stream,) if stream else STREAMS
     with Reader(front, sandbox, name) as reader:
-        at = (since or 0, since or 0) if tail is None else reader.last_lines(tail)
+        at = (offset or 0, offset or 0)
+        if since is not None:
+            at = reader.since(since)
+        elif tail is not None:
+            at = reader.last_lines(tail)
         if front.as_json:
-            reader.follow(partial(_print_json, stream=stream), *at, follow=follow)
+            reader.follow(partial(_print_json, stream=stream), *at, follow=follow, times=timestamps)
         elif timestamps:
-            reader.follow(Stamped((stream,) if stream else STREAMS, reader.sizes()), *at)
-            explain_limits(reader.process())
+            reader.follow(Stamped(streams), *at, follow=follow, times=True)
+            if follow:
+                explain_limits(reader.process())
         else:
-            _show(reader, Descriptors((stream,) if stream else STREAMS), at, follow=follow)
+            _show(reader, Descriptors(streams), at, follow=follow)
 
 
 def _show(reader: Reader, sink: Descriptors, at: tuple[int, int], *, follow: bool) -> None:

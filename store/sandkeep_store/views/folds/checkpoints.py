@@ -2,19 +2,15 @@
 
 from sandkeep import events
 from sandkeep_store.views.checkpoints import CheckpointState
-from sandkeep_store.views.folds.register import advance_in_history, folds, note_in_history
+from sandkeep_store.views.folds.register import advance_in_history, begins, changes, folds, note_in_history
 from sandkeep_store.views.sandboxes import CheckpointSummary
 from sandkeep_store.views.snapshots import ForkState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
 
-
-@folds(events.CheckpointCreateRequested)
-def _requested(state: State, event: events.CheckpointCreateRequested, fact: Fact) -> None:
-    state.checkpoints[fact.stream] = CheckpointState(
-        checkpoint_id=fact.stream, requested=event, requested_us=fact.time_us, revision=fact.revision
-    )
-    note_in_history(state, fact)
+begins("checkpoints", CheckpointState, events.CheckpointCreateRequested, in_history=True)
+changes("checkpoints", events.CheckpointFailed, in_history=True)(CheckpointState.fail)
+changes("checkpoints", events.CheckpointDeleted, in_history=True)(CheckpointState.end)
 
 
 @folds(events.CheckpointStored)
@@ -36,26 +32,12 @@ def _stored(state: State, event: events.CheckpointStored, fact: Fact) -> None:
         sandbox.checkpoints = [*sandbox.checkpoints, kept]
 
 
-@folds(events.CheckpointFailed)
-def _failed(state: State, event: events.CheckpointFailed, fact: Fact) -> None:
-    checkpoint = advance_in_history(state, state.checkpoints, event, fact)
-    if checkpoint is not None:
-        checkpoint.fail(event, fact)
-
-
 @folds(events.CheckpointDeleteRequested)
 def _delete_requested(state: State, event: events.CheckpointDeleteRequested, fact: Fact) -> None:
     checkpoint = advance_in_history(state, state.checkpoints, event, fact)
     sandbox = state.sandboxes.get(fact.sandbox_id or "")
     if checkpoint is not None and sandbox is not None:
         sandbox.checkpoints = [kept for kept in sandbox.checkpoints if kept.checkpoint_id != fact.stream]
-
-
-@folds(events.CheckpointDeleted)
-def _deleted(state: State, event: events.CheckpointDeleted, fact: Fact) -> None:
-    checkpoint = advance_in_history(state, state.checkpoints, event, fact)
-    if checkpoint is not None:
-        checkpoint.ended_us = fact.time_us
 
 
 @folds(events.CheckpointRestoreRequested)

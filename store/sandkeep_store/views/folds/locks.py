@@ -3,7 +3,7 @@
 from sandkeep import events
 from sandkeep.events import Event
 from sandkeep.lifecycle import LOCK
-from sandkeep_store.views.folds.register import advance, folds
+from sandkeep_store.views.folds.register import advance, changes, folds
 from sandkeep_store.views.locks import RECENT_LOCKS, LockState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
@@ -24,32 +24,24 @@ def _requested(state: State, event: events.LockAcquireRequested | events.LockSte
         lock.owner_id, lock.timeout_s, lock.sandbox_id = event.owner_id, event.timeout_s, event.sandbox_id
 
 
-@folds(events.LockAcquired)
-def _acquired(state: State, event: events.LockAcquired, fact: Fact) -> None:
-    lock = advance(state.locks, event, fact)
-    if lock is not None:
-        lock.fence, lock.acquired_us = event.fence, fact.time_us
+@changes("locks", events.LockAcquired)
+def _acquired(lock: LockState, event: events.LockAcquired, fact: Fact) -> None:
+    lock.fence, lock.acquired_us = event.fence, fact.time_us
 
 
-@folds(events.LockHandoverRequested)
-def _handover_requested(state: State, event: events.LockHandoverRequested, fact: Fact) -> None:
-    lock = advance(state.locks, event, fact)
-    if lock is not None:
-        lock.handover, lock.refused, lock.interrupted = event, None, False
+@changes("locks", events.LockHandoverRequested)
+def _handover_requested(lock: LockState, event: events.LockHandoverRequested, fact: Fact) -> None:
+    lock.handover, lock.refused, lock.interrupted = event, None, False
 
 
-@folds(events.LockHandoverFailed)
-def _handover_failed(state: State, event: events.LockHandoverFailed, fact: Fact) -> None:
-    lock = advance(state.locks, event, fact)
-    if lock is not None:
-        lock.refused, lock.interrupted = (event.code, event.message), event.interrupted
+@changes("locks", events.LockHandoverFailed)
+def _handover_failed(lock: LockState, event: events.LockHandoverFailed, fact: Fact) -> None:
+    lock.refused, lock.interrupted = (event.code, event.message), event.interrupted
 
 
-@folds(events.LockReleaseRequested)
-def _release_requested(state: State, event: events.LockReleaseRequested, fact: Fact) -> None:
-    lock = advance(state.locks, event, fact)
-    if lock is not None:
-        lock.given_back = True
+@changes("locks", events.LockReleaseRequested)
+def _release_requested(lock: LockState, event: events.LockReleaseRequested, fact: Fact) -> None:
+    lock.given_back = True
 
 
 @folds(events.LockContended)

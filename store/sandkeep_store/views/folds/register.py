@@ -9,6 +9,7 @@ from sandkeep_store.views.view import HANDLERS, Fact, ObjectState
 
 _F = TypeVar("_F", bound=Callable[[State, Any, Fact], object])
 _S = TypeVar("_S", bound=ObjectState)
+_C = TypeVar("_C", bound=Callable[[Any, Any, Fact], object])
 
 
 def folds(*kinds: type[Event]) -> Callable[[_F], _F]:
@@ -20,6 +21,37 @@ def folds(*kinds: type[Event]) -> Callable[[_F], _F]:
                 raise TypeError(f"{kind.type} has a fold already")
             HANDLERS[kind] = fold
         return fold
+
+    return register
+
+
+def begins(view: str, made: type[ObjectState], kind: type[Event], *, in_history: bool = False) -> None:
+    """Register the fold of an intent that makes the object of its stream, whose id is its first field of its own."""
+    named = made.__struct_fields__[len(ObjectState.__struct_fields__)]
+
+    @folds(kind)
+    def fold(state: State, event: Event, fact: Fact) -> None:
+        fields: dict[str, Any] = {named: fact.stream, "requested": event}
+        getattr(state, view)[fact.stream] = made(**fields, requested_us=fact.time_us, revision=fact.revision)
+        if in_history:
+            note_in_history(state, fact)
+
+
+def changes(view: str, *kinds: type[Event], in_history: bool = False) -> Callable[[_C], _C]:
+    """Register a change of the object of an event's stream, which has moved on by then. Without the object, whose first
+    events are in the archive, there is no change. `in_history`: see `advance_in_history`.
+    """
+
+    def register(change: _C) -> _C:
+        @folds(*kinds)
+        def fold(state: State, event: Event, fact: Fact) -> None:
+            if in_history:
+                note_in_history(state, fact)
+            found = advance(getattr(state, view), event, fact)
+            if found is not None:
+                change(found, event, fact)
+
+        return change
 
     return register
 

@@ -7,12 +7,13 @@ from msgspec.structs import replace
 
 from sandkeep import events, model
 from sandkeep.events import Event
-from sandkeep.lifecycle import SANDBOX
 from sandkeep.model import LimitField
-from sandkeep_store.views.folds.register import folds
+from sandkeep_store.views.folds.register import advance, changes, folds
 from sandkeep_store.views.sandboxes import Change, FilesReplaced, SandboxState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
+
+changes("sandboxes", events.SandboxCreateFailed)(SandboxState.fail)
 
 
 @folds(events.SandboxCreateRequested)
@@ -30,34 +31,23 @@ def _create_requested(state: State, event: events.SandboxCreateRequested, fact: 
     state.index_name(made)
 
 
-@folds(events.SandboxCreated)
-def _created(state: State, event: events.SandboxCreated, fact: Fact) -> None:
-    sandbox = _advance(state, event, fact)
-    if sandbox is not None:
-        sandbox.made, sandbox.isolation, sandbox.handle = True, event.isolation, event.handle
-        _note_files_replaced(sandbox, sandbox.restored_from, fact)
+@changes("sandboxes", events.SandboxCreated)
+def _created(sandbox: SandboxState, event: events.SandboxCreated, fact: Fact) -> None:
+    sandbox.made, sandbox.isolation, sandbox.handle = True, event.isolation, event.handle
+    _note_files_replaced(sandbox, sandbox.restored_from, fact)
 
 
-@folds(events.SandboxCreateFailed)
-def _create_failed(state: State, event: events.SandboxCreateFailed, fact: Fact) -> None:
-    sandbox = _advance(state, event, fact)
-    if sandbox is not None:
-        sandbox.fail(event, fact)
-
-
-@folds(events.SandboxFailed, events.SandboxLost)
-def _failed(state: State, event: events.SandboxFailed | events.SandboxLost, fact: Fact) -> None:
-    sandbox = _advance(state, event, fact)
-    if sandbox is not None:
-        sandbox.error, sandbox.ended_us = ("provider_unavailable", event.message), fact.time_us
-        if isinstance(event, events.SandboxLost):
-            sandbox.last_status = event.last_status
+@changes("sandboxes", events.SandboxFailed, events.SandboxLost)
+def _failed(sandbox: SandboxState, event: events.SandboxFailed | events.SandboxLost, fact: Fact) -> None:
+    sandbox.error, sandbox.ended_us = ("provider_unavailable", event.message), fact.time_us
+    if isinstance(event, events.SandboxLost):
+        sandbox.last_status = event.last_status
 
 
 @folds(events.SandboxSuspended)
 def _suspended(state: State, event: events.SandboxSuspended, fact: Fact) -> None:
     _finish_change(state, fact)
-    sandbox = _advance(state, event, fact)
+    sandbox = advance(state.sandboxes, event, fact)
     if sandbox is not None:
         sandbox.suspended_reason = event.reason
 
@@ -65,21 +55,19 @@ def _suspended(state: State, event: events.SandboxSuspended, fact: Fact) -> None
 @folds(events.SandboxResumed)
 def _resumed(state: State, event: events.SandboxResumed, fact: Fact) -> None:
     _finish_change(state, fact)
-    sandbox = _advance(state, event, fact)
+    sandbox = advance(state.sandboxes, event, fact)
     if sandbox is not None:
         sandbox.ended_us = sandbox.error = None
         sandbox.isolation = event.isolation or sandbox.isolation
         sandbox.handle = sandbox.handle if event.handle is None else event.handle
 
 
-@folds(events.SandboxUpdated)
-def _updated(state: State, event: events.SandboxUpdated, fact: Fact) -> None:
-    sandbox = _advance(state, event, fact)
-    if sandbox is not None:
-        named = {name: getattr(event, name) for name in get_args(LimitField)}
-        given = {name: limit for name, limit in named.items() if limit is not None or name in event.unset}
-        sandbox.requested = replace(sandbox.requested, spec=replace(sandbox.spec, **given), plan=event.plan)
-        sandbox.isolation = _with_limits(sandbox.isolation, given)
+@changes("sandboxes", events.SandboxUpdated)
+def _updated(sandbox: SandboxState, event: events.SandboxUpdated, fact: Fact) -> None:
+    named = {name: getattr(event, name) for name in get_args(LimitField)}
+    given = {name: limit for name, limit in named.items() if limit is not None or name in event.unset}
+    sandbox.requested = replace(sandbox.requested, spec=replace(sandbox.spec, **given), plan=event.plan)
+    sandbox.isolation = _with_limits(sandbox.isolation, given)
 
 
 def _with_limits(isolation: model.Isolation | None, given: Mapping[str, object]) -> model.Isolation | None:
@@ -102,7 +90,7 @@ def _restore_requested(state: State, event: events.SandboxRestoreRequested, fact
 @folds(events.SandboxRestored)
 def _restored(state: State, event: events.SandboxRestored, fact: Fact) -> None:
     _finish_change(state, fact)
-    sandbox = _advance(state, event, fact)
+    sandbox = advance(state.sandboxes, event, fact)
     if sandbox is None:
         return
     asked, sandbox.restore = sandbox.restore, None
@@ -131,20 +119,18 @@ def _file_written(state: State, event: events.SandboxFileWritten, fact: Fact) ->
         sandbox.touch(fact)
 
 
-@folds(events.SandboxMoved)
-def _moved(state: State, event: events.SandboxMoved, fact: Fact) -> None:
-    sandbox = _advance(state, event, fact)
-    if sandbox is not None:
-        sandbox.moved_to = event.to
+@changes("sandboxes", events.SandboxMoved)
+def _moved(sandbox: SandboxState, event: events.SandboxMoved, fact: Fact) -> None:
+    sandbox.moved_to = event.to
 
 
-@folds(events.SandboxTerminateRequested, events.SandboxTerminated)
-def _terminated(state: State, event: events.SandboxTerminateRequested | events.SandboxTerminated, fact: Fact) -> None:
-    sandbox = _advance(state, event, fact)
-    if sandbox is not None:
-        sandbox.terminated_reason = event.reason
-        if isinstance(event, events.SandboxTerminated):
-            sandbox.ended_us = fact.time_us
+@changes("sandboxes", events.SandboxTerminateRequested, events.SandboxTerminated)
+def _terminated(
+    sandbox: SandboxState, event: events.SandboxTerminateRequested | events.SandboxTerminated, fact: Fact
+) -> None:
+    sandbox.terminated_reason = event.reason
+    if isinstance(event, events.SandboxTerminated):
+        sandbox.ended_us = fact.time_us
 
 
 def _note_files_replaced(sandbox: SandboxState, snapshot_id: str | None, fact: Fact) -> None:
@@ -159,7 +145,7 @@ def _begin_change(state: State, event: Event, fact: Fact) -> None:
     sandbox = state.sandboxes.get(fact.stream)
     if sandbox is not None:
         sandbox.change = Change(position=fact.position, before=sandbox.status)
-    _advance(state, event, fact)
+    advance(state.sandboxes, event, fact)
 
 
 def _finish_change(state: State, fact: Fact) -> None:
@@ -178,15 +164,9 @@ def _undo_change(
     change = sandbox.change if sandbox is not None else None
     if change is not None:
         change.error, change.interrupted = (event.code, event.message), event.interrupted
-    _advance(state, event, fact)
+    advance(state.sandboxes, event, fact)
 
 
 @folds(events.SandboxAdopted)
-def _advance(state: State, event: Event, fact: Fact) -> SandboxState | None:
-    """Move a sandbox on; None for one whose first events are in the archive already, as all of them soon will be."""
-    sandbox = state.sandboxes.get(fact.stream)
-    if sandbox is not None:
-        sandbox.touch(fact)
-        before = sandbox.change.before if sandbox.change is not None else None
-        sandbox.status, sandbox.revision = SANDBOX.after(event, sandbox.status, before), fact.revision
-    return sandbox
+def _adopted(state: State, event: events.SandboxAdopted, fact: Fact) -> None:
+    advance(state.sandboxes, event, fact)

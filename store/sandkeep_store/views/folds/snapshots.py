@@ -3,11 +3,14 @@
 from msgspec.structs import replace
 
 from sandkeep import events
-from sandkeep_store.views.folds.register import advance_in_history, folds, note_in_history
+from sandkeep_store.views.folds.register import advance_in_history, changes, folds, note_in_history
 from sandkeep_store.views.sandboxes import SnapshotSummary
 from sandkeep_store.views.snapshots import ForkState, SnapshotState
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
+
+changes("snapshots", events.SnapshotFailed, in_history=True)(SnapshotState.fail)
+changes("forks", events.SandboxForkFailed, events.CheckpointRestoreFailed, in_history=True)(ForkState.fail)
 
 
 @folds(events.SnapshotCreateRequested)
@@ -71,13 +74,6 @@ def _sent(state: State, event: events.SnapshotSent, fact: Fact) -> None:
             sandbox.snapshots[at] = replace(kept, place=snapshot.places[0])
 
 
-@folds(events.SnapshotFailed)
-def _failed(state: State, event: events.SnapshotFailed, fact: Fact) -> None:
-    snapshot = advance_in_history(state, state.snapshots, event, fact)
-    if snapshot is not None:
-        snapshot.fail(event, fact)
-
-
 @folds(events.SnapshotDeleteRequested)
 def _delete_requested(state: State, event: events.SnapshotDeleteRequested, fact: Fact) -> None:
     snapshot = advance_in_history(state, state.snapshots, event, fact)
@@ -89,11 +85,9 @@ def _delete_requested(state: State, event: events.SnapshotDeleteRequested, fact:
             session.snapshot_ids.remove(snapshot.snapshot_id)
 
 
-@folds(events.SnapshotDeleted)
-def _deleted(state: State, event: events.SnapshotDeleted, fact: Fact) -> None:
-    snapshot = advance_in_history(state, state.snapshots, event, fact)
-    if snapshot is not None:
-        snapshot.ended_us, snapshot.kept = fact.time_us, event.kept
+@changes("snapshots", events.SnapshotDeleted, in_history=True)
+def _deleted(snapshot: SnapshotState, event: events.SnapshotDeleted, fact: Fact) -> None:
+    snapshot.ended_us, snapshot.kept = fact.time_us, event.kept
 
 
 @folds(events.ArchiveRemoveRequested)
@@ -122,17 +116,8 @@ def _fork_requested(state: State, event: events.SandboxForkRequested, fact: Fact
         source.touch(fact)
 
 
-@folds(events.SandboxForked, events.CheckpointRestored)
-def _forked(state: State, event: events.SandboxForked | events.CheckpointRestored, fact: Fact) -> None:
-    fork = advance_in_history(state, state.forks, event, fact)
-    if fork is not None:
-        fork.ended_us = fact.time_us
-        if isinstance(event, events.SandboxForked):
-            fork.pause_ms = event.pause_ms
-
-
-@folds(events.SandboxForkFailed, events.CheckpointRestoreFailed)
-def _fork_failed(state: State, event: events.SandboxForkFailed | events.CheckpointRestoreFailed, fact: Fact) -> None:
-    fork = advance_in_history(state, state.forks, event, fact)
-    if fork is not None:
-        fork.fail(event, fact)
+@changes("forks", events.SandboxForked, events.CheckpointRestored, in_history=True)
+def _forked(fork: ForkState, event: events.SandboxForked | events.CheckpointRestored, fact: Fact) -> None:
+    fork.ended_us = fact.time_us
+    if isinstance(event, events.SandboxForked):
+        fork.pause_ms = event.pause_ms

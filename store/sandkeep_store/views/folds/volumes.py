@@ -2,10 +2,12 @@
 
 from sandkeep import events
 from sandkeep.lifecycle import VOLUME
-from sandkeep_store.views.folds.register import advance, folds
+from sandkeep_store.views.folds.register import changes, folds
 from sandkeep_store.views.state import State
 from sandkeep_store.views.view import Fact
 from sandkeep_store.views.volumes import VolumeState
+
+changes("volumes", events.VolumeCreateFailed, events.VolumeRemoveFailed)(VolumeState.fail)
 
 
 @folds(events.VolumeCreateRequested, events.VolumeRemoveRequested)
@@ -16,15 +18,6 @@ def _requested(state: State, event: events.VolumeCreateRequested | events.Volume
     )  # fmt: skip
 
 
-@folds(events.VolumeCreated, events.VolumeRemoved)
-def _done(state: State, event: events.VolumeCreated | events.VolumeRemoved, fact: Fact) -> None:
-    volume = advance(state.volumes, event, fact)
-    if volume is not None:
-        volume.ended_us = fact.time_us
-
-
-@folds(events.VolumeCreateFailed, events.VolumeRemoveFailed)
-def _failed(state: State, event: events.VolumeCreateFailed | events.VolumeRemoveFailed, fact: Fact) -> None:
-    volume = advance(state.volumes, event, fact)
-    if volume is not None:
-        volume.fail(event, fact)
+@changes("volumes", events.VolumeCreated, events.VolumeRemoved)
+def _done(volume: VolumeState, event: events.VolumeCreated | events.VolumeRemoved, fact: Fact) -> None:
+    volume.ended_us = fact.time_us

@@ -2,13 +2,11 @@
 soaking; these stand for it in between.
 """
 
-import os
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.daemon.sandboxes.test_files import (  # noqa: F401  # these tests are ones of this file, too
     SETTINGS,
     bound,
@@ -34,12 +32,9 @@ pytestmark = pytest.mark.needs("docker")
 
 @pytest.fixture(scope="module")
 def shared_daemon(places: str, dockerd: Any) -> Iterator[RunningDaemon]:
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    daemon.env |= SETTINGS | {"DOCKER_HOST": dockerd.host, "SANDKEEP_DOCKER_BASE": dockerd.guest()}
-    daemon.start()
-    yield daemon
-    daemon.clear()
+    with daemon_in(places, **SETTINGS, DOCKER_HOST=dockerd.host, SANDKEEP_DOCKER_BASE=dockerd.guest()) as daemon:
+        daemon.start()
+        yield daemon
 
 
 @pytest.fixture(scope="module")

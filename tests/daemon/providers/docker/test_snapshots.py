@@ -7,14 +7,14 @@ import signal
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import RunningDaemon
+from tests.conftest import RunningDaemon, daemon_in
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until
 from tests.support.snapshots import archive, exported, imported, names, sh, write_mapped
@@ -94,15 +94,10 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(dockerd: PrivateEngine, places: str) -> Iterator[World]:
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
-    os.chmod(daemon.root, 0o711)
-    daemon.env |= {"DOCKER_HOST": dockerd.host, "SANDBOX_DOCKER_READ_ONLY": "false"}
-    daemon.start()
-    try:
+    with daemon_in(places, DOCKER_HOST=dockerd.host, SANDBOX_DOCKER_READ_ONLY="false") as daemon:
+        daemon.start()
         with daemon.connect() as client:
             yield World(daemon, dockerd, client)
-    finally:
-        daemon.clear()
 
 
 @pytest.fixture
@@ -579,9 +574,11 @@ def test_directories_that_are_swapped_for_links_lead_nowhere(
 
 
 @pytest.mark.soak
-def test_what_is_kept_is_what_a_sandbox_alone_writes_to_a_disk(world: World, places: str) -> None:
+def test_what_is_kept_is_what_a_sandbox_alone_writes_to_a_disk(
+    world: World, new_daemon: Callable[[], RunningDaemon]
+) -> None:
     """On a read-only root, without a workspace in the image, and with workspaces of all kinds."""
-    daemon = RunningDaemon(tempfile.mkdtemp(dir=places))
+    daemon = new_daemon()
     daemon.env["DOCKER_HOST"] = world.engine.host
     script = "echo 1 >/workspace/one; echo 2 >/tmp/two; echo 3 >/run/three"
 
@@ -608,8 +605,6 @@ def test_what_is_kept_is_what_a_sandbox_alone_writes_to_a_disk(world: World, pla
                 assert why in refused("not_supported", partial(work, box)).message
             assert client.sandbox.get(box).status == "running"
         daemon.stop()
-    daemon.start()
-    daemon.clear()
 
 
 def test_an_engine_that_is_down_leaves_nothing_half_done(world: World, client: Any, box: str) -> None:

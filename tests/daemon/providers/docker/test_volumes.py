@@ -116,6 +116,22 @@ def test_a_volume_as_it_is_typed(daemon: Any, client: Any, image: str) -> None:
     ]  # fmt: skip
 
 
+def test_handles_of_volumes_are_those_of_their_owner(daemon: Any, client: Any) -> None:
+    """An administrator's handle of another user's volume does not stand for their own of the same name."""
+    assert by_nobody(daemon, lambda nobody: repr(nobody.volumes.create("cache"))) == "<Volume cache>"
+    mine = client.volumes.create("cache")
+    assert (mine.id, mine.owner, mine.sandbox_ids) == ("cache", "uid:0", [])
+    [theirs] = [volume for volume in client.volumes.list() if volume != mine]
+    assert theirs.owner == THEIRS
+    assert theirs.remove() is theirs
+    assert client.volumes.list() == [mine]
+    mine.remove()
+    assert client.volumes.list() == []
+    with pytest.raises(SandkeepError) as error:
+        mine.remove()
+    assert error.value.code == "not_found"
+
+
 def test_what_cannot_be_done_is_refused_with_the_way_out(client: Any) -> None:
     before = events_of(client)
     assert "volume ls" in refused("not_found", client.volume.remove, "cache").message
