@@ -48,14 +48,14 @@ class Command(click.Command):
             self.check_order(ctx, args)
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if advice := self.advise(ctx, args, error.option_name):
+            if advice := self.advise(ctx, error.option_name):
                 ctx.fail(f"No such option {error.option_name!r}. {advice}")
             raise
 
     def check_order(self, ctx: click.Context, args: list[str]) -> None:
         """Refuse arguments of which some stand at the wrong place: nothing, for most commands."""
 
-    def advise(self, ctx: click.Context, args: list[str], option: str) -> str:
+    def advise(self, ctx: click.Context, option: str) -> str:
         """Return a sentence about an option that there is not, or nothing."""
         return option_advice(self, option)
 

@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import click
 
+from sandkeep.cli.advice import TYPED
 from sandkeep.cli.options import Command
 
 END: Final = "--"
@@ -17,25 +18,27 @@ class ProgramCommand(Command):
     empty variable in a script never runs another command line, or in another sandbox, than was meant.
     """
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse a line without ``--`` if more than a sandbox comes before the program: `run web1 sleep 1` would start
-        "1" as a process called "sleep".
-        """
-        has_end = END in args  # parsing takes the words out of the list
-        left = super().parse_args(ctx, args)
-        if not has_end and len(self._arguments()) > _SANDBOX_AND_PROGRAM and not ctx.resilient_parsing:
-            ctx.fail(f"the command must stand behind `--`, as in: {self._form(ctx)}")
-        return left
-
     def check_order(self, ctx: click.Context, args: list[str]) -> None:
         """Refuse a line whose ``--`` stands at the wrong place. Without one, the last words are the program."""
         if END in args and not ctx.resilient_parsing:
             self._check(ctx, args[: args.index(END)])
 
-    def advise(self, ctx: click.Context, args: list[str], option: str) -> str:
+    def advise(self, ctx: click.Context, option: str) -> str:
         """Return a sentence about the option, which without ``--`` may have been meant for the program."""
-        advice = super().advise(ctx, args, option)
-        return advice or ("" if END in args else f"Options of the program go after `--`, as in: {self._form(ctx)}")
+        advice = super().advise(ctx, option)
+        return advice or (
+            "" if END in ctx.meta[TYPED] else f"Options of the program go after `--`, as in: {self._form(ctx)}"
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Without ``--`` the last words are the program, unless more than a sandbox comes before
+        it: `run web1 sleep 1` would start "1" as a process called "sleep".
+        """
+        has_end = END in args  # click takes the arguments out of the list
+        left = super().parse_args(ctx, args)
+        if not has_end and len(self._arguments()) > _SANDBOX_AND_PROGRAM and not ctx.resilient_parsing:
+            ctx.fail(f"the command must stand behind `--`, as in: {self._form(ctx)}")
+        return left
 
     def _arguments(self) -> list[click.Argument]:
         return [param for param in self.params if isinstance(param, click.Argument)]

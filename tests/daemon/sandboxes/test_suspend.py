@@ -559,9 +559,9 @@ async def test_its_disk_limit_suspends_it_and_says_so(house: House) -> None:
         await run(daemon, "head -c 600000 /dev/zero >one; head -c 600000 /dev/zero >two")
         await daemon.provider.disks.check(daemon.provider.instances[daemon.id_of()])
         await until_status(daemon, "suspended")
-        assert "its disk limit is 1048576" in str(state(daemon).suspended_reason)
+        assert "more than its disk limit of 1.0 MB" in str(state(daemon).suspended_reason)
         error = await refused_async("not_ready", run(daemon, "true"))
-        assert "its disk limit is 1048576" in error.message
+        assert "more than its disk limit of 1.0 MB" in error.message
         assert await resume(daemon) == "running"
         assert await run(daemon, "rm one; cat two | wc -c") == b"600000\n"
 

@@ -250,6 +250,14 @@ def test_what_is_done_at_once_shows_no_progress(screen: Callable[..., str], tmp_
 # -- columns ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_name_is_whole_beside_labels_that_are_cut_and_an_id_is_not() -> None:
+    columns = ["SANDBOX", Column("LABELS", least=4, spare=True), output.identifier("IMAGE", least=5)]
+    for image, shown in (("py:3.12", "py:3.12"), ("img_01m7yz4jy0je6j6dpxsvvqycq0", "…ycq0")):
+        _, row = output.table_lines(columns, [("one", "team=web," * 9, image)], 30)
+        assert row.split()[-1] == shown, row
+        assert len(row) <= 30
+
+
 @pytest.mark.parametrize(
     ("text", "columns"), [("abc", 3), ("世界", 4), ("é", 1), ("e\u0301", 1), ("", 0), ("\uff21", 2)]
 )

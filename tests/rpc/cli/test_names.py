@@ -50,18 +50,6 @@ def test_rm_of_one_of_several_names_of_an_image_leaves_the_image(shared_daemon: 
     assert one(cli("image", "rm", "in-use")).startswith("img_")
 
 
-def test_forks_get_names(shared_daemon: Any, image: str) -> None:
-    cli = shared_daemon.cli
-    box = one(cli("create", image))
-    forks = cli("fork", box, "--name", "left", "--name", "right").stdout.decode().split()
-    named = [json.loads(one(cli("get", name, "--json")))["sandbox_id"] for name in ("left", "right")]
-    assert named == forks
-    wrong = cli("fork", box, "--count", "3", "--name", "only")
-    assert (wrong.returncode, wrong.stdout) == (2, b"")
-    assert b"give one for each fork" in wrong.stderr
-    assert cli("rm", box, *forks).returncode == 0
-
-
 def test_an_image_by_its_name_and_tag(shared_daemon: Any, project: Path) -> None:
     cli = shared_daemon.cli
     first = one(cli("image", "create", "--name", "py:3.12", str(project)))

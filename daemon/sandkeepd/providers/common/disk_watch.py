@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 import trio
 
 from sandkeep.errors import SandkeepError
+from sandkeep.protocol.amounts import size
 from sandkeepd.contract.pauses import Pausing
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ class DiskWatch:
             instance.most_written = 0
         elif written > instance.most_written and _can_suspend(instance.pauses):
             instance.most_written = written
-            instance.pause.reason = f"as it has written {written} bytes, and its disk limit is {limit}"
+            over = size(written - limit)
+            instance.pause.reason = f"as it has written {over} more than its disk limit of {size(limit)}"
             await instance.pauses.suspend()
 
 

@@ -130,7 +130,7 @@ def ls(front: Frontend, everything: bool) -> None:
         images: list[Image] = every(client.image.list, all=everything)
     if front.as_json:
         return json_line(images)
-    named = any(i.names for i in images)
+    named = [Column("NAME", least=12)] if any(i.names for i in images) else []
     rows = [
         (
             i.image_id,
@@ -146,7 +146,7 @@ def ls(front: Frontend, everything: bool) -> None:
     ]
     kind, docker = Column("KIND", least=9, spare=True), Column("DOCKER ID", least=12, spare=True)
     source = Column("SOURCE", least=12, shorten=cut_middle)
-    return table(("IMAGE", *(["NAME"] if named else []), status(), "AGE", "SIZE", kind, docker, source), rows)
+    return table(("IMAGE", *named, status(), "AGE", "SIZE", kind, docker, source), rows)
 
 
 def _short(docker_image_id: str | None) -> str:

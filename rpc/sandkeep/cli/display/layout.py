@@ -119,11 +119,26 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | No
     for place in reversed(range(len(shown))):
         if shown[place][0].spare and total_width(shown) > room:
             del shown[place]
-    for place, (column, index, wanted) in enumerate(shown):
-        if column.spare:  # the others stay as narrow, so that a table that is drawn again and again does not move
-            left = max(0, room - total_width(shown))
-            shown[place] = column, index, min(natural[index], wanted + left)
+    _share(shown, natural, room)
     return shown
+
+
+def _share(shown: list[tuple[Column, int, int]], natural: Sequence[int], room: int) -> None:
+    """Share what the other columns leave among those that can be spared: first those that need the least to be whole,
+    such as names beside labels that are cut. The others stay as narrow, so that a table that is drawn again and again
+    does not move.
+    """
+    spare = [place for place, (column, _, _) in enumerate(shown) if column.spare]
+    for place in spare:
+        column, index, wanted = shown[place]
+        shown[place] = column, index, min(wanted, column.least or wanted)
+    by_need = sorted(spare, key=lambda place: natural[shown[place][1]] - shown[place][2])
+    for places, is_whole in ((by_need, True), (spare, False)):
+        for place in places:
+            column, index, wanted = shown[place]
+            left = max(0, room - total_width(shown))
+            if not is_whole or natural[index] - wanted <= left:
+                shown[place] = column, index, min(natural[index], wanted + left)
 
 
 def total_width(shown: Sequence[tuple[Column, int, int]]) -> int:
