@@ -10,6 +10,8 @@ import pytest
 TESTS: Final = Path(__file__).parents[1]
 
 LONGEST: Final = (
+    "contracts/test_how_to.py",
+    "mutations/test_guards.py",
     "daemon/providers/docker/test_snapshots.py",
     "crash/test_docker.py",
     "crash/test_operations.py",
