@@ -221,8 +221,7 @@ def is_table(seen: str) -> bool:
 def test_the_table_follows_and_q_ends_it(screen: Screen) -> None:
     before = screen.modes()
     screen.open("$SK stats --interval 0.1; stty -a | grep -o ' icanon.* echo '")
-    seen = screen.until(is_table)
-    assert int(rows(seen)[1][1].rstrip("%")) > 5
+    seen = screen.until(lambda seen: is_table(seen) and int(rows(seen)[1][1].rstrip("%")) > 5)
     assert "cursor_flag=0" in screen.modes()
     times = {seen}
     screen.until(lambda seen: times.add(seen) or len(times) > 3)  # type: ignore[func-returns-value]
