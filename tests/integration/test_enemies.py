@@ -115,8 +115,7 @@ def test_who_lost_it_to_another_resumes_nothing(cluster: Make) -> None:
     made = group.create(enable_handoff=False)
     with group.daemons[0].connect() as client:
         client.snapshot.create(ID)
-        group.daemons[1].cli("lock", "release", ID, "--force")
-        group.attach(1, timeout_s=5)
+        group.rob(1)
         until(lambda: group.get(0, made.sandbox_id).moved_to is not None)
         error = refused("not_ready", client.sandbox.resume, made.sandbox_id)
         assert error.data["moved_to"] == group.get(0, made.sandbox_id).moved_to

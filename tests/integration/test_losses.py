@@ -49,10 +49,7 @@ def test_who_lost_the_lock_stands_still(cluster: Make) -> None:
     with group.daemons[0].connect() as client:
         client.snapshot.create(ID)
     group.sh(0, "echo later >later")
-    done = group.daemons[1].cli("lock", "release", ID, "--force")
-    assert done.returncode == 0
-    assert b"loses sandbox-1f2e" in done.stderr
-    group.attach(1, timeout_s=0)
+    group.rob(1)
     until(lambda: group.get(0, made.sandbox_id).moved_to is not None)
     assert group.get(0, made.sandbox_id).status == "suspended"
     assert group.standing() == [1]
@@ -69,7 +66,9 @@ def test_who_lost_the_lock_stands_still(cluster: Make) -> None:
 def test_who_lost_the_lock_to_nobody_takes_it_again(cluster: Make) -> None:
     group = cluster()
     made = group.create()
-    group.daemons[1].cli("lock", "release", ID, "--force")
+    done = group.daemons[1].cli("lock", "release", ID, "--force")
+    assert done.returncode == 0
+    assert b"loses sandbox-1f2e" in done.stderr
     until(lambda: "lock.lost" in group.history(0, made.sandbox_id))
     until(lambda: group.history(0, made.sandbox_id).count("lock.acquired") == 2)
     until(lambda: group.get(0, made.sandbox_id).status == "running")

@@ -64,6 +64,7 @@ class Inside:
     retention: Retention
     leases: Leases
     publishing: Publisher
+    sharing: Sharing
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ async def inside(
             made.clock = clock
             made.retention, made.leases = retention, leases
             kept.archives.fence = leases.fence
-            made.publishing = publishing
+            made.publishing, made.sharing = publishing, sharing
             made.reconciler.announce()
             yield made
             tasks.cancel_scope.cancel()

@@ -1,11 +1,13 @@
 """Several daemons that share a place, and what tests of shared sandboxes do with them over and over."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tests.conftest import RunningDaemon
+from tests.support.expect import until
 from tests.support.snapshots import sh
 
 ID = "sandbox-1f2e"
@@ -63,6 +65,19 @@ class Cluster:
     def attach(self, at: int, *, patience_s: float = 10.0, **options: Any) -> Any:
         with self.daemons[at].connect(patience_s=patience_s) as client:
             return client.sandbox.attach_shared(ID, options.pop("token", self.token), **options)
+
+    def rob(self, at: int) -> None:
+        """Have a daemon attach it after its lock was freed by force.
+
+        The daemon waits for the lock already, so that the owner cannot take it again first.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            attaching = pool.submit(self.attach, at, timeout_s=120)
+            lock = Path(self.daemons[at].env["SANDBOX_LOCK_MOUNT_PATH"], "sandboxes", ID, "lock.json")
+            until(lambda: msgspec.json.decode(lock.read_bytes()).get("waitingOwnerId"))
+            freed = self.daemons[at].cli("lock", "release", ID, "--force")
+            attaching.result(180)
+        assert freed.returncode == 0, freed
 
     def sh(self, at: int, script: str, sandbox: str = ID) -> str:
         """Return what a script prints in the sandbox of a daemon."""

@@ -282,8 +282,11 @@ def require_running(sandbox: SandboxState) -> None:
 
 
 def shared_lock(state: State, sandbox_id: str) -> LockState | None:
-    """Return the last lock of a shared sandbox."""
-    return next((lock for lock in reversed(state.locks.values()) if lock.sandbox_id == sandbox_id), None)
+    """Return the last lock that a shared sandbox had. An attempt to take it again that failed, or has no outcome yet,
+    is none: what was lost stays lost.
+    """
+    had = (lock for lock in reversed(state.locks.values()) if lock.sandbox_id == sandbox_id and lock.fence is not None)
+    return next(had, None)
 
 
 def require_lock(state: State, sandbox: SandboxState) -> None:

@@ -141,7 +141,11 @@ class Publisher:
         state, log_id = self._core.state, self._core.log.log_id
         if sandbox.spec.shared is None:
             return document(sandbox, log_id, fence.number)
-        lock = next(lock for lock in reversed(state.locks.values()) if lock.fence == fence.number)
+        lock = next(
+            lock
+            for lock in reversed(state.locks.values())
+            if (lock.name, lock.fence) == (fence.name, fence.number) and state.filing_id(lock) == sandbox.sandbox_id
+        )
         return shared_document(state, sandbox, log_id, lock, self.addresses, self._storage.bucket_of)
 
     def _documents(self) -> DocumentStore | None:
