@@ -416,15 +416,22 @@ def _hidden(
         raise CallerError("invalid", f"patterns: {error}", field="patterns") from None
     options: list[str | bytes] = ["--anchored"]
     with tempfile.TemporaryFile() as listed:
-        with suppress(OSError):  # tar says what cannot be read
-            for path in ignore.unwanted(ignored, os.fsdecode(os.path.join(directory, name))):
-                member = name + b"/" + path
-                if b"\n" in member or member != member.rstrip():  # a line of a list loses such an end
-                    options.append(b"--exclude=" + member)
-                else:
-                    listed.write(member + b"\n")
+        for path in _unwanted(ignored, os.path.join(directory, name)):
+            member = name + b"/" + path
+            if b"\n" in member or member != member.rstrip():  # a line of a list loses such an end
+                options.append(b"--exclude=" + member)
+            else:
+                listed.write(member + b"\n")
         listed.seek(0)
         yield [*options, "--exclude-from=-"], listed
+
+
+def _unwanted(ignored: list[ignore.Pattern], top: bytes) -> Iterator[bytes]:
+    try:
+        yield from ignore.unwanted(ignored, os.fsdecode(top))
+    except OSError as error:  # tar may be able to read what we are not, and would copy what is to be left out
+        why = f"{error.strerror or error}; nothing was copied"
+        raise ProviderError("provider_unavailable", f"patterns cannot be applied to the files: {why}") from None
 
 
 def _stage(target: bytes) -> Stage:

@@ -67,7 +67,8 @@ class OutputReader:
         marks = self._times.load(process.sandbox_id, process.process_id)
         found = marks.of((out.offset, ends[0]), (err.offset, ends[1]), MAX_OUTPUT_TIMES)
         if len(found) == MAX_OUTPUT_TIMES:
-            out, err = _cut(out, found[-1].stdout), _cut(err, found[-1].stderr)
+            parts = _cut(out, found[-1].stdout), _cut(err, found[-1].stderr)
+            out, err = parts if any(part.data for part in parts) else (out, err)  # garbage may go back
         elif (out.data or err.data) and not (found and found[-1].stdout >= ends[0] and found[-1].stderr >= ends[1]):
             is_unknown = not marks and (process.started_us or process.requested_us) < self._times.since_us
             found.append(Mark(UNKNOWN_US if is_unknown else process.ended_us or now_us(), *ends))

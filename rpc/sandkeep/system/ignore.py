@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import groupby
 from typing import BinaryIO, Final
 
@@ -145,19 +146,24 @@ def wanted(ignored: list[Pattern]) -> Iterator[bytes]:
 
 
 def unwanted(ignored: list[Pattern], top: str) -> Iterator[bytes]:
-    """Yield the paths below `top` that are ignored with all that is below them, but for what is below such a one."""
-    return (os.fsencode(path) for path, hidden, entered in _walk(ignored, top) if hidden and not entered)
+    """Yield the paths below `top` that are ignored with all that is below them, but for what is below such a one.
+    Directories that cannot be read are passed over, as nobody can copy what is in them. Raises OSError.
+    """
+    walk = _walk(ignored, top, unreadable=(PermissionError, FileNotFoundError, NotADirectoryError))
+    return (os.fsencode(path) for path, hidden, entered in walk if hidden and not entered)
 
 
-def _walk(ignored: list[Pattern], top: str) -> Iterator[tuple[str, bool, bool]]:
-    """Yield paths, whether they are ignored, and whether they are directories that are entered all the same. Raises
-    OSError.
+def _walk(
+    ignored: list[Pattern], top: str, *, unreadable: tuple[type[OSError], ...] = ()
+) -> Iterator[tuple[str, bool, bool]]:
+    """Yield paths, whether they are ignored, and whether they are directories that are entered all the same. A
+    directory that cannot be read for one of the reasons `unreadable` counts as empty. Raises OSError.
     """
     rules = Rules(ignored)
     waiting: list[tuple[str, frozenset[Rule]]] = [("", frozenset())]
     while waiting:
         directory, above = waiting.pop()
-        with os.scandir(f"{top}/{directory}") as entries:
+        with suppress(*unreadable), os.scandir(f"{top}/{directory}") as entries:
             for entry in entries:
                 path = f"{directory}/{entry.name}" if directory else entry.name
                 meant = above | {rule for rule in rules.all if rule not in above and rule.matches(path)}

@@ -191,6 +191,11 @@ async def test_no_answer_has_too_many_times_and_none_is_lost(tmp_path: Path, sou
             assert at == sorted(at)
             assert at[-1] <= rfc3339(now_us())
         assert (await job.read(since=rfc3339(now_us() - 10**6))).stdout_offset <= count
+
+        # A power cut left zeros, of which one is the last mark that an answer has room for.
+        sizes = [*range(6, MAX_OUTPUT_TIMES + 1), *[0] * 10, *range(MAX_OUTPUT_TIMES + 11, count), *[count] * 3000]
+        job.file.write_bytes(b"".join(struct.pack("<QQQ", size, size, 0) for size in sizes))
+        assert (await job.read(times=True, stdout_offset=5)).next_stdout_offset == count
         await daemon.call("sandbox.terminate", sandbox_id="box")
 
 

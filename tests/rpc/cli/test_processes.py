@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 from tests.support.expect import until
 
+from sandkeep.cli.attach.session import Reader
+from sandkeep.cli.options import Frontend
+from sandkeep.model import ProcessOutput
 from sandkeep.protocol.clock import now_us, parse_rfc3339, rfc3339
 from sandkeepd.sandboxes.output_times import OutputTimes
 
@@ -407,6 +410,27 @@ def test_each_line_has_the_time_at_which_it_came(shared_daemon: Any, box: str) -
     times = json.loads(piece)["times"]
     assert times == sorted(times, key=lambda time: time["at"])
     assert (times[-1]["stdout_offset"], times[-1]["stderr_offset"]) == (len(whole.stdout), len(second))
+
+
+def test_present_output_ends_though_more_comes_with_each_piece(shared_daemon: Any, box: str) -> None:
+    pieces: list[bytes] = []
+    with shared_daemon.connect() as client:
+        client.process.launch(box, ["cat"], name="endless", stdin=True)
+
+        def write_more(piece: ProcessOutput) -> None:
+            pieces.append(piece.stdout)
+            if len(pieces) < 4:
+                client.process.write_stdin(box, "endless", data=b"more")
+                until(lambda: client.process.read(box, "endless", piece.next_stdout_offset, wait_s=1).stdout)
+
+        client.process.write_stdin(box, "endless", data=b"more")
+        until(lambda: client.process.read(box, "endless").stdout)
+        for times in (False, True):
+            pieces.clear()
+            with Reader(Frontend(shared_daemon.socket, as_json=False), box, "endless") as reader:
+                reader.follow(write_more, follow=False, times=times)
+            assert len(pieces) == 1
+        client.process.signal(box, "endless", "KILL")
 
 
 def test_a_byte_is_no_time(shared_daemon: Any, box: str) -> None:

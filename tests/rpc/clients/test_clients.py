@@ -1,6 +1,7 @@
 """All clients against the real server: what is sent, what comes back, and what happens when one side goes away."""
 
 import asyncio
+import math
 import os
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from tests.support.serving import Serving, serving
 
 import sandkeep
 from sandkeep import blocking, model
-from sandkeep.clients import dial, exchange, steps
+from sandkeep.clients import dial, exchange, steps, threads
 from sandkeep.errors import CallerError, SandkeepError, SetupError, StateError
 from sandkeepd.api import server as server_module
 from sandkeepd.api.listener import listening
@@ -293,6 +294,14 @@ async def test_a_daemon_that_gives_fewer_connections_is_waited_for(
 
     assert await house.use(kind, body, patience_s=PATIENCE_S) == [*[7] * 10, None]
     assert sum(refused) < 40 + (time.monotonic() - began) / exchange.REDIAL_S
+
+
+def test_a_thread_waits_for_as_long_as_it_is_told_to() -> None:
+    """Also for longer than poll(2) can."""
+    one, other = socket.socketpair()
+    with one, other:
+        other.send(b"x")
+        assert [threads.wait(steps.READABLE, one, seconds) for seconds in (1.0, 1e7, math.inf)] == [True] * 3
 
 
 @pytest.fixture

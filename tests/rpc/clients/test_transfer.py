@@ -13,7 +13,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.boxes import Box, archive, at_most, new_box
 from tests.support.expect import refused, until
-from tests.support.users import command_as
+from tests.support.users import NOBODY, as_user, command_as
 
 from sandkeep import transfer
 from sandkeep.cli.commands.cp import parse_location
@@ -30,7 +30,7 @@ from sandkeep.cli.display.progress import PATIENCE_S
 from sandkeep.demo import traces
 from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.ids import new_id
-from sandkeep.system import confined
+from sandkeep.system import confined, ignore
 
 pytestmark = pytest.mark.needs("bwrap")
 ONCE_MORE_S = 600.0
@@ -256,6 +256,40 @@ def test_patterns_leave_out_what_a_dockerignore_would(box: Box, here: Path) -> N
     assert box.sh("cd typed; find . -type f | sort").decode().splitlines() == expected
     with pytest.raises(CallerError, match="patterns: line 1"):
         transfer.copy_in(box.client, here / "tree", handle, "never", patterns=["[a"])
+
+
+def test_patterns_apply_beyond_a_directory_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "closed", "m", "z"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "secret").touch()
+    (tmp_path / "closed").chmod(0)
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # a user who may not enter what is above it can read it from here
+
+    def walk() -> list[bytes]:
+        return sorted(ignore.unwanted(ignore.patterns("**/secret"), "."))
+
+    assert (as_user(NOBODY, walk) if os.geteuid() == 0 else walk()) == [b"a/secret", b"m/secret", b"z/secret"]
+
+
+def test_nothing_is_copied_if_patterns_cannot_be_applied(box: Box, here: Path) -> None:
+    """The paths of a tree are too long to be looked at, but not for `tar`."""
+    (here / "tree").mkdir()
+    with ExitStack() as opened:
+        at = os.open(here / "tree", os.O_RDONLY)
+        opened.callback(os.close, at)
+        for _ in range(18):
+            os.mkdir("d" * 250, dir_fd=at)
+            at = os.open("d" * 250, os.O_RDONLY, dir_fd=at)
+            opened.callback(os.close, at)
+        os.close(os.open("secret", os.O_CREAT | os.O_WRONLY, dir_fd=at))
+
+    def copy() -> object:
+        return transfer.copy_in(box.client, here / "tree", box.id, "new", patterns=["**/secret"])
+
+    error = refused("provider_unavailable", copy)
+    assert "nothing was copied" in error.message
+    assert box.sh("ls -A") == b"bin\nhello\n"
 
 
 def test_a_wrong_line_is_a_usage_error(box: Box) -> None:

@@ -147,10 +147,20 @@ class Reader:
         """Read to the end, and return the last piece; without `follow`, read the present output. With `times` all of it
         is read through the daemon, with the times at which it came.
         """
+        ends = (_BEYOND, _BEYOND) if follow else self._present_ends()
         with SuspensionWatch(self._front, self._of[0]) if follow else nullcontext():
-            return self._follow(sink, OutputCursor(self._of[1], out_at, err_at, follow, times))
+            return self._follow(sink, OutputCursor(self._of[1], out_at, err_at, follow, times), ends)
 
-    def _follow(self, sink: Sink, cursor: OutputCursor) -> ProcessOutput:
+    def _present_ends(self) -> tuple[int, int]:
+        """Return offsets that end the present output: a process may write more quickly than it is read."""
+        try:
+            return self._opened().sizes()
+        except StateError:
+            return _BEYOND, _BEYOND
+        except SetupError as refused:
+            return _sizes_in(refused)
+
+    def _follow(self, sink: Sink, cursor: OutputCursor, ends: tuple[int, int]) -> ProcessOutput:
         while query := cursor.next_query():
             piece = self._read(query)
             cursor.advance(piece)
@@ -159,6 +169,8 @@ class Reader:
             if max(len(piece.stdout), len(piece.stderr)) >= FULL_BYTES and isinstance(sink, Descriptors):
                 at = self.catch_up(sink, piece.next_stdout_offset, piece.next_stderr_offset)
                 cursor.move_to(*at or (piece.next_stdout_offset, piece.next_stderr_offset))
+            if piece.next_stdout_offset >= ends[0] and piece.next_stderr_offset >= ends[1]:
+                break
         return piece
 
     def catch_up(self, sink: Descriptors, out_at: int, err_at: int) -> tuple[int, int] | None:
