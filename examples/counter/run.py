@@ -97,7 +97,7 @@ def keep(client: Client, box: str, name: str, at: int) -> Checkpoint:
     """Make a checkpoint when the counter has come that far; it goes on counting."""
     count_until(client, box, at)
     made = client.checkpoint.create(box, name=name, leave_running=True)
-    print(f"  {name} is made; the sandbox stood still for {made.pause_ms:.0f} ms", flush=True)
+    print(f"  {name} is made; the sandbox was frozen for {made.pause_ms:.0f} ms", flush=True)
     return made
 
 

@@ -531,8 +531,8 @@ class AsyncImageMethods:
     ) -> model.Image:
         """Take a name from an image.
 
-        The image that its owner means by `name` no longer; refused with
-        `not_found` if it is not called so.
+        The image, and the name to take from it. `not_found` if the image is not
+        called so.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -655,10 +655,10 @@ class AsyncSessionMethods:
         A new sandbox has the files of the snapshot `restore_snapshot_id`;
         without one of the session's latest, if there is any; with `fresh` those
         of the image alone. The other properties are as for `sandbox.create`,
-        but for the `image`, which can be an image's id or the reference of a
-        container image, and the limits of time, which are the session's. Those
-        that are left out are as they were when the session was made ready
-        before. `mode` ``docker`` means the image's provider on this machine.
+        but for the `image`, which can be the reference of a container image,
+        too, and the limits of time, which are the session's. Those that are
+        left out are as they were when the session was made ready before. `mode`
+        ``docker`` means the image's provider on this machine.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2429,8 +2429,8 @@ class AsyncImage(_ImageView):
     ) -> AsyncImage:
         """Take a name from an image.
 
-        The image that its owner means by `name` no longer; refused with
-        `not_found` if it is not called so.
+        The image, and the name to take from it. `not_found` if the image is not
+        called so.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3290,10 +3290,10 @@ class AsyncSessions:
         A new sandbox has the files of the snapshot `restore_snapshot_id`;
         without one of the session's latest, if there is any; with `fresh` those
         of the image alone. The other properties are as for `sandbox.create`,
-        but for the `image`, which can be an image's id or the reference of a
-        container image, and the limits of time, which are the session's. Those
-        that are left out are as they were when the session was made ready
-        before. `mode` ``docker`` means the image's provider on this machine.
+        but for the `image`, which can be the reference of a container image,
+        too, and the limits of time, which are the session's. Those that are
+        left out are as they were when the session was made ready before. `mode`
+        ``docker`` means the image's provider on this machine.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3509,8 +3509,8 @@ class BlockingImageMethods:
     ) -> model.Image:
         """Take a name from an image.
 
-        The image that its owner means by `name` no longer; refused with
-        `not_found` if it is not called so.
+        The image, and the name to take from it. `not_found` if the image is not
+        called so.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3633,10 +3633,10 @@ class BlockingSessionMethods:
         A new sandbox has the files of the snapshot `restore_snapshot_id`;
         without one of the session's latest, if there is any; with `fresh` those
         of the image alone. The other properties are as for `sandbox.create`,
-        but for the `image`, which can be an image's id or the reference of a
-        container image, and the limits of time, which are the session's. Those
-        that are left out are as they were when the session was made ready
-        before. `mode` ``docker`` means the image's provider on this machine.
+        but for the `image`, which can be the reference of a container image,
+        too, and the limits of time, which are the session's. Those that are
+        left out are as they were when the session was made ready before. `mode`
+        ``docker`` means the image's provider on this machine.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5392,8 +5392,8 @@ class Image(_ImageView):
     ) -> Image:
         """Take a name from an image.
 
-        The image that its owner means by `name` no longer; refused with
-        `not_found` if it is not called so.
+        The image, and the name to take from it. `not_found` if the image is not
+        called so.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -6218,10 +6218,10 @@ class Sessions:
         A new sandbox has the files of the snapshot `restore_snapshot_id`;
         without one of the session's latest, if there is any; with `fresh` those
         of the image alone. The other properties are as for `sandbox.create`,
-        but for the `image`, which can be an image's id or the reference of a
-        container image, and the limits of time, which are the session's. Those
-        that are left out are as they were when the session was made ready
-        before. `mode` ``docker`` means the image's provider on this machine.
+        but for the `image`, which can be the reference of a container image,
+        too, and the limits of time, which are the session's. Those that are
+        left out are as they were when the session was made ready before. `mode`
+        ``docker`` means the image's provider on this machine.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.

@@ -290,10 +290,10 @@ def shared_lock(state: State, sandbox_id: str) -> LockState | None:
 
 
 def require_lock(state: State, sandbox: SandboxState) -> None:
-    """Raise `not_ready` for a shared sandbox that another daemon may have, or is about to: it stands still."""
+    """Raise `not_ready` for a shared sandbox that another daemon may have, or is about to: it stays suspended."""
     lock = shared_lock(state, sandbox.sandbox_id) if sandbox.spec.shared is not None else None
     if lock is not None and lock.status != "held":
-        why = f"stands still, as its lock is {lock.status}: see `moved_to`"
+        why = f"is suspended, as its lock is {lock.status}: see `moved_to`"
         raise not_ready(sandbox, "is being handed over: wait" if lock.status in LEAVING else why)
 
 

@@ -381,6 +381,8 @@ timeout_option = click.option(
 label_option = pairs_option("--label", "labels", text="Set a label.")
 name_option = click.option("--name", metavar="NAME", help="A name, which need not be unique.")
 image_name_option = click.option("--name", metavar="NAME[:TAG]", help="Name of the image, which an older one may lose.")
+named_option = click.option("--name", metavar="NAME", help="Only those of this name.")
+labelled_option = pairs_option("--label", "labels", text="Only those with this label (repeatable: with all of them).")
 bucket_option = click.option(
     "--bucket",
     "archive",

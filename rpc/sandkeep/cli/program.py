@@ -37,7 +37,7 @@ class ProgramCommand(Command):
         has_end = END in args  # click takes the arguments out of the list
         left = super().parse_args(ctx, args)
         if not has_end and len(self._arguments()) > _SANDBOX_AND_PROGRAM and not ctx.resilient_parsing:
-            ctx.fail(f"the command must stand behind `--`, as in: {self._form(ctx)}")
+            ctx.fail(f"put `--` before the command, as in: {self._form(ctx)}")
         return left
 
     def _arguments(self) -> list[click.Argument]:

@@ -1,1 +1,1 @@
-"""Clients of the API: on trio, and the parts common to both clients."""
+"""Clients of the API: on trio, and the parts common to all clients."""

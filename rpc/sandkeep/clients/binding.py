@@ -1,4 +1,4 @@
-"""Binding of ``client.noun.verb(...)`` to a row of the table, for both clients, without any I/O."""
+"""Binding of ``client.noun.verb(...)`` to a row of the table, for all clients, without any I/O."""
 
 from collections.abc import Callable
 from functools import cache

@@ -1,6 +1,6 @@
 """The table of methods: each with its parameters, result, access, deadline and a one-line summary.
 
-The server dispatches by it, both clients are made from it, and ``rpc.discover`` and the reference are written from it.
+The server dispatches by it, all clients are made from it, and ``rpc.discover`` and the reference are written from it.
 """
 
 import enum
@@ -176,7 +176,7 @@ class ImageTag(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImageUntag(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The image that its owner means by `name` no longer; refused with `not_found` if it is not called so."""
+    """The image, and the name to take from it. `not_found` if the image is not called so."""
 
     image_id: ImageWord
     name: ImageName
@@ -260,7 +260,7 @@ class SessionEnsure(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     A new sandbox has the files of the snapshot `restore_snapshot_id`; without one of the session's latest, if there is
     any; with `fresh` those of the image alone. The other properties are as for `sandbox.create`, but for the `image`,
-    which can be an image's id or the reference of a container image, and the limits of time, which are the session's.
+    which can be the reference of a container image, too, and the limits of time, which are the session's.
     Those that are left out are as they were when the session was made ready before. `mode` ``docker`` means the image's
     provider on this machine.
     """

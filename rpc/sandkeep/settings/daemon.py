@@ -520,7 +520,7 @@ REMOTE_LIFETIME = Setting(
     parse_lifetime,
     "24h",
     "Lifetime of sandboxes that cost money while they stand, in a cluster or at Modal, if their creation names none. "
-    "The service ends them then, even if the daemon is gone. An age such as 36h, or unlimited: then a cluster ends "
+    "The service ends them then, even if the daemon is gone. An age such as 36h, or `unlimited`: then a cluster ends "
     "none by itself, and those of a daemon that is gone stay, and cost, until somebody deletes them. Modal ends any "
     "after 24 hours.",
 )

@@ -277,7 +277,7 @@ def test_no_command_needs_trio(tmp_path: Path) -> None:
         ("exec -it -- sh", "SANDBOX must stand before `--`"),
         ("shell -- sh", "SANDBOX must stand before `--`"),
         ("run web1 -- sleep 1", "NAME must stand before `--`, as in: sandkeep run SANDBOX NAME -- COMMAND..."),
-        ("run web1 sleep 1", "the command must stand behind `--`, as in: sandkeep run SANDBOX NAME -- COMMAND..."),
+        ("run web1 sleep 1", "put `--` before the command, as in: sandkeep run SANDBOX NAME -- COMMAND..."),
         ("run --detach -- sleep 1", "SANDBOX and NAME must stand before `--`"),
         ("exec box ls -- -l", "'ls' stands before `--`"),
         ("exec box ls -l", "Options of the program go after `--`, as in: sandkeep exec SANDBOX -- COMMAND..."),

@@ -39,7 +39,7 @@ def become(uid: int, gid: int, groups: Sequence[int]) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel send SIGTERM when the daemon's thread ends. To be called after `become`, which clears it."""
+    """Make the kernel send SIGTERM when the daemon's thread ends. To be called after `become`, which clears it."""
     _set("parent death signal", _PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before
         os.kill(os.getpid(), signal.SIGTERM)

@@ -330,7 +330,7 @@ def connect(kubeconfig: str) -> Api:
 
 
 def _refresh_seldom(configuration: "Configuration") -> None:
-    """Have the client look for a newer token now and then: it does so for each request, by reading all its settings."""
+    """Make the client look for a newer token now and then: it does so for each request, by reading all its settings."""
     options: Any = configuration
     if (refresh := options.refresh_api_key_hook) is None:
         return

@@ -12,7 +12,9 @@ from sandkeep.cli.options import (
     command,
     common,
     label_option,
+    labelled_option,
     name_option,
+    named_option,
     non_empty,
     sandbox_name_option,
 )
@@ -45,9 +47,9 @@ def create(front: Frontend, sandbox: str, **options: Any) -> None:
 
 @command(examples=["sandkeep checkpoint ls", "sandkeep checkpoint ls $BOX --json | jq -r '.[-1].checkpoint_id'"])
 @click.argument("sandbox_id", type=SANDBOX, metavar="[SANDBOX]", required=False)
-@name_option
+@named_option
 @click.option("--all", "-a", is_flag=True, help="Include failed and deleted checkpoints.")
-@label_option
+@labelled_option
 @common()
 def ls(front: Frontend, **query: Any) -> None:
     """List checkpoints, of SANDBOX or of all sandboxes."""

@@ -226,7 +226,7 @@ def _remove(notes: list[str], client: Client, word: str, progress: Callable[[str
     others = [name for name in found.names if name != image_name(word)]
     if others and len(others) < len(found.names):
         untagged: Image = client.image.untag(found.image_id, name=word)
-        notes.append(f"{word} is no name of {found.image_id} any more, which stays as {', '.join(others)}")
+        notes.append(f"removed the name {word} only: {found.image_id} stays as {', '.join(others)}")
         return untagged
     removed: Image = client.image.remove(found.image_id, progress=progress)
     return removed

@@ -33,7 +33,7 @@ _STREAM: Final = "-"
     "--image",
     type=IMAGE_OR_REFERENCE,
     metavar="IMAGE",
-    help="An image's id, or the reference of a container image. A new session needs it.",
+    help="Image's id or name, or the reference of a container image. A new session needs it.",
 )
 @click.option(
     "--restore",

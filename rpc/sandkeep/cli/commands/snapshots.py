@@ -28,7 +28,9 @@ from sandkeep.cli.options import (
     env_option,
     image_name_option,
     label_option,
+    labelled_option,
     name_option,
+    named_option,
     non_empty,
     sandbox_name_option,
     secret_option,
@@ -88,9 +90,9 @@ def _made(front: Frontend, snapshot: Snapshot) -> None:
 
 @command(examples=["sandkeep snapshot ls", "sandkeep snapshot ls $BOX --json | jq -r '.[-1].snapshot_id'"])
 @click.argument("sandbox_id", type=SANDBOX, metavar="[SANDBOX]", required=False)
-@name_option
+@named_option
 @click.option("--all", "-a", is_flag=True, help="Include failed and deleted snapshots.")
-@label_option
+@labelled_option
 @common()
 def ls(front: Frontend, **query: Any) -> None:
     """List snapshots, of SANDBOX or of all sandboxes."""
@@ -285,7 +287,7 @@ def promote(front: Frontend, snapshot: str, **options: Any) -> None:
     examples=[
         "sandkeep fork $BOX",
         "sandkeep fork $BOX --name left --name right",
-        "for b in $(sandkeep fork $BOX --count 8); do sandkeep exec $b make; done",
+        "for b in $(sandkeep fork $BOX --count 8); do sandkeep exec $b -- make; done",
     ]
 )
 @click.argument("sandbox", type=SANDBOX, metavar="SANDBOX")

@@ -78,8 +78,8 @@ def stats(
 
     On a terminal the table is refreshed until q or Ctrl-C; elsewhere, and with --once, it is printed once, with `-` for
     unknown values. CPU is the load of one cpu, TIME the CPU time; MEMORY excludes the page cache; DISK is what was last
-    found; KILLS are OOM kills; AGE is for how long it has stood, LEFT the time until it ends. The sandbox of a session
-    goes by the session's id.
+    found; KILLS are OOM kills; AGE is the time since its creation, LEFT the time until it ends in any case. The
+    sandbox of a session goes by the session's id.
     """
     if prometheus and front.as_json:
         raise click.UsageError("--prometheus and --json cannot be combined")
@@ -176,14 +176,14 @@ def _row(found: SandboxStats, rate: float | None) -> Sequence[object]:
         size(found.io_read_bytes),
         size(found.io_written_bytes),
         _count(found.oom_kills),
-        *_stands(found),
+        *_age_and_left(found),
     )
 
 
-def _stands(found: SandboxStats) -> tuple[str, str]:
-    """Return for how long it has stood, and will at most, at the time of the sample."""
-    stood = "-" if found.created_at is None else span(moment(found.sampled_at) - moment(found.created_at))
-    return stood, "-" if (left := _left_s(found)) is None else span(left)
+def _age_and_left(found: SandboxStats) -> tuple[str, str]:
+    """Return its age, and the time until it ends in any case, at the time of the sample."""
+    passed = "-" if found.created_at is None else span(moment(found.sampled_at) - moment(found.created_at))
+    return passed, "-" if (left := _left_s(found)) is None else span(left)
 
 
 def _left_s(found: SandboxStats) -> float | None:

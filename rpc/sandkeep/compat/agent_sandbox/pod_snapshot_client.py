@@ -253,7 +253,7 @@ class PodSnapshotSandboxClient(SandboxClient):
         return False
 
     def _restart(self, deadline: float) -> None:
-        """Have the sandbox make a new pod."""
+        """Make the sandbox start a new pod."""
         sandboxes, name = self._cluster.resource(AGENTS, SANDBOXES), self.sandbox_name or ""
         self._cluster.patch(sandboxes, name, mode_patch(sandboxes.version, running=False))
         pod_name = self.pod_name or ""
