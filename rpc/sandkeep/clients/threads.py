@@ -1,9 +1,11 @@
 """The waits of calls, in the thread that calls: see `steps`."""
 
 import time
-from typing import Any
+from typing import Any, Final
 
 from sandkeep.clients.steps import CONNECT, PAUSE, READABLE
+
+_MOST_MS: Final = 2**31 - 1  # of poll
 
 
 def wait(operation: str, sock: Any, argument: Any) -> Any:
@@ -19,5 +21,5 @@ def wait(operation: str, sock: Any, argument: Any) -> Any:
 
         poller = poll()
         poller.register(sock, POLLIN)
-        return bool(poller.poll(argument * 1000))
+        return bool(poller.poll(min(argument * 1000, _MOST_MS)))
     return True
