@@ -63,6 +63,7 @@ def _run() -> None:
 
     from sandkeepd.app import daemon as app
     from sandkeepd.app import logging, systemd
+    from sandkeepd.app.settings import check_settings
     from sandkeepd.host import mounts, processes
     from sandkeepd.host.cgroups import placement
 
@@ -71,6 +72,7 @@ def _run() -> None:
     faulthandler.enable()  # a watchdog ends the daemon by SIGABRT; where it hung is then in its log
     faulthandler.register(signal.SIGUSR1)  # the same on request, also for a daemon that hangs
     logging.set_up(daemon.LOG_LEVEL())
+    check_settings()
     _raise_limit_of_open_files()
     processes.raise_priority()
     mounts.leave_host_namespace()

@@ -546,7 +546,9 @@ class AsyncImageMethods:
     ) -> model.Image:
         """Remove an image.
 
-        The image to remove; refused with `in_use` while a sandbox needs it.
+        The image to remove; refused with `in_use` while a sandbox needs it. One
+        that is given by one of several names only loses that, and the answer's
+        status is still ``ready``.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2443,7 +2445,9 @@ class AsyncImage(_ImageView):
     ) -> AsyncImage:
         """Remove an image.
 
-        The image to remove; refused with `in_use` while a sandbox needs it.
+        The image to remove; refused with `in_use` while a sandbox needs it. One
+        that is given by one of several names only loses that, and the answer's
+        status is still ``ready``.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3524,7 +3528,9 @@ class BlockingImageMethods:
     ) -> model.Image:
         """Remove an image.
 
-        The image to remove; refused with `in_use` while a sandbox needs it.
+        The image to remove; refused with `in_use` while a sandbox needs it. One
+        that is given by one of several names only loses that, and the answer's
+        status is still ``ready``.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5401,7 +5407,9 @@ class Image(_ImageView):
     def remove(self, *, command_id: str | None = None, progress: Callable[[str], None] | None = None) -> Image:
         """Remove an image.
 
-        The image to remove; refused with `in_use` while a sandbox needs it.
+        The image to remove; refused with `in_use` while a sandbox needs it. One
+        that is given by one of several names only loses that, and the answer's
+        status is still ``ready``.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.

@@ -184,7 +184,8 @@ def settings_page() -> Iterator[str]:
     yield ""
     yield from wrap(
         "Environment variables, each read when it is used. An invalid value fails with `not_configured`, and the "
-        "message names the variable."
+        "message names the variable: for `SANDKEEP_...` already the start of the daemon. A variable of that prefix "
+        "that is like one of these is a warning in its log."
     )
     for setting in ALL_SETTINGS.values():
         yield from ("", f"## {setting.name}", "", *wrap(setting.summary))

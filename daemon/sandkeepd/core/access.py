@@ -37,13 +37,15 @@ P_co = TypeVar("P_co", bound=Params, covariant=True)
 
 
 class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
-    """An admitted call: its parameters, and its owner.
+    """An admitted call: its parameters, and its owner. `sent` are the parameters with the caller's own words, which
+    may be names, where `params` have ids.
 
     For a command with an id, `command` is its fingerprint, and `past` its earlier progress, if it makes no event.
     """
 
     method: Method
     params: P_co
+    sent: P_co
     owner: str
     admin: bool
     peer: Peer
@@ -81,15 +83,17 @@ class Request(Struct, Generic[P_co], frozen=True, kw_only=True, gc=False):
 
 def part_of_request(request: Request[Any], method: str, params: P) -> Request[P]:
     """Return a request that is part of another: of the same caller, without the command's id."""
-    return cast("Request[P]", replace(request, method=METHODS[method], params=params, command=None, past=None))
+    return cast(
+        "Request[P]", replace(request, method=METHODS[method], params=params, sent=params, command=None, past=None)
+    )
 
 
 def own_request(owner: str, method: str, params: P) -> Request[P]:
     """Return a request that the daemon makes for an owner."""
     peer = Peer(uid=os.geteuid(), gid=os.getegid(), pid=os.getpid())
     return Request(
-        method=METHODS[method], params=params, owner=owner, admin=False, peer=peer, client=None, progress=no_progress,
-        give=cannot_give,
+        method=METHODS[method], params=params, sent=params, owner=owner, admin=False, peer=peer, client=None,
+        progress=no_progress, give=cannot_give,
     )  # fmt: skip
 
 
@@ -129,6 +133,7 @@ def admit(state: State, call: Call) -> Request[Params]:
     return Request(
         method=method,
         params=_resolved(state, method, call.params, _Asker(owner, admin)),
+        sent=call.params,
         owner=owner,
         admin=admin,
         peer=peer,

@@ -53,6 +53,8 @@ send() {
 			cd .. || refuse 'Permission denied'
 		fi
 	else
+		[ -f "$path" ] || [ -d "$path" ] || [ -L "$path" ] || [ -p "$path" ] ||
+			refuse 'Invalid argument: it is a device or a socket, and only files, directories, links and FIFOs are copied'
 		name=./${path##*/} full=${path%/*}
 		cd -P -- "$full/" || refuse 'Permission denied'
 		full=${PWD%/}/${path##*/}
@@ -173,7 +175,7 @@ receive() {
 	[ "$what" = whole ] || [ -n "$into" ] || [ "$what" = bytes ] || ! exists "$full" || refuse 'Not a directory'
 	cd -P -- "$beside" || refuse 'Permission denied'
 	stage=.sandkeep-$1
-	mkdir -m 700 -- "$stage" || { stage='' && exit 1; }
+	why=$(mkdir -m 700 -- "$stage" 2>&1) || { stage='' && refuse "${why##*: }"; } # its name is nobody's business
 	mkdir -m 755 -- "$stage/tree" || exit 1
 	unpack || { [ $? -ne 153 ] || echo 'File too large' >&2; exit 1; }
 	cat <&3 >&5 # nothing is complete before the sender has closed its end

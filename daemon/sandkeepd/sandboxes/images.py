@@ -190,9 +190,13 @@ class Images:
         return image_sources.seen(command, await caller_paths.look(command.source, caller, dockerfile_path))
 
     async def remove(self, request: Request[ImageRemove]) -> Image:
-        """Remove an image that no sandbox needs."""
-        core = self._core
+        """Remove an image that no sandbox needs; only the name by which it is given if it has others: an image of the
+        same content that was made under another name is this one.
+        """
+        core, name = self._core, ids.image_name(request.sent.image_id)
         image_id = rules.image(core.state, request.params.image_id).image_id
+        if (untagged := await self._lose(image_id, name, request)) is not None:
+            return untagged
         event = rules.remove_image(core.state, image_id, ["one that is being made"] * self.holds.count(image_id))
         image = core.state.images[image_id]
         if event is not None:
@@ -201,6 +205,17 @@ class Images:
                 await self._removal.begin(new, request.meta)
         removed: Image = await self._removal.answer(request, image_id)
         return removed
+
+    async def _lose(self, image_id: str, name: str, request: Request[ImageRemove]) -> Image | None:
+        """Take a name from a ready image that has it and others; None if it has not."""
+        core = self._core
+        async with self.holds.naming:
+            image = core.state.images[image_id]
+            if image.status != "ready" or name not in image.names or len(image.names) == 1:
+                return None
+            core.require_sound()
+            await core.log.append([NewEvent(image_id, events.ImageUntagged(name=name))], request.meta)
+        return image.view()
 
     async def tag(self, request: Request[ImageTag]) -> Image:
         """Give an image a name, which another one may lose."""

@@ -163,7 +163,9 @@ class ImageRef(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImageRemove(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The image to remove; refused with `in_use` while a sandbox needs it."""
+    """The image to remove; refused with `in_use` while a sandbox needs it. One that is given by one of several names
+    only loses that, and the answer's status is still ``ready``.
+    """
 
     image_id: ImageWord
 

@@ -211,6 +211,18 @@ def test_images_are_shared_by_content(client: Any, project: str, image_id: str) 
     refused("not_found", client.image.get, "img_none")
 
 
+def test_the_removal_of_one_of_an_images_names_takes_only_that(client: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("of two names\n")
+    made = client.image.create(str(tmp_path), name="first").image_id
+    client.image.tag(made, "second")
+    untagged = client.image.remove("second:latest")
+    assert (untagged.image_id, untagged.status, untagged.names) == (made, "ready", ["first"])
+    assert client.image.remove("first").status == "removed"
+    made = client.image.create(str(tmp_path), name="first").image_id
+    client.image.tag(made, "second")
+    assert client.image.remove(made).status == "removed"
+
+
 def test_an_image_in_use_stays(client: Any, image_id: str, sandbox_id: str) -> None:
     refused("in_use", client.image.remove, image_id)
 

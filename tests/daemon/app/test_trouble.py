@@ -18,6 +18,7 @@ from tests.support.users import as_user, command_as
 
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError
+from sandkeepd.app.settings import check_settings
 
 USER = 40_002
 
@@ -95,6 +96,16 @@ def test_a_malformed_setting(root: str) -> None:
     assert "SANDKEEP_DISK_LIMIT='lots'" in fails_to_start(root, SANDKEEP_DISK_LIMIT="lots")
     said = fails_to_start(root, SANDKEEP_QUOTA="sandboxes=lots")
     assert "SANDKEEP_QUOTA='sandboxes=lots' cannot be used: give sandboxes a whole number, or unlimited" in said
+    assert "SANDKEEP_SESSION_KEEP='abc'" in fails_to_start(root, SANDKEEP_SESSION_KEEP="abc")  # read hours later
+
+
+def test_a_misspelt_setting_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("SANDKEEP_SESION_KEEP", "SANDKEEP_FAILPOINT", "SANDKEEP_XYZ", "OTHER_SESSION_KEEP"):
+        monkeypatch.setenv(name, "1h")
+    check_settings()
+    assert [(record.name_given, record.did_you_mean) for record in caplog.records] == [  # type: ignore[attr-defined]
+        ("SANDKEEP_SESION_KEEP", "SANDKEEP_SESSION_KEEP")
+    ]
 
 
 def test_clients_are_told_why_a_service_could_not_start(new_daemon: Callable[[], Any]) -> None:

@@ -42,9 +42,10 @@ class Toy(ImageCreation):
 
 
 def request_of() -> Request[Any]:
+    params = ImageCreate(source="/nothing")
     return Request(
-        method=METHODS["image.create"], params=ImageCreate(source="/nothing"), owner="uid:0",
-        admin=True, peer=Peer(uid=0, gid=0), client=None, progress=no_progress, give=cannot_give,
+        method=METHODS["image.create"], params=params, sent=params, owner="uid:0", admin=True,
+        peer=Peer(uid=0, gid=0), client=None, progress=no_progress, give=cannot_give,
     )  # fmt: skip
 
 

@@ -554,6 +554,14 @@ def test_a_tree_of_any_depth_is_copied_or_refused(box: Box, here: Path) -> None:
     assert os.listdir(here) == ["d"]
 
 
+def test_a_device_is_not_copied_and_a_read_only_place_is_named(box: Box, here: Path) -> None:
+    done = cp(box, f"{box.id}:/dev/zero", str(here / "zero"))
+    why = "it is a device or a socket, and only files, directories, links and FIFOs are copied [invalid]"
+    assert (done.returncode, done.stderr.decode()) == (1, f"sandkeep: '/dev/zero': {why}\n")
+    done = cp(box, str(here), f"{box.id}:/usr/here")
+    assert done.stderr.decode() == "sandkeep: '/usr/here': the file system there is read-only [permission_denied]\n"
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, bind])
 def test_what_leads_to_something_is_not_replaced(box: Box, here: Path, make: Callable[[Path], None]) -> None:
     """As root, a copy to a device would be the end of it for the whole machine."""

@@ -25,7 +25,6 @@ from sandkeep.cli.options import (
 from sandkeep.cli.words import FILE, IMAGE, IMAGE_NAME, PROVIDER, REFERENCE, SOURCE
 from sandkeep.clients.pages import every
 from sandkeep.errors import CallerError, SandkeepError, StateError
-from sandkeep.ids import image_name
 from sandkeep.model import Image
 
 NOT_SOURCE: Final = (".git", ".venv", "venv")
@@ -219,14 +218,9 @@ def rm(front: Frontend, images: tuple[str, ...]) -> None:
 
 
 def _remove(notes: list[str], client: Client, word: str, progress: Callable[[str], None] | None) -> Image:
-    """Remove an image, or only the name by which it is given if it has others: an image of the same content that was
-    made under another name is this one.
-    """
-    found: Image = client.image.get(word)
-    others = [name for name in found.names if name != image_name(word)]
-    if others and len(others) < len(found.names):
-        untagged: Image = client.image.untag(found.image_id, name=word)
-        notes.append(f"removed the name {word} only: {found.image_id} stays as {', '.join(others)}")
-        return untagged
-    removed: Image = client.image.remove(found.image_id, progress=progress)
+    """Remove an image, and add a note if it only lost the name."""
+    removed: Image = client.image.remove(word, progress=progress)
+    if removed.status == "ready":
+        stays = ", ".join(removed.names)
+        notes.append(f"removed the name {word} only: {removed.image_id} stays as {stays}")
     return removed
