@@ -133,7 +133,7 @@ class Server:
         return peer.uid == 0 or self._of_uid[peer.uid] < self._max_connections
 
     def _refuse(self, sock: socket.socket, peer: Peer) -> None:
-        """Say why, in one packet that a new socket always has room for: the client is not waited for."""
+        """Send the reason, in one packet that a new socket always has room for: the client is not waited for."""
         limit = self._max_connections
         self._refusals.count(peer.owner, f"it has {limit} connections")
         message = (

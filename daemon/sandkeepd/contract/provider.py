@@ -21,7 +21,7 @@ Errors
 Parts
     A provider is composed: a capability of only some is an object behind an attribute of it, None where it is missing.
     Each has a protocol in a module of its own, with an example of the daemon's calls: `snapshots`, `layers` (forks
-    and restores), `replacement`, `resizing`, `checkpoints`, `revival`, `claims`, `engine`, `volumes`; of an
+    and restores), `replacement`, `resizing`, `checkpoints`, `revival`, `claims`, `engine`, `builder`, `volumes`; of an
     instance, `pauses`. To suspend, fork or restore where the part is missing is refused with `not_supported`.
 
 Example: the life of a sandbox

@@ -31,7 +31,7 @@ MAX_MARKS: Final = 32_768
 """Maximum number of marks of a process, 768 KiB: beyond it every second one is dropped."""
 
 UNKNOWN_US: Final = 0
-"""The time of output that came before the daemon noted times."""
+"""The time of output that came before the daemon noted times, or before the checkpoint that was restored."""
 
 TICK_US: Final = 10_000
 """How much earlier than a write its file's modification time may be: the kernel takes the time of its last tick."""

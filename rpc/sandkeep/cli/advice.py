@@ -103,11 +103,11 @@ def _bound(found: re.Match[str], param: click.Parameter) -> str:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return a question that names the nearest of the known words, or nothing if none is like it."""
+    """Return a question that names the nearest of the known words, or nothing if none is like it, or it is one."""
     import difflib
 
     near = difflib.get_close_matches(word, [*known], n=1)
-    return f": did you mean {near[0]!r}?" if near else ""
+    return f": did you mean {near[0]!r}?" if near and near[0] != word else ""
 
 
 def nearest(error: SandkeepError, client: Client) -> str:

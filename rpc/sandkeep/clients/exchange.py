@@ -1,8 +1,8 @@
 """Calls over as many connections as they take: what all clients do, whether on threads, trio or asyncio.
 
-`Exchange.steps` yields the waits, and a client carries them out: see `steps`. Each connection serves one
-call at a time. The daemon limits the calls in flight of one connection, and the memory of their answers, so calls that
-share one wait for each other; and that of a call that was given up can be closed.
+`Exchange.steps` yields the waits, and a client carries them out: see `steps`. Each connection serves one call at a
+time. The daemon limits the calls in flight of one connection, and the memory of their answers, so calls that share one
+wait for each other; and that of a call that was given up can be closed.
 """
 
 import os

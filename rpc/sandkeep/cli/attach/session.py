@@ -68,7 +68,7 @@ class Stamped:
 
     def _stamp(self, output: ProcessOutput, stream: str) -> bytes:
         offset: int = getattr(output, f"{stream}_offset")
-        times = ((getattr(time, f"{stream}_offset"), _stamp(time.at)) for time in output.times)
+        times = ((getattr(time, f"{stream}_offset"), _in_milliseconds(time.at)) for time in output.times)
         end, stamp = -1, _NO_TIME
         stamped = bytearray()
         for line in _lines(getattr(output, stream)):
@@ -82,8 +82,8 @@ class Stamped:
         return bytes(stamped)
 
 
-def _stamp(at: str | None) -> bytes:
-    """Return a time in milliseconds."""
+def _in_milliseconds(at: str | None) -> bytes:
+    """Return a time without its microseconds; a dash if it is unknown."""
     return f"{at[:-4]}Z".encode() if at else _NO_TIME
 
 
