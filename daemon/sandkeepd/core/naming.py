@@ -91,11 +91,11 @@ def is_beginning(text: str, prefix: str, kind: str, field: str) -> bool:
     return True
 
 
-def ambiguous(text: str, field: str, why: str, candidates: Sequence[str]) -> CallerError:
-    """Return the error for a word by which several objects could be meant."""
+def ambiguous(text: str, field: str, why: str, candidates: Sequence[str], give: str = "more") -> CallerError:
+    """Return the error for a word by which several objects could be meant. `give` is what to give of one of them."""
     shown = list(candidates[:SHOWN])
     more = " and more" if len(candidates) > SHOWN else ""
-    message = f"{field}: {text!r} is ambiguous, as several {why}: give more of one of {', '.join(shown)}{more}"
+    message = f"{field}: {text!r} is ambiguous, as several {why}: give {give} of one of {', '.join(shown)}{more}"
     return CallerError("invalid", message, field=field, candidates=shown)
 
 
@@ -191,7 +191,7 @@ def _named(objects: Objects[Any], kinds: str, text: str, field: str, asker: Aske
     named = objects.named(asker.owner, text)
     alive = [_id_of(one) for one in named if not one.ended]
     if len(alive) > 1:
-        raise ambiguous(text, field, f"{kinds} are called so", alive[::-1])
+        raise ambiguous(text, field, f"{kinds} are called so", alive[::-1], give="the id")
     return alive[0] if alive else (_id_of(named[-1]) if named else None)
 
 

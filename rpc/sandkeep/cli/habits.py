@@ -25,6 +25,7 @@ _OF_COMMANDS: Final = {
     },
     "exec": {"-d": _BACKGROUND, "--detach": _BACKGROUND, "-u": _NO_USER, "--user": _NO_USER},
     "run": {"-u": _NO_USER, "--user": _NO_USER, "--rm": "A process leaves nothing to remove: leave it out."},
+    "ls": {"--status": "Use `--filter status=running`, for example."},
     "rm": {"--force": "`rm` ends what runs: leave it out."},
     "export": {"-o": _FILE, "--output": _FILE},
     "import": {"-i": _FILE, "--input": _FILE},

@@ -181,6 +181,9 @@ STORE_COMMANDS: Final = {
 }
 
 
+ANY: Final = "*"
+"""Stands for all words that no command is like: an object, where its command was left out."""
+
 HABITS: Final = {
     "sandkeep": {
         "build": "image create PATH",
@@ -205,6 +208,8 @@ HABITS: Final = {
         "ssh": "shell SANDBOX",
     },
     "image": {"build": "create PATH", "pull": "create REF"},
+    "snapshot": {ANY: "create SANDBOX"},
+    "checkpoint": {ANY: "create SANDBOX"},
     "sandbox": {"stop": "suspend SANDBOX` to freeze it, or `sandkeep rm SANDBOX", "start": "resume SANDBOX"},
 }
 """Commands as other tools call them, by group, and ours."""
@@ -263,12 +268,13 @@ class LazyGroup(click.Group):
         """Name the command that does what `word` does elsewhere, or the nearest of ours."""
         import difflib
 
-        known = HABITS_EVERYWHERE.get(word)
-        ours = HABITS.get(self.name or "", {}).get(word) or (known if known in self.table else None)
-        if ours is not None:
-            return f" Use `{' '.join(dict.fromkeys(['sandkeep', self.name or '']))} {ours}`."
+        habits, known = HABITS.get(self.name or "", {}), HABITS_EVERYWHERE.get(word)
+        ours = habits.get(word) or (known if known in self.table else None)
         near = difflib.get_close_matches(word, self.table, n=1)
-        return f" Did you mean {near[0]!r}?" if near else ""
+        if ours is None and near:
+            return f" Did you mean {near[0]!r}?"
+        ours = ours or habits.get(ANY)
+        return f" Use `{' '.join(dict.fromkeys(['sandkeep', self.name or '']))} {ours}`." if ours else ""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table alone, subject by subject."""

@@ -17,7 +17,7 @@ from tests.support.inside import inside
 from tests.support.users import as_client
 
 from sandkeep.blocking import connect
-from sandkeep.errors import SandkeepError, SetupError, StateError
+from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.settings.daemon import QUOTA, QUOTAS
 from sandkeepd.sandboxes.output_limit import OutputLimit
 
@@ -243,20 +243,14 @@ def test_a_restart_keeps_the_counts_and_drops_what_exceeds_the_journals(
     daemon.stop()
     daemon.start()
 
-    def runs(client: Any) -> bool:
-        try:
-            return bool(client.sandbox.exec(second, "true").exit_code == 0)
-        except StateError as error:
-            if error.code != "quota_exceeded":
-                raise
-            return False
+    until(lambda: "output dropped" in daemon.said())  # before its first look a daemon knows of no journals
 
     def after(client: Any) -> Any:
-        # Not by the count alone: it is small also before the new daemon has measured.
-        until(lambda: used(client, "journals") < MIB and runs(client))
-        return client.quota.get()
+        assert used(client, "journals") < MIB
+        return client.quota.get(), client.sandbox.exec(second, "true").exit_code
 
-    now = as_client(daemon, uid, after)
+    now, exit_code = as_client(daemon, uid, after)
+    assert exit_code == 0
     exact = ("sandboxes", "memory", "disk", "images", "snapshots", "checkpoints")
     assert [q for q in now.quotas if q.quota in exact] == [q for q in before.quotas if q.quota in exact]
     assert {q.quota: q.used for q in now.quotas}["memory"] == 64 * MIB

@@ -71,7 +71,7 @@ def test_keys_are_made_listed_and_removed_on_the_command_line(gateway: Gateway) 
     again = cli("key", "create", "shop")
     assert (again.returncode, again.stdout) == (1, b"")
     assert b"[conflict]" in again.stderr
-    assert cli("key", "rm", "shop").stdout == b"shop\n"
+    assert cli("key", "rm", "nosuch", "shop").stdout == b"shop\n"
     assert gateway.ask("GET", SESSIONS, key=key).status == 401
     assert b"[not_found]" in cli("key", "rm", "shop").stderr
 

@@ -155,6 +155,7 @@ def test_an_id_that_lost_its_end_gets_the_nearest_one(shared_daemon: Any, image:
         ("image pull busybox", "`sandkeep image create REF`"),
         ("snapshot delete x", "`sandkeep snapshot rm`"),
         ("images", "`sandkeep image ls`"),
+        ("snapshot web1 --name good", "`sandkeep snapshot create SANDBOX`"),
     ],
 )
 def test_a_command_of_another_tool_leads_to_ours(line: str, ours: str) -> None:
@@ -172,6 +173,7 @@ def test_a_command_of_another_tool_leads_to_ours(line: str, ours: str) -> None:
         ("exec web1 -u root -- id", "use `sandkeep create --user`"),
         ("kill web1 worker -9", "Use `--signal 9`."),
         ("ls --format json", "Use `--json`."),
+        ("ls --status running", "Use `--filter status=running`"),
         ("snapshot export good -o x.tar", "Give the file as an argument"),
         ("store compact --older-than 1s", "'--older-than': '1s': give at least 24h"),
         ("rm -f web1", "'web1' is no KEY=VALUE: to force `rm`, leave out -f"),

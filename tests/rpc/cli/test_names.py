@@ -113,6 +113,7 @@ def test_a_snapshot_by_its_name(shared_daemon: Any, image: str) -> None:
     second = one(cli("snapshot", "create", box, "--name", "before"))
     message = refusal(cli("snapshot", "restore", "before"))
     assert "ambiguous" in message
+    assert "give the id of one of" in message
     assert first in message
     assert second in message
     assert one(cli("snapshot", "rm", second)) == second

@@ -395,10 +395,11 @@ def test_piped_it_is_a_terminal_all_the_same(shared_daemon: Any, box: str) -> No
         assert command.wait(30) == 9
 
 
-def test_a_shell_needs_a_terminal(shared_daemon: Any, box: str) -> None:
-    done = shared_daemon.cli("shell", box)
-    assert done.returncode == 125
-    assert b"needs a terminal" in done.stderr
+def test_a_shell_and_exec_need_a_terminal(shared_daemon: Any, box: str) -> None:
+    for line in (["shell", box], ["exec", "-it", box, "--", "true"]):
+        done = shared_daemon.cli(*line)
+        assert (done.returncode, done.stdout) == (125, b"")
+        assert b"needs a terminal" in done.stderr
 
 
 def test_a_process_without_a_terminal_is_followed_from_now_on(shared_daemon: Any, box: str) -> None:

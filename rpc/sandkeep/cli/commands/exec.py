@@ -4,6 +4,7 @@ Both launch and then follow the journal, so output streams as it comes and a sig
 short requests more than `sandbox.exec` takes; beside the start of this command itself they do not show.
 """
 
+import os
 from typing import Any
 
 import click
@@ -23,6 +24,7 @@ from sandkeep.cli.options import (
 )
 from sandkeep.cli.program import ProgramCommand
 from sandkeep.cli.words import PROCESS, SANDBOX
+from sandkeep.errors import CallerError
 from sandkeep.model import Process
 
 
@@ -60,6 +62,10 @@ def exec_(front: Frontend, sandbox: str, command: tuple[str, ...], interactive: 
     and C-b d detaches. With --json: one document at the end, output in base64.
     """
     if tty:
+        if not (front.as_json or (os.isatty(0) and os.isatty(1))):
+            raise CallerError(
+                "invalid", "--tty needs a terminal: leave it out, or use `sandkeep run --tty` in a script"
+            )
         return _on_terminal(front, sandbox, command, detach=False, **options)
     process = _launch(front, sandbox, command, stdin=interactive, **options)
     return attach(front, process, interactive=interactive, kill_when_unread=True)

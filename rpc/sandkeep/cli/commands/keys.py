@@ -36,7 +36,4 @@ def ls(front: Frontend) -> None:
 @common()
 def rm(front: Frontend, names: tuple[str, ...]) -> None:
     """Remove API keys: they are refused from now on. What was made with them stays. For administrators."""
-    with front.client() as client:
-        for name in names:
-            removed = client.key.remove(name)
-            json_line(removed) if front.as_json else print(removed.name, flush=True)
+    front.for_each("removing", "key.remove", names, "name")
