@@ -30,6 +30,10 @@ MALFORMED: Final = 2
 """The exit code when the patterns cannot be used; the reason is on stderr."""
 
 
+_STAR: Final = "[^/]*"
+_DIRECTORIES: Final = "(.*/)?"
+_REST: Final = ".*"
+
 _SPECIAL: Final = re.compile(r"[*?\[\\]")
 _IN_POSIX: Final = frozenset(".^$*+?()[]{}|\\")
 
@@ -203,29 +207,61 @@ def _bracket(inside: str, *, posix: bool) -> str:
 
 def _expression(path: str, *, posix: bool = False) -> str:
     """Convert a pattern into a regular expression: of Python, or an extended one of POSIX."""
-    made, at, group = "", 0, "(" if posix else "(?:"
+    made, at = list[str](), 0
     while at < len(path):
         character = path[at]
         at += 1
         if character == "*" and path[at : at + 1] == "*":
             at += 2 if path[at + 1 : at + 2] == "/" else 1
-            made += ".*" if at >= len(path) and not path.endswith("/") else f"{group}.*/)?"
+            made.append(_REST if at >= len(path) and not path.endswith("/") else _DIRECTORIES)
         elif character == "*":
-            made += "[^/]*"
+            made.append(_STAR)
         elif character == "?":
-            made += "[^/]"
+            made.append("[^/]")
         elif character == "[":
             end = path.index("]", at + 1) if "]" in path[at + 1 :] else -1
             if end < 0:
                 raise re.error("a bracket is not closed")
-            made += _bracket(path[at:end], posix=posix)
+            made.append(_bracket(path[at:end], posix=posix))
             at = end + 1
         elif character == "\\" and at < len(path):
-            made += _escaped(path[at], posix=posix)
+            made.append(_escaped(path[at], posix=posix))
             at += 1
         else:
-            made += _escaped(character, posix=posix)
+            made.append(_escaped(character, posix=posix))
+    return "".join(made) if posix else _atomic(made)
+
+
+def _atomic(parts: list[str]) -> str:
+    """Join the parts of an expression so that Python's matcher, which goes back through all combinations of what stars
+    may match, need not: a star that matches as little as possible leaves the most to the next one of its kind.
+    """
+    units = [list[str]()]
+    for part in parts:
+        if part == _DIRECTORIES:
+            units.append([])
+        else:
+            units[-1].append(part)
+    made = _components(units[0])
+    for number, unit in enumerate(units[1:], 2):
+        is_last = number == len(units) or unit[-1:] != ["/"]
+        made += f"(?:.*/)?{_components(unit)}" if is_last else f"(?>(?:.*?/)??{_components(unit)})"
     return made
+
+
+def _components(parts: list[str]) -> str:
+    """Do as `_atomic` for parts without directories between them."""
+    pieces, since = list[str](), -1
+    for part in parts:
+        if part == _STAR:
+            if since >= 0:
+                pieces[since] = "(?>[^/]*?"
+                pieces.append(")")
+            since = len(pieces)
+        elif part in ("/", _REST):
+            since = -1
+        pieces.append(part)
+    return "".join(pieces)
 
 
 def main(top: str, left_out: list[str], output: BinaryIO) -> int:

@@ -37,6 +37,7 @@ IGNORES = {
     "a line's end in a name": "new?line",
     "everything below": "docs/**\nsrc/**/i.js",
     "in the middle": "**/deep/**",
+    "many stars": "**/*o*e/**/i*j*\n*o*s/**/?*h*l\n**/s**/m*n*.py*\n*e*k*/**/*f*e*",
     "every": "**",
     "every but": "**\n!**/*.py",
     "dots": "./docs/../src",
@@ -67,6 +68,16 @@ def test_find_and_the_program_agree(tree: Path, text: str) -> None:
     done = subprocess.run(words, capture_output=True, check=True)
     expected = {os.fsdecode(path) for path in done.stdout.split(b"\0") if path}
     assert by_find(tree, text) == expected
+
+
+def test_no_pattern_takes_forever(tmp_path: Path) -> None:
+    name = "a" * 60
+    (tmp_path / f"{name}/{name}/{name}").mkdir(parents=True)
+    for pattern in ("*a" * 30 + "*b", "**/a*a*a*a*a*a/" * 8 + "b", "/".join(["*a*a*a*a*a*a*a*a*b"] * 3)):
+        (tmp_path / ".dockerignore").write_text(pattern)
+        words = [sys.executable, "-I", "-S", ignore.__file__, str(tmp_path)]
+        done = subprocess.run(words, capture_output=True, check=True, timeout=60)
+        assert done.stdout.count(b"\0") == 4
 
 
 def test_what_is_left(tree: Path) -> None:

@@ -433,6 +433,15 @@ def test_present_output_ends_though_more_comes_with_each_piece(shared_daemon: An
         client.process.signal(box, "endless", "KILL")
 
 
+def test_without_its_stdout_a_process_has_its_stderr(shared_daemon: Any, box: str) -> None:
+    with shared_daemon.connect() as client:
+        script = "echo kept >&2; rm $(readlink /proc/$$/fd/1)"
+        process = client.process.launch(box, ["sh", "-c", script], name="halved").process_id
+        assert client.process.wait(box, process).exit_code == 0
+    done = shared_daemon.cli("logs", box, process, "--timestamps")
+    assert (done.returncode, done.stderr[24:]) == (0, b" kept\n")
+
+
 def test_a_byte_is_no_time(shared_daemon: Any, box: str) -> None:
     done = shared_daemon.cli("logs", box, "work", "--since", "1048576")
     assert done.returncode == 2

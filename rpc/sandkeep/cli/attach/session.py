@@ -18,7 +18,7 @@ from sandkeep.cli.display.output import note, plain
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Frontend
 from sandkeep.clients.dial import is_lost
-from sandkeep.errors import SandkeepError, SetupError, StateError
+from sandkeep.errors import DataError, SandkeepError, SetupError, StateError
 from sandkeep.model import MAX_INLINE_BYTES, ExecResult, Process, ProcessOutput
 from sandkeep.protocol.follow import OutputCursor
 
@@ -155,7 +155,7 @@ class Reader:
         """Return offsets that end the present output: a process may write more quickly than it is read."""
         try:
             return self._opened().sizes()
-        except StateError:
+        except (StateError, DataError):  # the code inside took one away: the other is there
             return _BEYOND, _BEYOND
         except SetupError as refused:
             return _sizes_in(refused)
