@@ -254,6 +254,6 @@ class Fold:
         except KeyError:
             raise damaged(at, "the name of its stream is missing or wrong") from None
 
-    def _in_order(self, launches: Iterable[_Launch]) -> deque[ProcessState]:
+    def _in_order(self, launches: Iterable[_Launch]) -> list[ProcessState]:
         """The processes in the order in which they ended."""
-        return deque(self._state.processes[self._names[stream]] for _, stream, _ in launches)
+        return [self._state.processes[self._names[stream]] for _, stream, _ in launches]

@@ -264,8 +264,8 @@ def _add(state: State, record: _Sandbox) -> Iterable[tuple[int, ProcessState]]:
         **{name: getattr(record.own, name) for name in _OWN_NAMES},
         active={process.process_id: process for process in active},
         named={name: processes[number] for name, number in record.named.items()},
-        recent_named=deque(processes[number] for number in record.recent_named),
-        recent_unnamed=deque(processes[number] for number in record.recent_unnamed),
+        recent_named=[processes[number] for number in record.recent_named],
+        recent_unnamed=[processes[number] for number in record.recent_unnamed],
     )
     state.sandboxes[sandbox.sandbox_id] = sandbox
     return zip(record.places, processes, strict=True)

@@ -1,6 +1,5 @@
 """The view of sandboxes."""
 
-from collections import deque
 from typing import Any, ClassVar
 
 from msgspec import Struct, field
@@ -84,8 +83,8 @@ class SandboxState(ObjectState, kw_only=True):
     exec_count: int = 0
     active: dict[str, ProcessState] = field(default_factory=dict)
     named: dict[str, ProcessState] = field(default_factory=dict)
-    recent_named: deque[ProcessState] = field(default_factory=deque)
-    recent_unnamed: deque[ProcessState] = field(default_factory=deque)
+    recent_named: list[ProcessState] = field(default_factory=list)  # an empty deque would take 760 bytes
+    recent_unnamed: list[ProcessState] = field(default_factory=list)
     limits_met: dict[model.LimitName, int] = field(default_factory=dict)
     moved_to: list[str] | None = None
     seen: model.Sandbox | None = None

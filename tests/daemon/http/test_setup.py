@@ -48,9 +48,9 @@ def test_other_addresses_are_refused(text: str) -> None:
         settings.HTTP({"SANDKEEP_HTTP": text})
 
 
-def test_a_daemon_without_a_gateway_does_not_import_its_libraries() -> None:
+def test_a_daemon_does_not_import_the_libraries_of_engines_and_of_the_gateway() -> None:
     program = "import sys, sandkeepd.main, sandkeepd.app.daemon; print(sorted(set(sys.modules) & set(sys.argv)))"
-    libraries = ["hypercorn", "starlette", "anyio", "h2"]
+    libraries = ["hypercorn", "starlette", "anyio", "h2", "modal", "kubernetes", "docker", "requests"]
     done = subprocess.run([sys.executable, "-c", program, *libraries], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -177,7 +177,7 @@ def _end(state: State, process: ProcessState, event: Event, fact: Fact) -> None:
         recent, limit = sandbox.recent_named, RECENT_NAMED
     recent.append(process)
     if len(recent) > limit:
-        oldest = recent.popleft()
+        oldest = recent.pop(0)
         del state.processes[oldest.process_id]
         if oldest.requested.name is not None and sandbox.named.get(oldest.name) is oldest:
             del sandbox.named[oldest.name]

@@ -193,3 +193,7 @@ async def test_a_keeper_or_policy_of_somebody_else_is_refused(
     finally:
         await provider.cluster.call(lambda api: api.delete(kind, name))
     assert await output_of(await make(provider), "echo on") == "on\n"
+
+
+async def test_an_instance_has_so_few_attributes_that_all_share_their_names(provider: KubernetesProvider) -> None:
+    assert len(vars(await make(provider))) < 30, "see `RelayedInstance`"

@@ -78,6 +78,7 @@ async def test_an_idle_sandbox_costs_no_calls(house: House) -> None:
     boxes = [await house.box() for _ in range(3)]
     for box in boxes:
         assert await sh(box, "echo said") == "said\n"
+        assert len(vars(box)) < 30, "see `RelayedInstance`"
 
     async def calls_in(seconds: float) -> dict[str, int]:
         house.service.forget_calls()
