@@ -1,5 +1,6 @@
 """Losses: owners that die in each step of a handover, lose their lock, or cannot reach it."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,14 @@ def test_the_owner_dies_in_a_step_of_the_handover(cluster: Make, step: str) -> N
     first = group.daemons[0]
     first.stop()
     first.start(**{failpoints.SETTING: step})
-    with suppress(SandkeepError):  # while the dead daemon has it
-        group.attach(1, timeout_s=3)
-    assert first.process is not None
-    assert first.process.wait(30) != 0
-    first.process = None
-    first.start()
+    with ThreadPoolExecutor(1) as pool:
+        attaching = pool.submit(group.attach, 1, timeout_s=60)  # not less: the first may take long to notice it
+        assert first.process is not None
+        assert first.process.wait(60) != 0
+        first.process = None
+        first.start()
+        with suppress(SandkeepError):  # the next daemon has it, and the handover has failed
+            attaching.result(120)
     if group.standing() != [1]:
         group.attach(1, timeout_s=60)
     assert group.sh(1, "cat mine") == "mine\n"
@@ -125,7 +128,7 @@ def test_who_dies_while_it_attaches_takes_nothing(cluster: Make, step: str) -> N
     with pytest.raises(SandkeepError):
         group.attach(1, timeout_s=20, patience_s=0)
     assert second.process is not None
-    second.process.wait(30)
+    second.process.wait(60)
     second.process = None
     second.start()
     group.attach(1, timeout_s=90)
@@ -145,7 +148,7 @@ def test_who_dies_while_it_takes_the_image_takes_it_again(cluster: Make, step: s
     with pytest.raises(SandkeepError):
         group.attach(1, patience_s=0)
     assert second.process is not None
-    second.process.wait(30)
+    second.process.wait(60)
     second.process = None
     assert group.standing() == [0]
     second.start()

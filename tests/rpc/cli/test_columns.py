@@ -91,13 +91,12 @@ def same_each_time(lines: list[str], ids: dict[str, str]) -> list[str]:
             text = re.sub(rf"(\b{kind}|(?<!\w))…{found[-length:]}\b", rf"\1…{number.rjust(length, '0')}", text)
     for pattern, instead in (
         (r"(img|sbx)_\w{2}…", r"\1_00…"),
-        (r"prc…\w{6}", "prc…000001"),
+        (r"(prc|frk)…\w{6}", r"\1…000001"),  # before ages: an id may end like one
         (r"(?m)\b\d+[smh]( *)(?= |$)", lambda age: "9s" + " " * (len(age[0]) - 2)),
         (r"\d\d:\d\d:\d\d(\.\d+)?", lambda time: "12:34:56.789"[: len(time[0])]),
         (r"\d{4}-\d\d-\d\d", "2026-11-28"),
         (r"(?m)^ +\d+( .) +\d+\.\d{3}  ", r"    7\1     0.012  "),
         (r"(?m)^ +\d+  (?=12:34)", "    7  "),
-        (r"frk…\w{6}", "frk…000001"),
         (r"frozen for \d+ ms", "frozen for 7 ms"),
         (r"\bpid \d+", "pid 3"),
         (r"host uid \d*…?", lambda uid: "host uid 1900001234…"[: len(uid[0]) - 1] + uid[0][-1:]),
