@@ -45,6 +45,9 @@ WAITER_LOOK_S: Final = 1.5
 """Seconds between two looks for a waiter, which is to be noticed within two."""
 
 LOST_LOOK_S: Final = 5.0
+MOST_PAUSE_S: Final = 300.0
+"""Maximum seconds between two attempts to take a lost lock again. Each that fails doubles them: all are on record."""
+
 MOVED_LOOKS: Final = 120
 """Number of looks for where a sandbox goes on that was handed over."""
 
@@ -68,6 +71,7 @@ class Keeping:
         self._wake = trio.Event()
         self._busy: set[str] = set()
         self._looked: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
         core.log.on_commit.append(self._committed)
         for sandbox in core.state.sandboxes.values():
             if sandbox.spec.shared is not None and sandbox.status == "suspended":
@@ -211,8 +215,10 @@ class Keeping:
                 logger.warning("cannot be suspended", extra={"sandbox": sandbox.sandbox_id, "why": error.message})
         if sandbox.moved_to is not None or self._is_early(sandbox.sandbox_id, LOST_LOOK_S):
             return
-        if await self._has_moved(lock, sandbox):
+        pause_s = self._pauses.get(lock.lock_id, LOST_LOOK_S)
+        if await self._has_moved(lock, sandbox) or self._is_early(f"retake {lock.lock_id}", pause_s):
             return
+        self._pauses[lock.lock_id] = min(2 * pause_s, MOST_PAUSE_S)
         request = own_request(sandbox.owner, "lock.acquire", LockAcquire(name=lock.name, timeout_s=0.0))
         event = events.LockAcquireRequested(
             owner=lock.owner, name=lock.name, where=lock.where, owner_id=str(uuid.uuid4()),

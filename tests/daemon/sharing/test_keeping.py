@@ -29,6 +29,7 @@ class Kept:
 
     def __init__(self, world: World, daemon: Inside) -> None:
         self.world, self.daemon = world, daemon
+        self.looks = 0
 
     async def create(self, source: str, *names: str) -> None:
         image = await self.daemon.image(source)
@@ -53,6 +54,7 @@ class Kept:
             if lease is not None:
                 lease.renew()
             self.daemon.sharing.keeping.look()
+            self.looks += 1
             await self.world.pass_time(LOST_LOOK_S + 1)
 
 
@@ -83,6 +85,9 @@ async def test_a_sandbox_whose_lock_cannot_be_taken_again_is_kept(world: World, 
         await one.create(source)
         lease = one.robbed()
         await one.looks_until(lambda: one.attempts() >= 3, lease)
+        looks = one.looks
+        await one.looks_until(lambda: one.looks >= looks + 12, lease)
+        assert one.attempts() < 6  # each is on record
         assert one.daemon.box(NAME).status == "suspended"
         await refused_async("not_ready", one.daemon.call("sandbox.exec", sandbox_id=NAME, command=["true"]))
         lease.release()
