@@ -131,7 +131,7 @@ async def test_a_sandbox_that_writes_too_much_is_suspended(world: World) -> None
     await world.provider.disks.check(instance)  # type: ignore[arg-type]
     assert instance.pauses is not None
     assert instance.pauses.is_paused()
-    assert "4194304" in str(instance.pauses.reason)
+    assert "limit of 4.0 MB" in str(instance.pauses.reason)
     await instance.pauses.resume()
     assert (await sh(instance, "cat 1 2 | wc -c")).strip() == "2097152"
 

@@ -245,7 +245,7 @@ async def test_many_files_over_the_disk_limit_suspend_the_sandbox(world: World) 
     await world.provider.disks.check(instance)
     assert instance.pauses is not None
     assert instance.pauses.is_paused()
-    assert "1048576" in str(instance.pauses.reason)
+    assert "limit of 1.0 MB" in str(instance.pauses.reason)
     await instance.pauses.resume()
     await world.provider.disks.check(instance)
     assert not instance.pauses.is_paused()  # it may remove files now
