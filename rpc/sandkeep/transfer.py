@@ -30,6 +30,7 @@ from typing import IO, Any, Concatenate, Final, ParamSpec, Protocol
 
 from sandkeep.blocking import Client
 from sandkeep.clients.descriptors import Handed
+from sandkeep.clients.operations import path_params
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
 from sandkeep.ids import new_id
 from sandkeep.model import Copied
@@ -240,7 +241,7 @@ def _receiving(
         answer: Copied = call.answer()
         return answer
 
-    given = {**_named(path), "transfer_id": transfer_id, "contents": contents}
+    given = {**path_params(path), "transfer_id": transfer_id, "contents": contents}
     with client.with_descriptors("sandbox.copy_in", sandbox_id, **given) as call:
         [descriptor] = call.receive()
         yield call, commit, descriptor
@@ -249,17 +250,9 @@ def _receiving(
 @contextmanager
 def _sending(client: Client, sandbox_id: Sandbox, path: Path, **form: bool) -> Iterator[tuple[Handed, int]]:
     """A copy out of a sandbox: the call, and the descriptor to read from, to be closed."""
-    with client.with_descriptors("sandbox.copy_out", sandbox_id, **_named(path), **form) as call:
+    with client.with_descriptors("sandbox.copy_out", sandbox_id, **path_params(path), **form) as call:
         [descriptor] = call.receive()
         yield call, descriptor
-
-
-def _named(path: Path) -> dict[str, Any]:
-    given = os.fsencode(path)
-    try:
-        return {"path": given.decode()}
-    except UnicodeDecodeError:
-        return {"path_bytes": given}
 
 
 # -- programs ---------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ COUNT = f'i=0; while [ $i -lt {LINES} ]; do echo "line $i"; i=$((i+1)); done; ex
 COUNTED = b"".join(b"line %d\n" % number for number in range(LINES))
 PATIENCE_S = 120.0
 TURN_S = 600.0
-"""How long a test waits until its story has had its turn among others and is told."""
+"""Seconds that a test waits until its story has had its turn among others and is told."""
 
 Told = Callable[..., "Story"]
 """Waits for the story of a test's parameters."""

@@ -46,7 +46,7 @@ def as_user(uid: int, work: Callable[[], T]) -> T:
 
 
 def as_client(daemon: Any, uid: int, work: Callable[[Any], T]) -> T:
-    """What `work` answers with a client of that user's."""
+    """Return the answer of `work` with a client of that user's."""
 
     def body() -> T:
         with connect(daemon.socket) as client:

@@ -34,7 +34,7 @@ UNKNOWN_US: Final = 0
 """The time of output that came before the daemon noted times, or before the checkpoint that was restored."""
 
 TICK_US: Final = 10_000
-"""How much earlier than a write its file's modification time may be: the kernel takes the time of its last tick."""
+"""Maximum time by which a file's modification time precedes the write: the kernel takes that of its last tick."""
 
 _SINCE: Final = ".since"
 _NEW: Final = ".new"

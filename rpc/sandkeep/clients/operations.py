@@ -35,7 +35,7 @@ class Files:
         """
         data = bytearray()
         while True:
-            piece = yield METHODS["sandbox.read_file"], self._ids, {**_path(path), "offset": len(data)}
+            piece = yield METHODS["sandbox.read_file"], self._ids, {**path_params(path), "offset": len(data)}
             data += piece.data
             if max(piece.size_bytes, len(data)) > max_bytes:
                 message = f"{os.fspath(path)!r} has more than {max_bytes} bytes: raise max_bytes, or {_LARGER}_out"
@@ -62,7 +62,7 @@ class Files:
         if isinstance(content, bytes | bytearray) and len(content) > MAX_WRITE_BYTES:
             message = f"data: {len(content)} bytes are more than the {MAX_WRITE_BYTES} of one write: {_LARGER}_in"
             raise CallerError("invalid", message, field="data")
-        given = {**_path(path), "data": content, "mode": mode, "parents": True}
+        given = {**path_params(path), "data": content, "mode": mode, "parents": True}
         written: model.FileWritten = yield METHODS["sandbox.write_file"], self._ids, given
         return written
 
@@ -73,7 +73,7 @@ class Files:
         found: list[model.FileEntry] = []
         after = None
         while True:
-            page = yield METHODS["sandbox.list_dir"], self._ids, {**_path(path), "after": after}
+            page = yield METHODS["sandbox.list_dir"], self._ids, {**path_params(path), "after": after}
             found += page.entries
             if (after := page.next) is None:
                 return found
@@ -82,7 +82,8 @@ class Files:
                 raise CallerError("invalid", message)
 
 
-def _path(path: str | os.PathLike[str]) -> dict[str, Any]:
+def path_params(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> dict[str, Any]:
+    """Return a path inside as the parameter of a method: `path`, or `path_bytes` if it is not UTF-8."""
     given = os.fsencode(path)
     try:
         return {"path": given.decode()}

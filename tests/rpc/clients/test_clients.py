@@ -314,7 +314,7 @@ def few(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_client_that_gets_no_connection_says_why_after_its_patience(
     house: House, kind: Kind, few: None
 ) -> None:
-    """Whether it waits or not, and also for a call that hands over descriptors."""
+    """The same for calls that wait, calls that do not, and those that hand over descriptors."""
 
     async def body(client: Any) -> list[SandkeepError]:
         async def hand_over() -> None:

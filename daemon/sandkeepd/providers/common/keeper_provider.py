@@ -9,7 +9,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Generic, TypeVar
 
 import trio
@@ -24,7 +24,7 @@ from sandkeepd.contract.provider import Parts
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, keep_descriptors_private, open_process, reap, wait_ended
-from sandkeepd.keeper import journal, journal_trimming, pty
+from sandkeepd.keeper import journal, journal_trimming, pty, requests
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
 from sandkeepd.keeper.watcher import Watcher
@@ -61,6 +61,15 @@ class HeldInstance(KeeperInstance):
     """By Trio's clock, the earliest time of the next measurement of that."""
     most_written: float = 0.0
     """Bytes at which it was suspended last. When resumed it may run, to remove files, until it has written more."""
+
+    async def rename(self, process_id: str, new: str) -> None:
+        """Give a process another id, inside too. Its input is linked under both names: inside it cannot be renamed."""
+        with (
+            suppress(FileNotFoundError, FileExistsError),
+            self._shared.files.directory("in", writable=True) as directory,
+        ):
+            os.link(f"{process_id}.stdin", f"{new}.stdin", src_dir_fd=directory, dst_dir_fd=directory)
+        await self._channel.send(requests.rename(process_id, new))
 
     def disk_usage(self) -> tuple[int | None, int | None]:
         found = self._shared.statvfs()

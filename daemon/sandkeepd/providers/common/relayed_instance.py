@@ -1,7 +1,6 @@
 """A sandbox elsewhere as the daemon holds it: an `Instance` over the mirror of its keeper's directories."""
 
 import logging
-import os
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -12,7 +11,6 @@ import trio
 from sandkeep.errors import SandkeepError
 from sandkeep.system.backoff import pauses
 from sandkeepd.host.hostile_files import HostileTree
-from sandkeepd.keeper import requests
 from sandkeepd.keeper.pause import Pause
 from sandkeepd.keeper.pipes import Piped
 from sandkeepd.keeper.relay import Relay
@@ -163,15 +161,6 @@ class RelayedInstance(HeldInstance):
     ) -> AbstractAsyncContextManager[Piped]:
         """See `Instance.run_piped`. The data does not pass through the mirror."""
         return run_piped(self, self.remote, self._program, command, incoming=incoming, working_dir=working_dir)
-
-    async def rename(self, process_id: str, new: str) -> None:
-        """Give a process another id, inside too. Its input is linked under both names: inside it cannot be renamed."""
-        with (
-            suppress(FileNotFoundError, FileExistsError),
-            self._shared.files.directory("in", writable=True) as directory,
-        ):
-            os.link(f"{process_id}.stdin", f"{new}.stdin", src_dir_fd=directory, dst_dir_fd=directory)
-        await self._channel.send(requests.rename(process_id, new))
 
     def release_process(self) -> None:
         """Stop following the sandbox."""

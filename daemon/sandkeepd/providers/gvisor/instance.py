@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
@@ -10,7 +10,7 @@ import trio
 from sandkeep.errors import StateError
 from sandkeep.model import SandboxSpec
 from sandkeepd.contract.instance import Ending
-from sandkeepd.keeper import pipes, requests
+from sandkeepd.keeper import pipes
 from sandkeepd.keeper.helpers import HELPER_OUTPUT_BYTES
 from sandkeepd.keeper.pause import Pause
 from sandkeepd.keeper.shared_directory import CONTROL
@@ -153,14 +153,3 @@ class GvisorInstance(HeldInstance):
     async def end_viewers(self) -> None:
         """End all viewers of terminals: the processes that `runsc` started for them must not be saved."""
         await self._shown.end_all(super().run_command)
-
-    # KnownProcess facts of processes
-
-    async def rename(self, process_id: str, new: str) -> None:
-        """Give a process another id, inside too. Its input is linked under both names: inside it cannot be renamed."""
-        with (
-            suppress(FileNotFoundError, FileExistsError),
-            self._shared.files.directory("in", writable=True) as directory,
-        ):
-            os.link(f"{process_id}.stdin", f"{new}.stdin", src_dir_fd=directory, dst_dir_fd=directory)
-        await self._channel.send(requests.rename(process_id, new))
