@@ -23,9 +23,15 @@ def mount(*words: str) -> None:
 
 
 def umount(path: str) -> None:
-    """Unmount, when whoever was just killed there is gone. Afterwards it is gone from sight in any case."""
+    """Unmount what is mounted there, when whoever was just killed is gone. Afterwards it is gone from sight in any
+    case.
+    """
+
+    def unmounted() -> bool:
+        return not os.path.ismount(path) or subprocess.run(["umount", path], capture_output=True).returncode == 0
+
     try:
-        until(lambda: subprocess.run(["umount", path], stderr=subprocess.DEVNULL).returncode == 0)
+        until(unmounted)
     except AssertionError:
         subprocess.run(["umount", "--lazy", path], check=True)
         raise

@@ -74,7 +74,7 @@ def command_as(uid: int, argv: list[str]) -> list[str]:
         for path, place in zip(paths, saved, strict=True):
             steps += [f"mkdir -p {shlex.quote(path)}", f"mount --move {place} {shlex.quote(path)}", f"rmdir {place}"]
     take = f"exec setpriv --reuid {uid} --regid {uid} --clear-groups --inh-caps=-all -- {shlex.join(argv)}"
-    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join([*steps, take])]
+    return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", "\n".join([*steps, take])]
 
 
 def _first_closed(path: str) -> str | None:

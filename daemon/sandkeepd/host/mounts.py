@@ -118,6 +118,13 @@ def enter_private_namespace() -> str:
     return next(path for path in ("/mnt", "/tmp") if os.path.isdir(path))  # noqa: S108 - hidden by a tmpfs next
 
 
+def leave_all() -> None:
+    """Unmount everything in the private namespace of the calling thread, which sees no files afterwards: a program that
+    outlives the thread in it would keep in use what the host unmounts meanwhile. Raises OSError.
+    """
+    unmount("/")
+
+
 def leave_host_namespace() -> None:
     """Give the calling process, which has no other threads yet, a mount namespace in which the host's mounts go on to
     appear and vanish: what it mounts is copied into no namespace that others make meanwhile, where it would stay in

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USERS, NEW_PIDS = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
 NEW_NETWORK = 0x40000000
 SET_FLAGS, UP = 0x8914, 1
-RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, SLAVE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 19
 DETACH = 2
 SET_DEATH_SIGNAL, DROP_FROM_BOUNDS, NO_NEW_PRIVILEGES = 1, 24, 38
 CAPABILITIES = {0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 27, 29, 31}
@@ -101,7 +101,7 @@ def enter_container(spec: dict[str, Any], cwd: str) -> None:
 def _mount_root(spec: dict[str, Any]) -> str:
     """Mount the image with a layer above it: in memory, as long as the container lives, or `kept` in its directory."""
     place = spec["directory"]
-    mount("none", "/", None, REC | PRIVATE)
+    mount("none", "/", None, REC | SLAVE)  # what the host unmounts is kept by no container
     if not spec.get("kept"):
         mount("tmpfs", place, "tmpfs", NODEV, "mode=0755")
     for name in ("upper", "work", "root"):

@@ -148,12 +148,12 @@ async def _serve(options: argparse.Namespace, stopped: asyncio.Event, announce: 
 
 
 def _private_memory(directory: Path) -> Path:
-    """Mount memory that only this process and its children see."""
+    """Mount memory that only this process and its children see. What the host unmounts, they do not keep."""
     from tests.support.doubles import launcher
 
     directory.mkdir()
     launcher.unshare(launcher.NEW_MOUNTS)
-    launcher.mount("none", "/", None, launcher.REC | launcher.PRIVATE)
+    launcher.mount("none", "/", None, launcher.REC | launcher.SLAVE)
     launcher.mount("tmpfs", str(directory), "tmpfs", launcher.NODEV, "mode=0700")
     return directory
 

@@ -5,8 +5,7 @@ directory, so that all that the code inside can write to, its journals included,
 ENOSPC, also for files that were unlinked, mapped or handed to another process. The image's blocks are allocated before
 the sandbox is made, so a promised byte is there even when the host's disk is full.
 
-The loop device is freed by the kernel with the last mount of it, so none outlives a crash. Namespaces that live as long
-as a sandbox must not keep the disks of others: see `leave_others`. Everything here blocks.
+The loop device is freed by the kernel with the last mount of it, so none outlives a crash. Everything here blocks.
 """
 
 import errno
@@ -206,18 +205,6 @@ class Disks:
 def reserve_answers(answers: int, size: int) -> None:
     """Reserve room in the open file of the keeper's answers, on a disk of that size. Raises OSError."""
     blocks.reserve(answers, min(_ANSWERS_BYTES, size // 64))
-
-
-def leave_others(sandboxes: str, own: str = "") -> None:
-    """Take all disks but its `own`, which are mounted below that directory, out of the mount namespace of this thread:
-    that lives as long as a sandbox, and would keep the disks of others from being freed. Call it before a mount can
-    hide that directory.
-    """
-    sandboxes = os.path.realpath(sandboxes)
-    for place in mounts.below(sandboxes):  # not those with an image: one that is being removed has none any more
-        if place != f"{sandboxes}/{own}":
-            with suppress(OSError):  # hidden by another mount
-                mounts.unmount(place)
 
 
 def probe(directory: str) -> Capability:

@@ -39,7 +39,6 @@ from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, has_ended, read_until_ready, reap, spawn
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.directory_provider import Lower
-from sandkeepd.providers.common.disks import leave_others
 from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, log_of, write_mark
 from sandkeepd.providers.gvisor import bundle as gvisor_bundle
@@ -197,7 +196,6 @@ def _prepare(job: Job, *, whole: bool) -> None:
     else:
         place = gvisor_bundle.place_beside(job.bundle, job.root, job.directory)
         mounts.enter_private_namespace()
-        leave_others(os.path.dirname(job.directory))
         bundle = msgspec.structs.replace(bundle, root=gvisor_bundle.mount_root(place, job.lowers, bundle))
     gvisor_bundle.write_configuration(bundle, f"{job.bundle}/config.json")
 

@@ -33,7 +33,7 @@ from sandkeepd.host.processes import (
 )
 from sandkeepd.keeper import program, pty
 from sandkeepd.providers.common.directory_provider import Lower
-from sandkeepd.providers.common.disks import Disks, leave_others, reserve_answers
+from sandkeepd.providers.common.disks import Disks, reserve_answers
 from sandkeepd.providers.common.errors import converted_errors, stderr_of
 from sandkeepd.providers.common.inside import INSIDE, marks, write_etc
 from sandkeepd.providers.common.layout import SANDBOX_MARK, Layout, write_mark
@@ -57,6 +57,11 @@ cd -- "$1" || exit 125
 [ -z "$2" ] || mount -t overlay -o "$2" sandkeep mount || exit 125
 mount -o bind,nosuid,nodev,noexec out out || exit 125
 shift 3; exec "$@"
+"""
+_CLOSE_VIEW: Final = f"""
+mount --no-canonicalize -i -n --make-rprivate / &&
+exec mount --no-canonicalize -i -n -t devpts -o \
+    remount,nosuid,noexec,ptmxmode=0666,mode=0620,max={pty.MAX_TERMINALS} devpts /dev/pts
 """
 
 
@@ -138,7 +143,10 @@ def start(job: Job) -> Started:
             argv, workspace = _as_user(job)
         groups = job.hierarchies.create(job.plan.cgroups, job.plan.limits)
         job.hierarchies.join_thread(groups)
-        return _run(job, argv.after(job.hierarchies.wrapper(groups)), control, workspace)
+        started = _run(job, argv.after(job.hierarchies.wrapper(groups)), control, workspace)
+        if job.plan.uid is not None:
+            mounts.leave_all()  # bubblewrap waits in this namespace as long as the sandbox lives
+        return started
 
 
 def _make_directories(job: Job) -> None:
@@ -193,7 +201,6 @@ def _as_root(job: Job) -> tuple[Argv, str]:
     Returns the argv and the workspace in it.
     """
     place = mounts.enter_private_namespace()
-    leave_others(job.layout.sandboxes, own=job.sandbox_id)
     opened = {name: mounts.open_path(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
     lowers = [mounts.open_path(lower.root) for lower in job.lowers]
     try:
@@ -250,6 +257,8 @@ def _as_user(job: Job) -> tuple[Argv, str]:
         "--user",
         "--map-root-user",
         "--mount",
+        "--propagation",
+        "slave",  # bubblewrap waits in this namespace as long as the sandbox lives, and keeps nothing that goes
         "--",
         "sh",
         "-c",
@@ -335,7 +344,7 @@ def _await_first(job: Job, child: int, talk: int, info: int) -> Identity:
     for process in (child, first.pid) if first is not None else ():
         prefer_for_oom(process)  # before it starts any other, which inherits it
     if first is not None and job.plan.uid is None and job.plan.mechanism != "none":
-        _limit_terminals(child, first)
+        _close_view(child, first)
     if first is None:
         os.kill(child, signal.SIGKILL)  # its children are the sandbox's, and end with that
         reap(child)
@@ -344,11 +353,11 @@ def _await_first(job: Job, child: int, talk: int, info: int) -> Identity:
     return first
 
 
-def _limit_terminals(child: int, first: Identity) -> None:
-    """Do as `pty.limit_terminals` where only the user namespace of `child` may do that."""
-    options = f"remount,nosuid,noexec,ptmxmode=0666,mode=0620,max={pty.MAX_TERMINALS}"
+def _close_view(child: int, first: Identity) -> None:
+    """Let no later mount of the host appear in the sandbox, and do as `pty.limit_terminals`: for a user's daemon, of
+    which only the user namespace of `child` may do that.
+    """
     enter = [f"--user=/proc/{child}/ns/user", f"--mount=/proc/{first.pid}/ns/mnt", "--preserve-credentials", "--"]
-    mount = ["mount", "--no-canonicalize", "-i", "-n", "-t", "devpts", "-o", options, "devpts", "/dev/pts"]
-    done = run_tool(["nsenter", *enter, *mount])
+    done = run_tool(["nsenter", *enter, "sh", "-c", _CLOSE_VIEW])
     if done.returncode:
-        logger.warning("the terminals of a sandbox could not be limited: %s", stderr_of(done))
+        logger.warning("the view or the terminals of a sandbox could not be limited: %s", stderr_of(done))

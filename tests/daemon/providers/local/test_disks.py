@@ -14,12 +14,13 @@ from tests.support import disks
 from tests.support.boxes import Box, new_box
 from tests.support.counting import counting
 from tests.support.expect import refused, until
+from tests.support.users import NOBODY, as_client, command_as
 
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd.host import mounts
 from sandkeepd.host.processes import in_fresh_thread
-from sandkeepd.providers.common.disks import Disks, leave_others
+from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.common.tree_copies import copy_tree
 
@@ -326,24 +327,35 @@ def test_the_output_is_no_trash_meanwhile(tmp_path: Path, monkeypatch: pytest.Mo
     assert os.listdir(tmp_path / "disks") == []
 
 
-def test_a_sandbox_keeps_no_disk_that_is_being_removed(tmp_path: Path) -> None:
-    """The disk is mounted still where the sandbox begins, and its image is gone."""
-    made = Layout(str(tmp_path))
-    made.prepare()
-    for name in ("own", "other"):
-        Disks(made).make(name, MIB)
-
-    def begin() -> list[str]:
-        mounts.enter_private_namespace()
-        os.unlink(made.disk("other"))
-        leave_others(made.sandboxes, own="own")
-        return mounts.below(made.sandboxes)
-
-    try:
-        assert in_fresh_thread(begin) == [made.sandbox("own")]
-    finally:
-        for place in mounts.below(made.sandboxes):
-            mounts.unmount(place)
+@pytest.mark.parametrize("who", ["local", "a user's", pytest.param("gvisor", marks=pytest.mark.needs("runsc"))])
+def test_a_running_sandbox_keeps_no_disk_that_the_host_unmounts(
+    new_daemon: Callable[[], RunningDaemon], tmp_path: Path, who: str
+) -> None:
+    """Nor sees one that is mounted later."""
+    daemon = new_daemon()
+    provider = "gvisor" if who == "gvisor" else "local"
+    source = Path(daemon.root, "source")
+    source.mkdir()
+    if who == "a user's":
+        for path in (daemon.root, source):
+            os.chown(path, NOBODY, NOBODY)
+        daemon.program = command_as(NOBODY, daemon.program)
+    (tmp_path / "at").mkdir()
+    with disks.ext4(str(tmp_path), str(tmp_path / "at"), "8M"):
+        daemon.start()
+        uid = NOBODY if who == "a user's" else 0
+        image = as_client(daemon, uid, lambda client: client.image.create(str(source), provider=provider).image_id)
+        with daemon.connect() as client:
+            box = Box(daemon, client, client.sandbox.create(image, provider=provider).sandbox_id)
+            box.sh("true")
+            disks.umount(str(tmp_path / "at"))
+            freed(tmp_path / "image")
+            disks.mount("--bind", "/usr/src", "/usr/src")
+            try:
+                assert b"/usr/src" not in box.sh("cat /proc/self/mounts")
+            finally:
+                subprocess.run(["umount", "--lazy", "/usr/src"], check=True)
+            client.sandbox.terminate(box.id)
 
 
 @pytest.fixture
