@@ -101,6 +101,16 @@ def test_what_has_no_journals_any_more_goes(times: OutputTimes, tmp_path: Path) 
     assert times.sandboxes() == []
 
 
+def test_what_is_not_ours_stays_and_does_no_harm(times: OutputTimes, tmp_path: Path) -> None:
+    times.append(BOX, PROCESS, [Mark(1, 1, 1)])
+    strangers = [tmp_path / "output-times" / ".nfs0001", tmp_path / "output-times" / BOX / "lost+found"]
+    for path in strangers:
+        path.touch()
+    assert times.sandboxes() == [BOX]
+    times.sweep(BOX, (), lambda _: True)
+    assert all(path.exists() for path in strangers)
+
+
 # -- a daemon ---------------------------------------------------------------------------------------------------------
 
 
