@@ -144,7 +144,7 @@ def start(job: Job) -> Started:
         groups = job.hierarchies.create(job.plan.cgroups, job.plan.limits)
         job.hierarchies.join_thread(groups)
         started = _run(job, argv.after(job.hierarchies.wrapper(groups)), control, workspace)
-        if job.plan.uid is not None:
+        if job.plan.uid is not None and job.plan.mechanism != "none":
             mounts.leave_all()  # bubblewrap waits in this namespace as long as the sandbox lives
         return started
 
@@ -200,7 +200,7 @@ def _as_root(job: Job) -> tuple[Argv, str]:
 
     Returns the argv and the workspace in it.
     """
-    place = mounts.enter_private_namespace()
+    place = mounts.enter_private_namespace(following=job.plan.mechanism == "none")  # it lives in there itself
     opened = {name: mounts.open_path(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
     lowers = [mounts.open_path(lower.root) for lower in job.lowers]
     try:
