@@ -269,7 +269,7 @@ def users_daemon(root: str) -> Iterator[str]:
     assert daemon.poll() is None
     yield f"{home}/sock"
     daemon.send_signal(signal.SIGTERM)
-    assert daemon.wait(20) == 0
+    assert daemon.wait(60) == 0
 
 
 @pytest.mark.needs("root")

@@ -22,7 +22,7 @@ def status(daemon: Inside, sandbox_id: str) -> str:
 
 
 async def until_stopped(daemon: Inside, sandbox_id: str) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while status(daemon, sandbox_id) != "stopped":
             await daemon.core.changed(daemon.id_of(sandbox_id))
 
@@ -83,7 +83,7 @@ async def test_also_by_the_next_daemon(state_dir: str, source: str) -> None:
         assert (await daemon.call("daemon.status")).not_adopted == 1
         daemon.fake.faults.mend()
         await until_stopped(daemon, "box")
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert (await daemon.call("sandbox.exec", sandbox_id="other", command="echo hi")).stdout == b"hi\n"
 
 
@@ -154,7 +154,7 @@ async def test_the_removal_of_an_image_is_ordered_and_told(state_dir: str, sourc
         await trio.testing.wait_all_tasks_blocked(0.01)
         daemon.fake.faults.mend()
         image = daemon.core.state.images[image_id]
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while image.status != "removed":
                 await daemon.core.changed(image_id)
         assert (await daemon.call("image.remove", image_id=image_id)).status == "removed"
@@ -175,7 +175,7 @@ async def test_what_fails_for_another_reason_is_tried_again_before_anybody_is_to
             await terminate(*arguments)
 
         monkeypatch.setattr(daemon.fake, "terminate", stuck_at_first)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
 
 
