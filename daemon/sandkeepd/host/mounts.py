@@ -111,12 +111,12 @@ def unmount(place: str, *, lazily: bool = True) -> None:
     _check(_libc.umount2(os.fsencode(place), flags), f"umount {place}")
 
 
-def enter_private_namespace(*, following: bool = False) -> str:
-    """Give the calling thread a mount namespace of its own, in which the host's mounts stay as they are, or go on to
-    appear and vanish. Answers an empty directory, of this namespace alone.
+def enter_private_namespace(*, follow_host: bool = False) -> str:
+    """Give the calling thread a mount namespace of its own, in which the host's mounts go on to appear and vanish if it
+    is to follow. Answers an empty directory, of this namespace alone.
     """
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
-    mount("none", "/", None, MS_REC | (MS_SLAVE if following else MS_PRIVATE))
+    mount("none", "/", None, MS_REC | (MS_SLAVE if follow_host else MS_PRIVATE))
     return next(path for path in ("/mnt", "/tmp") if os.path.isdir(path))  # noqa: S108 - hidden by a tmpfs next
 
 

@@ -200,7 +200,7 @@ def _as_root(job: Job) -> tuple[Argv, str]:
 
     Returns the argv and the workspace in it.
     """
-    place = mounts.enter_private_namespace(following=job.plan.mechanism == "none")  # it lives in there itself
+    place = mounts.enter_private_namespace(follow_host=job.plan.mechanism == "none")
     opened = {name: mounts.open_path(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
     lowers = [mounts.open_path(lower.root) for lower in job.lowers]
     try:
