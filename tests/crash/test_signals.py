@@ -49,7 +49,7 @@ def goes_on(daemon: RunningDaemon) -> None:
     with daemon.connect() as client:
         assert client.process.get("box", "count").status == "running"
         at = client.process.read("box", "count").next_stdout_offset
-        assert client.process.read("box", "count", stdout_offset=at, wait_s=20).stdout
+        assert client.process.read("box", "count", stdout_offset=at, wait_s=30).stdout
         assert client.sandbox.exec("box", "true").exit_code == 0
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.support.expect import refused_async
+from tests.support.expect import refused_async, until_async
 from tests.support.inside import Inside, inside
 
 from sandkeep.errors import ProviderError
@@ -78,6 +78,7 @@ async def test_also_by_the_next_daemon(state_dir: str, source: str) -> None:
         nursery.start_soon(daemon.reconciler.run)
         await trio.testing.wait_all_tasks_blocked(0.01)
         await unavailable(daemon.call("sandbox.terminate", sandbox_id="box"))
+        await until_async(lambda: "engine is down" in (daemon.sandboxes.runtimes.note_of(daemon.id_of("other")) or ""))
         view = await daemon.call("sandbox.get", sandbox_id="other")
         assert view.note == "not adopted yet, after the daemon was started: the engine is down: start it"
         assert (await daemon.call("daemon.status")).not_adopted == 1
@@ -96,10 +97,13 @@ async def test_an_engine_that_nothing_on_record_needs_is_not_warned_of(
             await daemon.image(source)
         daemon.fake.faults.down = DOWN
         nursery.start_soon(daemon.reconciler.run)
+
+        def warnings() -> list[str]:
+            return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+        await until_async(lambda: len(warnings()) >= used)
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
-            "no answer yet"
-        ] * used
+        assert warnings() == ["no answer yet"] * used
         nursery.cancel_scope.cancel()
 
 

@@ -383,7 +383,7 @@ async def test_a_suspended_sandbox_is_adopted_as_it_is(house: House) -> None:
         await house.box(daemon)
         await daemon.call("process.launch", sandbox_id="box", name="web", command="echo hi; read x; exit 3", stdin=True)
         assert await run(daemon, "echo done") == b"done\n"
-        assert (await daemon.call("process.read", sandbox_id="box", name="web", wait_s=10)).stdout == b"hi\n"
+        assert (await daemon.call("process.read", sandbox_id="box", name="web", wait_s=30)).stdout == b"hi\n"
         await suspend(daemon)
     async with house.daemon() as daemon:
         await adopted(daemon)
