@@ -8,8 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sandkeep.errors import CallerError, StateError
-from sandkeep.events import ImageUntagged
-from sandkeep.protocol.methods import METHODS, EventQuery, ImageRemove, ImageUntag, Mutation
+from sandkeep.protocol.methods import METHODS, EventQuery, Mutation
 from sandkeep_store.views.sessions import SessionState
 from sandkeepd.api.repeated_commands import RepeatedCommands
 from sandkeepd.core.access import Request, admit
@@ -55,25 +54,27 @@ class Dispatch:
 
     async def __call__(self, call: Call) -> Any:
         """Answer a call. Raises SandkeepError."""
-        try:
-            request = admit(self._core.state, call)
-        except CallerError as unknown:
-            request = await self._admit_again(call, unknown)
-        handle = self._handler_of(call)
+        request, handle = self._admitted(call)
         with self._core.quotas.calling(request):
-            if not isinstance(request.params, Mutation) or request.params.command_id is None:
+            if request.command_id is None:
                 return await handle(request)
             return await self._commands.once(call, request, handle)
 
-    async def _admit_again(self, call: Call, unknown: CallerError) -> Request[Any]:
-        """Admit a repeated command which took the name from its image by which it was given. Raises `unknown`."""
-        params: Any = call.params
-        if unknown.code != "not_found" or not isinstance(params, ImageRemove | ImageUntag) or params.command_id is None:
-            raise unknown
-        first = await self._core.log.find_command(params.command_id, call.peer.owner)
-        if first is None or first.type != ImageUntagged.type:
-            raise unknown
-        return admit(self._core.state, replace(call, params=replace(params, image_id=first.stream)))
+    def _admitted(self, call: Call) -> tuple[Request[Any], Handle]:
+        """Let a call through, or raise as `admit` does. A command that may be a repeated one is let through although
+        its names mean nothing, perhaps any more: its handler raises that.
+        """
+        try:
+            return admit(self._core.state, call), self._handler_of(call)
+        except CallerError as unknown:
+            if not isinstance(call.params, Mutation) or call.params.command_id is None or call.method.intent is None:
+                raise
+            refusal = unknown
+
+        async def refuse(_: Request[Any]) -> Any:
+            raise refusal
+
+        return admit(self._core.state, call, may_be_known=True), refuse
 
     def _handler_of(self, call: Call) -> Handle:
         """Return the handler of a call, which makes the session ready first that is named for a sandbox."""

@@ -190,6 +190,14 @@ class OutputTimes:
             self.append(sandbox_id, process_id, new)
         return new[-1] if new else last
 
+    def inherit(self, process: tuple[str, str], source: tuple[str, str], until_us: int) -> None:
+        """Give a process, which has none yet, the marks of another up to a time: that of the checkpoint by which it
+        goes on from there. Both are given with their sandboxes.
+        """
+        marks = self.load(*source)
+        if earlier := [marks[index] for index in range(bisect_right(marks.times, until_us))]:
+            self.append(*process, earlier)
+
     # -- removal ------------------------------------------------------------------------------------------------------
 
     def forget(self, sandbox_ids: Iterable[str]) -> None:

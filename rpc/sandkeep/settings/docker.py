@@ -7,7 +7,7 @@ The names and meanings of the ``SANDBOX_DOCKER_*`` are those of AstraForge's san
 import os
 from typing import Final, Literal, TypeAlias, cast, get_args
 
-from sandkeep.settings.daemon import Setting, matching, number_between, optional, parse_size, parse_switch
+from sandkeep.settings.daemon import Setting, at_least, matching, number_between, optional, parse_size, parse_switch
 
 VolumeMode: TypeAlias = Literal["session", "user", "static", "none"]
 
@@ -26,17 +26,6 @@ def _volume_mode(text: str) -> VolumeMode:
     if text not in get_args(VolumeMode):
         raise ValueError("give session, user, static or none")
     return cast("VolumeMode", text)
-
-
-LEAST_BUILD_MEMORY: Final = 16 * 1024**2
-"""The engine's own start of a step takes some megabytes."""
-
-
-def _memory(text: str) -> int:
-    size = parse_size(text)
-    if size < LEAST_BUILD_MEMORY:
-        raise ValueError("give at least 16M")
-    return size
 
 
 def _build_network(text: str) -> str:
@@ -133,7 +122,9 @@ BUILDERS = Setting(
     "Who may build images by a Dockerfile: `all`; `none`, not even root; or a group by name: its members, root, and "
     "the user that the daemon runs as. Images by name, and directories on a base, are for everybody.",
 )
-BUILD_MEMORY = Setting("SANDKEEP_BUILD_MEMORY", _memory, "4G", "Memory limit of a build.")
+BUILD_MEMORY = Setting(  # the engine's own start of a step takes some megabytes
+    "SANDKEEP_BUILD_MEMORY", at_least(16 * 1024**2, parse_size, "give at least 16M"), "4G", "Memory limit of a build."
+)
 BUILD_CPUS = Setting("SANDKEEP_BUILD_CPUS", number_between(0.01, 4096.0), "4", "CPU limit of a build, in cores.")
 BUILD_PIDS = Setting(
     "SANDKEEP_BUILD_PIDS",

@@ -54,7 +54,7 @@ def test_what_is_kept_for_the_next_is_bounded(files: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     seen_as(files, *range(4000, 4000 + 2 * mounts.MAX_CACHED_NAMESPACES))
     seen_as(files, 5000, 5001, again=False)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_files_of_several_users_are_shown_at_once(files: Path) -> None:

@@ -82,8 +82,8 @@ def _holders(path: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if str(path) in (process / "mountinfo").read_text():
-                found.append((process / "cmdline").read_text()[:100])
+            if bytes(path) in (process / "mountinfo").read_bytes():
+                found.append((process / "cmdline").read_bytes()[:100].decode(errors="replace"))
     return found
 
 
