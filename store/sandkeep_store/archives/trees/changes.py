@@ -33,6 +33,9 @@ _KINDS: Final = {
     stat.S_IFREG: b"f", stat.S_IFDIR: b"d", stat.S_IFLNK: b"l", stat.S_IFCHR: b"c", stat.S_IFBLK: b"b",
     stat.S_IFIFO: b"p", stat.S_IFSOCK: b"s",
 }  # fmt: skip
+_SAME: Final = {kind: kind for kind in _KINDS.values()}
+"""One object for each kind, however many files are of it."""
+
 _FORMAT: Final = r"%y %i %C@ %P\0"
 WHITEOUT: Final = b"c"
 DIRECTORY: Final = b"d"
@@ -121,7 +124,8 @@ def _all(tree: int, enter: Sequence[str]) -> Iterator[_Entry]:
     ) as finder:  # fmt: skip
         assert finder.stdout is not None
         for line in _lines(finder.stdout):  # as they come, while it looks further
-            yield line.split(b" ", 3)
+            kind, *rest = line.split(b" ", 3)
+            yield _SAME.get(kind, kind), *rest
     if finder.returncode:
         raise ProviderError("provider_unavailable", "the sandbox's files cannot be listed: try again")
 
@@ -136,6 +140,8 @@ def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
 def with_unreliable(catalogue: Catalogue, names: Collection[bytes] | None) -> Catalogue:
     """A catalogue by which these names, None for all, will count as changed, with all other names of the same files."""
     doubtful = {catalogue[name].inode for name in (catalogue if names is None else names) if name in catalogue}
+    if not doubtful:
+        return catalogue
     return {name: seen._replace(changed=b"") if seen.inode in doubtful else seen for name, seen in catalogue.items()}
 
 
@@ -143,7 +149,7 @@ def save(catalogue: Catalogue, path: str) -> None:
     """Write a new file of it. Raises OSError."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(_MAGIC)
-        file.write(b"".join(b"%b %b %b %b\0" % (*seen, name) for name, seen in catalogue.items()))
+        file.writelines(b"%b %b %b %b\0" % (*seen, name) for name, seen in catalogue.items())
         file.write(b"\0")
 
 
