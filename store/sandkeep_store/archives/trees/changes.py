@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Final, NamedTuple
 
-from sandkeep.errors import DataError, ProviderError
+from sandkeep.errors import DataError, ProviderError, SetupError
 from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_beneath
 from sandkeep_store.archives.tar import whiteouts
@@ -26,6 +26,12 @@ from sandkeep_store.archives.trees.tree import Overlay, is_opaque, reserved
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
 RECENT_NS: Final = 50_000_000
 """More than any kernel's clock of files takes from one tick to the next."""
+
+MAX_BYTES: Final = 512 << 20
+"""Maximum memory of a catalogue: of 1.3 million files with paths of 100 bytes."""
+
+_SEEN_BYTES: Final = 300
+"""Memory of an entry besides its path."""
 
 _CHUNK: Final = 1 << 16
 _FEW: Final = 500
@@ -58,10 +64,18 @@ Catalogue = Mapping[bytes, Seen]
 
 
 def take_catalogue(tree: int, enter: Sequence[str] = (), overlay: Overlay | None = None) -> dict[bytes, Seen]:
-    """Catalogue an open directory, upper one of an `overlay` or plain. `enter` precedes find's argv. Blocks."""
+    """Catalogue an open directory, upper one of an `overlay` or plain. `enter` precedes find's argv. Blocks.
+
+    Raises `not_supported` for more files than `MAX_BYTES` hold: they cost whoever makes them less than the catalogue.
+    """
     recent = _seconds(time.time_ns() - RECENT_NS)
     found: dict[bytes, Seen] = {}
+    size = 0
     for kind, inode, changed, path in _few(tree) or _all(tree, enter):
+        size += _SEEN_BYTES + len(path)
+        if size > MAX_BYTES:
+            message = f"there are more than {len(found)} changed files, too many for a snapshot: remove some"
+            raise SetupError("not_supported", message)
         hides = kind == DIRECTORY and overlay is not None and is_opaque(tree, path or TOP, overlay)
         is_recent = changed >= recent  # both have ten digits before the point
         found[path or TOP] = Seen(OPAQUE if hides else kind, inode, b"" if is_recent else changed)

@@ -228,6 +228,19 @@ def test_few_and_many_files_are_looked_at_alike(tmp_path: Path, monkeypatch: pyt
     os.close(tree)
 
 
+@pytest.mark.parametrize("few", [0, 500])
+def test_more_files_than_a_catalogue_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    monkeypatch.setattr(changes, "_FEW", few)
+    monkeypatch.setattr(changes, "MAX_BYTES", 10_000)
+    for number in range(100):
+        (tmp_path / str(number)).touch()
+    tree = opened(tmp_path)
+    with pytest.raises(SandkeepError, match="too many for a snapshot") as refused:
+        changes.take_catalogue(tree)
+    os.close(tree)
+    assert refused.value.code == "not_supported"
+
+
 def test_what_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
     for number in range(changes._FEW):
         (tmp_path / str(number)).write_text("x")
