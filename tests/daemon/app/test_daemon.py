@@ -215,8 +215,13 @@ def test_the_removal_of_one_of_an_images_names_takes_only_that(client: Any, tmp_
     (tmp_path / "file").write_text("of two names\n")
     made = client.image.create(str(tmp_path), name="first").image_id
     client.image.tag(made, "second")
-    untagged = client.image.remove("second:latest")
+    untagged = client.image.remove("second:latest", command_id="remove")
     assert (untagged.image_id, untagged.status, untagged.names) == (made, "ready", ["first"])
+    assert client.image.remove("second:latest", command_id="remove") == untagged
+    refused("not_found", client.image.remove, "second", command_id="another")
+    client.image.tag(made, "third")
+    assert client.image.untag("third", "third", command_id="untag") == untagged
+    assert client.image.untag("third", "third", command_id="untag") == untagged
     assert client.image.remove("first").status == "removed"
     made = client.image.create(str(tmp_path), name="first").image_id
     client.image.tag(made, "second")

@@ -17,6 +17,7 @@ from sandkeep_store.eventlog.log import NewEvent
 from sandkeepd.contract.images import ImageRequest
 from sandkeepd.core import core as core_module
 from sandkeepd.keeper.client import KeeperInstance
+from sandkeepd.sandboxes.images import tag_image
 from sandkeepd.sandboxes.runtimes import start_in
 
 
@@ -26,6 +27,21 @@ async def test_an_import_that_fails_is_on_record(state_dir: str, source: str) ->
         await refused_async("provider_unavailable", daemon.image(source))
         (image,) = daemon.core.state.images.values()
         assert image.view().status == "failed"
+
+
+async def test_an_image_whose_name_goes_to_another_is_not_removed_by_that(state_dir: str, source: str) -> None:
+    async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
+        image_id = await daemon.image(source, name="moving")
+        other = await daemon.image(source, clean=True)
+        await daemon.call("image.tag", image_id=image_id, name="stays")
+        async with daemon.images.holds.naming:
+            nursery.start_soon(refused_async, "not_found", daemon.call("image.remove", image_id="moving"))
+            await until_async(lambda: daemon.images.holds.naming.statistics().tasks_waiting == 1)
+            state = daemon.core.state
+            await daemon.core.log.append(tag_image(state, state.images[other], "moving"), Meta())
+        await until_async(lambda: not nursery.child_tasks)
+        assert (await daemon.call("image.get", image_id=image_id)).names == ["stays"]
+        assert (await daemon.call("image.get", image_id="moving")).image_id == other
 
 
 async def test_a_creation_that_fails_is_on_record_and_leaves_the_image_free(state_dir: str, source: str) -> None:

@@ -145,8 +145,16 @@ def start(job: Job) -> Started:
         job.hierarchies.join_thread(groups)
         started = _run(job, argv.after(job.hierarchies.wrapper(groups)), control, workspace)
         if job.plan.uid is not None and job.plan.mechanism != "none":
-            mounts.leave_all()  # bubblewrap waits in this namespace as long as the sandbox lives
+            _leave_mounts()
         return started
+
+
+def _leave_mounts() -> None:
+    """Empty the mount namespace of this thread, in which bubblewrap waits as long as the sandbox lives."""
+    try:
+        mounts.leave_all()
+    except OSError as error:  # forbidden to a daemon in a container; the sandbox runs
+        logger.warning("a sandbox keeps in use what the host has mounted", extra={"why": str(error)})
 
 
 def _make_directories(job: Job) -> None:
