@@ -36,6 +36,7 @@ UNKNOWN_US: Final = 0
 TICK_US: Final = 10_000
 """Maximum time by which a file's modification time precedes the write: the kernel takes that of its last tick."""
 
+_BLOCK: Final = 4096
 _SINCE: Final = ".since"
 _NEW: Final = ".new"
 _RECORD: Final = struct.Struct("<QQQ")
@@ -216,6 +217,12 @@ class OutputTimes:
         with suppress(OSError):
             return list(filter(is_name, os.listdir(self._directory)))  # without what is not ours, such as `.nfs…`
         return []
+
+    def size(self, sandbox_id: str) -> int:
+        """Return the bytes that the marks of a sandbox occupy, in whole blocks."""
+        with suppress(FileNotFoundError), os.scandir(self._of(sandbox_id)) as entries:
+            return sum(-(-entry.stat(follow_symlinks=False).st_size // _BLOCK) * _BLOCK for entry in entries)
+        return 0
 
     def sweep(self, sandbox_id: str, running: Collection[str], is_gone: Callable[[str], bool]) -> None:
         """Remove the marks of processes that are not `running`, and whose journals are gone."""
