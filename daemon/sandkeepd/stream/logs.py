@@ -19,6 +19,9 @@ from sandkeepd.stream.session import Client, Handler, Session, validated
 PIECE_BYTES: Final = 128 * 1024
 """Bytes per frame: a size that a Unix socket with room takes at once, so that nothing is held for a slow reader."""
 
+PIECES_IN_A_ROW: Final = 8
+"""Full pieces of one stream before a look at the other."""
+
 _STREAMS: Final = (("stdout", frames.STDOUT), ("stderr", frames.STDERR))
 
 
@@ -51,7 +54,7 @@ class JournalReader:
         caught_up = False
         while True:
             ended = self._process.ended  # read before the journal: a read after the end is complete
-            if any([await self._send_piece(session, name, number) for name, number in _STREAMS]):
+            if any([await self._send_pieces(session, name, number) for name, number in _STREAMS]):
                 continue  # there is more already
             if ended:
                 return await session.send(exit_of(self._process))
@@ -61,6 +64,13 @@ class JournalReader:
             if not follow:
                 return None
             await self._processes.outputs.wait_for_more(self._process, self._offsets["stdout"], self._offsets["stderr"])
+
+    async def _send_pieces(self, session: Session, name: str, number: int) -> bool:
+        """Send the next pieces; return True if all were full, so that more may follow."""
+        for _ in range(PIECES_IN_A_ROW):
+            if not await self._send_piece(session, name, number):
+                return False
+        return True
 
     async def _send_piece(self, session: Session, name: str, number: int) -> bool:
         """Send the next piece, read once there is room for it; return True if it was full, so that more may follow."""
