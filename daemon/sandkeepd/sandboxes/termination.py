@@ -19,7 +19,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core, Tries, as_sandkeep_error
 from sandkeepd.core.operation import Order, Removal
-from sandkeepd.sandboxes.process_ends import UNSEEN, ends_of_killed, process_ends
+from sandkeepd.sandboxes.process_ends import ends_of_killed, process_ends
 from sandkeepd.sandboxes.runtimes import Runtime, Runtimes
 
 logger = logging.getLogger("sandkeepd")
@@ -156,7 +156,7 @@ class Termination(Removal[SandboxState]):
         while rules.may(sandbox, "sandbox.failed"):
             told = {"sandbox_id": sandbox_id, "kind": why.kind, "why": why.message}
             logger.warning("sandbox ended by itself", extra=told)
-            unseen = f"its sandbox was lost: {why.message}" if why.kind == "lost" else UNSEEN
+            unseen = f"its sandbox {'was lost' if why.kind == 'lost' else 'ended'}: {why.message}"
             ends = process_ends(self.core, sandbox, runtime.instance.exit_of, None, why=unseen, runtime=runtime)
             event: events.Event = events.SandboxFailed(message=why.message)
             if why.kind == "lost":

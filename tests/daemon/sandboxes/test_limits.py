@@ -28,7 +28,7 @@ SIZE = 32 * MIB
 LARGER = 80 * MIB
 PIDS = 24
 
-FULL = "the sandbox's disk limit of 32 MiB is reached: remove files, or `sandkeep update --disk`"
+FULL = "the sandbox's disk limit of 32 MB is reached: remove files, or `sandkeep update --disk`"
 CROWDED = f"processes could not be started: the sandbox's limit is {PIDS}"
 LATE = "it reached its time limit of 0.2 s"
 

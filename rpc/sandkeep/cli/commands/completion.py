@@ -128,7 +128,7 @@ def _images(client: Client) -> list[Item]:
     return [
         CompletionItem(word, help=f"{i.source}, {age(i.created_at)}")
         for i in client.image.list().images
-        for word in (*i.names, i.image_id)
+        for word in (*i.names, *([i.source] if i.kind == "reference" else []), i.image_id)
     ]
 
 

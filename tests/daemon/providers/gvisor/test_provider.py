@@ -211,6 +211,8 @@ def test_memory_that_is_used_up_ends_the_sandbox_and_says_so(client: Any, image:
     client.process.launch(box, ["python3", "-c", "x = bytearray(400 << 20)"], name="greedy")
     until(lambda: client.sandbox.get(box).status == "failed")
     assert "memory" in client.sandbox.get(box).error
+    assert client.process.get(box, "greedy").error == f"its sandbox ended: {client.sandbox.get(box).error}"
+    assert "used up its memory): resume it" in refused("not_ready", client.sandbox.exec, box, "true").message
     until(lambda: not processes_of(box))
     client.sandbox.terminate(box)
 
