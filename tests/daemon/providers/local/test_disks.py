@@ -19,7 +19,9 @@ from tests.support.users import NOBODY, as_client, command_as
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd.host import mounts
+from sandkeepd.host.hostile_files import HostileRoot
 from sandkeepd.host.processes import in_fresh_thread
+from sandkeepd.keeper.output_reserve import OutputReserve
 from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.common.tree_copies import copy_tree
@@ -140,6 +142,24 @@ def test_what_a_process_leaves_running_keeps_its_room(box: Box) -> None:
     written = box.client.process.read(box.id, done.process_id).stdout
     assert written == b"first\n" + b"".join(b"%d\n" % n for n in range(1, 5001))
     box.sh("rm big now then")
+
+
+def test_what_an_earlier_daemon_has_lent_is_given_back(tmp_path: Path) -> None:
+    made = Layout(str(tmp_path))
+    made.prepare()
+    Disks(made).make("sbx_1", SIZE)
+    out = HostileRoot(made.sandbox("sbx_1")).tree("out")
+    try:
+        OutputReserve(out, None).lend("prc_1")
+        journal = out.stat("p/prc_1.stdout")
+        assert (journal.st_size, journal.st_blocks * 512) == (0, 64 << 10)
+        later = OutputReserve(out, None)
+        later.lend("prc_2")
+        assert out.stat("p/prc_1.stdout").st_blocks == 0
+        later.end("prc_2")
+        assert out.stat("p/prc_2.stdout").st_blocks == 0
+    finally:
+        Disks(made).release("sbx_1")
 
 
 def test_files_can_be_removed_when_the_inodes_are_used_up(box: Box) -> None:
