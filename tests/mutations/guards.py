@@ -189,6 +189,13 @@ GUARDS = [
         f"{_ENEMY}test_one_that_takes_long_to_look_at_delays_no_other[local]",
     ),
     Guard(
+        "The code inside takes no blocks that its disk has for the daemon",
+        "daemon/sandkeepd/providers/local/start.py",
+        "with privileges.file_user(job.plan.uid):",
+        "with privileges.file_user(0):",
+        "tests/daemon/providers/local/test_disks.py::test_on_a_full_disk_output_is_seen",
+    ),
+    Guard(
         "No file is larger than the disk limit",
         "daemon/sandkeepd/providers/local/start.py",
         'blocks = "" if job.own_disk else str(-(-plan.disk_bytes // 512))',

@@ -170,6 +170,7 @@ class KeeperInstance:
         process = self._channel.processes.get(process_id)
         if process and process.exit:
             del self._channel.processes[process_id]
+        self._shared.reserve.end(process_id)
         if process is None or process.has_files:
             self._shared.remove_ended(process_id)
 
