@@ -34,7 +34,7 @@ _WRITTEN_INSIDE: Final = (".stdout", ".stderr", ".data")
 
 _OPEN_INPUT: Final = 0o644
 _INODES_OF_A_START: Final = 8
-_FULL_BYTES: Final = 64 * 1024
+FULL_BYTES: Final = 64 * 1024
 """Free bytes below which a disk is full: a program writes more at once."""
 
 _CLOSED_INPUT: Final = 0o444
@@ -79,7 +79,7 @@ class SharedDirectory:
     def is_full(self) -> bool:
         """Return True if the sandbox's own disk is full."""
         found = self.statvfs() if self.own_disk else None
-        return found is not None and (found.f_bavail * found.f_frsize < _FULL_BYTES or found.f_ffree == 0)
+        return found is not None and (found.f_bavail * found.f_frsize < FULL_BYTES or found.f_ffree == 0)
 
     def statvfs(self) -> os.statvfs_result | None:
         """Return the state of the sandbox's own disk; None if it has none, or that cannot be read."""
