@@ -26,6 +26,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.sandboxes.batch import SandboxBatch
 from sandkeepd.sandboxes.creation import Maker
 from sandkeepd.sandboxes.oom import KILLED
@@ -255,7 +256,7 @@ class _FromCheckpoint(Maker):
         instance = await able.create_from_checkpoint(
             sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._copy.directory
         )
-        try:
+        async with undo_on_error(provider.terminate, sandbox_id, asked.plan, instance.handle):
             await self._copy.checked()
             named = [(ids.new_id(ids.PROCESS), one) for one in self._kept]
             for process_id, one in named:
@@ -263,10 +264,6 @@ class _FromCheckpoint(Maker):
             await trio.to_thread.run_sync(self._inherit_times, sandbox_id, named)
             self._found = await _found(instance, self._checkpoint, named, sandbox_id)
             failpoints.reach("checkpoint.named")
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await provider.terminate(sandbox_id, asked.plan, instance.handle)
-            raise
         return instance
 
     def _inherit_times(self, sandbox_id: str, named: Sequence[tuple[str, SavedProcess]]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import trio
+from msgspec import convert
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, StateError
@@ -73,7 +74,8 @@ class ImageCreation(Creation[ImageState]):
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
         core, image_id, asked = self.core, order.stream, order.subject.requested
         provider = core.provider(asked.provider)
-        made = await provider.images.make(image_id, _request(asked), order.caller, order.progress)
+        wanted = convert(asked, ImageRequest, from_attributes=True)
+        made = await provider.images.make(image_id, wanted, order.caller, order.progress)
         failpoints.reach("image.copied")
         # Of two of the same content that are made at once, the second is to find the first.
         turn = self._turns.setdefault((asked.provider, made.digest), trio.Lock())
@@ -85,15 +87,8 @@ class ImageCreation(Creation[ImageState]):
             reused = NewEvent(image_id, events.ImageReused(image_id=same.image_id))
             return [reused, *await self.tags(order, same)]
         await self.charge_image(order, made.size_bytes)
-        created = events.ImageCreated(
-            digest=made.digest,
-            size_bytes=made.size_bytes,
-            file_count=made.file_count,
-            skipped_count=made.skipped_count,
-            skipped=made.skipped,
-            details=made.details,
-        )
-        return [NewEvent(image_id, created), *await self.tags(order, order.subject)]
+        created = NewEvent(image_id, convert(made, events.ImageCreated, from_attributes=True))
+        return [created, *await self.tags(order, order.subject)]
 
     async def tags(self, order: Order[ImageState], image: ImageState) -> list[NewEvent]:
         """Return the events by which an image gets the name that was asked for. Nothing that may hang comes after
@@ -207,11 +202,16 @@ class Images:
         return removed
 
     async def _lose(self, image_id: str, name: str, request: Request[ImageRemove]) -> Image | None:
-        """Take a name from a ready image that has it and others; None if it has not."""
+        """Take a name from a ready image that has it and others; None if it has not. Raises `not_found` if another
+        image gets the name at that moment.
+        """
         core = self._core
+        if name not in core.state.images[image_id].names:
+            return None
         async with self.holds.naming:
             image = core.state.images[image_id]
-            if image.status != "ready" or name not in image.names or len(image.names) == 1:
+            rules.require_name(image, name)
+            if image.status != "ready" or len(image.names) == 1:
                 return None
             core.require_sound()
             await core.log.append([NewEvent(image_id, events.ImageUntagged(name=name))], request.meta)
@@ -249,19 +249,3 @@ class Images:
         mine = (i for i in self._core.state.images.values() if request.sees(i.owner) and (query.all or not i.ended))
         found, following = page(mine, lambda image: image.image_id, query.after, query.limit)
         return ImageList(images=[image.view() for image in found], next=following)
-
-
-def _request(requested: events.ImageCreateRequested) -> ImageRequest:
-    """Convert the recorded request for the provider."""
-    return ImageRequest(
-        kind=requested.kind,
-        source=requested.source,
-        base=requested.base,
-        dockerfile=requested.dockerfile,
-        clean=requested.clean,
-        labels=requested.labels,
-        owner=requested.owner,
-        ignore=requested.ignore,
-        patterns=requested.patterns,
-        ignore_files=requested.ignore_files,
-    )

@@ -6,7 +6,6 @@ most significant first. Binary frames of files, and of what a client types, have
 """
 
 import struct
-import typing
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -275,11 +274,6 @@ encode: Final = msgspec.json.Encoder().encode
 decode_from_server: Final = msgspec.json.Decoder(FromServer).decode
 decode_from_client: Final = msgspec.json.Decoder(FromClient).decode
 _decode_refusal: Final = msgspec.json.Decoder(Refusal).decode
-
-
-def kinds(union: Any) -> list[str]:
-    """The kinds of the messages that a union holds."""
-    return [str(one.__struct_config__.tag) for one in typing.get_args(union)]
 
 
 def wire_error(error: SandkeepError) -> WireError:

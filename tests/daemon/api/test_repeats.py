@@ -281,7 +281,7 @@ def made_once(running_daemon: Any, world: Any, by_name: dict[str, Case]) -> None
 def test_a_daemon_is_stopped_once(running_daemon: Any) -> None:
     """A repeat that comes to the next daemon does not stop that."""
     assert ask(running_daemon, "daemon.shutdown", "stop", {}) == {}
-    assert running_daemon.process.wait(30) == 0
+    assert running_daemon.process.wait(60) == 0
     running_daemon.start()
     assert ask(running_daemon, "daemon.shutdown", "stop", {}) == {}
     with running_daemon.connect() as client:

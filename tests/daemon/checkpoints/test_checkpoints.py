@@ -21,7 +21,7 @@ from sandkeep.ids import new_id
 pytestmark = pytest.mark.needs("runsc")
 
 COUNT = counting("n", pause_s=0.05)
-LATE = 30.0
+LATE = 60.0
 FILES = ("checkpoint.img", "open.names", "processes.json", "shared.tar")
 
 
@@ -513,22 +513,31 @@ def test_on_a_mount(own_house: Callable[..., House]) -> None:
     house.end(box, made)
 
 
+def die_restoring(house: House, box: str, checkpoint_id: str, asked: dict[str, Any]) -> list[Any]:
+    """Have the daemon die once one sandbox of a checkpoint is made, and start again; return those that are made."""
+    house.daemon.stop()
+    house.daemon.start(**{failpoints.SETTING: "sandbox.created:after"})
+    with house.daemon.connect(patience_s=0) as client, pytest.raises(SandkeepError):
+        client.checkpoint.restore(checkpoint_id, **asked)
+    assert house.daemon.process is not None
+    house.daemon.process.wait(60)
+    house.daemon.start()
+    until(lambda: not [one for one in house.client.sandbox.list().sandboxes if one.status == "creating"])
+    return [one for one in house.client.sandbox.list().sandboxes if one.sandbox_id != box]
+
+
 def test_a_copy_goes_also_when_a_sandbox_cannot_be_made_after_all(own_house: Callable[..., House]) -> None:
     """The daemon dies when one of two is made, and somebody else has the name of the other by the next time."""
     house = own_house(SANDBOX_CHECKPOINT_MOUNT_PATH="{root}/mount")
     os.mkdir(f"{house.daemon.root}/mount", 0o700)
     box = house.box()
     checkpoint_id = house.checkpoint(box, archive="bucket").checkpoint_id
-    house.daemon.stop()
-    house.daemon.start(**{failpoints.SETTING: "sandbox.created:after"})
-    asked = {"count": 2, "names": ["one", "two"], "command_id": new_id("cmd")}
-    with house.daemon.connect(patience_s=0) as client, pytest.raises(SandkeepError):
-        client.checkpoint.restore(checkpoint_id, **asked)
-    assert house.daemon.process is not None
-    house.daemon.process.wait(20)
-    house.daemon.start()
-    until(lambda: not [one for one in house.client.sandbox.list().sandboxes if one.status == "creating"])
-    [made] = [one for one in house.client.sandbox.list().sandboxes if one.sandbox_id != box]
+    for _ in range(20):
+        asked = {"count": 2, "names": ["one", "two"], "command_id": new_id("cmd")}
+        made, *others = die_restoring(house, box, checkpoint_id, asked)
+        if not others:
+            break
+        house.end(made.sandbox_id, *(one.sandbox_id for one in others))  # one commit had both
     other = house.box(name="two" if made.name == "one" else "one")
     refused("conflict", house.client.checkpoint.restore, checkpoint_id, **asked)
     assert files_below(f"{house.daemon.state_dir}/archives") == []

@@ -55,7 +55,7 @@ class DiskWatch:
                         nursery.start_soon(self._try, instance)
 
     async def _try(self, instance: "HeldInstance") -> None:
-        with suppress(SandkeepError):  # the next round tries again
+        with suppress(SandkeepError, OSError):  # the next round tries again
             await self.check(instance)
 
     async def look(self, instance: "HeldInstance") -> None:
@@ -68,7 +68,8 @@ class DiskWatch:
         async with instance.measuring:
             if instance.measured_at < asked:  # not by another that waited
                 await trio.sleep_until(min(instance.look_after, asked + REST * MAX_LOOK_S))
-                await self._measure(instance)
+                with suppress(SandkeepError, OSError):  # the next round tries again
+                    await self._measure(instance)
 
     async def _measure(self, instance: "HeldInstance") -> int:
         """Measure a sandbox's disk usage, in its turn. If it is cancelled, as the sandbox ends, the thread is left."""
