@@ -326,6 +326,9 @@ class KeeperInstance:
         """See `Instance.disk_is_full`."""
         return self._shared.is_full()
 
+    async def measure_disk(self) -> None:
+        """See `Instance.measure_disk`."""
+
     def disk_usage(self) -> tuple[int | None, int | None]:
         """See `Instance.disk_usage`."""
         return None, None

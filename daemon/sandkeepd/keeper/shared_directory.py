@@ -39,7 +39,7 @@ _FULL_BYTES: Final = 1024 * 1024
 """Free bytes below which a disk is full: a program writes more at once, and the kernel takes all of that or nothing."""
 
 _FULL_SHARE: Final = 32
-_LEAST_FULL_BYTES: Final = 64 * 1024
+LEAST_FULL_BYTES: Final = 64 * 1024
 """On a small disk it is a part of it, but no less."""
 
 _CLOSED_INPUT: Final = 0o444
@@ -87,7 +87,7 @@ class SharedDirectory:
         found = self.statvfs()
         if found is None:
             return False
-        least = max(_LEAST_FULL_BYTES, min(_FULL_BYTES, found.f_blocks * found.f_frsize // _FULL_SHARE))
+        least = max(LEAST_FULL_BYTES, min(_FULL_BYTES, found.f_blocks * found.f_frsize // _FULL_SHARE))
         return found.f_bavail * found.f_frsize < least or found.f_ffree == 0
 
     async def reserve_output(self, process_id: str) -> None:
