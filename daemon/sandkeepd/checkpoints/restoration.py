@@ -260,9 +260,17 @@ class _FromCheckpoint(Maker):
             named = [(ids.new_id(ids.PROCESS), one) for one in self._kept]
             for process_id, one in named:
                 await able.rename(sandbox_id, one.process_id, process_id)
+            await trio.to_thread.run_sync(self._inherit_times, sandbox_id, named)
             self._found = await _found(instance, self._checkpoint, named, sandbox_id)
             failpoints.reach("checkpoint.named")
         return instance
+
+    def _inherit_times(self, sandbox_id: str, named: Sequence[tuple[str, SavedProcess]]) -> None:
+        """Give processes the times of the output that they wrote before; on a full disk they have none."""
+        source, until_us = self._checkpoint.sandbox_id, self._checkpoint.requested_us
+        with suppress(OSError):
+            for process_id, one in named:
+                self._processes.times.inherit((sandbox_id, process_id), (source, one.process_id), until_us)
 
     def found(self) -> list[NewEvent]:
         return self._found

@@ -111,10 +111,16 @@ def unmount(place: str, *, lazily: bool = True) -> None:
     _check(_libc.umount2(os.fsencode(place), flags), f"umount {place}")
 
 
-def enter_private_namespace() -> str:
-    """Give the calling thread a mount namespace of its own. Answers an empty directory, of this namespace alone."""
+def enter_private_namespace(*, follow_host: bool = False) -> str:
+    """Give the calling thread a mount namespace of its own, in which the host's mounts go on to appear and vanish if it
+    is to follow. Answers an empty directory, of this namespace alone.
+    """
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
-    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    mount("none", "/", None, MS_REC | (MS_SLAVE if follow_host else MS_PRIVATE))
+    return _empty_directory()
+
+
+def _empty_directory() -> str:
     return next(path for path in ("/mnt", "/tmp") if os.path.isdir(path))  # noqa: S108 - hidden by a tmpfs next
 
 
@@ -122,7 +128,14 @@ def leave_all() -> None:
     """Unmount everything in the private namespace of the calling thread, which sees no files afterwards: a program that
     outlives the thread in it would keep in use what the host unmounts meanwhile. Raises OSError.
     """
-    unmount("/")
+    try:
+        unmount("/")
+    except OSError:  # EINVAL for the root of a user namespace, which is locked until another one takes its place
+        place = _empty_directory()
+        mount_scratch(place)
+        os.chdir(place)
+        _check(_libc.pivot_root(b".", b"."), "pivot_root")
+        unmount(".")
 
 
 def leave_host_namespace() -> None:

@@ -200,11 +200,16 @@ class Images:
         return await self._removal.answer(request, image_id)
 
     async def _lose(self, image_id: str, name: str, request: Request[ImageRemove]) -> Image | None:
-        """Take a name from a ready image that has it and others; None if it has not."""
+        """Take a name from a ready image that has it and others; None if it has not. Raises `not_found` if another
+        image gets the name at that moment.
+        """
         core = self._core
+        if name not in core.state.images[image_id].names:
+            return None
         async with self.holds.naming:
             image = core.state.images[image_id]
-            if image.status != "ready" or name not in image.names or len(image.names) == 1:
+            rules.require_name(image, name)
+            if image.status != "ready" or len(image.names) == 1:
                 return None
             core.require_sound()
             await core.log.append([NewEvent(image_id, events.ImageUntagged(name=name))], request.meta)

@@ -7,6 +7,7 @@ variable.
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from sandkeep.errors import SetupError
@@ -59,13 +60,14 @@ def matching(pattern: str, advice: str) -> Callable[[str], str]:
     return parse
 
 
-def number_between(least: int, most: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers from `least` to `most`. It raises ValueError."""
+def number_between(least: N, most: N, what: str = "a number") -> Callable[[str], N]:
+    """Return a parser of numbers from `least` to `most`, of their type. It raises ValueError: `what` is to be given."""
 
-    def parse(text: str) -> int:
-        if not least <= (number := int(text)) <= most:
-            raise ValueError(f"give a number from {least} to {most}")
-        return number
+    def parse(text: str) -> N:
+        with suppress(ValueError):
+            if least <= (found := type(least)(text)) <= most:
+                return found
+        raise ValueError(f"give {what} from {least:.10g} to {most:.10g}")
 
     return parse
 
@@ -203,12 +205,8 @@ LEAST_CLIENT_MEMORY: Final = 32 * 1024**2
 _LEAST_RETENTION: Final = "give at least 24h, for which repeated commands get their first answer, or forever"
 
 
-def parse_seconds(text: str) -> float:
-    """Seconds from 0 to a day. Raises ValueError."""
-    number = float(text)
-    if not 0 <= number <= 86_400:
-        raise ValueError("give seconds, from 0 to 86400")
-    return number
+parse_seconds: Final = number_between(0.0, 86_400.0, "seconds,")
+"""Parses seconds, from 0 to a day. Raises ValueError."""
 
 
 def _level(text: str) -> str:

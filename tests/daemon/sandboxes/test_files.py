@@ -38,7 +38,7 @@ ONCE_MORE_S = 90.0
 @pytest.fixture(autouse=True)
 def bound(request: pytest.FixtureRequest) -> Iterator[None]:
     """No test waits for ever."""
-    with at_most(30 + ONCE_MORE_S if "users_own" in request.node.name else 30):
+    with at_most(120 + ONCE_MORE_S if "users_own" in request.node.name else 120):
         yield
 
 

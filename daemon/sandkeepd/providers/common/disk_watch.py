@@ -49,7 +49,7 @@ class DiskWatch:
     async def _try(self, instance: "HeldInstance") -> None:
         began = trio.current_time()
         try:
-            with suppress(SandkeepError):  # the next round tries again
+            with suppress(SandkeepError, OSError):  # the next round tries again
                 await self.check(instance)
         finally:
             now = trio.current_time()

@@ -144,9 +144,17 @@ def start(job: Job) -> Started:
         groups = job.hierarchies.create(job.plan.cgroups, job.plan.limits)
         job.hierarchies.join_thread(groups)
         started = _run(job, argv.after(job.hierarchies.wrapper(groups)), control, workspace)
-        if job.plan.uid is not None:
-            mounts.leave_all()  # bubblewrap waits in this namespace as long as the sandbox lives
+        if job.plan.uid is not None and job.plan.mechanism != "none":
+            _leave_mounts()
         return started
+
+
+def _leave_mounts() -> None:
+    """Empty the mount namespace of this thread, in which bubblewrap waits as long as the sandbox lives."""
+    try:
+        mounts.leave_all()
+    except OSError as error:  # forbidden to a daemon in a container; the sandbox runs
+        logger.warning("a sandbox keeps in use what the host has mounted", extra={"why": str(error)})
 
 
 def _make_directories(job: Job) -> None:
@@ -200,7 +208,7 @@ def _as_root(job: Job) -> tuple[Argv, str]:
 
     Returns the argv and the workspace in it.
     """
-    place = mounts.enter_private_namespace()
+    place = mounts.enter_private_namespace(follow_host=job.plan.mechanism == "none")
     opened = {name: mounts.open_path(f"{job.directory}/{name}") for name in ("upper", "work", "in", "out")}
     lowers = [mounts.open_path(lower.root) for lower in job.lowers]
     try:

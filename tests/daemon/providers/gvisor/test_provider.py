@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.conftest import RunningDaemon
+from tests.support.boxes import group_of
 from tests.support.expect import refused, until
 from tests.support.snapshots import sh
 
@@ -224,7 +225,7 @@ def test_it_is_killed_before_the_daemon_when_memory_ends(client: Any, box: str) 
 def test_threads_of_the_host_are_bounded(client: Any, image: str) -> None:
     """The limit is made lower for one of two sandboxes: the machine's own is never near."""
     greedy, other = (client.sandbox.create(image).sandbox_id for _ in range(2))
-    [group] = [place.parent for place in Path("/sys/fs/cgroup").glob(f"**/*{greedy}/pids.max")]
+    group = group_of(greedy)
     assert (group / "pids.max").read_text() == f"{plan.HOST_THREADS}\n"
     (group / "pids.max").write_text("120")
     client.process.launch(greedy, ["sh", "-c", "while :; do sleep 600 & done"], name="bomb")

@@ -82,8 +82,8 @@ def _holders(path: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if str(path) in (process / "mountinfo").read_text():
-                found.append((process / "cmdline").read_text()[:100])
+            if bytes(path) in (process / "mountinfo").read_bytes():
+                found.append((process / "cmdline").read_bytes()[:100].decode(errors="replace"))
     return found
 
 
@@ -327,12 +327,15 @@ def test_the_output_is_no_trash_meanwhile(tmp_path: Path, monkeypatch: pytest.Mo
     assert os.listdir(tmp_path / "disks") == []
 
 
-@pytest.mark.parametrize("who", ["local", "a user's", pytest.param("gvisor", marks=pytest.mark.needs("runsc"))])
+@pytest.mark.parametrize(
+    "who", ["local", "without isolation", "a user's", pytest.param("gvisor", marks=pytest.mark.needs("runsc"))]
+)
 def test_a_running_sandbox_keeps_no_disk_that_the_host_unmounts(
     new_daemon: Callable[[], RunningDaemon], tmp_path: Path, who: str
 ) -> None:
-    """Nor sees one that is mounted later."""
+    """Nor sees one that is mounted later, if it is isolated."""
     daemon = new_daemon()
+    isolation = "none" if who == "without isolation" else "default"
     provider = "gvisor" if who == "gvisor" else "local"
     source = Path(daemon.root, "source")
     source.mkdir()
@@ -346,13 +349,14 @@ def test_a_running_sandbox_keeps_no_disk_that_the_host_unmounts(
         uid = NOBODY if who == "a user's" else 0
         image = as_client(daemon, uid, lambda client: client.image.create(str(source), provider=provider).image_id)
         with daemon.connect() as client:
-            box = Box(daemon, client, client.sandbox.create(image, provider=provider).sandbox_id)
+            box = Box(daemon, client, client.sandbox.create(image, provider=provider, isolation=isolation).sandbox_id)
             box.sh("true")
             disks.umount(str(tmp_path / "at"))
             freed(tmp_path / "image")
             disks.mount("--bind", "/usr/src", "/usr/src")
             try:
-                assert b"/usr/src" not in box.sh("cat /proc/self/mounts")
+                seen = b" /usr/src " in box.sh("cat /proc/self/mounts")
+                assert seen == (isolation == "none")
             finally:
                 subprocess.run(["umount", "--lazy", "/usr/src"], check=True)
             client.sandbox.terminate(box.id)
