@@ -318,9 +318,9 @@ GUARDS = [
     ),
     Guard(
         "Answers of a gVisor sandbox are copied with their holes",
-        "daemon/sandkeepd/providers/gvisor/start.py",
-        "hole = os.lseek(source, at, os.SEEK_HOLE)",
-        "hole = end",
+        "store/sandkeep_store/files/holes.py",
+        "end = min(size, os.lseek(opened, begin, os.SEEK_HOLE))",
+        "end = size",
         f"{_GVISOR}test_holes_stay_holes",
     ),
     Guard(
