@@ -28,7 +28,7 @@ from sandkeepd.host.processes import Identity, keep_descriptors_private, open_pr
 from sandkeepd.keeper import journal, journal_trimming, pty, requests
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
-from sandkeepd.keeper.shared_directory import FULL_BYTES
+from sandkeepd.keeper.shared_directory import LEAST_FULL_BYTES
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.layout import Layout
@@ -100,7 +100,7 @@ class HeldInstance(KeeperInstance):
         if self.own_disk_bytes is not None:
             return super().disk_is_full()
         used, limit = self.disk_usage()
-        return used is not None and limit is not None and used + FULL_BYTES > limit
+        return used is not None and limit is not None and used + LEAST_FULL_BYTES > limit
 
     async def measure_disk(self) -> None:
         if self.disks is not None:
