@@ -18,7 +18,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep.protocol import frames
 from sandkeep.stream import StreamClient
 from sandkeepd.contract.processes import Chunk
-from sandkeepd.stream.logs import PIECE_BYTES, JournalReader
+from sandkeepd.stream.logs import PIECES_IN_A_ROW, PIECE_BYTES, JournalReader
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
@@ -106,14 +106,14 @@ async def test_without_follow_it_ends_although_more_is_written_than_it_reads() -
 
     async def send_bytes(frame: bytes) -> None:
         sent.append(len(frame))
-        assert len(sent) <= 2 * 5  # of both streams
+        assert len(sent) <= 2 * PIECES_IN_A_ROW  # of both streams
 
     outputs.read_journal = read_journal
     wait = trio.lowlevel.checkpoint
     session: Any = SimpleNamespace(room=wait, send_bytes=send_bytes, send=lambda _: wait())
     process: Any = SimpleNamespace(ended=False, started_us=1)
     await JournalReader(SimpleNamespace(outputs=outputs), process, 0, 0).send(session, follow=False)  # type: ignore[arg-type]
-    assert len(sent) == 2 * 5
+    assert len(sent) == 2 * PIECES_IN_A_ROW
 
 
 async def test_it_has_times_if_they_are_asked_for(house: House) -> None:
