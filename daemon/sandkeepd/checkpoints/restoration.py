@@ -46,7 +46,7 @@ class OpenCheckpoint(NamedTuple):
     kept: Sequence[SavedProcess]
 
 
-class CheckpointRestoration(SandboxBatch):
+class CheckpointRestoration(SandboxBatch[CheckpointRestoreResult]):
     """``checkpoint.restore``: sandboxes of a checkpoint, whose processes go on running."""
 
     method = "checkpoint.restore"
@@ -161,8 +161,7 @@ class CheckpointReturn(FileReplacement):
         )
         new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
         await self.begin(new, request.meta, request, checkpoint)
-        returned: Sandbox = await self.answer(request, sandbox.sandbox_id)
-        return returned
+        return await self.answer(request, sandbox.sandbox_id)
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         checkpoint, sandbox, sandbox_id = order.payload, order.subject, order.stream

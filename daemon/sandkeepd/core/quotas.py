@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from sandkeep import events
 from sandkeep.errors import CallerError, StateError
 from sandkeep.model import QuotaList, QuotaUsage, SandboxSpec
+from sandkeep.protocol.amounts import size
 from sandkeep.protocol.methods import QuotaQuery
 from sandkeep.settings.daemon import COUNTED_QUOTAS, QUOTA, QUOTA_ADMIN, QUOTAS
 from sandkeep_store.eventlog.log import Recorded
@@ -264,4 +265,4 @@ def _add(sums: dict[str, int], amounts: Amounts, sign: int = 1) -> None:
 
 
 def _shown(quota: str, amount: int) -> str:
-    return str(amount) if quota in COUNTED_QUOTAS else f"{amount / 2**20:.6g} MiB"
+    return str(amount) if quota in COUNTED_QUOTAS else size(amount)

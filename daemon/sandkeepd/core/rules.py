@@ -64,7 +64,7 @@ WHY_NOT_READY: Final[dict[str, str]] = {
     "restoring": "is being restored: wait until it runs",
     "stopping": "is being ended",
     "stopped": "has ended: create a new one",
-    "failed": "failed: look at its `error`, then resume it, if its provider can restart it, or terminate it",
+    "failed": "failed: resume it, if its provider can restart it, or terminate it",
     "lost": "was lost by its provider: resume it, if that can restart it, or terminate it and create a new one",
 }
 
@@ -300,6 +300,9 @@ def require_lock(state: State, sandbox: SandboxState) -> None:
 def not_ready(sandbox: SandboxState, why: str = "") -> StateError:
     """The error of a sandbox in whose present state something cannot be done; `why`, if not because of that alone."""
     why = why or WHY_NOT_READY.get(sandbox.status, "is not in a state for that: try again")
+    if sandbox.status == "failed" and sandbox.error is not None:
+        way = why.partition(": ")[2] if sandbox.made else "create another"
+        why = f"{'failed' if sandbox.made else 'was never created'} ({sandbox.error[1]}): {way}"
     if sandbox.status == "suspended" and sandbox.suspended_reason:
         why = f"is suspended, {sandbox.suspended_reason}: resume it, and remove files"
     moved: dict[str, Any] = {}

@@ -53,7 +53,7 @@ class ImageHolds:
         return self._leaving.count(image_id) > 0
 
 
-class ImageCreation(Creation[ImageState]):
+class ImageCreation(Creation[ImageState, Image]):
     """``image.create``: a provider makes an image of a source; one of the same content is used again."""
 
     method = "image.create"
@@ -115,7 +115,7 @@ class ImageCreation(Creation[ImageState]):
         return rules.image(self.core.state, subject.image_id).view()
 
 
-class ImageRemoval(Removal[ImageState]):
+class ImageRemoval(Removal[ImageState, Image]):
     """``image.remove``: an image that nothing needs goes."""
 
     method = "image.remove"
@@ -128,7 +128,7 @@ class ImageRemoval(Removal[ImageState]):
         return [NewEvent(order.stream, events.ImageRemoved())]
 
 
-async def remove_image(operation: Operation[ImageState], order: Order[ImageState], then: str) -> None:
+async def remove_image(operation: Operation[ImageState, Any], order: Order[ImageState], then: str) -> None:
     """Remove all that there is of an image, by its provider, however often that takes."""
     core, image_id, name = operation.core, order.stream, order.subject.requested.provider
 
@@ -157,7 +157,7 @@ class Images:
         self.holds = ImageHolds()
         self.creation = ImageCreation(core, self.holds)
         self._removal = ImageRemoval(core)
-        self.operations: Sequence[Operation[Any]] = (self.creation, self._removal)
+        self.operations: Sequence[Operation[Any, Any]] = (self.creation, self._removal)
         self.commands: Sequence[Command] = tuple(
             DirectCommand(method, self._named_again) for method in ("image.tag", "image.untag")
         )
@@ -172,8 +172,7 @@ class Images:
         provider = self._core.provider(request.params.provider or source.provider)
         default_base = provider.builder.default_base() if provider.builder is not None else None
         event = rules.create_image(request.params, owner, provider.name, source, default_base)
-        image: Image = await self.creation.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
-        return image
+        return await self.creation.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
 
     async def _source(self, command: ImageCreate, caller: Caller) -> Source:
         """Return the source of the image, by the rule of `image_sources`."""
@@ -198,8 +197,7 @@ class Images:
             new = NewEvent(image_id, event, expected_revision=image.revision)
             with self.holds.leaving(image_id):  # until the intent is on record
                 await self._removal.begin(new, request.meta)
-        removed: Image = await self._removal.answer(request, image_id)
-        return removed
+        return await self._removal.answer(request, image_id)
 
     async def _lose(self, image_id: str, name: str, request: Request[ImageRemove]) -> Image | None:
         """Take a name from a ready image that has it and others; None if it has not. Raises `not_found` if another

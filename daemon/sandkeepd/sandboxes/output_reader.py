@@ -79,6 +79,15 @@ class OutputReader:
             found.append(Mark(UNKNOWN_US if is_unknown else process.ended_us or now_us(), *ends))
         return _shown(found, *ends), out, err
 
+    def times_of(self, process: ProcessState, stream: str, chunk: Chunk) -> tuple[list[OutputTime], Chunk]:
+        """Return the times of a piece of one stream, and the piece, which is cut if it has too many."""
+        other = Chunk(offset=0, data=b"", size=0)
+        if stream == "stdout":
+            times, chunk, _ = self._times_of(process, chunk, other)
+        else:
+            times, _, chunk = self._times_of(process, other, chunk)
+        return times, chunk
+
     async def wait_for_more(self, process: ProcessState, stdout_offset: int, stderr_offset: int) -> None:
         """Return when a journal holds more than that, or the process has ended; it may also return early."""
         if process.ended:

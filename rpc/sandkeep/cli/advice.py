@@ -142,4 +142,7 @@ _LISTS: Final = {"sandbox_id": "sandbox", "image_id": "image", "snapshot_id": "s
 
 
 def _names(found: Any, field: str) -> list[str]:
-    return [getattr(found, field), *([found.name] if getattr(found, "name", None) else [])]
+    """Return the words by which an object is called: its id, its name or names, an image's reference."""
+    reference = found.source if getattr(found, "kind", "") == "reference" else None
+    named = [getattr(found, "name", None), reference, *getattr(found, "names", ())]
+    return [getattr(found, field), *filter(None, named)]

@@ -8,23 +8,32 @@ _EVERYWHERE: Final = {
     "-m": "--memory", "-v": "--volume", "--mount": "--volume", "-l": "--label",
     "-u": "--user", "--cpu": "--cpus", "--pids-limit": "--pids", "--net": "--network", "-t": "--name",
     "--tag": "--name", "--exclude": "--ignore", "--format": "--json", "-c": "--count",
+    "--mem": "--memory", "--storage": "--disk", "--ttl": "--max-lifetime", "--hostname": "--name",
+    "--env-file": "--env",
 }  # fmt: skip
 """The same for all commands that have the option on the right, and not the one on the left."""
 
 _NO_PROGRAM: Final = "`create` runs no program: use `sandkeep exec -it` or `sandkeep run` then."
-_NO_PORTS: Final = "A sandbox has no ports of its own: use `--network host`."
+NO_PORTS: Final = "A sandbox has no ports of its own: use `sandkeep create --network host`."
 _NO_USER: Final = "Processes have the user of their sandbox: use `sandkeep create --user`."
 _BACKGROUND: Final = "Use `sandkeep run SANDBOX NAME --detach`."
+_LAST_EVENTS: Final = "Use `--since 10m`, or pipe to `tail`."
 _FILE: Final = "Give the file as an argument; `-` is stdin or stdout."
 
 _OF_COMMANDS: Final = {
     "create": {
         "-i": _NO_PROGRAM, "-t": _NO_PROGRAM, "-d": _NO_PROGRAM, "--detach": _NO_PROGRAM,
-        "-p": _NO_PORTS, "--publish": _NO_PORTS,
+        "-p": NO_PORTS, "--publish": NO_PORTS,
+        "--image": "Give the image as an argument: `sandkeep create IMAGE`.",
+        "--timeout": "Use `--max-lifetime` for its age, or `--idle-timeout`.",
+        "--privileged": "A sandbox is never privileged: leave it out.",
+        "--gpus": "A sandbox has no GPUs: leave it out.",
         "--rm": "A sandbox lives until `sandkeep rm`: use `--max-lifetime` to end it by itself.",
     },
     "exec": {"-d": _BACKGROUND, "--detach": _BACKGROUND, "-u": _NO_USER, "--user": _NO_USER},
     "run": {"-u": _NO_USER, "--user": _NO_USER, "--rm": "A process leaves nothing to remove: leave it out."},
+    "events": {"--limit": _LAST_EVENTS, "--tail": _LAST_EVENTS, "-n": _LAST_EVENTS},
+    "fork": {"-n": "Use `--count`."},
     "ls": {"--status": "Use `--filter status=running`, for example."},
     "rm": {"--force": "`rm` ends what runs: leave it out."},
     "export": {"-o": _FILE, "--output": _FILE},

@@ -34,10 +34,16 @@ class ProgramCommand(Command):
         """Parse the arguments. Without ``--`` the last words are the program, unless more than a sandbox comes before
         it: `run web1 sleep 1` would start "1" as a process called "sleep".
         """
-        has_end = END in args  # click takes the arguments out of the list
-        left = super().parse_args(ctx, args)
-        if not has_end and len(self._arguments()) > _SANDBOX_AND_PROGRAM and not ctx.resilient_parsing:
-            ctx.fail(f"put `--` before the command, as in: {self._form(ctx)}")
+        needs_end = END not in args and len(self._arguments()) > _SANDBOX_AND_PROGRAM and not ctx.resilient_parsing
+        try:
+            left = super().parse_args(ctx, args)
+        except click.MissingParameter:
+            if not needs_end or not ctx.meta[TYPED]:
+                raise
+            needs_end = True
+        if needs_end:
+            without_name = "or, without a name for it: sandkeep exec SANDBOX -- COMMAND..."
+            ctx.fail(f"put `--` before the command, as in: {self._form(ctx)}, {without_name}")
         return left
 
     def _arguments(self) -> list[click.Argument]:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import click
 
 from sandkeep.cli.exit_codes import EXIT_CODES
+from sandkeep.cli.habits import NO_PORTS
 from sandkeep.cli.words import FILE
 
 _COMMANDS: Final = "sandkeep.cli.commands."
@@ -206,6 +207,39 @@ HABITS: Final = {
         "info": "status",
         "version": "--version",
         "ssh": "shell SANDBOX",
+        "connect": "shell SANDBOX",
+        "bash": "shell SANDBOX",
+        "sh": "shell SANDBOX",
+        "sandboxes": "ls",
+        "container": "ls",
+        "containers": "ls",
+        "process": "ps",
+        "processes": "ps",
+        "snapshots": "snapshot ls",
+        "volumes": "volume ls",
+        "templates": "image ls",
+        "template": "image create PATH",
+        "spawn": "run SANDBOX NAME -- COMMAND",
+        "launch": "run SANDBOX NAME -- COMMAND",
+        "tail": "logs SANDBOX NAME --follow",
+        "cat": "exec SANDBOX -- cat FILE",
+        "read": "cp SANDBOX:PATH .",
+        "download": "cp SANDBOX:PATH .",
+        "write": "cp FILE SANDBOX:PATH",
+        "put": "cp FILE SANDBOX:PATH",
+        "upload": "cp FILE SANDBOX:PATH",
+        "export": "snapshot export SNAPSHOT FILE",
+        "import": "snapshot import FILE",
+        "rollback": "snapshot restore SNAPSHOT --over SANDBOX",
+        "reset": "snapshot restore SNAPSHOT --over SANDBOX",
+        "undo": "snapshot restore SNAPSHOT --over SANDBOX",
+        "server": "daemon",
+        "serve": "daemon",
+        "up": "daemon",
+        "whoami": "status",
+        "doctor": "capabilities",
+        "df": "quota",
+        "du": "quota",
     },
     "image": {"build": "create PATH", "pull": "create REF"},
     "snapshot": {ANY: "create SANDBOX"},
@@ -214,11 +248,23 @@ HABITS: Final = {
 }
 """Commands as other tools call them, by group, and ours."""
 
+WITHOUT_COMMAND: Final = {
+    **dict.fromkeys(("login", "logout", "search", "push"), "Registries are Docker's: use `docker`."),
+    **dict.fromkeys(("port", "ports", "port-forward", "expose"), NO_PORTS),
+    **dict.fromkeys(("prune", "system"), "Ended sandboxes go by themselves; `sandkeep quota` shows what frees space."),
+    "network": "Use `sandkeep create --network`.",
+    "rename": "A sandbox keeps the name that `sandkeep create --name` or `fork --name` gave it.",
+}  # fmt: skip
+"""Sentences about commands that others have, and Sandkeep has not."""
+
 HABITS_EVERYWHERE: Final = {
     "list": "ls", "inspect": "get", "show": "get", "describe": "get", "delete": "rm", "remove": "rm", "destroy": "rm",
     "terminate": "rm", "new": "create", "add": "create",
 }  # fmt: skip
 """The same for all groups that have such a command."""
+
+_LIKENESS: Final = 0.7
+"""Least ratio of a word that is taken for a mistyped one: `psuh` is like `push`, and `login` is not like `logs`."""
 
 OF_COMMANDS: Final = ("--json", "--color")
 """Options that every command has, and no group."""
@@ -270,7 +316,10 @@ class LazyGroup(click.Group):
 
         habits, known = HABITS.get(self.name or "", {}), HABITS_EVERYWHERE.get(word)
         ours = habits.get(word) or (known if known in self.table else None)
-        near = difflib.get_close_matches(word, self.table, n=1)
+        if ours is None and self.name == "sandkeep" and word in WITHOUT_COMMAND:
+            return f" {WITHOUT_COMMAND[word]}"
+        near = difflib.get_close_matches(word, self.table, n=1, cutoff=_LIKENESS)
+        near = near or [name for name in self.table if len(word) > 1 and name.startswith(word)]
         if ours is None and near:
             return f" Did you mean {near[0]!r}?"
         ours = ours or habits.get(ANY)

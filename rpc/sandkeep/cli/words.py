@@ -9,6 +9,15 @@ LOOKUPS: Final[dict[str, Callable[[click.Context, str], list[Any]]]] = {}
 """Completion of each kind, put here by `commands.completion`: no other command loads it."""
 
 
+_LISTED_BY: Final = {
+    "sandbox": "sandkeep ls", "image": "sandkeep image ls", "snapshot": "sandkeep snapshot ls",
+    "process": "sandkeep ps SANDBOX --all", "running process": "sandkeep ps SANDBOX",
+    "checkpoint": "sandkeep checkpoint ls", "artifact": "sandkeep artifact ls", "session": "sandkeep session ls",
+    "volume": "sandkeep volume ls",
+}  # fmt: skip
+"""Commands that show the words of a kind."""
+
+
 class Word(click.ParamType[str]):
     """Text of a kind that the shell can complete; see `LOOKUPS`. Unless it `may_be_empty`, empty text is refused."""
 
@@ -22,9 +31,18 @@ class Word(click.ParamType[str]):
             self.fail("it is empty: maybe a variable is not set", param, ctx)
         return str(value)
 
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str | None:
+        """Return the sentence that says which words there are."""
+        listed = _LISTED_BY.get(self.name)
+        return f"Give {_article(self.name)}, as `{listed}` shows" if listed else None
+
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
         """Return the names of this kind that begin so."""
         return LOOKUPS[self.name](ctx, incomplete)
+
+
+def _article(kind: str) -> str:
+    return f"{'an' if kind[0] in 'ai' else 'a'} {kind}"
 
 
 SANDBOX: Final = Word("sandbox")

@@ -57,7 +57,9 @@ class Nouns:
 
             return handles.collection(handles.Transport(self, carrier(self._call), self._shield), noun)
         if not any(name.startswith(f"{noun}.") for name in METHODS):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {noun!r}", name=noun, obj=self)
+            from sandkeep.clients.habits import missing
+
+            raise missing(self, noun)
         verbs = Verbs(noun, self._call)
         setattr(self, noun, verbs)
         return verbs

@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cache, partial
 from inspect import Parameter
 from inspect import signature as signature_of
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NoReturn
 
 from msgspec import Struct
 
 from sandkeep.clients.binding import Identified, parameters
+from sandkeep.clients.habits import missing
 from sandkeep.clients.kinds import KINDS, Bound, Kind, collection_methods, handle_methods, inner_collections
 from sandkeep.clients.operations import ITERATORS, Files, end
 from sandkeep.clients.signatures import MethodSignature, docstring, fill, signature
@@ -68,7 +69,7 @@ class Handle(Identified):
     def __getattr__(self, name: str) -> Any:
         if name != "info" and hasattr(self.info, name):
             return getattr(self.info, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        raise missing(self, name)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self.info.__struct_fields__})
@@ -91,6 +92,9 @@ class Collection:
     def __init__(self, transport: Any, ids: tuple[str, ...] = ()) -> None:
         self._transport = transport
         self._ids = ids
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise missing(self, name)
 
 
 # -- `with` statements ------------------------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ class Files:
         `sandkeep.transfer` copies larger files.
         """
         content: Any = data.encode() if isinstance(data, str) else data
+        if not isinstance(content, bytes | bytearray | memoryview):
+            raise CallerError("invalid", f"data: must be bytes or str, not {type(data).__name__}", field="data")
         if isinstance(content, bytes | bytearray) and len(content) > MAX_WRITE_BYTES:
             message = f"data: {len(content)} bytes are more than the {MAX_WRITE_BYTES} of one write: {_LARGER}_in"
             raise CallerError("invalid", message, field="data")

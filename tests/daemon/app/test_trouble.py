@@ -82,7 +82,7 @@ def test_a_read_only_state_directory(root: str) -> None:
     try:
         said = fails_to_start(root)
     finally:
-        subprocess.run(["umount", state], check=True)
+        disks.umount(str(state))
     assert "make it writable, or set SANDKEEP_STATE_DIR" in said
     assert os.listdir(state) == []
 
@@ -222,7 +222,7 @@ def small_disk(new_daemon: Callable[[], Any]) -> Iterator[Any]:
     daemon.start()
     yield daemon
     daemon.clear()
-    subprocess.run(["umount", daemon.state_dir], check=True)
+    disks.umount(daemon.state_dir)
 
 
 @pytest.mark.needs("root")

@@ -13,6 +13,7 @@ from tests.conftest import RunningDaemon
 from tests.support.counting import counting
 from tests.support.expect import refused, until
 from tests.support.snapshots import sh
+from tests.support.users import let_in
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
@@ -80,8 +81,7 @@ class House:
 @pytest.fixture(scope="module")
 def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
-    for place in (source, *source.parents[:2]):
-        place.chmod(0o755)
+    let_in(source)
     (source / "file").write_text("from the image\n")
     return source
 

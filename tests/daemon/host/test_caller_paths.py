@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from tests.support import disks
 from tests.support.expect import until_async
 
 from sandkeep.errors import CallerError, DaemonError, SandkeepError
@@ -236,7 +237,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if done.returncode:
         pytest.skip(f"no mounts here: {errno.errorcode[1]}")
     yield place
-    subprocess.run(["umount", str(place)], check=True)
+    disks.umount(str(place))
 
 
 @pytest.mark.needs("root")

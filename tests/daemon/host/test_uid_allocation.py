@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.support import disks
 
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
 from sandkeepd.host.uids import allocation, processes, registry
@@ -375,7 +376,7 @@ def test_a_full_disk(machine: Machine) -> None:
         machine.daemon().reconcile({})
         assert machine.states() == {"resting": 2}
     finally:
-        subprocess.run(["umount", str(machine.path)], check=True)
+        disks.umount(str(machine.path))
 
 
 def test_ranges_that_overlap(machine: Machine, few: None) -> None:

@@ -136,7 +136,7 @@ while not os.path.exists("go"): time.sleep(0.01)
 """
 """Eats at the same moment as three others, and holds what it has."""
 
-SENTENCE = "the kernel killed it for want of memory: the sandbox's limit is 64 MiB"
+SENTENCE = "the kernel killed it for want of memory: the sandbox's limit is 64 MB"
 
 
 @pytest.mark.needs("bwrap", "root")

@@ -566,6 +566,31 @@ async def test_its_disk_limit_suspends_it_and_says_so(house: House) -> None:
         assert await run(daemon, "rm one; cat two | wc -c") == b"600000\n"
 
 
+@pytest.mark.parametrize("house", [HOUSES[1], HOUSES[-1]], indirect=True)
+async def test_a_measured_disk_limit_is_told_by_the_command_that_met_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a shell that hides the death of the command in it, and no longer when there is room again."""
+    for name in ("PERIOD_S", "MAX_LOOK_S"):
+        monkeypatch.setattr(f"sandkeepd.providers.common.disk_watch.{name}", 3600.0)
+    async with house.daemon() as daemon:
+        daemon.provider._disk_limit = 1 << 20
+        await house.box(daemon)
+
+        async def met(script: str) -> tuple[int, list[str]]:
+            done = await daemon.call("sandbox.exec", sandbox_id="box", command=script)
+            return done.exit_code, done.limits_met
+
+        instance = daemon.provider.instances[daemon.id_of()]
+        assert await met("exit 1") == (1, [])
+        assert instance.occupied_bytes is None  # as nothing was written
+        assert await met("head -c 2M /dev/zero >big; exit 0") == (0, ["disk"])
+        assert await met("exit 1") == (1, ["disk"])
+        assert "its disk is full" in (await daemon.call("sandbox.get", sandbox_id="box")).note
+        assert await met("rm big") == (0, [])
+        assert await met("exit 1") == (1, [])
+
+
 @LOCAL
 async def test_one_that_is_killed_meanwhile_has_failed_once_it_goes_on(house: House) -> None:
     """By the first version of control groups nothing ends before it goes on."""

@@ -258,6 +258,15 @@ def test_a_name_is_whole_beside_labels_that_are_cut_and_an_id_is_not() -> None:
         assert len(row) <= 30
 
 
+def test_sentences_of_a_table_are_whole_on_a_narrow_terminal() -> None:
+    columns = ["QUOTA", Column("FREED BY", least=20, wraps=True)]
+    lines = [*output.table_lines(columns, [("disk", "remove files, or ask for less"), ("calls", "wait")], 28)]
+    assert [line.split() for line in lines] == [
+        ["QUOTA", "FREED", "BY"], ["disk", "remove", "files,", "or", "ask"], ["for", "less"], ["calls", "wait"],
+    ]  # fmt: skip
+    assert max(map(len, lines)) <= 28
+
+
 @pytest.mark.parametrize(
     ("text", "columns"), [("abc", 3), ("世界", 4), ("é", 1), ("e\u0301", 1), ("", 0), ("\uff21", 2)]
 )

@@ -11,7 +11,7 @@ import pytest
 from tests.rpc.cli.test_usage import cli as without_daemon
 from tests.rpc.cli.test_usage import parse
 
-from sandkeep.cli.root import HABITS, HABITS_EVERYWHERE, sandkeep
+from sandkeep.cli.root import HABITS, HABITS_EVERYWHERE, WITHOUT_COMMAND, sandkeep
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -91,11 +91,16 @@ def test_a_volume_of_a_directory_here_is_an_absolute_path(shared_daemon: Any, im
         assert ("source must be an absolute path" in said) is (source == "x/../x"), said  # that is no volume's name
 
 
-@pytest.mark.parametrize("word", ["busybox", "nosuch"])
+@pytest.mark.parametrize("word", ["busybox", "nosuch", "busybox:mine", "./project", ".", "ghcr.io/team/app"])
 def test_create_of_a_word_that_is_no_image_says_how_to_make_it(shared_daemon: Any, word: str) -> None:
-    assert f"there is no image '{word}' (`sandkeep image create {word}` makes it)" in refused(
-        shared_daemon, f"create {word}"
-    )
+    ways = f"(see `sandkeep image ls`, or make it with `sandkeep image create {word}`)"
+    assert f"there is no image '{word}' {ways}" in refused(shared_daemon, f"create {word}")
+
+
+def test_the_name_of_an_image_is_a_word_that_was_meant(shared_daemon: Any, image: str) -> None:
+    assert shared_daemon.cli("image", "tag", image, "project:1").returncode == 0
+    assert "did you mean 'project:1'?" in refused(shared_daemon, "create projct:1")
+    assert shared_daemon.cli("image", "untag", "project:1").returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -104,12 +109,6 @@ def test_create_of_a_word_that_is_no_image_says_how_to_make_it(shared_daemon: An
 def test_the_id_of_something_else_is_called_so(shared_daemon: Any, image: str, web: str, line: str, kind: str) -> None:
     said = refused(shared_daemon, line.replace("IMG", image).replace("WEB", web))
     assert f"it is the id of {kind} [not_found]" in said
-
-
-@pytest.mark.parametrize("source", ["busybox:mine", "./project", ".", "ghcr.io/team/app"])
-def test_create_of_what_is_no_image_yet_says_how_to_make_it(shared_daemon: Any, source: str) -> None:
-    said = refused(shared_daemon, f"create {source}")
-    assert f"there is no image {source!r}: make it with `sandkeep image create {source}`" in said
 
 
 def test_a_mistyped_directory_does_not_end_as_an_error_of_a_registry(new_daemon: Any, tmp_path: Path) -> None:
@@ -156,6 +155,8 @@ def test_an_id_that_lost_its_end_gets_the_nearest_one(shared_daemon: Any, image:
         ("snapshot delete x", "`sandkeep snapshot rm`"),
         ("images", "`sandkeep image ls`"),
         ("snapshot web1 --name good", "`sandkeep snapshot create SANDBOX`"),
+        ("rollback web1", "`sandkeep snapshot restore SNAPSHOT --over SANDBOX`"),
+        ("upload x", "`sandkeep cp FILE SANDBOX:PATH`"),
     ],
 )
 def test_a_command_of_another_tool_leads_to_ours(line: str, ours: str) -> None:
@@ -177,6 +178,11 @@ def test_a_command_of_another_tool_leads_to_ours(line: str, ours: str) -> None:
         ("snapshot export good -o x.tar", "Give the file as an argument"),
         ("store compact --older-than 1s", "'--older-than': '1s': give at least 24h"),
         ("rm -f web1", "'web1' is no KEY=VALUE: to force `rm`, leave out -f"),
+        ("events -n 5", "Use `--since 10m`, or pipe to `tail`."),
+        ("create --image img", "Give the image as an argument"),
+        ("rename web1 web2", "A sandbox keeps the name that `sandkeep create --name`"),
+        ("run -it python:3.12 bash", "put `--` before the command, as in: sandkeep run SANDBOX NAME -- COMMAND"),
+        ("logs web1", "Missing argument 'NAME'. Give a process, as `sandkeep ps SANDBOX --all` shows"),
     ],
 )
 def test_an_option_of_another_tool_leads_to_ours(line: str, ours: str) -> None:
@@ -192,7 +198,8 @@ def test_every_command_that_is_named_instead_exists() -> None:
                 before = [] if group == "sandkeep" or line.startswith("rm ") else [group]
                 parse([*before, *line.split()])
     assert {*HABITS_EVERYWHERE.values()} <= {*sandkeep.table}
-    assert not {*HABITS_EVERYWHERE, *HABITS["sandkeep"]} & {*sandkeep.table}
+    assert not {*HABITS_EVERYWHERE, *HABITS["sandkeep"], *WITHOUT_COMMAND} & {*sandkeep.table}
+    assert "Did you mean" not in without_daemon("push").stderr + without_daemon("auth").stderr
 
 
 def test_options_of_other_tools_are_taken() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support import disks
 from tests.support.boxes import Box, archive, at_most, new_box
 from tests.support.expect import refused, until
 from tests.support.users import NOBODY, as_user, command_as
@@ -612,7 +613,7 @@ def test_a_disk_that_is_full_here_is_told_and_nothing_is_left(box: Box, tmp_path
         assert "no space left" in json.loads(done.stdout)["error"]["message"]
         until(lambda: os.listdir(small) == [])
     finally:
-        subprocess.run(["umount", small], check=True)
+        disks.umount(str(small))
 
 
 # -- programs that fail, here -----------------------------------------------------------------------------------------

@@ -212,7 +212,7 @@ def _user(spec: SandboxSpec, image: Details) -> tuple[int, int]:
 def check_memory(asked: int | None) -> None:
     """Raise `invalid` for a memory limit that the engine refuses."""
     if asked is not None and asked < LEAST_MEMORY:
-        raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MiB", field="memory_bytes")
+        raise CallerError("invalid", "memory_bytes: Docker needs at least 6 MB", field="memory_bytes")
 
 
 def limit_pids(asked: int | None) -> int:

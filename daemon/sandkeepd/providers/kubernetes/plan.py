@@ -113,7 +113,7 @@ def _require_possible(spec: SandboxSpec, *, is_claim: bool) -> None:
         if getattr(spec, name):
             raise SetupError("not_supported", message, field=name)
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
-        raise CallerError("invalid", "memory_bytes: a pod needs at least 16 MiB", field="memory_bytes")
+        raise CallerError("invalid", "memory_bytes: a pod needs at least 16 MB", field="memory_bytes")
     named = [name for name in ("user", "cpus", "memory_bytes", "disk_bytes") if getattr(spec, name) is not None]
     if spec.writable_root and (is_claim or spec.disk_bytes is not None):
         raise SetupError("not_supported", TEMPLATE_ROOT if is_claim else NO_ROOT_LIMIT, field="writable_root")

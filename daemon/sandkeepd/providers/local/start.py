@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError
-from sandkeepd.host import mounts, seccomp
+from sandkeepd.host import mounts, privileges, seccomp
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.pools import ceilings
 from sandkeepd.host.processes import (
@@ -238,7 +238,9 @@ def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mappin
         os.mkdir(directory, 0o755)
     owners = [lower.uid for lower in job.lowers]
     mounts.bind_mapped(list(zip(map(mounts.at, lowers), seen, owners, strict=True)), job.plan.uid)
-    mounts.overlay(":".join(seen), upper, mounts.at(opened["work"]), target)
+    # An overlay writes as who has mounted it, and to root ext4 gives blocks that are reserved for the daemon.
+    with privileges.file_user(job.plan.uid):
+        mounts.overlay(":".join(seen), upper, mounts.at(opened["work"]), target)
 
 
 def _drop_root(plan: Plan) -> list[str]:

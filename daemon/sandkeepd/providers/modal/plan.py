@@ -132,7 +132,7 @@ def _require_possible(spec: SandboxSpec) -> None:
     if spec.user not in (None, "0", "0:0"):
         raise SetupError("not_supported", USER, field="user")
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
-        raise CallerError("invalid", "memory_bytes: Modal gives at least 128 MiB", field="memory_bytes")
+        raise CallerError("invalid", "memory_bytes: Modal gives at least 128 MB", field="memory_bytes")
     if spec.cpus is not None and spec.cpus < LEAST_CPUS:
         raise CallerError("invalid", f"cpus: Modal gives at least {LEAST_CPUS} cores", field="cpus")
     if spec.max_lifetime_s is not None and spec.max_lifetime_s > MOST_LIFETIME_S:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import click
 
+from sandkeep.cli.display.layout import Column
 from sandkeep.cli.display.output import age, facts, json_line, note, paint, plain, size, table, terminal_width, wrap
 from sandkeep.cli.options import Frontend, command, common
 from sandkeep.cli.words import METHOD
@@ -125,7 +126,7 @@ def quota(front: Frontend, owner: str | None) -> None:
     rows = [
         (each.quota, shown(each.used, each.unit), shown(each.limit, each.unit), each.frees) for each in found.quotas
     ]
-    table(["QUOTA", "USED", "LIMIT", "FREED BY"], rows)
+    table(["QUOTA", "USED", "LIMIT", Column("FREED BY", least=20, wraps=True)], rows)
     if found.exempt:
         note("you are an administrator: your usage is counted, but not limited")
     return None

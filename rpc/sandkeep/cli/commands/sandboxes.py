@@ -102,10 +102,9 @@ def _no_image(error: CallerError, image: str) -> CallerError:
     is_source = any(sign in image for sign in ":/@") or image in (".", "..")
     if error.code != "not_found" and not is_source:
         return error
-    making = f"`sandkeep image create {shlex.quote(image)}`"
-    if is_source:
-        return CallerError("not_found", f"there is no image {image!r}: make it with {making}, and use its id")
-    return CallerError("not_found", f"there is no image {image!r} ({making} makes it)", **error.data)
+    ways = f"see `sandkeep image ls`, or make it with `sandkeep image create {shlex.quote(image)}`"
+    data = error.data if error.code == "not_found" else {}
+    return CallerError("not_found", f"there is no image {image!r} ({ways})", **data)
 
 
 @command(

@@ -20,7 +20,8 @@ class Column(NamedTuple):
 
     They shrink to `least` columns. If that is not enough, those that are `spare` are left out, again the last one
     first, and the room that is left then goes to the spare ones that stay. `shorten` shortens a cell. A column without
-    `least` is never cut: users copy it from the screen. `colour` chooses a colour for a cell, or none.
+    `least` is never cut: users copy it from the screen. `colour` chooses a colour for a cell, or none. The last column
+    may be of sentences: it `wraps`.
     """
 
     title: str
@@ -28,6 +29,7 @@ class Column(NamedTuple):
     spare: bool = False
     shorten: Callable[[str, int], str] | None = None
     colour: Callable[[str], str | None] | None = None
+    wraps: bool = False
 
 
 def plain(text: object) -> str:

@@ -98,7 +98,7 @@ def table_lines(columns: Sequence[str | Column], rows: Iterable[Sequence[object]
     cells = [[plain(cell) for cell in row] for row in rows]
     shown = fit(known, cells, room)
     if room is None or total_width(shown) <= room:
-        return iter([_titles(shown), *(_line(shown, row) for row in cells)])
+        return iter([_titles(shown), *(_line(shown, line) for row in cells for line in _wrapped(shown[-1], row))])
     if known[-1].least is not None:
         known[-1] = known[-1]._replace(least=1)
     for depth in range(1, max(2, len(known) - 1)):
@@ -106,6 +106,15 @@ def table_lines(columns: Sequence[str | Column], rows: Iterable[Sequence[object]
         if total_width(shown) <= room - depth * GAP:
             break
     return _groups(known[:depth], shown, cells)
+
+
+def _wrapped(last: tuple[Column, int, int], row: list[str]) -> Iterator[list[str]]:
+    """Yield a row, in several lines if its last cell wraps."""
+    column, index, wanted = last
+    first, *more = wrap(row[index], wanted) if column.wraps else [row[index]]
+    yield [*row[:index], first]
+    for line in more:
+        yield [*[""] * index, line]
 
 
 def _groups(headings: list[Column], shown: list[tuple[Column, int, int]], rows: list[list[str]]) -> Iterator[str]:

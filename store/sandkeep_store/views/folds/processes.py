@@ -4,6 +4,7 @@ from sandkeep import events
 from sandkeep.events import Event
 from sandkeep.lifecycle import PROCESS
 from sandkeep.model import LimitName, SandboxSpec
+from sandkeep.protocol.amounts import size
 from sandkeep_store.views.folds.register import folds
 from sandkeep_store.views.processes import RECENT_NAMED, RECENT_UNNAMED, ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
@@ -83,7 +84,7 @@ def _explained(process: ProcessState, sandbox: SandboxState | None, met: list[Li
 def _full_disk(limit: int | None) -> str:
     if limit is None:
         return "the sandbox's disk limit is reached: remove files, or `sandkeep update --disk`"
-    return f"the sandbox's disk limit of {_mib(limit)} is reached: remove files, or `sandkeep update --disk`"
+    return f"the sandbox's disk limit of {size(limit)} is reached: remove files, or `sandkeep update --disk`"
 
 
 def _no_more_processes(limit: int | None) -> str:
@@ -93,11 +94,7 @@ def _no_more_processes(limit: int | None) -> str:
 def _want_of_memory(limit: int | None) -> str:
     if limit is None:
         return "the kernel killed it, as the machine had no memory left: give the sandbox a limit"
-    return f"the kernel killed it for want of memory: the sandbox's limit is {_mib(limit)}"
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.6g} MiB"
+    return f"the kernel killed it for want of memory: the sandbox's limit is {size(limit)}"
 
 
 @folds(events.ProcessLaunchFailed, events.ProcessLost)

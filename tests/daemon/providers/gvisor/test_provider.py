@@ -16,6 +16,7 @@ from tests.conftest import RunningDaemon
 from tests.support.boxes import group_of
 from tests.support.expect import refused, until
 from tests.support.snapshots import sh
+from tests.support.users import let_in
 
 from sandkeep import archives, transfer
 from sandkeep.ids import new_id
@@ -34,8 +35,7 @@ APPLETS = "sh ls cat echo id mkdir tar stat find dd env sleep readlink mv rm hea
 def root_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole root file system, as a container's that was exported."""
     root = tmp_path_factory.mktemp("rootfs")
-    for place in (root, *root.parents[:2]):
-        place.chmod(0o755)
+    let_in(root)
     for name in ("bin", "etc", "srv"):
         (root / name).mkdir()
     busybox = shutil.which("busybox")
@@ -52,8 +52,7 @@ def root_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """An image of a workspace."""
     source = tmp_path_factory.mktemp("source")
-    for place in (source, *source.parents[:2]):
-        place.chmod(0o755)
+    let_in(source)
     (source / "file").write_text("content\n")
     (source / "sub").mkdir()
     (source / "sub" / "inner").write_text("inner\n")
@@ -212,6 +211,8 @@ def test_memory_that_is_used_up_ends_the_sandbox_and_says_so(client: Any, image:
     client.process.launch(box, ["python3", "-c", "x = bytearray(400 << 20)"], name="greedy")
     until(lambda: client.sandbox.get(box).status == "failed")
     assert "memory" in client.sandbox.get(box).error
+    assert client.process.get(box, "greedy").error == f"its sandbox ended: {client.sandbox.get(box).error}"
+    assert "used up its memory): resume it" in refused("not_ready", client.sandbox.exec, box, "true").message
     until(lambda: not processes_of(box))
     client.sandbox.terminate(box)
 
