@@ -16,7 +16,6 @@ DAC_OVERRIDE: Final = 1
 FOWNER: Final = 3
 FSETID: Final = 4
 SYS_ADMIN: Final = 21
-SYS_RESOURCE: Final = 24
 MKNOD: Final = 27
 
 _MOST: Final = 64
@@ -37,22 +36,20 @@ def limit_capabilities(needed: Collection[int]) -> None:
 
 @contextmanager
 def file_user(uid: int) -> Iterator[None]:
-    """Let this thread of root's create files as a user for the length of a block. It keeps its capabilities but the one
-    for which ext4 gives blocks that are reserved for root. Raises OSError.
+    """Let this thread of root's create files as a user for the length of a block, with all its capabilities.
+
+    Raises OSError.
     """
-    header, before = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
-    _check(_libc.syscall(ctypes.c_long(_CAPGET), header, before))
-    within = (ctypes.c_uint32 * 6)(*before)
-    within[0] &= ~(1 << SYS_RESOURCE)
+    header, capabilities = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    _check(_libc.syscall(ctypes.c_long(_CAPGET), header, capabilities))
     _libc.setfsuid(ctypes.c_uint(uid))
     try:
         if _libc.setfsuid(ctypes.c_uint(uid)) != uid:
             raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-        _check(_libc.syscall(ctypes.c_long(_CAPSET), header, within))  # those for files went with root's uid
+        _check(_libc.syscall(ctypes.c_long(_CAPSET), header, capabilities))  # those for files went with root's uid
         yield
     finally:
         _libc.setfsuid(ctypes.c_uint(os.geteuid()))
-        _check(_libc.syscall(ctypes.c_long(_CAPSET), header, before))
 
 
 def _check(result: int) -> None:

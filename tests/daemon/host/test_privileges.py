@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sandkeepd.host.privileges import SYS_RESOURCE, file_user
+from sandkeepd.host.privileges import file_user
 from sandkeepd.host.processes import in_fresh_thread
 
 pytestmark = pytest.mark.needs("root")
@@ -16,7 +16,7 @@ def _told(field: str) -> list[str]:
     return next(line.split()[1:] for line in lines if line.startswith(f"{field}:"))
 
 
-def test_files_are_made_as_a_user_without_what_is_reserved_for_root(tmp_path: Path) -> None:
+def test_files_are_made_as_a_user_with_all_capabilities(tmp_path: Path) -> None:
     def work() -> list[tuple[str, int]]:
         told = []
         for number in range(3):
@@ -31,6 +31,6 @@ def test_files_are_made_as_a_user_without_what_is_reserved_for_root(tmp_path: Pa
         return told
 
     before, within, after = in_fresh_thread(work)
-    assert within == ("70000", before[1] & ~(1 << SYS_RESOURCE))
+    assert within == ("70000", before[1])
     assert after == before
     assert [os.stat(tmp_path / str(number)).st_uid for number in range(3)] == [0, 70_000, 0]

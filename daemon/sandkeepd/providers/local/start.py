@@ -238,7 +238,8 @@ def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mappin
         os.mkdir(directory, 0o755)
     owners = [lower.uid for lower in job.lowers]
     mounts.bind_mapped(list(zip(map(mounts.at, lowers), seen, owners, strict=True)), job.plan.uid)
-    # An overlay writes as who has mounted it, and to root ext4 gives blocks that are reserved for the daemon.
+    # An overlay writes as who has mounted it, and to root ext4 gives blocks that are reserved for the daemon. (The
+    # capability that gives them, too, an overlay gives up by itself: `ovl_fill_super` in the kernel's fs/overlayfs.)
     with privileges.file_user(job.plan.uid):
         mounts.overlay(":".join(seen), upper, mounts.at(opened["work"]), target)
 
