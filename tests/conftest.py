@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.support.s3 import S3Server
 
 DAEMON = [sys.executable, "-m", "sandkeepd.main"]
-START_S = 30.0
+START_S = 60.0
 NO_STATE_DIR = "/proc/sandkeep-tests-name-their-own"
 SHOWN_CHARACTERS = 8000
 """So much of the end of a daemon's log is shown with a failure."""
@@ -317,7 +317,7 @@ class RunningDaemon:
         assert self.process is not None
         process, self.process = self.process, None
         process.send_signal(number)
-        code = process.wait(30)
+        code = process.wait(60)
         self._stopped = code == 0
         return code
 
@@ -325,8 +325,8 @@ class RunningDaemon:
         """Run `sandkeep WORDS` against it, to its end."""
         command, env = [*self.command, *words], {**self.env, **(env or {})}
         if not options and template.can_start(command, env):
-            return template.run(command, env, 60)
-        options = {"capture_output": True, "timeout": 60, **options}
+            return template.run(command, env, 120)
+        options = {"capture_output": True, "timeout": 120, **options}
         if "input" not in options:
             options["stdin"] = subprocess.DEVNULL
         return subprocess.run(command, env=env, **options)

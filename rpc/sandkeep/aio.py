@@ -19,10 +19,11 @@ import termios
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from sandkeep import blocking
-from sandkeep.clients.aio import Client, Events, Handed, connect, set_once
+from sandkeep.clients.aio import Client, Events, Handed, connect, ended, set_once
 from sandkeep.model import Copied
 
 if TYPE_CHECKING:
@@ -55,10 +56,8 @@ async def copy_in(
     """
     from sandkeep import transfer
 
-    def copy(other: blocking.Client, told: Progress) -> Copied:
-        return transfer.copy_in(other, source, sandbox_id, path, progress=told, exclude=exclude, patterns=patterns)
-
-    return await _in_thread(client, progress, copy)
+    copy = partial(transfer.copy_in, exclude=exclude, patterns=patterns)
+    return await _in_thread(client, progress, copy, source, sandbox_id, path)
 
 
 async def copy_out(
@@ -67,10 +66,7 @@ async def copy_out(
     """Copy a file or tree of a sandbox to `target` on this machine, as `transfer.copy_out` does. See `copy_in`."""
     from sandkeep import transfer
 
-    def copy(other: blocking.Client, told: Progress) -> Copied:
-        return transfer.copy_out(other, sandbox_id, path, target, progress=told)
-
-    return await _in_thread(client, progress, copy)
+    return await _in_thread(client, progress, transfer.copy_out, sandbox_id, path, target)
 
 
 async def copy_across(
@@ -85,19 +81,14 @@ async def copy_across(
     """Copy a file or tree from one sandbox to another, as `transfer.copy_across` does. See `copy_in`."""
     from sandkeep import transfer
 
-    def copy(one: blocking.Client, told: Progress) -> Copied:
-        return transfer.copy_across(one, sandbox_id, path, other_id, other, progress=told)
-
-    return await _in_thread(client, progress, copy)
+    return await _in_thread(client, progress, transfer.copy_across, sandbox_id, path, other_id, other)
 
 
 class _GivenUpError(Exception):
     """A copy was cancelled."""
 
 
-async def _in_thread(
-    client: Client, progress: Progress | None, copy: Callable[[blocking.Client, Progress], Copied]
-) -> Copied:
+async def _in_thread(client: Client, progress: Progress | None, copy: Callable[..., Copied], *args: Any) -> Copied:
     loop, given_up = asyncio.get_running_loop(), threading.Event()
 
     def told(count: int) -> None:
@@ -108,16 +99,10 @@ async def _in_thread(
 
     def work() -> Copied:
         with blocking.Client(client.endpoint) as other:
-            return copy(other, told)
+            return copy(other, *args, progress=told)
 
     running = asyncio.ensure_future(loop.run_in_executor(None, work))
-    cancelled: asyncio.CancelledError | None = None
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError as error:
-            cancelled = error
-            given_up.set()
+    cancelled = await ended(running, given_up.set)
     if cancelled is not None:
         running.exception()  # what came of it is of no interest
         raise cancelled

@@ -36,7 +36,9 @@ else:
     BlockingMethods = Nouns
 
     def __getattr__(name: str) -> Any:
-        """Classes of handles, such as `Sandbox`, are made on first use."""
+        """Classes of handles, such as `Sandbox`, are made on first use: not when `from` looks for a `__path__`."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
         from sandkeep.clients import handles
 
         return handles.named(name)

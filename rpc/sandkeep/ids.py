@@ -46,6 +46,7 @@ DEFAULT_TAG: Final = ":latest"
 _NAME = re.compile(NAME_PATTERN)
 _REPLACEMENT = re.compile(r"\.[0-9a-f]{16}$")
 _LOG_ID = re.compile(r"log_[0-9a-z]{26}")
+_LENGTH: Final = 30
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS: Final = tuple(a + b for a in _ALPHABET for b in _ALPHABET)
 
@@ -81,6 +82,11 @@ def looks_like_id(text: str) -> bool:
     """Return True if `text` has the prefix of an id of any kind."""
     kind, underscore, _ = text.partition("_")
     return bool(underscore) and kind in (*PREFIXES, "log")
+
+
+def is_whole(text: str) -> bool:
+    """Return True if `text` is an id in full, not the beginning of one."""
+    return looks_like_id(text) and len(text) == _LENGTH
 
 
 def image_name(text: str) -> str:

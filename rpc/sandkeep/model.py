@@ -857,7 +857,7 @@ class OutputTime(Struct, frozen=True, kw_only=True):
 
 class ProcessOutput(Struct, frozen=True, kw_only=True):
     """A piece of a journal. Continue from `next_stdout_offset` and `next_stderr_offset`; `ended` means no more will
-    come.
+    come. `stdout_bytes` and `stderr_bytes` are the lengths of both streams at present.
 
     `stdout_offset` is larger than requested when the beginning of the stream was dropped, as is `stderr_offset`. `note`
     reports that and any anomaly, such as a journal that became shorter. `limits_met` are as in `Process`. `times` are
@@ -878,6 +878,8 @@ class ProcessOutput(Struct, frozen=True, kw_only=True):
     note: str | None = None
     limits_met: list[LimitName] = field(default_factory=list)
     times: list[OutputTime] = field(default_factory=list)
+    stdout_bytes: int | None = None
+    stderr_bytes: int | None = None
 
 
 class Attachment(Struct, frozen=True, kw_only=True):

@@ -124,7 +124,7 @@ def test_a_version_that_is_not_there_is_not_written_over(world: World) -> None:
     assert store.write(LOCK, b"{}", '"77"' if world.store.where.startswith("s3") else "77") is None
     first = store.write(LOCK, b"{}", None)
     assert first is not None
-    assert abs(first.time - time.time()) < 3
+    assert abs(first.time - time.time()) < 60
     assert store.write(LOCK, b"{}", None) is None
     assert store.write(LOCK, b'{"a":1}', first.version) is not None
     assert store.write(LOCK, b"{}", first.version) is None

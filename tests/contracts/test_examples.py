@@ -24,7 +24,7 @@ from sandkeepd.host import processes
 pytestmark = pytest.mark.needs("bwrap")
 
 EXAMPLES = ROOT / "examples"
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 WORK = ["from inside", "it exited with 3", "1", "2", "3", "counter exited with 0"]
 
 

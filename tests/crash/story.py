@@ -52,7 +52,7 @@ class Story:
         """Start the daemon again if it is dead, from now on without a failpoint."""
         self.deaths += 1
         assert self.daemon.process is not None
-        self.daemon.process.wait(20)
+        self.daemon.process.wait(60)
         self.daemon.process = None
         self.daemon.env.pop(failpoints.SETTING, None)
         self.daemon.start()
@@ -74,7 +74,7 @@ class Story:
         """Whether the daemon has died, or is about to."""
         assert self.daemon.process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.daemon.process.wait(15)  # a busy machine takes long to clear a killed process away
+            self.daemon.process.wait(30)  # a busy machine takes long to clear a killed process away
         return self.daemon.process.poll() is not None
 
     def ask(self, method: str, *args: Any, **params: Any) -> Any:

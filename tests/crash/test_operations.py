@@ -39,12 +39,12 @@ OF_LOCAL = [each for each in DECLARED if each not in OF_DOCKER]
 """All but those on the log, around which `test_growth` has the daemon die, and those that take two daemons."""
 
 
-def kind_of(operation: type[Operation[Any]]) -> str:
+def kind_of(operation: type[Operation[Any, Any]]) -> str:
     """Return the prefix by which an operation needs another provider than the local one."""
     return next((prefix for prefix in (GVISOR, DOCKERS) if operation.__name__.startswith(prefix)), "")
 
 
-def cases(declared: list[type[Operation[Any]]]) -> list[Any]:
+def cases(declared: list[type[Operation[Any, Any]]]) -> list[Any]:
     found = []
     for operation in declared:
         needs = {GVISOR: "runsc", DOCKERS: "docker"}.get(kind_of(operation), "bwrap")
@@ -55,7 +55,12 @@ def cases(declared: list[type[Operation[Any]]]) -> list[Any]:
 
 
 def dies_at(
-    operation: type[Operation[Any]], step: str, places: str, source: str, program: tuple[str, ...] = (), host: str = ""
+    operation: type[Operation[Any, Any]],
+    step: str,
+    places: str,
+    source: str,
+    program: tuple[str, ...] = (),
+    host: str = "",
 ) -> Story:
     """Call the operation of a daemon that dies at that step, call it again, and remove everything."""
     with story_in(places, **({"DOCKER_HOST": host} if host else {})) as story:
@@ -91,13 +96,13 @@ def told(request: pytest.FixtureRequest, places: str, source: str) -> Iterator[T
 
 
 @pytest.mark.parametrize(("operation", "step"), cases(OF_LOCAL))
-def test_a_death_at_every_step(told: Told, operation: type[Operation[Any]], step: str) -> None:
+def test_a_death_at_every_step(told: Told, operation: type[Operation[Any, Any]], step: str) -> None:
     assert told(operation=operation, step=step).deaths == 1
 
 
 @pytest.mark.parametrize(("operation", "step"), cases(OF_DOCKER))
 def test_a_death_at_every_step_of_what_an_engine_does(
-    places: str, source: str, dockerd: Any, operation: type[Operation[Any]], step: str
+    places: str, source: str, dockerd: Any, operation: type[Operation[Any, Any]], step: str
 ) -> None:
     assert dies_at(operation, step, places, source, host=dockerd.host).deaths == 1
 
@@ -105,7 +110,7 @@ def test_a_death_at_every_step_of_what_an_engine_does(
 @pytest.mark.needs("bwrap")
 @pytest.mark.parametrize(("operation", "step"), cases(operations(within=toy_operation.__name__)))
 def test_an_operation_of_which_nobody_has_heard_is_killed_at_its_steps(
-    places: str, source: str, monkeypatch: pytest.MonkeyPatch, operation: type[Operation[Any]], step: str
+    places: str, source: str, monkeypatch: pytest.MonkeyPatch, operation: type[Operation[Any, Any]], step: str
 ) -> None:
     """It is declared in a daemon of the test's own, and has no other test."""
     monkeypatch.setitem(METHODS, toy_operation.ROW.name, toy_operation.ROW)

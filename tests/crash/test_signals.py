@@ -49,7 +49,7 @@ def goes_on(daemon: RunningDaemon) -> None:
     with daemon.connect() as client:
         assert client.process.get("box", "count").status == "running"
         at = client.process.read("box", "count").next_stdout_offset
-        assert client.process.read("box", "count", stdout_offset=at, wait_s=20).stdout
+        assert client.process.read("box", "count", stdout_offset=at, wait_s=30).stdout
         assert client.sandbox.exec("box", "true").exit_code == 0
 
 
@@ -91,7 +91,7 @@ def test_stopped_and_continued_it_answers_what_was_asked_meanwhile(counting: Cal
     daemon = counting()
     assert daemon.process is not None
     with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(20)
+        asking.settimeout(60)
         asking.connect(daemon.socket)
         daemon.process.send_signal(signal.SIGSTOP)
         asking.sendall(b'{"jsonrpc":"2.0","id":1,"method":"daemon.ping"}\n')

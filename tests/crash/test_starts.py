@@ -65,14 +65,14 @@ def start_many(daemon: RunningDaemon, rounds: int) -> None:
             assert client.daemon.status().pid == winner.pid
         for racer in racers:
             if racer is not winner:
-                said = racer.communicate(timeout=20)[1].decode()
+                said = racer.communicate(timeout=60)[1].decode()
                 assert racer.returncode == 1
                 assert "another daemon uses" in said or "already listening" in said, said
                 assert len(said.strip().splitlines()) == 1
         with daemon.connect() as client:  # also after they have cleared up
             assert client.daemon.status().pid == winner.pid
         winner.kill()
-        winner.communicate(timeout=20)
+        winner.communicate(timeout=60)
         assert os.path.exists(daemon.socket)
     daemon.start()
     daemon.stop()

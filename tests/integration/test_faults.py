@@ -117,7 +117,7 @@ def test_everything_is_done_in_spite_of_them(group: New, place: str, faults: tup
     two.sh(1, "echo two >>mine")
     with two.daemons[1].connect() as client:
         client.sandbox.detach(ID)
-    two.attach(0, timeout_s=20)
+    two.attach(0, timeout_s=60)
     assert two.files(0) == ["one", "two"]
     assert max(line.failed for line in two.lines) >= len(faults)
     assert two.standing() == [0]

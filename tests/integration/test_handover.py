@@ -161,7 +161,7 @@ def test_of_two_that_ask_one_gets_it(cluster: Make) -> None:
 
     def attach(at: int) -> str:
         try:
-            return str(group.attach(at, timeout_s=20).status)
+            return str(group.attach(at, timeout_s=60).status)
         except Exception as error:  # each is looked at below
             return str(getattr(error, "code", error))
 
@@ -200,7 +200,7 @@ def test_a_handover_that_fails_leaves_it_where_it_is(cluster: Make, shared: dict
 
 def test_an_idle_one_is_saved_and_given_up(cluster: Make) -> None:
     group = cluster()
-    made = group.create(enable_handoff=False, enable_checkpoint_at_idle=True, idle_timeout_s=1.0)
+    made = group.create(enable_handoff=False, enable_checkpoint_at_idle=True, idle_timeout_s=3.0)
     group.sh(0, "echo mine >mine")
     until(lambda: group.get(0, made.sandbox_id).status == "stopped")
     assert group.get(0, made.sandbox_id).terminated_reason == "idle_timeout"

@@ -126,7 +126,7 @@ def test_who_dies_while_it_attaches_takes_nothing(cluster: Make, step: str) -> N
     second.stop()
     second.start(**{failpoints.SETTING: step})
     with pytest.raises(SandkeepError):
-        group.attach(1, timeout_s=20, patience_s=0)
+        group.attach(1, timeout_s=60, patience_s=0)
     assert second.process is not None
     second.process.wait(60)
     second.process = None

@@ -36,7 +36,7 @@ def test_nothing_of_what_is_shared_rests_on_flock(new_daemon: Any, shared: dict[
 
     def attach(at: int) -> int | None:
         try:
-            group.attach(at, timeout_s=20)
+            group.attach(at, timeout_s=60)
         except StateError:  # the other one waits for it already
             return None
         return at

@@ -189,6 +189,13 @@ GUARDS = [
         f"{_ENEMY}test_one_that_takes_long_to_look_at_delays_no_other[local]",
     ),
     Guard(
+        "The code inside takes no blocks that its disk has for the daemon",
+        "daemon/sandkeepd/providers/local/start.py",
+        "with privileges.file_user(job.plan.uid):",
+        "with privileges.file_user(0):",
+        "tests/daemon/providers/local/test_disks.py::test_on_a_full_disk_output_is_seen",
+    ),
+    Guard(
         "No file is larger than the disk limit",
         "daemon/sandkeepd/providers/local/start.py",
         'blocks = "" if job.own_disk else str(-(-plan.disk_bytes // 512))',
@@ -311,9 +318,9 @@ GUARDS = [
     ),
     Guard(
         "Answers of a gVisor sandbox are copied with their holes",
-        "daemon/sandkeepd/providers/gvisor/start.py",
-        "hole = os.lseek(source, at, os.SEEK_HOLE)",
-        "hole = end",
+        "store/sandkeep_store/files/holes.py",
+        "end = min(size, os.lseek(opened, begin, os.SEEK_HOLE))",
+        "end = size",
         f"{_GVISOR}test_holes_stay_holes",
     ),
     Guard(

@@ -6,10 +6,19 @@ import signal
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
+
+
+def group_of(sandbox_id: str) -> Path:
+    """The directory of a sandbox's group that limits its processes. Groups of other tests vanish meanwhile, at which
+    `Path.glob` would fail.
+    """
+    walk = os.walk("/sys/fs/cgroup")
+    return next(Path(at) for at, _, files in walk if at.endswith(f".{sandbox_id}") and "pids.max" in files)
 
 
 @contextmanager

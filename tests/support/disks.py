@@ -49,10 +49,14 @@ class Ext4:
     def again(self) -> None:
         """Take it off, check it, and put it back: what it holds now comes from the device."""
         umount(self.at)
-        until(lambda: not subprocess.run(["losetup", "-j", self.image], capture_output=True, check=True).stdout)
+        until(self._has_no_device)
         checked = subprocess.run(["e2fsck", "-fy", self.image], capture_output=True, text=True)
         assert checked.returncode in (0, 1), checked.stdout
         self.mount()
+
+    def _has_no_device(self) -> bool:
+        found = subprocess.run(["losetup", "-j", self.image], capture_output=True)
+        return found.returncode == 0 and not found.stdout  # others' devices may go while it looks
 
     def cut_power(self) -> None:
         """Lose what is not on the disk yet. It has to be put back by `again`."""

@@ -21,6 +21,7 @@ from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.processes import Identity, find_by_environment
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.keeper.pause import Pause, Pauses
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common.directory_images import DirectoryImages
@@ -120,14 +121,10 @@ class FakeRevival:
         directory = self._provider.layout.sandbox(sandbox_id)
         if not await trio.Path(f"{directory}/upper").is_dir():
             raise StateError("not_ready", f"the files of sandbox {sandbox_id} are gone: create another")
-        try:
+        async with undo_on_error(self._provider.end, sandbox_id, {}):
             with trio.CancelScope(shield=True):
                 first = await trio.to_thread.run_sync(start_keeper, directory)
             return await self._provider.begin(sandbox_id, spec, secrets, first)
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self._provider.end(sandbox_id, {})
-            raise
 
     async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         """See `Reviving.halt`."""

@@ -9,7 +9,9 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from tests.support.threaded import InThread, QuietServer
 
 Fault: TypeAlias = int | Literal["silent", "down", "slow"]
 """The status of an answer; or there is none, and the connection stays open, or breaks; or it is late by `SLOW_S`."""
@@ -61,7 +63,7 @@ class Held:
         self._gone.set()
 
 
-class FaultyLine:
+class FaultyLine(InThread):
     """Passes requests on to a port of this machine. `answered` are those of which it had an answer."""
 
     def __init__(self, port: int) -> None:
@@ -69,17 +71,12 @@ class FaultyLine:
         self._lock = threading.Lock()
         self.answered: list[Request] = []
         self.mend()
-        self._server = _Server(("127.0.0.1", 0), lambda *args: _Handler(self, *args))
+        self._server: QuietServer = QuietServer(("127.0.0.1", 0), lambda *args: _Handler(self, *args))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.mend()
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__()
 
     def mend(self) -> None:
         """Answer everything from now on, at once."""
@@ -137,14 +134,6 @@ class FaultyLine:
         with self._lock:
             self.answered.append(request._replace(status=answer.status, body=request.body[:_ABOUT]))
         return answer, content
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    request_queue_size = 128
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that break off are what tests are about."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

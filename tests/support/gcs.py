@@ -7,20 +7,20 @@ not exist" one wins. It reaches into the emulator's insides, whose version is th
 """
 
 import contextlib
-import http.server
 import json
 import re
 import threading
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from gcp_storage_emulator import server as emulator
 from gcp_storage_emulator.exceptions import BadRequest, NotFound
 from gcp_storage_emulator.handlers import objects
 from gcp_storage_emulator.storage import Storage
+from tests.support.threaded import InThread, QuietServer
 
 Handler = Callable[..., Any]
 
@@ -41,24 +41,16 @@ class Fault(NamedTuple):
     applied: bool
 
 
-class GcsEmulator:
+class GcsEmulator(InThread):
     """The service on a port of its own, in this process; `url` is for STORAGE_EMULATOR_HOST."""
 
     def __init__(self) -> None:
         self.storage = _Storage(use_memory_fs=True)
         self.requests: list[str] = []
         self.heeds_ranges = True
-        self._server = _Server(("127.0.0.1", 0), partial(_RequestHandler, self))
+        self._server: QuietServer = QuietServer(("127.0.0.1", 0), partial(_RequestHandler, self))
         self.port: int = self._server.server_port
         self.url = f"http://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def create_bucket(self, name: str) -> str:
         """A new bucket; answers its name."""
@@ -108,14 +100,6 @@ class _Storage(Storage):  # type: ignore[misc]  # it has no types
         if total_size is None or len(kept) < total_size:
             return None
         return bytes(self.parts.pop(upload))
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    request_queue_size = 128
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that break off are what tests are about."""
 
 
 class _RequestHandler(emulator.RequestHandler):  # type: ignore[misc]  # it has no types

@@ -52,7 +52,9 @@ whose effect a restore undoes.
 """
 
 
-def operations(kind: type[Operation[Any]] = Operation, within: str = "sandkeepd.") -> list[type[Operation[Any]]]:
+def operations(
+    kind: type[Operation[Any, Any]] = Operation, within: str = "sandkeepd."
+) -> list[type[Operation[Any, Any]]]:
     """Every operation that is declared in modules of that prefix."""
     below = [kind, *(each for child in kind.__subclasses__() for each in operations(child, within))]
     found = {
@@ -168,14 +170,14 @@ class World:
             self._story.look(lambda client: archives.export_to(client, self.snapshot_id, path))
         return path
 
-    def arguments(self, operation: type[Operation[Any]]) -> dict[str, Any]:
+    def arguments(self, operation: type[Operation[Any, Any]]) -> dict[str, Any]:
         """Return the parameters for a call of its method, of objects that are made for it."""
         params = METHODS[operation.method].params
         needed = {f.name: f.name for f in fields(params) if f.default is NODEFAULT and f.default_factory is NODEFAULT}
         needed |= BESIDES.get(operation.__name__, {})
         return {name: getattr(self, attribute) for name, attribute in needed.items()}
 
-    def prepare(self, operation: type[Operation[Any]]) -> None:
+    def prepare(self, operation: type[Operation[Any, Any]]) -> None:
         """Make all that it is about."""
         if operation.method == "snapshot.import":
             self.archive()
@@ -192,7 +194,7 @@ class World:
         if operation.method == "sandbox.restore":
             self._story.ask("sandbox.exec", self.sandbox_id, LATER)
 
-    def call(self, operation: type[Operation[Any]]) -> Any:
+    def call(self, operation: type[Operation[Any, Any]]) -> Any:
         """Call its method, again until it is answered."""
         story = self._story
         if operation.method == "snapshot.import":
@@ -202,7 +204,7 @@ class World:
         force = {"force": True} if operation.__name__ == STEALS else {}
         return story.ask(operation.method, **self.arguments(operation), **force)
 
-    def check(self, operation: type[Operation[Any]]) -> None:
+    def check(self, operation: type[Operation[Any, Any]]) -> None:
         """See that what was answered is so: sandboxes run and have the files that they should have, or stand still; a
         lock that is taken cannot be had by others, and one that was given back can; an unowned archive is gone.
         """

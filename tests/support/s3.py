@@ -5,14 +5,15 @@ import os
 import threading
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from tests.support.gcs import Fault
+from tests.support.threaded import InThread
 
 _BEGUN: Final = "2010-11-10T20:48:33.000Z"
 
 
-class S3Server:
+class S3Server(InThread):
     """The service on a port of its own, in this process; `environ` is what a client of it needs."""
 
     def __init__(self) -> None:
@@ -39,14 +40,6 @@ class S3Server:
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         }
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def client(self) -> Any:
         """The SDK's own client."""

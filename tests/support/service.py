@@ -13,7 +13,7 @@ from tests.conftest import RunningDaemon
 from sandkeepd.app.systemd import Manager
 
 LAUNCHER = Path(__file__).parent / "unit.py"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Notices:

@@ -83,7 +83,7 @@ class House:
         """The other sandbox does what is asked of it."""
         done = self.client.sandbox.exec(self.neighbour, command="echo fine")
         assert (done.exit_code, done.stdout) == (0, b"fine\n")
-        assert self.client.process.read(self.neighbour, "steady", wait_s=10).stdout == b"up\n"
+        assert self.client.process.read(self.neighbour, "steady", wait_s=30).stdout == b"up\n"
         assert self.client.process.get(self.neighbour, "steady").status == "running"
 
     def more_descriptors(self) -> list[str]:

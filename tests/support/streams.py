@@ -60,7 +60,7 @@ class House:
             sock.connect(self.unix.removeprefix("unix:"))
         else:
             sock = socket.create_connection(("127.0.0.1", self.port))
-        sock.settimeout(30)
+        sock.settimeout(60)
         return client_context().wrap_socket(sock) if way == "tls" else sock
 
 

@@ -36,9 +36,9 @@ async def both(state_dir: str, *, log_id: str) -> AsyncIterator[dict[str, Provid
 
 def play() -> None:
     """Be that daemon, and an impatient one."""
-    reconcile.ANSWER_DEADLINE_S = retry.RETRY_S = 0.2  # type: ignore[misc]
+    reconcile.ANSWER_DEADLINE_S, retry.RETRY_S = 1.0, 0.2  # type: ignore[misc]
     runtimes.ADOPTION_PATIENCE_S = 0.2
-    termination.END_DEADLINE_S = creation.END_DEADLINE_S = suspend.END_DEADLINE_S = 0.2
+    termination.END_DEADLINE_S = creation.END_DEADLINE_S = suspend.END_DEADLINE_S = 1.0
     daemon.open_providers = both  # type: ignore[attr-defined]
     main.main()
 

@@ -17,6 +17,14 @@ T = TypeVar("T")
 NOBODY = 65534
 
 
+def let_in(place: Path) -> None:
+    """Let every user into a directory, by those above it. What is open stays as it is: /tmp keeps its sticky bit."""
+    for directory in (place, *place.parents):
+        mode = directory.stat().st_mode
+        if mode & 0o055 != 0o055:
+            directory.chmod(mode & 0o7777 | 0o055)
+
+
 def as_user(uid: int, work: Callable[[], T]) -> T:
     """What `work` answers when it is run by `uid`. Whatever it needs must be imported already, as it may read
     little.

@@ -414,7 +414,7 @@ def is_full_at(sandbox: str, size: int) -> None:
     assert image.stat().st_size == size
     assert image.stat().st_blocks * 512 >= size
     found = os.statvfs(f"/proc/{main_pid()}/root/var/lib/sandkeep/sandboxes/{sandbox}")
-    assert found.f_bavail == 0, found
+    assert found.f_bavail * found.f_frsize < 1 << 16, found  # what was written at once
     assert size * 9 // 10 < found.f_blocks * found.f_frsize < size, found
     said = run(["dumpe2fs", "-h", str(image)])
     (blocks,) = re.findall(r"^Block count: +(\d+)$", said, flags=re.MULTILINE)

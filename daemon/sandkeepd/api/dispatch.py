@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sandkeep.errors import StateError
+from sandkeep.errors import CallerError, StateError
 from sandkeep.protocol.methods import METHODS, EventQuery, Mutation
 from sandkeep_store.views.sessions import SessionState
 from sandkeepd.api.repeated_commands import RepeatedCommands
@@ -54,12 +54,27 @@ class Dispatch:
 
     async def __call__(self, call: Call) -> Any:
         """Answer a call. Raises SandkeepError."""
-        request = admit(self._core.state, call)
-        handle = self._handler_of(call)
+        request, handle = self._admitted(call)
         with self._core.quotas.calling(request):
-            if not isinstance(request.params, Mutation) or request.params.command_id is None:
+            if request.command_id is None:
                 return await handle(request)
             return await self._commands.once(call, request, handle)
+
+    def _admitted(self, call: Call) -> tuple[Request[Any], Handle]:
+        """Let a call through, or raise as `admit` does. A command that may be a repeated one is let through although
+        its names mean nothing, perhaps any more: its handler raises that.
+        """
+        try:
+            return admit(self._core.state, call), self._handler_of(call)
+        except CallerError as unknown:
+            if not isinstance(call.params, Mutation) or call.params.command_id is None or call.method.intent is None:
+                raise
+            refusal = unknown
+
+        async def refuse(_: Request[Any]) -> Any:
+            raise refusal
+
+        return admit(self._core.state, call, may_be_known=True), refuse
 
     def _handler_of(self, call: Call) -> Handle:
         """Return the handler of a call, which makes the session ready first that is named for a sandbox."""

@@ -11,6 +11,7 @@ from typing import Final
 
 from sandkeep.errors import SetupError, StateError
 from sandkeep.settings.daemon import SOCKET, SOCKET_GROUP
+from sandkeep.system.descriptors import identity_of
 from sandkeepd.core.peer import peer_of
 from sandkeepd.host import processes
 from sandkeepd.host.instance_lock import lock_file
@@ -50,11 +51,11 @@ def listening(
                 f"{path} cannot be made to listen on: {error.strerror or error}; set {setting} to a path that can",
                 setting=setting,
             ) from error
-        made = _identity(path)
+        made = identity_of(path, follow_symlinks=False)
         try:
             yield listener
         finally:
-            if _identity(path) == made:
+            if identity_of(path, follow_symlinks=False) == made:
                 os.unlink(path)
 
 
@@ -139,11 +140,3 @@ def _bind(path: str, mode: int, gid: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

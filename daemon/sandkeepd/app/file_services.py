@@ -44,7 +44,7 @@ class SnapshotServices:
         self.artifacts = Artifacts(core, runtimes, Files(core, runtimes), state_dir)
         self.volumes = NamedVolumes(core)
         self.branches = Branches(core, images, sandboxes, self.layers, unpacking, state_dir)
-        self.operations: Sequence[Operation[Any]] = (
+        self.operations: Sequence[Operation[Any, Any]] = (
             *images.operations, *sandboxes.operations, self.forks, self.file_restores, *self.snapshots.operations,
             *self.transfers.operations, *self.checkpoints.operations, *self.artifacts.operations,
             *self.branches.operations, *self.volumes.operations,

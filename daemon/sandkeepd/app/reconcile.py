@@ -88,11 +88,11 @@ class Reconciler:
 
     def __init__(
         self, core: Core, runtimes: Runtimes, processes: Processes, services: SnapshotServices,
-        operations: Sequence[Operation[Any]] = (),
+        operations: Sequence[Operation[Any, Any]] = (),
     ) -> None:  # fmt: skip
         self._core = core
         self._services = services
-        self._operations: Sequence[Operation[Any]] = (*services.operations, services.gc.removal, *operations)
+        self._operations: Sequence[Operation[Any, Any]] = (*services.operations, services.gc.removal, *operations)
         self._abandoned: list[str] = []
         self._runtimes = runtimes
         self._processes = processes

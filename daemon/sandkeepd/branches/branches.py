@@ -67,7 +67,7 @@ class Branches:
         self.removal = MergeRemoval(core, parts)
         self.comparing = Comparing(core, points, unpacking, layers, work)
         self.committing = Committing(core, points, layers, self._files, self.comparing, work)
-        self.operations: Sequence[Operation[Any]] = (
+        self.operations: Sequence[Operation[Any, Any]] = (
             self.creation, self.merging, self.resolving, self.removal, self.committing
         )  # fmt: skip
         self.command: Command = DirectCommand("branch.remove", self._termination.again)

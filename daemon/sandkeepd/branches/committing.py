@@ -38,7 +38,7 @@ from sandkeepd.snapshots.layers import LayerReferences
 logger = logging.getLogger("sandkeepd")
 
 
-class Committing(Creation[CommitState]):
+class Committing(Creation[CommitState, Commit]):
     """``branch.commit``, ``branch.plan`` and their handlers."""
 
     method = "branch.commit"
@@ -70,8 +70,7 @@ class Committing(Creation[CommitState]):
             owner=sandbox.owner, sandbox_id=sandbox.sandbox_id, target=_absolute(command.target), uid=caller.uid,
             gid=caller.gid, groups=list(caller.groups), force=command.force, base_id=base_id,
         )  # fmt: skip
-        made: Commit = await self.run(NewEvent(ids.new_id(ids.COMMIT), event, None, 0), request)
-        return made
+        return await self.run(NewEvent(ids.new_id(ids.COMMIT), event, None, 0), request)
 
     async def plan(self, request: Request[BranchPlan]) -> CommitPlan:
         """Show what a commit would do."""

@@ -42,7 +42,7 @@ class Beginning(Struct, kw_only=True):
     snapshot: SnapshotState | None = None
 
 
-class BranchCreation(SandboxBatch):
+class BranchCreation(SandboxBatch[BranchCreateResult]):
     """``branch.create``, and its handler. `payload` is the `Beginning`."""
 
     method = "branch.create"
@@ -81,10 +81,9 @@ class BranchCreation(SandboxBatch):
 
         layers = names_of(self.core, begins.snapshot) if begins.snapshot is not None else []
         with self._images.holds.held(begins.image_id), self._layers.held(*layers):
-            made: BranchCreateResult = await self.run_batch(
+            return await self.run_batch(
                 begins.owner, command.names, command.count, intent, request, begins.spec, begins
             )
-        return made
 
     async def _image_of(self, request: Request[BranchCreate]) -> str:
         """Make an image of the caller's directory, or find the one of the same content."""

@@ -52,7 +52,7 @@ class MergeParts(Struct, frozen=True):
     work: Work
 
 
-class Finishing(Creation[MergeState]):
+class Finishing(Creation[MergeState, Merged]):
     """The common part of a merge and of a resolution: with the last conflict gone, the sandbox is made. `payload` is
     the id that is reserved for it.
     """
@@ -66,7 +66,7 @@ class Finishing(Creation[MergeState]):
 
     async def run_reserved(
         self, request: Request[Any], owner: str, asked: events.BranchMergeRequested, new: NewEvent
-    ) -> Any:
+    ) -> Merged:
         """Give the order with a sandbox's name and quota reserved, and answer it."""
         reservations = self._parts.sandboxes.reservations
         names = [asked.name] if asked.name is not None else []
@@ -189,8 +189,7 @@ class Merging(Finishing):
         layers = layering(core.provider(provider)).layers_of(base.plan)
         with parts.layers.held(*layers):
             new = NewEvent(ids.new_id(ids.MERGE), event, None, 0)
-            merged: Merged = await self.run_reserved(request, first.owner, event, new)
-        return merged
+            return await self.run_reserved(request, first.owner, event, new)
 
     def _branches(self, request: Request[BranchMerge]) -> dict[str, SandboxState]:
         """Return the sandboxes by what they are called. Raises `not_found`, `invalid`."""
@@ -302,8 +301,7 @@ class Resolving(Finishing):
         """Decide conflicts of a merge; without any left, its sandbox is made."""
         merge = self.core.state.merges[request.params.merge_id]
         if await self.make_after_all(request, merge):
-            finished: Merged = await self.answer(request, merge.merge_id)
-            return finished
+            return await self.answer(request, merge.merge_id)
         require_conflicts(merge)
         self._parts.files.check(request.params.decisions)
         event = events.BranchResolveRequested(decisions=len(request.params.decisions))
@@ -311,8 +309,7 @@ class Resolving(Finishing):
         if first is not None:
             rules.require_secrets(first, request.params.secrets)
         new = NewEvent(merge.merge_id, event, None, merge.revision)
-        merged: Merged = await self.run_reserved(request, merge.owner, merge.requested, new)
-        return merged
+        return await self.run_reserved(request, merge.owner, merge.requested, new)
 
     async def act(self, order: Order[MergeState]) -> Sequence[NewEvent]:
         merge, parts = order.subject, self._parts
@@ -339,7 +336,7 @@ class Resolving(Finishing):
             await trio.to_thread.run_sync(self._parts.files.forget_document, order.stream, order.context)
         return None
 
-    async def answer(self, request: Request[Any], stream: str) -> Any:
+    async def answer(self, request: Request[Any], stream: str) -> Merged:
         """See `Operation.answer`. Raises the error of a failed resolution."""
         merge = await self.settled(stream)
         if merge.resolve_error is not None:
@@ -354,7 +351,7 @@ class Resolving(Finishing):
         return await self.answer(request, first.stream)
 
 
-class MergeRemoval(Removal[MergeState]):
+class MergeRemoval(Removal[MergeState, Merge]):
     """``branch.abandon``, and its handler."""
 
     method = "branch.abandon"
@@ -374,8 +371,7 @@ class MergeRemoval(Removal[MergeState]):
         if merge.status not in ("removing", "removed"):
             require_conflicts(merge)
         await self.order(merge.merge_id, events.BranchAbandonRequested(), None, request.meta)
-        gone: Merge = await self.answer(request, merge.merge_id)
-        return gone
+        return await self.answer(request, merge.merge_id)
 
     async def act(self, order: Order[MergeState]) -> Sequence[NewEvent]:
         then = f"merge {order.stream} is given up, and will be removed when that answers"

@@ -39,7 +39,7 @@ from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.snapshots import matches
 
 
-class CheckpointCreation(Creation[CheckpointState]):
+class CheckpointCreation(Creation[CheckpointState, Checkpoint]):
     """``checkpoint.create``: a provider saves a sandbox, which goes on or is suspended with that."""
 
     method = "checkpoint.create"
@@ -122,7 +122,7 @@ class CheckpointCreation(Creation[CheckpointState]):
         return subject.view()
 
 
-class CheckpointRemoval(Removal[CheckpointState]):
+class CheckpointRemoval(Removal[CheckpointState, Checkpoint]):
     """``checkpoint.delete``: with it go the kept files that only it needed."""
 
     method = "checkpoint.delete"
@@ -170,7 +170,7 @@ class Checkpoints:
         self._creation = CheckpointCreation(core, sandboxes.runtimes, files, self._removal)
         self.restoration = CheckpointRestoration(core, sandboxes, processes, files)
         self.returning = CheckpointReturn(core, sandboxes, processes, layers, files)
-        self.operations: Sequence[Operation[Any]] = (
+        self.operations: Sequence[Operation[Any, Any]] = (
             self._creation, self._removal, self.restoration, self.returning
         )  # fmt: skip
 
@@ -192,8 +192,7 @@ class Checkpoints:
         core.quotas.require(request, sandbox.owner, "checkpoints")
         event = rules.create_checkpoint(sandbox, command, place, facts)
         await self._runtimes.standing(sandbox)
-        made: Checkpoint = await self._creation.run(NewEvent(checkpoint_id, event, sandbox.sandbox_id, 0), request)
-        return made
+        return await self._creation.run(NewEvent(checkpoint_id, event, sandbox.sandbox_id, 0), request)
 
     async def sweep(self, abandoned: Sequence[str]) -> None:
         """Remove copies of checkpoints that earlier daemons left."""
@@ -207,8 +206,7 @@ class Checkpoints:
             rules.require_ready(checkpoint, "checkpoint", checkpoint.checkpoint_id)
         event = events.CheckpointDeleteRequested()
         await self._removal.order(checkpoint.checkpoint_id, event, checkpoint.sandbox_id, request.meta)
-        deleted: Checkpoint = await self._removal.answer(request, checkpoint.checkpoint_id)
-        return deleted
+        return await self._removal.answer(request, checkpoint.checkpoint_id)
 
     # -- into new sandboxes -------------------------------------------------------------------------------------------
 
@@ -228,10 +226,7 @@ class Checkpoints:
             )
             return NewEvent(ids.new_id(ids.FORK), event, checkpoint.sandbox_id, 0)
 
-        restored: CheckpointRestoreResult = await self.restoration.run_batch(
-            checkpoint.owner, command.names, command.count, intent, request, spec
-        )
-        return restored
+        return await self.restoration.run_batch(checkpoint.owner, command.names, command.count, intent, request, spec)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

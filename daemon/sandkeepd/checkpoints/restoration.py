@@ -26,6 +26,7 @@ from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Order
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.sandboxes.batch import SandboxBatch
 from sandkeepd.sandboxes.creation import Maker
 from sandkeepd.sandboxes.oom import KILLED
@@ -45,7 +46,7 @@ class OpenCheckpoint(NamedTuple):
     kept: Sequence[SavedProcess]
 
 
-class CheckpointRestoration(SandboxBatch):
+class CheckpointRestoration(SandboxBatch[CheckpointRestoreResult]):
     """``checkpoint.restore``: sandboxes of a checkpoint, whose processes go on running."""
 
     method = "checkpoint.restore"
@@ -160,8 +161,7 @@ class CheckpointReturn(FileReplacement):
         )
         new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
         await self.begin(new, request.meta, request, checkpoint)
-        returned: Sandbox = await self.answer(request, sandbox.sandbox_id)
-        return returned
+        return await self.answer(request, sandbox.sandbox_id)
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         checkpoint, sandbox, sandbox_id = order.payload, order.subject, order.stream
@@ -255,18 +255,22 @@ class _FromCheckpoint(Maker):
         instance = await able.create_from_checkpoint(
             sandbox_id, asked.image_id, asked.spec, asked.plan, asked.secrets, self._copy.directory
         )
-        try:
+        async with undo_on_error(provider.terminate, sandbox_id, asked.plan, instance.handle):
             await self._copy.checked()
             named = [(ids.new_id(ids.PROCESS), one) for one in self._kept]
             for process_id, one in named:
                 await able.rename(sandbox_id, one.process_id, process_id)
+            await trio.to_thread.run_sync(self._inherit_times, sandbox_id, named)
             self._found = await _found(instance, self._checkpoint, named, sandbox_id)
             failpoints.reach("checkpoint.named")
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await provider.terminate(sandbox_id, asked.plan, instance.handle)
-            raise
         return instance
+
+    def _inherit_times(self, sandbox_id: str, named: Sequence[tuple[str, SavedProcess]]) -> None:
+        """Give processes the times of the output that they wrote before; on a full disk they have none."""
+        source, until_us = self._checkpoint.sandbox_id, self._checkpoint.requested_us
+        with suppress(OSError):
+            for process_id, one in named:
+                self._processes.times.inherit((sandbox_id, process_id), (source, one.process_id), until_us)
 
     def found(self) -> list[NewEvent]:
         return self._found

@@ -118,7 +118,13 @@ class Instance(Protocol):
         ...
 
     def disk_is_full(self) -> bool:
-        """Return True if the sandbox has a disk of its own, and nothing can be written to it."""
+        """Return True if nothing can be written to the sandbox's own disk, or its usage had reached the limit when it
+        was measured last.
+        """
+        ...
+
+    async def measure_disk(self) -> None:
+        """Measure the disk usage if that is limited only by being measured, and may have reached the limit by now."""
         ...
 
     def disk_usage(self) -> tuple[int | None, int | None]:

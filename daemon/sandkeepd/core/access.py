@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sandkeep import ids
 from sandkeep.errors import CallerError
 from sandkeep.events import Meta
 from sandkeep.protocol.methods import METHODS, Access, Method, Mutation, Params
@@ -122,8 +123,10 @@ def forget_groups() -> None:
     _group_id.cache_clear()
 
 
-def admit(state: State, call: Call) -> Request[Params]:
-    """Let a call through, or raise `permission_denied` or `not_found`."""
+def admit(state: State, call: Call, *, may_be_known: bool = False) -> Request[Params]:
+    """Let a call through, or raise `permission_denied` or `not_found`. If it `may_be_known`, as a command that is
+    repeated, names that mean nothing any more are as sent.
+    """
     peer, method = call.peer, call.method
     admin, owner = is_admin(peer), peer.owner
     if not admin:
@@ -132,7 +135,7 @@ def admit(state: State, call: Call) -> Request[Params]:
         _refuse_host_paths(call.params)
     return Request(
         method=method,
-        params=_resolved(state, method, call.params, _Asker(owner, admin)),
+        params=_resolved(state, method, call.params, _Asker(owner, admin), may_be_known=may_be_known),
         sent=call.params,
         owner=owner,
         admin=admin,
@@ -172,14 +175,21 @@ def _refuse_host_paths(params: Params) -> None:
         raise CallerError("permission_denied", message, field="volumes")
 
 
-def _resolved(state: State, method: Method, params: Params, asker: naming.Asker) -> Params:
+def _resolved(
+    state: State, method: Method, params: Params, asker: naming.Asker, *, may_be_known: bool
+) -> Params:  # fmt: skip
     """Return the parameters with ids for what the caller called the objects: see `naming`."""
-    ids: dict[str, str] = {}
+    found_ids: dict[str, str] = {}
     for field, kind in method.references.items():
         text: str | None = getattr(params, field)
         if text is None:
             continue
-        found = naming.resolve(state, kind, text, field, asker)
+        try:
+            found = naming.resolve(state, kind, text, field, asker)
+        except CallerError:
+            if not may_be_known or ids.is_whole(text):  # what an id means now, it meant then: this caller lost access
+                raise
+            continue
         if found != text:
-            ids[field] = found
-    return replace(params, **ids) if ids else params
+            found_ids[field] = found
+    return replace(params, **found_ids) if found_ids else params

@@ -67,6 +67,8 @@ class Revised(Subject, Protocol):
 
 S = TypeVar("S", bound=Subject)
 R = TypeVar("R", bound=Revised)
+A = TypeVar("A")
+"""The answer to a command."""
 
 
 class Order(Interruptible, Generic[S]):
@@ -142,7 +144,7 @@ def eventless_command(method: str, answer: Handle) -> DirectCommand:
     return DirectCommand(method, lambda request, _: answer(request))
 
 
-class Operation(ABC, Generic[S]):
+class Operation(ABC, Generic[S, A]):
     """Base of all operations: commands that tasks of the daemon's own carry out."""
 
     method: ClassVar[str]
@@ -207,13 +209,13 @@ class Operation(ABC, Generic[S]):
     async def recorded(self, order: Order[S], facts: Sequence[Recorded]) -> None:
         """Go on once the outcome is on record: the order's subject has its new status."""
 
-    async def answered(self, request: Request[Any], subject: S) -> Any:  # noqa: ARG002
+    async def answered(self, request: Request[Any], subject: S) -> A:  # noqa: ARG002
         """Return the answer, once the order is carried out."""
-        return cast("Any", subject).view()
+        return cast("A", cast("Any", subject).view())
 
     # Carrying out
 
-    async def run(self, new: NewEvent, request: Request[Any], payload: Any = None) -> Any:
+    async def run(self, new: NewEvent, request: Request[Any], payload: Any = None) -> A:
         """Begin the order, wait until it is carried out, and answer it. Raises the error of a failure."""
         order = await self.begin(new, request.meta, request, payload)
         try:
@@ -328,7 +330,7 @@ class Operation(ABC, Generic[S]):
         await self.core.settled(stream, lambda: subject.status != self.under_way)
         return subject
 
-    async def answer(self, request: Request[Any], stream: str) -> Any:
+    async def answer(self, request: Request[Any], stream: str) -> A:
         """Wait until the order is carried out, and answer it."""
         return await self.answered(request, await self.settled(stream))
 
@@ -370,7 +372,7 @@ class Operation(ABC, Generic[S]):
         """Undo or finish an order of an earlier daemon; does nothing where another part records the outcome."""
 
 
-class Creation(Operation[S]):
+class Creation(Operation[S, A]):
     """An operation that makes its subject, or fails."""
 
     under_way = "creating"
@@ -398,7 +400,7 @@ class Creation(Operation[S]):
     async def recorded(self, order: Order[S], facts: Sequence[Recorded]) -> None:
         await (self.succeeded(order, facts) if order.subject.error is None else self.undone(order))
 
-    async def answer(self, request: Request[Any], stream: str) -> Any:
+    async def answer(self, request: Request[Any], stream: str) -> A:
         """See `Operation.answer`. Raises the error of a failed creation."""
         subject = await self.settled(stream)
         if subject.error is not None:
@@ -421,7 +423,7 @@ class Creation(Operation[S]):
             await self.undone(order)
 
 
-class Removal(Operation[R]):
+class Removal(Operation[R, A]):
     """An operation that ends its subject. `act` insists until it has."""
 
     essential = True
@@ -447,7 +449,7 @@ class Removal(Operation[R]):
         await self._execute(order)
 
 
-class Upkeep(Operation[Any]):
+class Upkeep(Operation[Any, Any]):
     """An operation on the log or a store, whose orders have no object of a view. Those of the same `turn` are carried
     out one after the other.
 

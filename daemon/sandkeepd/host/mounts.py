@@ -117,6 +117,10 @@ def enter_private_namespace(*, follow_host: bool = False) -> str:
     """
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
     mount("none", "/", None, MS_REC | (MS_SLAVE if follow_host else MS_PRIVATE))
+    return _empty_directory()
+
+
+def _empty_directory() -> str:
     return next(path for path in ("/mnt", "/tmp") if os.path.isdir(path))  # noqa: S108 - hidden by a tmpfs next
 
 
@@ -124,7 +128,14 @@ def leave_all() -> None:
     """Unmount everything in the private namespace of the calling thread, which sees no files afterwards: a program that
     outlives the thread in it would keep in use what the host unmounts meanwhile. Raises OSError.
     """
-    unmount("/")
+    try:
+        unmount("/")
+    except OSError:  # EINVAL for the root of a user namespace, which is locked until another one takes its place
+        place = _empty_directory()
+        mount_scratch(place)
+        os.chdir(place)
+        _check(_libc.pivot_root(b".", b"."), "pivot_root")
+        unmount(".")
 
 
 def leave_host_namespace() -> None:

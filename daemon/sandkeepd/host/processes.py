@@ -116,6 +116,17 @@ def open_process(identity: Identity) -> int | None:
     return None
 
 
+def written_bytes(pid: int) -> int:
+    """Return the bytes of files that a process, and those of which it was told the end, have made the kernel write to
+    disks, removed ones included; 0 if the kernel does not say.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/io", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("write_bytes:"):
+                return int(line.split()[1])
+    return 0
+
+
 def kill_and_wait(pidfd: int) -> None:
     """Kill by pidfd and wait until it has exited. Blocks. Raises `provider_unavailable` if it does not exit."""
     try:

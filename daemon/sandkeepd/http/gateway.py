@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property, partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -200,7 +200,8 @@ class _Endpoint:
             asked = Asked(scope=scope, receive=receive, send=started.send, peer=peer)
             await self._serve(row, asked)
         except Exception as error:  # noqa: BLE001  # a defect, which is reported
-            found = _cause(error)
+            # Without nurseries' groups: first of all that its client has gone.
+            found = defects.first_of(error, ClientLeftError, RefusedError, SandkeepError) or error
             if isinstance(found, ClientLeftError):
                 return
             failure, status = _failure(found, row, asked)
@@ -288,24 +289,6 @@ def _failure(error: Exception, row: Row, asked: Asked | None) -> tuple[SandkeepE
         error = defects.report(error, f"{row.verb} {row.path}", None)
     status = row.problem(asked, error) if row.problem is not None and asked is not None else None
     return error, HTTPStatus(status) if status is not None else problems.status_of(error)
-
-
-def _cause(error: Exception) -> Exception:
-    """Return what ended a request, without nurseries' groups: first of all that its client has gone."""
-    leaves = list(_leaves(error))
-    for kind in (ClientLeftError, RefusedError, SandkeepError):
-        for leaf in leaves:
-            if isinstance(leaf, kind):
-                return leaf
-    return error
-
-
-def _leaves(error: Exception) -> Iterator[Exception]:
-    if isinstance(error, ExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 async def _send_problem(send: Send, error: SandkeepError, status: HTTPStatus, headers: Headers = ()) -> None:

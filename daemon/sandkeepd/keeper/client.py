@@ -170,6 +170,7 @@ class KeeperInstance:
         process = self._channel.processes.get(process_id)
         if process and process.exit:
             del self._channel.processes[process_id]
+        self._shared.reserve.end(process_id)
         if process is None or process.has_files:
             self._shared.remove_ended(process_id)
 
@@ -324,6 +325,9 @@ class KeeperInstance:
     def disk_is_full(self) -> bool:
         """See `Instance.disk_is_full`."""
         return self._shared.is_full()
+
+    async def measure_disk(self) -> None:
+        """See `Instance.measure_disk`."""
 
     def disk_usage(self) -> tuple[int | None, int | None]:
         """See `Instance.disk_usage`."""

@@ -35,6 +35,7 @@ class Launcher:
         request, has_files = await self._write(process_id, launch, mode or _mode(launch, fed=self._shared.fed))
         failpoints.reach("launch.written")
         await yield_to_loop()
+        await self._shared.reserve_output(process_id)
         process = self._channel.processes[process_id] = KnownProcess()
         process.has_files = has_files
         await self._channel.send(*secrets, request)
@@ -46,6 +47,7 @@ class Launcher:
 
     def _not_started(self, process_id: str, launch: Launch) -> SandkeepError:
         del self._channel.processes[process_id]
+        self._shared.reserve.end(process_id)
         self._shared.remove_start(process_id)
         if launch.terminal:
             return terminal.not_started(journal.read_journal(self._shared.out, process_id, "stderr", 0, 500).data)

@@ -20,6 +20,7 @@ from sandkeep.errors import ProviderError, SandkeepError
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import pipes
 from sandkeepd.keeper.failure import no_room
+from sandkeepd.keeper.output_reserve import OutputReserve
 
 SPARE: Final = "spare"
 """The directory, on the disk of a sandbox, of files that reserve inodes."""
@@ -34,8 +35,12 @@ _WRITTEN_INSIDE: Final = (".stdout", ".stderr", ".data")
 
 _OPEN_INPUT: Final = 0o644
 _INODES_OF_A_START: Final = 8
-_FULL_BYTES: Final = 64 * 1024
-"""Free bytes below which a disk is full: a program writes more at once."""
+_FULL_BYTES: Final = 1024 * 1024
+"""Free bytes below which a disk is full: a program writes more at once, and the kernel takes all of that or nothing."""
+
+_FULL_SHARE: Final = 32
+LEAST_FULL_BYTES: Final = 64 * 1024
+"""On a small disk it is a part of it, but no less."""
 
 _CLOSED_INPUT: Final = 0o444
 """The mode of a growing file that is a process's input, and that of one that is complete."""
@@ -59,6 +64,7 @@ class SharedDirectory:
         self.own_disk = own_disk
         self.files = files
         self.out = files.below("out")
+        self.reserve = OutputReserve(self.out, input_owner)
         self.inside = inside
         """The directory that holds both, as the code inside sees it."""
         self.journals = f"{self.inside}/out/p"
@@ -78,8 +84,16 @@ class SharedDirectory:
 
     def is_full(self) -> bool:
         """Return True if the sandbox's own disk is full."""
-        found = self.statvfs() if self.own_disk else None
-        return found is not None and (found.f_bavail * found.f_frsize < _FULL_BYTES or found.f_ffree == 0)
+        found = self.statvfs()
+        if found is None:
+            return False
+        least = max(LEAST_FULL_BYTES, min(_FULL_BYTES, found.f_blocks * found.f_frsize // _FULL_SHARE))
+        return found.f_bavail * found.f_frsize < least or found.f_ffree == 0
+
+    async def reserve_output(self, process_id: str) -> None:
+        """Make room for the first output of a process that is about to start, if the sandbox's own disk is full."""
+        if self.is_full():
+            await trio.to_thread.run_sync(self.reserve.lend, process_id)
 
     def statvfs(self) -> os.statvfs_result | None:
         """Return the state of the sandbox's own disk; None if it has none, or that cannot be read."""

@@ -32,7 +32,7 @@ from sandkeepd.core.paging import page
 from sandkeepd.locks.leases import GIVEN_UP, HELD, Leases
 
 
-class LockOperation(Operation[LockState]):
+class LockOperation(Operation[LockState, Lock]):
     """An order about a lock. Those of an earlier daemon `Leases` brings to an end."""
 
     view = "locks"
@@ -94,7 +94,7 @@ class LockAcquisition(LockOperation):
             order.context.set()
 
 
-class LockReturn(LockOperation, Removal[LockState]):
+class LockReturn(LockOperation, Removal[LockState, Lock]):
     """``lock.release`` of a lock that is held here."""
 
     method = "lock.release"
@@ -194,8 +194,7 @@ class LockService:
             event = events.LockStealRequested(
                 owner=request.owner, name=lock.name if lock is not None else name, where=place
             )
-            stolen: Lock = await self._steal.run(self._new(event), request)
-            return stolen
+            return await self._steal.run(self._new(event), request)
         if lock is None:
             raise _not_found(name, self._core.state.log.hint)
         sandbox = self._core.state.sandboxes.get(lock.sandbox_id or "")

@@ -30,7 +30,7 @@ MOST_DIGESTS: Final = 4096
 """Number of digests that are remembered; others are computed when they are asked for."""
 
 
-class ArtifactExporting(Creation[ArtifactState]):
+class ArtifactExporting(Creation[ArtifactState, Artifact]):
     """``artifact.export``: a file is copied out of a sandbox."""
 
     method = "artifact.export"
@@ -77,7 +77,7 @@ class ArtifactExporting(Creation[ArtifactState]):
         return await self._shown.with_content(subject, request.params.inline_bytes)
 
 
-class ArtifactRemoval(Removal[ArtifactState]):
+class ArtifactRemoval(Removal[ArtifactState, Artifact]):
     """``artifact.remove``."""
 
     method = "artifact.remove"
@@ -157,7 +157,7 @@ class Artifacts:
         self._shown = ArtifactViews(core, self._files)
         self._exporting = ArtifactExporting(core, runtimes, self._files, self._shown)
         self._removal = ArtifactRemoval(core, self._files, self._shown)
-        self.operations: Sequence[Operation[Any]] = (self._exporting, self._removal)
+        self.operations: Sequence[Operation[Any, Any]] = (self._exporting, self._removal)
         self.sweep = self._files.sweep
 
     @property
@@ -179,8 +179,7 @@ class Artifacts:
             name=command.name,
             media_type=command.media_type,
         )
-        made: Artifact = await self._exporting.run(NewEvent(ids.new_id(ids.ARTIFACT), event, None, 0), request)
-        return made
+        return await self._exporting.run(NewEvent(ids.new_id(ids.ARTIFACT), event, None, 0), request)
 
     async def get(self, request: Request[ArtifactRef]) -> Artifact:
         """Show an artifact."""
@@ -210,8 +209,7 @@ class Artifacts:
         if artifact.status == "creating":
             raise StateError("not_ready", "it is still being exported: wait, then remove it")
         await self._removal.order(artifact.artifact_id, events.ArtifactRemoveRequested(), None, request.meta)
-        removed: Artifact = await self._removal.answer(request, artifact.artifact_id)
-        return removed
+        return await self._removal.answer(request, artifact.artifact_id)
 
 
 def _matches(artifact: ArtifactState, query: ArtifactQuery) -> bool:

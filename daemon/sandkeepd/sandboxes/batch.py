@@ -9,12 +9,12 @@ from sandkeep_store.eventlog.log import NewEvent, Recorded
 from sandkeep_store.views.snapshots import ForkState
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import RUN_AGAIN, Core
-from sandkeepd.core.operation import Creation
+from sandkeepd.core.operation import A, Creation
 from sandkeepd.sandboxes.creation import Maker
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 
 
-class SandboxBatch(Creation[ForkState]):
+class SandboxBatch(Creation[ForkState, A]):
     """One order in a stream of its own. Its outcome is on record together with the intents to make the sandboxes, each
     of which is then carried out as every other; from there on nothing of the source matters to them.
     """
@@ -28,7 +28,7 @@ class SandboxBatch(Creation[ForkState]):
     async def run_batch(
         self, owner: str, names: Sequence[str], count: int, intent: Callable[[list[str]], NewEvent],
         request: Request[Any], spec: SandboxSpec, payload: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> A:  # fmt: skip
         """Give the order to make so many sandboxes of these names, by the intent for their ids, and answer it. `spec`
         has their limits; `payload` is that of the order.
 

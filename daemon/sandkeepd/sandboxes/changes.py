@@ -22,7 +22,7 @@ _DONE: Final = (events.SandboxSuspended, events.SandboxResumed, events.SandboxRe
 _UNDONE: Final = (events.SandboxSuspendFailed, events.SandboxResumeFailed, events.SandboxRestoreFailed)
 
 
-class SandboxChange(Operation[SandboxState]):
+class SandboxChange(Operation[SandboxState, Sandbox]):
     """An order that changes a sandbox. Termination interrupts it.
 
     The adoption of a sandbox records the outcome of a change that the daemon's death interrupted, so there is nothing

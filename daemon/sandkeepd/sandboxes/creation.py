@@ -48,7 +48,7 @@ class Maker:
         self.secrets.clear()
 
 
-class SandboxCreation(Creation[SandboxState]):
+class SandboxCreation(Creation[SandboxState, Sandbox]):
     """``sandbox.create``, and its handler."""
 
     method = "sandbox.create"

@@ -6,6 +6,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import trio
+from msgspec import convert
 
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, StateError
@@ -52,7 +53,7 @@ class ImageHolds:
         return self._leaving.count(image_id) > 0
 
 
-class ImageCreation(Creation[ImageState]):
+class ImageCreation(Creation[ImageState, Image]):
     """``image.create``: a provider makes an image of a source; one of the same content is used again."""
 
     method = "image.create"
@@ -73,7 +74,8 @@ class ImageCreation(Creation[ImageState]):
     async def act(self, order: Order[ImageState]) -> Sequence[NewEvent]:
         core, image_id, asked = self.core, order.stream, order.subject.requested
         provider = core.provider(asked.provider)
-        made = await provider.images.make(image_id, _request(asked), order.caller, order.progress)
+        wanted = convert(asked, ImageRequest, from_attributes=True)
+        made = await provider.images.make(image_id, wanted, order.caller, order.progress)
         failpoints.reach("image.copied")
         # Of two of the same content that are made at once, the second is to find the first.
         turn = self._turns.setdefault((asked.provider, made.digest), trio.Lock())
@@ -85,15 +87,8 @@ class ImageCreation(Creation[ImageState]):
             reused = NewEvent(image_id, events.ImageReused(image_id=same.image_id))
             return [reused, *await self.tags(order, same)]
         await self.charge_image(order, made.size_bytes)
-        created = events.ImageCreated(
-            digest=made.digest,
-            size_bytes=made.size_bytes,
-            file_count=made.file_count,
-            skipped_count=made.skipped_count,
-            skipped=made.skipped,
-            details=made.details,
-        )
-        return [NewEvent(image_id, created), *await self.tags(order, order.subject)]
+        created = NewEvent(image_id, convert(made, events.ImageCreated, from_attributes=True))
+        return [created, *await self.tags(order, order.subject)]
 
     async def tags(self, order: Order[ImageState], image: ImageState) -> list[NewEvent]:
         """Return the events by which an image gets the name that was asked for. Nothing that may hang comes after
@@ -120,7 +115,7 @@ class ImageCreation(Creation[ImageState]):
         return rules.image(self.core.state, subject.image_id).view()
 
 
-class ImageRemoval(Removal[ImageState]):
+class ImageRemoval(Removal[ImageState, Image]):
     """``image.remove``: an image that nothing needs goes."""
 
     method = "image.remove"
@@ -133,7 +128,7 @@ class ImageRemoval(Removal[ImageState]):
         return [NewEvent(order.stream, events.ImageRemoved())]
 
 
-async def remove_image(operation: Operation[ImageState], order: Order[ImageState], then: str) -> None:
+async def remove_image(operation: Operation[ImageState, Any], order: Order[ImageState], then: str) -> None:
     """Remove all that there is of an image, by its provider, however often that takes."""
     core, image_id, name = operation.core, order.stream, order.subject.requested.provider
 
@@ -162,7 +157,7 @@ class Images:
         self.holds = ImageHolds()
         self.creation = ImageCreation(core, self.holds)
         self._removal = ImageRemoval(core)
-        self.operations: Sequence[Operation[Any]] = (self.creation, self._removal)
+        self.operations: Sequence[Operation[Any, Any]] = (self.creation, self._removal)
         self.commands: Sequence[Command] = tuple(
             DirectCommand(method, self._named_again) for method in ("image.tag", "image.untag")
         )
@@ -177,8 +172,7 @@ class Images:
         provider = self._core.provider(request.params.provider or source.provider)
         default_base = provider.builder.default_base() if provider.builder is not None else None
         event = rules.create_image(request.params, owner, provider.name, source, default_base)
-        image: Image = await self.creation.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
-        return image
+        return await self.creation.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
 
     async def _source(self, command: ImageCreate, caller: Caller) -> Source:
         """Return the source of the image, by the rule of `image_sources`."""
@@ -203,15 +197,19 @@ class Images:
             new = NewEvent(image_id, event, expected_revision=image.revision)
             with self.holds.leaving(image_id):  # until the intent is on record
                 await self._removal.begin(new, request.meta)
-        removed: Image = await self._removal.answer(request, image_id)
-        return removed
+        return await self._removal.answer(request, image_id)
 
     async def _lose(self, image_id: str, name: str, request: Request[ImageRemove]) -> Image | None:
-        """Take a name from a ready image that has it and others; None if it has not."""
+        """Take a name from a ready image that has it and others; None if it has not. Raises `not_found` if another
+        image gets the name at that moment.
+        """
         core = self._core
+        if name not in core.state.images[image_id].names:
+            return None
         async with self.holds.naming:
             image = core.state.images[image_id]
-            if image.status != "ready" or name not in image.names or len(image.names) == 1:
+            rules.require_name(image, name)
+            if image.status != "ready" or len(image.names) == 1:
                 return None
             core.require_sound()
             await core.log.append([NewEvent(image_id, events.ImageUntagged(name=name))], request.meta)
@@ -249,19 +247,3 @@ class Images:
         mine = (i for i in self._core.state.images.values() if request.sees(i.owner) and (query.all or not i.ended))
         found, following = page(mine, lambda image: image.image_id, query.after, query.limit)
         return ImageList(images=[image.view() for image in found], next=following)
-
-
-def _request(requested: events.ImageCreateRequested) -> ImageRequest:
-    """Convert the recorded request for the provider."""
-    return ImageRequest(
-        kind=requested.kind,
-        source=requested.source,
-        base=requested.base,
-        dockerfile=requested.dockerfile,
-        clean=requested.clean,
-        labels=requested.labels,
-        owner=requested.owner,
-        ignore=requested.ignore,
-        patterns=requested.patterns,
-        ignore_files=requested.ignore_files,
-    )

@@ -38,7 +38,7 @@ class Launched(NamedTuple):
     launch: Launch
 
 
-class ProcessLaunching(Operation[ProcessState]):
+class ProcessLaunching(Operation[ProcessState, Any]):
     """``process.launch``, and its handler."""
 
     method = "process.launch"

@@ -1,5 +1,5 @@
 """Retention of output: at most ``SANDKEEP_RETAIN_OUTPUT`` bytes of each sandbox, and no more of an owner than the quota
-of journals, which is measured here.
+of journals, which is measured here, with the times of output.
 
 None of this is on record. The end of a process records its output's size, so a missing journal is reported as such; and
 a journal with a dropped beginning has a hole. Old output goes with the events; see `retention`.
@@ -83,6 +83,7 @@ class OutputLimit:
             if sweeps or dropped.processes:
                 is_gone = partial(_is_gone, provider, name)
                 await trio.to_thread.run_sync(self._times.sweep, name, running, is_gone, limiter=self._limiter)
+            times_bytes = await trio.to_thread.run_sync(self._times.size, name, limiter=self._limiter)
         except FileNotFoundError:  # it is being made, or went to the archive
             return
         except OSError as error:
@@ -91,7 +92,7 @@ class OutputLimit:
             )
             return
         self._warned.discard(name)
-        self._core.quotas.measured(name, dropped.kept_bytes, began_us)
+        self._core.quotas.measured(name, dropped.kept_bytes + times_bytes, began_us)
         if dropped.processes or dropped.cut_bytes:
             extra = {"sandbox_id": name, "processes": dropped.processes, "cut_bytes": dropped.cut_bytes}
             logger.info("output dropped", extra=extra)

@@ -61,8 +61,15 @@ class OutputMarker:
 
     async def run(self, instance: Instance, process: ProcessState) -> None:
         """Mark output until the process has ended: what came unseen first, and then what comes. What comes after the
-        last mark has the time of the end.
+        last mark has the time of the end. A failure, as without a free descriptor, costs the other marks alone.
         """
+        try:
+            await self._mark(instance, process)
+        except Exception as error:  # noqa: BLE001 - whatever it is: the process has to be followed to its end
+            self._note_failure(error)
+            await instance.wait(process.process_id)
+
+    async def _mark(self, instance: Instance, process: ProcessState) -> None:
         process_id = process.process_id
         followed = _Followed(instance, process, await self._catch_up(instance, process))
         while instance.exit_of(process_id) is None:
@@ -144,9 +151,13 @@ class OutputMarker:
         try:
             done = await trio.to_thread.run_sync(work, limiter=self._limiter)
         except OSError as error:
-            if not self._failed:
-                self._failed = True
-                logger.warning("times of output are not kept", extra={"why": error.strerror or str(error)})
+            self._note_failure(error)
             return None
         self._failed = False
         return done
+
+    def _note_failure(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            why = getattr(error, "strerror", None) or str(error)
+            logger.warning("times of output are not kept", extra={"why": why})

@@ -1,5 +1,7 @@
 """Reading of processes' output: by byte offset, from journals that lie beside the daemon and not behind it."""
 
+from typing import Final
+
 import msgspec
 import trio
 
@@ -13,6 +15,8 @@ from sandkeepd.contract.processes import Chunk
 from sandkeepd.core.core import Core
 from sandkeepd.sandboxes.output_times import UNKNOWN_US, Mark, OutputTimes
 from sandkeepd.sandboxes.runtimes import Runtimes
+
+_NOT_KEPT: Final = f"is not kept any more: {RETAIN_OUTPUT.name} says how much is, or the code in the sandbox removed it"
 
 
 class OutputReader:
@@ -35,8 +39,9 @@ class OutputReader:
             ended = process.ended  # read before the journal: a read after the end is complete
             out = self.read_journal(process, "stdout", query.stdout_offset, query.max_bytes)
             err = self.read_journal(process, "stderr", query.stderr_offset, query.max_bytes)
-            if err.missing:  # an existing journal reports that the other is missing
+            if err.missing:
                 require_kept(process, out)
+            out, err = (_noted(process, chunk, stream) for chunk, stream in ((out, "stdout"), (err, "stderr")))
             moved = (out.offset, err.offset) != (query.stdout_offset, query.stderr_offset)
             if out.data or err.data or moved or ended or trio.current_time() >= deadline or query.max_bytes == 0:
                 times, out, err = self._times_of(process, out, err) if query.times else ([], out, err)
@@ -73,6 +78,15 @@ class OutputReader:
             is_unknown = not marks and (process.started_us or process.requested_us) < self._times.since_us
             found.append(Mark(UNKNOWN_US if is_unknown else process.ended_us or now_us(), *ends))
         return _shown(found, *ends), out, err
+
+    def times_of(self, process: ProcessState, stream: str, chunk: Chunk) -> tuple[list[OutputTime], Chunk]:
+        """Return the times of a piece of one stream, and the piece, which is cut if it has too many."""
+        other = Chunk(offset=0, data=b"", size=0)
+        if stream == "stdout":
+            times, chunk, _ = self._times_of(process, chunk, other)
+        else:
+            times, _, chunk = self._times_of(process, other, chunk)
+        return times, chunk
 
     async def wait_for_more(self, process: ProcessState, stdout_offset: int, stderr_offset: int) -> None:
         """Return when a journal holds more than that, or the process has ended; it may also return early."""
@@ -118,10 +132,16 @@ def require_kept(process: ProcessState, chunk: Chunk) -> None:
     if is_gone(process, chunk):
         raise DataError(
             "compacted",
-            f"the output of process {process.name!r} is not kept any more: {RETAIN_OUTPUT.name} says how much is, or "
-            "the code in the sandbox removed it",
+            f"the output of process {process.name!r} {_NOT_KEPT}",
             name=process.name,
         )
+
+
+def _noted(process: ProcessState, chunk: Chunk, stream: str) -> Chunk:
+    """Add a note to a chunk if its journal is gone, of which the other is there."""
+    if not is_gone(process, chunk) or chunk.note is not None:
+        return chunk
+    return msgspec.structs.replace(chunk, note=f"the journal of {stream} {_NOT_KEPT}")
 
 
 def _compared(chunk: Chunk, stream: str, recorded: int | None) -> Chunk:
@@ -169,4 +189,6 @@ def _output(process: ProcessState, out: Chunk, err: Chunk, times: list[OutputTim
         note=out.note or err.note,
         limits_met=list(process.limits_met),
         times=times,
+        stdout_bytes=out.size,
+        stderr_bytes=err.size,
     )

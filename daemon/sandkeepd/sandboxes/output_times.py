@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from sandkeep import failpoints
-from sandkeep.ids import check_name
+from sandkeep.ids import check_name, is_name
 from sandkeep.protocol.clock import now_us
 from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.upkeep.offline import OUTPUT_TIMES
@@ -36,6 +36,7 @@ UNKNOWN_US: Final = 0
 TICK_US: Final = 10_000
 """Maximum time by which a file's modification time precedes the write: the kernel takes that of its last tick."""
 
+_BLOCK: Final = 4096
 _SINCE: Final = ".since"
 _NEW: Final = ".new"
 _RECORD: Final = struct.Struct("<QQQ")
@@ -189,6 +190,14 @@ class OutputTimes:
             self.append(sandbox_id, process_id, new)
         return new[-1] if new else last
 
+    def inherit(self, process: tuple[str, str], source: tuple[str, str], until_us: int) -> None:
+        """Give a process, which has none yet, the marks of another up to a time: that of the checkpoint by which it
+        goes on from there. Both are given with their sandboxes.
+        """
+        marks = self.load(*source)
+        if earlier := [marks[index] for index in range(bisect_right(marks.times, until_us))]:
+            self.append(*process, earlier)
+
     # -- removal ------------------------------------------------------------------------------------------------------
 
     def forget(self, sandbox_ids: Iterable[str]) -> None:
@@ -204,16 +213,23 @@ class OutputTimes:
                     os.unlink(self._file(sandbox_id, name))
 
     def sandboxes(self) -> list[str]:
-        """Return the sandboxes that have marks."""
-        with suppress(FileNotFoundError):
-            return [name for name in os.listdir(self._directory) if not name.startswith(_SINCE)]
+        """Return the sandboxes that have marks. Never raises."""
+        with suppress(OSError):
+            return list(filter(is_name, os.listdir(self._directory)))  # without what is not ours, such as `.nfs…`
         return []
+
+    def size(self, sandbox_id: str) -> int:
+        """Return the bytes that the marks of a sandbox occupy, in whole blocks."""
+        with suppress(FileNotFoundError), os.scandir(self._of(sandbox_id)) as entries:
+            return sum(-(-entry.stat(follow_symlinks=False).st_size // _BLOCK) * _BLOCK for entry in entries)
+        return 0
 
     def sweep(self, sandbox_id: str, running: Collection[str], is_gone: Callable[[str], bool]) -> None:
         """Remove the marks of processes that are not `running`, and whose journals are gone."""
         with suppress(FileNotFoundError):
             found = {name.removesuffix(_NEW) for name in os.listdir(self._of(sandbox_id))}
-            self.forget_processes(sandbox_id, [name for name in found if name not in running and is_gone(name)])
+            gone = [name for name in found if is_name(name) and name not in running and is_gone(name)]
+            self.forget_processes(sandbox_id, gone)
 
 
 def _open(path: str) -> int:

@@ -108,6 +108,7 @@ class ProcessSupervisor:
         instance, process_id = runtime.instance, process.process_id
         if process.requested.durable:
             await self._sync(instance, process_id)
+        await instance.measure_disk()
         met = runtime.limits.met(process, exited.exit_code)
         if exited.exit_code is None:
             return events.ProcessLost(message=exited.message or "nobody saw how the process ended")

@@ -63,7 +63,7 @@ class Processes:
         self._core = core
         self._runtimes = runtimes
         self.lookup = ProcessLookup(core)
-        times = OutputTimes.open(core.log.directory)
+        self.times = times = OutputTimes.open(core.log.directory)
         self.supervisor = ProcessSupervisor(core, runtimes, times)
         self.outputs = OutputReader(core, runtimes, times)
         self._cancellations = Cancellations(core, self.lookup)

@@ -35,7 +35,7 @@ class Sandboxes:
         self.suspension = Suspension(core, self.runtimes)
         self.resumption = Resumption(core, self.runtimes)
         self.updates = Updates(core, self.runtimes)
-        self.operations: Sequence[Operation[Any]] = (
+        self.operations: Sequence[Operation[Any, Any]] = (
             self.creation, self.suspension, self.resumption, self.termination
         )  # fmt: skip
 

@@ -28,7 +28,7 @@ END_DEADLINE_S = 60.0
 """Seconds a provider may take to end a sandbox before the request is repeated, if it can be interrupted."""
 
 
-class Termination(Removal[SandboxState]):
+class Termination(Removal[SandboxState, Sandbox]):
     """``sandbox.terminate``, and its handler: a sandbox ends, complete or half made, running or not, with all that is
     under way with it. Limits and losses of sandboxes end here, too.
     """
@@ -57,8 +57,7 @@ class Termination(Removal[SandboxState]):
             await self.core.settled(sandbox.sandbox_id, lambda: sandbox.hidden)
             return sandbox.view()
         await self.end(sandbox.sandbox_id, "requested", request.meta)
-        ended: Sandbox = await self.answer(request, sandbox.sandbox_id)
-        return ended
+        return await self.answer(request, sandbox.sandbox_id)
 
     async def _is_given_up(self, sandbox_id: str) -> bool:
         """Return True for a shared sandbox that other daemons may have, which ends here anyway. For one that is about

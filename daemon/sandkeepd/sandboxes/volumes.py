@@ -26,7 +26,7 @@ MOST_SHOWN = 20
 """Maximum number of sandboxes in the data of a refusal."""
 
 
-class _VolumeOrder(Creation[VolumeState]):
+class _VolumeOrder(Creation[VolumeState, NamedVolume]):
     """The base of both: an order that can fail."""
 
     view = "volumes"
@@ -106,7 +106,7 @@ class NamedVolumes:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._creation, self._removal = VolumeCreation(core), VolumeRemoval(core)
-        self.operations: Sequence[Operation[Any]] = (self._creation, self._removal)
+        self.operations: Sequence[Operation[Any, Any]] = (self._creation, self._removal)
 
     async def create(self, request: Request[VolumeCreate]) -> NamedVolume:
         """Create a volume. Raises `conflict` if its owner has one of that name."""
@@ -115,8 +115,7 @@ class NamedVolumes:
             message = f"there is a volume {asked.name!r} already: use that, or choose another name"
             raise StateError("conflict", message, name=asked.name)
         event = events.VolumeCreateRequested(owner=owner, provider=asked.provider, name=asked.name)
-        made: NamedVolume = await self._creation.run(NewEvent(ids.new_id(ids.VOLUME), event, None, 0), request)
-        return made
+        return await self._creation.run(NewEvent(ids.new_id(ids.VOLUME), event, None, 0), request)
 
     async def list_all(self, request: Request[VolumeQuery]) -> NamedVolumeList:
         """List the caller's volumes; an administrator sees all."""
@@ -140,8 +139,7 @@ class NamedVolumes:
         event = events.VolumeRemoveRequested(owner=owner, provider=asked.provider, name=asked.name)
         # A sandbox that is created from now on has the volume, and the provider refuses; or it comes later, and has a
         # new one.
-        gone: NamedVolume = await self._removal.run(NewEvent(ids.new_id(ids.VOLUME), event, None, 0), request)
-        return gone
+        return await self._removal.run(NewEvent(ids.new_id(ids.VOLUME), event, None, 0), request)
 
     def _owner(self, request: Request[Any], asked: str | None) -> str:
         if asked is not None and not request.sees(asked):

@@ -3,6 +3,7 @@
 import logging
 import os
 import traceback
+from collections.abc import Iterator
 from typing import Final
 
 from sandkeep.errors import DaemonError
@@ -16,6 +17,22 @@ def only_error(error: Exception) -> Exception:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+def first_of(error: Exception, *kinds: type[Exception]) -> Exception | None:
+    """Return the exception of the first of the `kinds` that is in an error, or in the groups that nurseries made of it;
+    None if there is none.
+    """
+    leaves = list(_leaves(error))
+    return next((leaf for kind in kinds for leaf in leaves if isinstance(leaf, kind)), None)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 def report(error: Exception, method: str, params: Params | None) -> DaemonError:

@@ -73,7 +73,7 @@ class Sessions:
         self.start = SessionStart(core, sandboxes, restores, self.ensure)
         self.stop = SessionStop(core, sandboxes.termination, self._saving, self.activity, self.view, awake)
         self.reaper = Reaper(core, self.stop, self.activity, steady, sandboxes.runtimes.is_copied)
-        self.operations: Sequence[Operation[Any]] = (self.start, self.stop)
+        self.operations: Sequence[Operation[Any, Any]] = (self.start, self.stop)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -332,8 +332,7 @@ class Sessions:
             except StateError as conflict:
                 await tries.again(conflict)
                 continue
-            closed: Session = await self.stop.answer(request, session.key)
-            return closed
+            return await self.stop.answer(request, session.key)
 
 
 def _note(session: SessionState, sandbox: SandboxState | None) -> str | None:

@@ -36,7 +36,7 @@ class Start(NamedTuple):
     lost: str | None
 
 
-class SessionStart(Creation[SessionState]):
+class SessionStart(Creation[SessionState, SessionState]):
     """The part of ``session.ensure`` that makes a sandbox. `payload` is a `Start`."""
 
     method = "session.ensure"

@@ -21,7 +21,7 @@ from sandkeepd.sessions.saving import Saving
 LIMITS = ("idle_timeout", "max_lifetime")
 
 
-class SessionStop(Operation[SessionState]):
+class SessionStop(Operation[SessionState, Session]):
     """``session.close``, and what the reaper orders. A snapshot that fails lets the sandbox go on: until tries have
     failed for ``SANDKEEP_SESSION_KEEP``, if it is due to end for a limit of time. `awake` is the clock of that, which
     neither steps nor goes on while the machine is suspended.

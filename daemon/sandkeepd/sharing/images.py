@@ -87,7 +87,7 @@ class SharedImages:
         self._state_dir = state_dir
         self._storage = storage
         self._creation = SharedImageCreation(core, images, layers, state_dir)
-        self.operations: Sequence[Operation[Any]] = (self._creation,)
+        self.operations: Sequence[Operation[Any, Any]] = (self._creation,)
 
     async def describe(self, request: Request[Any], image: ImageState, *, archive: bool) -> SharedImage:
         """Return an image as other daemons are told of it, with an `archive` of its files that they can read."""

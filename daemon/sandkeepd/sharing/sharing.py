@@ -34,5 +34,5 @@ class Sharing:
         )
         self.handover = Handover(core, leases, sandboxes, snapshots, checkpoints, self.locks, publisher)
         self.keeping = Keeping(core, leases, sandboxes, self.locks, publisher, self.handover, self.attachment.starting)
-        self.operations: Sequence[Operation[Any]] = shared_images.operations
+        self.operations: Sequence[Operation[Any, Any]] = shared_images.operations
         self.commands: Sequence[Command] = (*self.locks.commands, self.handover, *self.attachment.commands)

@@ -27,7 +27,7 @@ from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.layers import LayerReferences
 
 
-class Forks(SandboxBatch):
+class Forks(SandboxBatch[ForkResult]):
     """``sandbox.fork``, and its handler."""
 
     method = "sandbox.fork"
@@ -58,8 +58,7 @@ class Forks(SandboxBatch):
             event = events.SandboxForkRequested(sandbox_ids=sandbox_ids, names=command.names)
             return NewEvent(ids.new_id(ids.FORK), event, source.sandbox_id, 0)
 
-        made: ForkResult = await self.run_batch(source.owner, command.names, command.count, intent, request, spec)
-        return made
+        return await self.run_batch(source.owner, command.names, command.count, intent, request, spec)
 
     async def act(self, order: Order[ForkState]) -> Sequence[NewEvent]:
         request, batch, core = order.request, order.subject, self.core

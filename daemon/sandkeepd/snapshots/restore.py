@@ -224,8 +224,7 @@ class OwnRestore(FileReplacement):
         with self.layers.held(*names_of(core, snapshot)):
             new = NewEvent(sandbox.sandbox_id, event, sandbox.sandbox_id, sandbox.revision)
             await self.begin(new, request.meta, request, (snapshot, dict(command.secrets)))
-        restored: Sandbox = await self.answer(request, sandbox.sandbox_id)
-        return restored
+        return await self.answer(request, sandbox.sandbox_id)
 
     async def act(self, order: Order[SandboxState]) -> Sequence[NewEvent]:
         """See `Operation.act`. Unpack the snapshot, then end the sandbox and start it with those files."""

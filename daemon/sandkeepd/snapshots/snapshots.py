@@ -43,7 +43,7 @@ DISCARD_S: Final = 10.0
 """Seconds that the deletion of the image of a snapshot that failed may take."""
 
 
-class SnapshotCreation(Creation[SnapshotState]):
+class SnapshotCreation(Creation[SnapshotState, Snapshot]):
     """``snapshot.create``: a provider packs the files of a sandbox, and the archive goes where it is to lie."""
 
     method = "snapshot.create"
@@ -133,7 +133,7 @@ class SnapshotCreation(Creation[SnapshotState]):
         return subject.view()
 
 
-class SnapshotRemoval(Removal[SnapshotState]):
+class SnapshotRemoval(Removal[SnapshotState, Snapshot]):
     """``snapshot.delete``, and retention: with a snapshot go the archives that were only kept for it."""
 
     method = "snapshot.delete"
@@ -207,7 +207,7 @@ class Snapshots:
         self._archives = archives
         self.removal = SnapshotRemoval(core, archives)
         self._creation = SnapshotCreation(core, runtimes, archives, layers, self.removal)
-        self.operations: Sequence[Operation[Any]] = (self._creation, self.removal)
+        self.operations: Sequence[Operation[Any, Any]] = (self._creation, self.removal)
 
     async def create(self, request: Request[SnapshotCreate]) -> Snapshot:
         """Keep the files of a sandbox as an archive."""
@@ -226,8 +226,7 @@ class Snapshots:
         parent = self._parent(sandbox, command, provider)
         event = rules.create_snapshot(sandbox, command, places, parent_id=parent, root=root)
         with self.removal.held(*([parent] if parent is not None else [])):  # whatever becomes of its snapshot
-            made: Snapshot = await self._creation.run(NewEvent(snapshot_id, event, event.sandbox_id, 0), request)
-        return made
+            return await self._creation.run(NewEvent(snapshot_id, event, event.sandbox_id, 0), request)
 
     def _parent(self, sandbox: SandboxState, command: SnapshotCreate, provider: Provider) -> str | None:
         """Return the parent of an incremental snapshot; None if that is an image, or the snapshot is not incremental.
@@ -291,8 +290,7 @@ class Snapshots:
         if snapshot.status == "creating":
             rules.require_ready(snapshot, "snapshot", snapshot.snapshot_id)
         await self.removal.order_end(snapshot, "requested", request.meta)
-        deleted: Snapshot = await self.removal.answer(request, snapshot.snapshot_id)
-        return deleted
+        return await self.removal.answer(request, snapshot.snapshot_id)
 
     def get_now(self, request: Request[SnapshotRef]) -> Snapshot:
         """Show a snapshot."""

@@ -195,7 +195,7 @@ class Transfers:
         self._archives = archives
         self._intake = SnapshotIntake(core, runtimes, archives, layers, snapshots.removal)
         self._promotion = Promotion(core, images.holds, unpacking, layers)
-        self.operations: Sequence[Operation[Any]] = (self._intake, self._promotion)
+        self.operations: Sequence[Operation[Any, Any]] = (self._intake, self._promotion)
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
@@ -260,8 +260,7 @@ class Transfers:
         image = rules.image(self._core.state, command.image_id) if command.image_id is not None else None
         provider = snapshotting(self._core.provider(image.requested.provider if image is not None else LOCAL))
         event = rules.import_snapshot(command, request.owner, places, image, provider.files_root({}))
-        kept: Snapshot = await self._intake.run(NewEvent(snapshot_id, event, None, 0), request)
-        return kept
+        return await self._intake.run(NewEvent(snapshot_id, event, None, 0), request)
 
     # -- as an image --------------------------------------------------------------------------------------------------
 
@@ -273,8 +272,7 @@ class Transfers:
         layering(provider)
         core.quotas.require(request, request.owner, "images")
         event = rules.promote(snapshot, request.owner, provider.name, command)
-        image: Image = await self._promotion.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
-        return image
+        return await self._promotion.run(NewEvent(ids.new_id(ids.IMAGE), event, expected_revision=0), request)
 
 
 async def _received(request: Request[SnapshotImport], target: int) -> str:

@@ -341,19 +341,7 @@ async def _refuse(request: WebSocketRequest, refused: RefusedError) -> None:
 
 def _failure(error: Exception) -> SandkeepError:
     """Return the error that ended a handler, without nurseries' groups. Raises ConnectionClosed if the client went."""
-    leaves = list(_leaves(error))
-    for kind in (ConnectionClosed, SandkeepError):
-        for leaf in leaves:
-            if isinstance(leaf, kind):
-                if isinstance(leaf, SandkeepError):
-                    return leaf
-                raise leaf
-    return defects.report(error, "the stream server", None)
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
+    found = defects.first_of(error, ConnectionClosed, SandkeepError)
+    if isinstance(found, ConnectionClosed):
+        raise found
+    return found if isinstance(found, SandkeepError) else defects.report(error, "the stream server", None)

@@ -21,6 +21,7 @@ from sandkeep.cli.exit_codes import ReaderLeftError, UnwritableError
 from sandkeep.cli.habits import option_advice
 from sandkeep.cli.words import FILE, INSIDE, VARIABLE
 from sandkeep.clients.dial import Daemon
+from sandkeep.clients.pages import every
 from sandkeep.clients.steps import dial, run
 from sandkeep.clients.threads import wait
 from sandkeep.errors import CallerError, SandkeepError, StateError
@@ -153,6 +154,24 @@ class Frontend:
                 with self.client() as client:
                     message += nearest(error, client)
         return type(error)(error.code, message, **error.data)
+
+    def show(self, method: str, name: str, describe: Callable[[Any], Iterable[tuple[str, object]]]) -> None:
+        """Print the object of that name: its description, or with ``--json`` all of it."""
+        with self.client() as client:
+            found = attrgetter(method)(client)(name)
+        json_line(found) if self.as_json else output.facts(describe(found))
+
+    def list(
+        self,
+        method: str,
+        columns: Sequence[str | output.Column],
+        row: Callable[[Any], Sequence[object]],
+        **query: Any,
+    ) -> None:
+        """Print a list of objects, a `row` for each; or with ``--json`` the objects."""
+        with self.client() as client:
+            found = every(attrgetter(method)(client), **query)
+        json_line(found) if self.as_json else output.table(columns, map(row, found))
 
     def for_each(
         self,
@@ -443,6 +462,15 @@ def sandbox_options(function: Function) -> Function:
     for option in reversed(_SANDBOX_OPTIONS):
         function = option(function)
     return function
+
+
+def absolute_path(word: str, hint: str) -> str:
+    """Return the whole path that a word means here; `hint` is what the argument is called."""
+    try:
+        return os.path.abspath(os.path.expanduser(word))
+    except FileNotFoundError:
+        message = "the working directory was removed: give an absolute path"
+        raise click.BadParameter(message, param_hint=hint) from None
 
 
 def non_empty(**values: Any) -> dict[str, Any]:

@@ -60,15 +60,25 @@ class Client(AsyncClient):
 
     async def _shield(self, function: Callable[[], Awaitable[Any]]) -> None:
         task = asyncio.ensure_future(_at_most(SHIELD_S, function))
-        cancelled: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as again:
-                cancelled = again
+        cancelled = await ended(task)
         if cancelled is not None:
             raise cancelled from task.exception()
         task.result()
+
+
+async def ended(task: asyncio.Future[Any], on_cancel: Callable[[], object] | None = None) -> BaseException | None:
+    """Wait for the end of a task, also when cancelled meanwhile; return the last cancellation. `on_cancel` is called at
+    each.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as again:
+            cancelled = again
+            if on_cancel is not None:
+                on_cancel()
+    return cancelled
 
 
 async def _at_most(seconds: float, function: Callable[[], Awaitable[Any]]) -> None:

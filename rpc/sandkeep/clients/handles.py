@@ -139,13 +139,9 @@ def collection(transport: Transport, plural: str) -> Any:
 
 
 def named(name: str) -> type:
-    """Return a class of handles by its name, as modules have it on first use. Raises AttributeError."""
-    for asynchronous in (True, False):
-        for kind in KINDS:
-            made = family(asynchronous=asynchronous)[kind.noun]
-            if made.__name__ == name:
-                return made
-    raise AttributeError(f"there is no {name!r} in this module", name=name)
+    """Return a class of handles by its name, as modules have it on first use."""
+    classes = family(asynchronous=name.startswith("Async"))
+    return next(classes[kind.noun] for kind in KINDS if classes[kind.noun].__name__ == name)
 
 
 def _call(bound: Bound, transport: Transport, ids: tuple[str, ...], args: tuple[Any, ...], kwargs: Any) -> Steps[Any]:

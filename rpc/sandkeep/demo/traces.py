@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-VANISH_S: Final = 5.0
+VANISH_S: Final = 30.0
 
 
 def processes(root: str) -> list[int]:

@@ -64,8 +64,9 @@ class EventCursor:
 class OutputCursor:
     """The position of a reader of a process's output.
 
-    `name` is to be read: the process's id once it is known, as its name can become another's when it has ended. `times`
-    and `since` are those of `process.read`.
+    `name` is to be read: the process's id once it is known, as its name can become another's when it has ended. Without
+    `follow` the output is read that is there at the first answer: a process may write more quickly than it is read.
+    `times` and `since` are those of `process.read`.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class OutputCursor:
         if since is not None:
             self._query["since"] = since
         self._constant = {"wait_s": POLL_S if follow else 0.0, **({"times": True} if times else {})}
+        self._follow = follow
+        self._ends: tuple[int | None, int | None] | None = None
 
     def read(self, sandbox_id: str) -> Generator[Query, Any, ProcessOutput | None]:
         """Return the next piece that has news; None at the end."""
@@ -94,11 +97,16 @@ class OutputCursor:
         """Take an answer; return True if it has news."""
         self.name = piece.process_id
         has_data = bool(piece.stdout or piece.stderr)
-        over = piece.ended or not (has_data or self._constant["wait_s"])
+        self._ends = self._ends or (piece.stdout_bytes, piece.stderr_bytes)
+        over = piece.ended or not (self._follow or (has_data and self._is_before_end(piece)))
         self._query = (
             None if over else {"stdout_offset": piece.next_stdout_offset, "stderr_offset": piece.next_stderr_offset}
         )
         return has_data or piece.ended or piece.note is not None
+
+    def _is_before_end(self, piece: ProcessOutput) -> bool:
+        after = piece.next_stdout_offset, piece.next_stderr_offset
+        return any(end is None or at < end for at, end in zip(after, self._ends or (), strict=True))
 
     def move_to(self, stdout_offset: int, stderr_offset: int) -> None:
         """Continue from these offsets, after earlier output was read in another way."""

@@ -6,7 +6,6 @@ most significant first. Binary frames of files, and of what a client types, have
 """
 
 import struct
-import typing
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
@@ -32,11 +31,12 @@ MAX_MESSAGE_BYTES: Final = 1024 * 1024
 
 
 class LogsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The query of a log: the start offset in each stream, and whether to wait for more."""
+    """The query of a log: the start offset in each stream, whether to wait for more, and whether to tell times."""
 
     stdout: Offset = 0
     stderr: Offset = 0
     follow: bool = False
+    times: bool = False
 
 
 class EventsQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -205,6 +205,20 @@ class Note(Message, frozen=True, kw_only=True, tag="note"):
     first: int | None = None
 
 
+class Time(Struct, frozen=True, kw_only=True):
+    """All of a stream before `offset` had come at that time; an unknown one is null."""
+
+    at: str | None
+    offset: int
+
+
+class Times(Message, frozen=True, kw_only=True, tag="times"):
+    """The times of the next piece of output of a stream, oldest first. The last one is that of its end."""
+
+    stream: Literal["stdout", "stderr"]
+    times: list[Time]
+
+
 class EventBatch(Message, frozen=True, kw_only=True, tag="events"):
     """Events in order; an append is never split. `token` is the place to continue from."""
 
@@ -268,18 +282,13 @@ class Refusal(Struct, frozen=True, kw_only=True):
     error: WireError
 
 
-FromServer: TypeAlias = CaughtUp | Exit | Note | EventBatch | Detached | End | Done | Failed
+FromServer: TypeAlias = CaughtUp | Exit | Note | Times | EventBatch | Detached | End | Done | Failed
 FromClient: TypeAlias = Resize | Eof | SendSignal | End
 
 encode: Final = msgspec.json.Encoder().encode
 decode_from_server: Final = msgspec.json.Decoder(FromServer).decode
 decode_from_client: Final = msgspec.json.Decoder(FromClient).decode
 _decode_refusal: Final = msgspec.json.Decoder(Refusal).decode
-
-
-def kinds(union: Any) -> list[str]:
-    """The kinds of the messages that a union holds."""
-    return [str(one.__struct_config__.tag) for one in typing.get_args(union)]
 
 
 def wire_error(error: SandkeepError) -> WireError:

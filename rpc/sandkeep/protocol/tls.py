@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from sandkeep.protocol.wire import Wire, turn
+from sandkeep.protocol.wire import Turns, Wire
 
 _PIN: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -29,7 +29,7 @@ class SecureStream(trio.abc.Stream):
         self._wire = wire
         self._tls = trio.SSLStream(wire, context, server_side=server_side, https_compatible=True)
         self._plain_answer = plain_answer
-        self._sending = trio.Lock()
+        self._sending = Turns()
 
     async def handshake(self) -> None:
         """Agree on keys. Raises `trio.BrokenResourceError`, whose cause may be an `ssl.SSLError`."""
@@ -42,7 +42,7 @@ class SecureStream(trio.abc.Stream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all bytes, after other tasks have sent theirs. A cancelled call leaves the stream unusable."""
-        async with turn(self._sending):
+        async with self._sending:
             await self._tls.send_all(data)
 
     async def wait_send_all_might_not_block(self) -> None:

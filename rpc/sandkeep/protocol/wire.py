@@ -36,17 +36,20 @@ MAX_REFUSAL_BYTES: Final = 64 * 1024
 """Maximum size of a server's refusal. Ours is a sentence."""
 
 
-@asynccontextmanager
-async def turn(lock: trio.Lock) -> AsyncIterator[None]:
-    """Hold the lock, a free one without a checkpoint: all senders of a message then send before the next."""
-    if lock.locked():
-        await lock.acquire()
-    else:
-        lock.acquire_nowait()
-    try:
-        yield
-    finally:
-        lock.release()
+class Turns:
+    """A lock, had without a checkpoint if it is free: all senders of a message then send before the next."""
+
+    def __init__(self) -> None:
+        self._lock = trio.Lock()
+
+    async def __aenter__(self) -> None:
+        if self._lock.locked():
+            await self._lock.acquire()
+        else:
+            self._lock.acquire_nowait()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Wire(trio.abc.Stream):
@@ -61,7 +64,7 @@ class Wire(trio.abc.Stream):
         """Until when something has to arrive; later it counts as the end."""
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         self._patience = patience_bytes
-        self._sending = trio.Lock()
+        self._sending = Turns()
         self._broken = False
         self._room = select.poll()
         self._room.register(sock.fileno(), select.POLLOUT)
@@ -72,7 +75,7 @@ class Wire(trio.abc.Stream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all bytes. After a cancelled call nothing can be sent: the peer would take it for the rest."""
-        async with turn(self._sending):
+        async with self._sending:
             rest = memoryview(data)
             while rest and not self._broken:
                 rest = rest[await self._send(rest, begun=len(rest) < len(data)) :]
@@ -99,7 +102,7 @@ class Wire(trio.abc.Stream):
         """Wait until the socket has room."""
         if self.has_room:
             return
-        async with turn(self._sending):
+        async with self._sending:
             await self._stream.wait_send_all_might_not_block()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:

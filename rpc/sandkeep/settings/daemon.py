@@ -7,11 +7,13 @@ variable.
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from sandkeep.errors import SetupError
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 
 class Setting(Generic[T]):
@@ -58,13 +60,14 @@ def matching(pattern: str, advice: str) -> Callable[[str], str]:
     return parse
 
 
-def number_between(least: int, most: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers from `least` to `most`. It raises ValueError."""
+def number_between(least: N, most: N, what: str = "a number") -> Callable[[str], N]:
+    """Return a parser of numbers from `least` to `most`, of their type. It raises ValueError: `what` is to be given."""
 
-    def parse(text: str) -> int:
-        if not least <= (number := int(text)) <= most:
-            raise ValueError(f"give a number from {least} to {most}")
-        return number
+    def parse(text: str) -> N:
+        with suppress(ValueError):
+            if least <= (found := type(least)(text)) <= most:
+                return found
+        raise ValueError(f"give {what} from {least:.10g} to {most:.10g}")
 
     return parse
 
@@ -87,6 +90,22 @@ def parse_size(text: str) -> int:
     return int(float(digits) * 1024 ** units[unit])
 
 
+def at_least(least: N, parse: Callable[[str], N], advice: str) -> Callable[[str], N]:
+    """Return a parser of what `parse` returns, from `least` on. It raises ValueError with `advice`."""
+
+    def parse_enough(text: str) -> N:
+        if (amount := parse(text)) < least:
+            raise ValueError(advice)
+        return amount
+
+    return parse_enough
+
+
+def unless(word: str, parse: Callable[[str], T]) -> Callable[[str], T | None]:
+    """Return a parser that returns None for a word, and for other text what `parse` returns."""
+    return lambda text: None if text.strip().lower() == word else parse(text)
+
+
 def parse_age(text: str) -> float:
     """Seconds from text such as ``36h``, ``30d`` or ``8w``. Raises ValueError."""
     units = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -94,36 +113,6 @@ def parse_age(text: str) -> float:
     if unit not in units or not number.replace(".", "", 1).isdigit():
         raise ValueError("give an age such as 36h, 30d or 8w")
     return float(number) * units[unit]
-
-
-def parse_retention(text: str) -> float | None:
-    """An age of at least `LEAST_RETAINED_S`, in seconds; None for ``forever``. Raises ValueError."""
-    if text.strip().lower() == "forever":
-        return None
-    age = parse_age(text)
-    if age < LEAST_RETAINED_S:
-        raise ValueError("give at least 24h, for which repeated commands get their first answer, or forever")
-    return age
-
-
-def parse_output_limit(text: str) -> int | None:
-    """A size of at least a megabyte; None for ``unlimited``. Raises ValueError."""
-    if text.strip().lower() == "unlimited":
-        return None
-    size = parse_size(text)
-    if size < 1024**2:
-        raise ValueError("give at least 1M, or unlimited")
-    return size
-
-
-def parse_lifetime(text: str) -> float | None:
-    """An age of at least a minute, in seconds; None for ``unlimited``. Raises ValueError."""
-    if text.strip().lower() == "unlimited":
-        return None
-    age = parse_age(text)
-    if age < 60:
-        raise ValueError("give at least 1m, or unlimited")
-    return age
 
 
 class SnapshotRule(NamedTuple):
@@ -212,36 +201,12 @@ def _amount(text: str) -> tuple[str, int | None]:
     return name, int(value)
 
 
-def _memory_limit(text: str) -> int | None:
-    if text.strip().lower() == "unlimited":
-        return None
-    size = parse_size(text)
-    if size < LEAST_MEMORY:
-        raise ValueError("give at least 16M, or unlimited")
-    return size
-
-
-LEAST_MEMORY: Final = 16 * 1024**2
-
-LEAST_RETAINED_S: Final = 86_400.0
-
-
-def _client_memory(text: str) -> int:
-    size = parse_size(text)
-    if size < LEAST_CLIENT_MEMORY:
-        raise ValueError("give at least 32M, so that two of the longest messages fit")
-    return size
-
-
 LEAST_CLIENT_MEMORY: Final = 32 * 1024**2
+_LEAST_RETENTION: Final = "give at least 24h, for which repeated commands get their first answer, or forever"
 
 
-def parse_seconds(text: str) -> float:
-    """Seconds from 0 to a day. Raises ValueError."""
-    number = float(text)
-    if not 0 <= number <= 86_400:
-        raise ValueError("give seconds, from 0 to 86400")
-    return number
+parse_seconds: Final = number_between(0.0, 86_400.0, "seconds,")
+"""Parses seconds, from 0 to a day. Raises ValueError."""
 
 
 def _level(text: str) -> str:
@@ -454,7 +419,7 @@ DISK_LIMIT = Setting(
 )
 MEMORY_LIMIT = Setting(
     "SANDKEEP_MEMORY_LIMIT",
-    _memory_limit,
+    unless("unlimited", at_least(16 * 1024**2, parse_size, "give at least 16M, or unlimited")),
     "2G",
     "Memory limit of new sandboxes that have none of their own, where a control group, or Docker, enforces it. A size "
     "of at least 16M, or `unlimited`.",
@@ -488,21 +453,21 @@ QUOTA_ADMIN = Setting(
 )
 CLIENT_MEMORY = Setting(
     "SANDKEEP_CLIENT_MEMORY",
-    _client_memory,
+    at_least(LEAST_CLIENT_MEMORY, parse_size, "give at least 32M, so that two of the longest messages fit"),
     "128M",
     "Maximum memory in the daemon for the clients of one user: unfinished messages, calls in flight, and unread "
     "answers. Beyond it a stalled client is disconnected. At least 32M.",
 )
 RETAIN = Setting(
     "SANDKEEP_RETAIN",
-    parse_retention,
+    unless("forever", at_least(86_400.0, parse_age, _LEAST_RETENTION)),
     "30d",
     "Retention of ended sandboxes, with their processes and output, and of removed images. Older events are archived. "
     "An age such as 36h or 30d, at least 24h, or `forever`.",
 )
 RETAIN_OUTPUT = Setting(
     "SANDKEEP_RETAIN_OUTPUT",
-    parse_output_limit,
+    unless("unlimited", at_least(1024**2, parse_size, "give at least 1M, or unlimited")),
     "1G",
     "Maximum output kept per sandbox, running or not. Beyond it the output of ended processes is dropped, oldest "
     "first, then the beginning of the output of others. A size of at least 1M, or `unlimited`.",
@@ -517,7 +482,7 @@ SNAPSHOT_RETAIN = Setting(
 )
 REMOTE_LIFETIME = Setting(
     "SANDKEEP_REMOTE_LIFETIME",
-    parse_lifetime,
+    unless("unlimited", at_least(60.0, parse_age, "give at least 1m, or unlimited")),
     "24h",
     "Lifetime of sandboxes that cost money while they stand, in a cluster or at Modal, if their creation names none. "
     "The service ends them then, even if the daemon is gone. An age such as 36h, or `unlimited`: then a cluster ends "

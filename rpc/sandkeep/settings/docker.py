@@ -5,10 +5,9 @@ The names and meanings of the ``SANDBOX_DOCKER_*`` are those of AstraForge's san
 """
 
 import os
-from collections.abc import Callable
 from typing import Final, Literal, TypeAlias, cast, get_args
 
-from sandkeep.settings.daemon import Setting, matching, number_between, optional, parse_size, parse_switch
+from sandkeep.settings.daemon import Setting, at_least, matching, number_between, optional, parse_size, parse_switch
 
 VolumeMode: TypeAlias = Literal["session", "user", "static", "none"]
 
@@ -27,26 +26,6 @@ def _volume_mode(text: str) -> VolumeMode:
     if text not in get_args(VolumeMode):
         raise ValueError("give session, user, static or none")
     return cast("VolumeMode", text)
-
-
-LEAST_BUILD_MEMORY: Final = 16 * 1024**2
-"""The engine's own start of a step takes some megabytes."""
-
-
-def _memory(text: str) -> int:
-    size = parse_size(text)
-    if size < LEAST_BUILD_MEMORY:
-        raise ValueError("give at least 16M")
-    return size
-
-
-def _float_between(least: float, most: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        if not least <= (number := float(text)) <= most:
-            raise ValueError(f"give a number from {least:g} to {most:g}")
-        return number
-
-    return parse
 
 
 def _build_network(text: str) -> str:
@@ -143,8 +122,10 @@ BUILDERS = Setting(
     "Who may build images by a Dockerfile: `all`; `none`, not even root; or a group by name: its members, root, and "
     "the user that the daemon runs as. Images by name, and directories on a base, are for everybody.",
 )
-BUILD_MEMORY = Setting("SANDKEEP_BUILD_MEMORY", _memory, "4G", "Memory limit of a build.")
-BUILD_CPUS = Setting("SANDKEEP_BUILD_CPUS", _float_between(0.01, 4096), "4", "CPU limit of a build, in cores.")
+BUILD_MEMORY = Setting(  # the engine's own start of a step takes some megabytes
+    "SANDKEEP_BUILD_MEMORY", at_least(16 * 1024**2, parse_size, "give at least 16M"), "4G", "Memory limit of a build."
+)
+BUILD_CPUS = Setting("SANDKEEP_BUILD_CPUS", number_between(0.01, 4096.0), "4", "CPU limit of a build, in cores.")
 BUILD_PIDS = Setting(
     "SANDKEEP_BUILD_PIDS",
     number_between(16, 4_000_000),
@@ -153,7 +134,7 @@ BUILD_PIDS = Setting(
 )
 BUILD_TIME = Setting(
     "SANDKEEP_BUILD_TIME",
-    _float_between(1, 7 * 86_400),
+    number_between(1.0, 7 * 86_400.0),
     "3600",
     "Time limit of a build, in seconds. Pulling its base images does not count.",
 )

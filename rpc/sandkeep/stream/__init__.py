@@ -57,11 +57,20 @@ class StreamClient:
     # -- streams ------------------------------------------------------------------------------------------------------
 
     def logs(
-        self, sandbox_id: str, name: str, stdout_offset: int = 0, stderr_offset: int = 0, *, follow: bool = True
+        self,
+        sandbox_id: str,
+        name: str,
+        stdout_offset: int = 0,
+        stderr_offset: int = 0,
+        *,
+        follow: bool = True,
+        times: bool = False,
     ) -> AbstractAsyncContextManager[LogStream]:
-        """Return a process's output, from byte offsets; with `follow` until it has ended."""
-        offsets = (stdout_offset, stderr_offset)
-        return self._begun(lambda nursery: LogStream(self._dialer, nursery, sandbox_id, name, offsets, follow=follow))
+        """Return a process's output, from byte offsets; with `follow` until it has ended, with `times` each piece with
+        the times at which it came.
+        """
+        where = (sandbox_id, name, (stdout_offset, stderr_offset))
+        return self._begun(lambda nursery: LogStream(self._dialer, nursery, *where, follow=follow, times=times))
 
     def events(
         self, after: str | None = None, *, sandbox_id: str | None = None, type: str | None = None

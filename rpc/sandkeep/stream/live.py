@@ -9,7 +9,7 @@ from trio_websocket import ConnectionClosed
 from sandkeep.errors import DaemonError, StateError
 from sandkeep.model import Event
 from sandkeep.protocol import frames
-from sandkeep.protocol.frames import CaughtUp, Detached, EventBatch, Exit, FromServer, Note, Output
+from sandkeep.protocol.frames import CaughtUp, Detached, EventBatch, Exit, FromServer, Note, Output, Time, Times
 from sandkeep.protocol.wire import Connection
 from sandkeep.stream.dial import Dialer, close, decode, next_message, output_of, raise_lost
 
@@ -67,7 +67,8 @@ class LogStream(Stream):
 
     `stdout_offset` and `stderr_offset` are behind the data returned so far: to resume there later, give them to `logs`.
     When the iteration is over, `exit` describes the process's end, and is None if it still runs and was not followed.
-    `notes` report journals that were cut or replaced from inside, and dropped data that was skipped.
+    `notes` report journals that were cut or replaced from inside, and dropped data that was skipped. `times` are those
+    of the last piece, oldest first, if they were asked for.
     """
 
     def __init__(
@@ -79,19 +80,20 @@ class LogStream(Stream):
         offsets: tuple[int, int],
         *,
         follow: bool,
+        times: bool = False,
     ) -> None:
         super().__init__(dialer, nursery)
         self._where = (sandbox_id, name)
-        self._follow = follow
+        self._asked = {"follow": follow, "times": times or None}
         self._over = False
         self.stdout_offset, self.stderr_offset = offsets
         self.exit: Exit | None = None
         self.notes: list[Note] = []
+        self.times: list[Time] = []
 
     def _target(self) -> str:
-        return frames.target(
-            "logs", *self._where, stdout=self.stdout_offset, stderr=self.stderr_offset, follow=self._follow
-        )
+        offsets = {"stdout": self.stdout_offset, "stderr": self.stderr_offset}
+        return frames.target("logs", *self._where, **offsets, **self._asked)
 
     def __aiter__(self) -> "LogStream":
         return self
@@ -111,6 +113,8 @@ class LogStream(Stream):
             self.notes.append(message)
             if message.first is not None:  # the beginning of this stream was dropped
                 self._move_to(f"{message.stream}_offset", message.first)
+        elif isinstance(message, Times):
+            self.times = message.times
         elif isinstance(message, Exit) or message is None:
             self.exit = message
             self._over = True

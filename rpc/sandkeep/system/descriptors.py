@@ -1,4 +1,4 @@
-"""File descriptors: closed at the end of a block, as `contextlib.closing` closes objects, and written to."""
+"""File descriptors, closed at the end of a block and written to; and what tells files apart."""
 
 import os
 from collections.abc import Iterator
@@ -19,3 +19,12 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
+
+
+def identity_of(path: str, *, follow_symlinks: bool = True) -> tuple[int, int] | None:
+    """Return device and inode of a file; None if there is none, or it cannot be reached."""
+    try:
+        found = os.stat(path, follow_symlinks=follow_symlinks)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

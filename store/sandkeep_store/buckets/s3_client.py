@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from sandkeep.errors import DataError, ProviderError, SandkeepError, SetupError, StateError
@@ -30,8 +30,11 @@ def connect(storage: Storage = STORAGE, patience_s: float = 60, read_s: float | 
 def _connect(settings: S3Settings, attempts: int, read_s: float) -> Any:
     from boto3.session import Session
     from botocore.config import Config
+    from botocore.session import Session as Core
 
-    return Session().client(
+    core = Core()
+    core.register_component("data_loader", _models())
+    return Session(botocore_session=core).client(
         "s3",
         endpoint_url=settings.endpoint_url,
         region_name=settings.region,
@@ -44,6 +47,14 @@ def _connect(settings: S3Settings, attempts: int, read_s: float) -> Any:
             s3={"addressing_style": "path" if settings.endpoint_url else "auto"},
         ),
     )
+
+
+@cache
+def _models() -> Any:
+    """Return the loader of the SDK's models of S3, with its cache: a client with a cache of its own takes 12 MiB."""
+    from botocore.session import Session
+
+    return Session().get_component("data_loader")
 
 
 @contextmanager

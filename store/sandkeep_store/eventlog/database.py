@@ -21,7 +21,7 @@ from urllib.parse import quote
 from sandkeep.errors import DaemonError, SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep.system import durable
-from sandkeep.system.descriptors import closing_fd
+from sandkeep.system.descriptors import closing_fd, identity_of
 from sandkeep.system.durable import sync
 from sandkeep_store.eventlog import schema, witness
 
@@ -70,7 +70,7 @@ class Database:
     def displaced(self) -> str | None:
         """Return a message if the open files were removed or replaced: events would be lost with the daemon."""
         for path, opened in self._places.items():
-            if _place(path) != opened:
+            if identity_of(path) != opened:
                 cure = "restore the state directory from a backup, and start it again"
                 return f"{path} was removed or replaced while the daemon ran: put it back, or stop the daemon, {cure}"
         return None
@@ -155,10 +155,10 @@ class Database:
         durable.rename(unfinished, _fresh(self.path))
 
     def _look(self) -> dict[str, tuple[int, int] | None]:
-        return {path: _place(path) for path in (self.path, f"{self.path}-wal")}
+        return {path: identity_of(path) for path in (self.path, f"{self.path}-wal")}
 
     def _require_same_file(self) -> None:
-        if _place(self.path) != self._places[self.path]:
+        if identity_of(self.path) != self._places[self.path]:
             raise DaemonError("storage_unavailable", str(self.displaced()))
 
     def close(self) -> None:
@@ -322,15 +322,6 @@ def exclusive_lock(path: str) -> Iterator[None]:
             message = f"a daemon uses this state directory ({os.path.dirname(path)}): stop it first"
             raise StateError("conflict", message) from None
         yield
-
-
-def _place(path: str) -> tuple[int, int] | None:
-    """Return device and inode of a path, None if there is no file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _trace_of_a_log(directory: str) -> str:

@@ -4,6 +4,7 @@ Pure functions over the views. New sources of moments are added to `moments`, an
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from msgspec import Struct
 
@@ -44,7 +45,7 @@ class Moment(Struct, frozen=True, kw_only=True, gc=False):
 
 def moments(state: State, sandbox: SandboxState) -> list[Moment]:
     """The moments of a sandbox in the order of the log, also those whose source was deleted since."""
-    found = [*_of_snapshots(state, sandbox), *_of_checkpoints(state, sandbox), *_of_restores(state, sandbox)]
+    found = [*_of_sources(state, sandbox), *_of_restores(state, sandbox)]
     return sorted(found, key=lambda moment: moment.position)
 
 
@@ -61,35 +62,17 @@ def newest(found: Iterable[Moment], upto: int, until_us: int | None = None) -> M
     return usable[-1] if usable else None
 
 
-def _of_snapshots(state: State, sandbox: SandboxState) -> Iterator[Moment]:
-    """Yield the moments of snapshots, each at its `snapshot.stored`.
+def _of_sources(state: State, sandbox: SandboxState) -> Iterator[Moment]:
+    """Yield the moments of snapshots and checkpoints, each at its `snapshot.stored` or `checkpoint.stored`.
 
     The content is of a time between request and storage, known only to the daemon that packed it. Nothing in it is
     later than `stored`, so a caller who asks for that moment, or a later one, never gets data from the future. For the
     moment of the request that would not hold.
     """
-    for snapshot in state.snapshots.values():
-        if snapshot.sandbox_id == sandbox.sandbox_id and snapshot.stored is not None:
-            yield _moment(snapshot, snapshot.stored_position, snapshot.stored_us)
-
-
-def _of_checkpoints(state: State, sandbox: SandboxState) -> Iterator[Moment]:
-    """The same of a checkpoint: that of `checkpoint.stored`."""
-    for checkpoint in state.checkpoints.values():
-        if checkpoint.sandbox_id == sandbox.sandbox_id and checkpoint.stored is not None:
-            yield _of_checkpoint(checkpoint, checkpoint.stored_position, checkpoint.stored_us)
-
-
-def _of_checkpoint(checkpoint: CheckpointState, position: int, time_us: int) -> Moment:
-    return Moment(
-        kind="checkpoint",
-        source_id=checkpoint.checkpoint_id,
-        owner=checkpoint.owner,
-        position=position,
-        time_us=time_us,
-        status=checkpoint.status,
-        name=checkpoint.requested.name,
-    )
+    sources: list[SnapshotState | CheckpointState] = [*state.snapshots.values(), *state.checkpoints.values()]
+    for source in sources:
+        if source.sandbox_id == sandbox.sandbox_id and source.stored is not None:
+            yield _moment(source, source.stored_position, source.stored_us)
 
 
 def _of_restores(state: State, sandbox: SandboxState) -> Iterator[Moment]:
@@ -97,23 +80,16 @@ def _of_restores(state: State, sandbox: SandboxState) -> Iterator[Moment]:
     files that nothing keeps, and earlier snapshots of its source are not of it.
     """
     for replaced in sandbox.files_replaced:
-        snapshot = state.snapshots.get(replaced.snapshot_id)
-        if snapshot is not None:
-            yield _moment(snapshot, replaced.position, replaced.time_us)
-        checkpoint = state.checkpoints.get(replaced.snapshot_id)
-        if checkpoint is not None:
-            yield _of_checkpoint(checkpoint, replaced.position, replaced.time_us)
+        source = state.snapshots.get(replaced.snapshot_id) or state.checkpoints.get(replaced.snapshot_id)
+        if source is not None:
+            yield _moment(source, replaced.position, replaced.time_us)
 
 
-def _moment(snapshot: SnapshotState, position: int, time_us: int) -> Moment:
-    asked = snapshot.requested
-    return Moment(
-        kind="snapshot",
-        source_id=snapshot.snapshot_id,
-        owner=snapshot.owner,
-        position=position,
-        time_us=time_us,
-        status=snapshot.status,
-        name=asked.name,
-        partial=bool(asked.include or asked.exclude),
+def _moment(source: SnapshotState | CheckpointState, position: int, time_us: int) -> Moment:
+    moment = partial(
+        Moment, owner=source.owner, position=position, time_us=time_us, status=source.status, name=source.requested.name
     )
+    if isinstance(source, CheckpointState):
+        return moment(kind="checkpoint", source_id=source.checkpoint_id)
+    is_partial = bool(source.requested.include or source.requested.exclude)
+    return moment(kind="snapshot", source_id=source.snapshot_id, partial=is_partial)

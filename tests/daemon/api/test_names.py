@@ -138,6 +138,21 @@ async def test_a_command_given_again_means_the_sandbox_that_it_meant(daemon: Ins
     assert (await daemon.call("sandbox.get", uid=ALICE, sandbox_id="box")).sandbox_id == second
 
 
+async def test_a_command_given_again_is_known_although_its_words_mean_nothing_any_more(
+    daemon: Inside, source: str
+) -> None:
+    """As those of an id's beginning do once another id begins so. Nobody else learns anything of it."""
+    first = await create(daemon, source, None)
+    launch: dict[str, Any] = {"uid": ALICE, "sandbox_id": first[:8], "command": ["true"], "command_id": "launch"}
+    started = await daemon.call("process.launch", **launch)
+    await create(daemon, source, None)
+    assert (await daemon.call("process.launch", **launch)).process_id == started.process_id
+    await refused_async("conflict", daemon.call("process.launch", **{**launch, "command": ["false"]}))
+    await refused_async("invalid", daemon.call("process.launch", **{**launch, "command_id": "another"}))
+    await refused_async("not_found", daemon.call("process.launch", **{**launch, "uid": BOB}))
+    await refused_async("not_found", daemon.call("process.launch", **{**launch, "uid": BOB, "sandbox_id": first}))
+
+
 # -- logs in which callers chose ids ----------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ of each socket are in this process.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ from sandkeepd.api.server import Server, serve
 from sandkeepd.core.call import Call
 from sandkeepd.core.peer import Peer, peer_of
 from sandkeepd.serving import params
+from sandkeepd.serving.accept import accept_clients
 from sandkeepd.serving.limits import MAX_CALLS
 from sandkeepd.serving.refusals import RefusalLog
 
@@ -547,6 +549,26 @@ async def test_refusals_are_counted_for_a_line_a_minute(
         "refused 1 client of a: why", "refused 1 client of b: why", "refused 3 clients of a: why",
         "refused 2 clients of a: why",
     ]  # fmt: skip
+
+
+class WithoutDescriptors(socket.socket):
+    """A listener of a process that has no descriptor left."""
+
+    def accept(self) -> NoReturn:
+        raise OSError(errno.EMFILE, "")
+
+
+async def test_the_want_of_descriptors_is_logged_once_a_minute(
+    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with WithoutDescriptors(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(1)
+        client.connect(str(tmp_path / "s"))
+        async with trio.open_nursery() as clients:
+            with trio.move_on_after(100):
+                await accept_clients(listener, clients, trio.aclose_forcefully)  # type: ignore[arg-type]
+    assert len([record for record in caplog.records if "cannot accept a client" in record.getMessage()]) == 2
 
 
 async def test_serve_takes_a_trio_listener_too(tmp_path: Path, nursery: trio.Nursery) -> None:

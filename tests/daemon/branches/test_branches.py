@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.support.expect import refused, until
 from tests.support.snapshots import paths, sh, tree
-from tests.support.users import command_as
+from tests.support.users import command_as, let_in
 
 from sandkeep.ids import new_id
 
@@ -28,8 +28,7 @@ def client(keeping_daemon: Any) -> Any:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("source")
-    for place in (made, *made.parents[:2]):
-        place.chmod(0o755)
+    let_in(made)
     (made / "text").write_text(TEXT)
     (made / "dir").mkdir()
     (made / "dir" / "old").write_text("old\n")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.expect import refused
 from tests.support.snapshots import sh
-from tests.support.users import command_as
+from tests.support.users import command_as, let_in
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -26,8 +26,7 @@ def project(tmp_path: Path) -> Path:
     (made / "src").mkdir()
     (made / "src" / "main").write_text("one\ntwo\nthree\n")
     (made / "gone").write_text("gone\n")
-    for place in (made, *made.parents[:3]):
-        place.chmod(0o755)
+    let_in(made)
     return made
 
 
@@ -177,9 +176,7 @@ def test_with_the_rights_of_the_caller_alone(shared_daemon: Any, tmp_path: Path)
         (place / "file").write_text("file\n")
     for place in (own, own / "file"):
         os.chown(place, 65534, 65534)
-    for place in tmp_path.parents[:3]:
-        place.chmod(0o755)
-    tmp_path.chmod(0o755)
+    let_in(tmp_path)
     script = f"""
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError

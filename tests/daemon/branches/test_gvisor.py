@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.support.snapshots import paths, sh
+from tests.support.users import let_in
 
 pytestmark = pytest.mark.needs("runsc")
 
@@ -13,8 +14,7 @@ def test_branches_are_made_compared_and_merged(client: Any, tmp_path: Path) -> N
     source = tmp_path / "source"
     source.mkdir()
     (source / "text").write_text("one\ntwo\nthree\nfour\nfive\n")
-    for place in (source, *source.parents[:3]):
-        place.chmod(0o755)
+    let_in(source)
     client.branch.create(source=str(source), provider="gvisor", count=2, names=["one", "two"])
     sh(client, "one", "sed -i 1s/one/ONE/ text; echo new >new")
     sh(client, "two", "sed -i 5s/five/FIVE/ text; mkdir empty")

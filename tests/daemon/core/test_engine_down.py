@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.support.expect import refused_async
+from tests.support.expect import refused_async, until_async
 from tests.support.inside import Inside, inside
 
 from sandkeep.errors import ProviderError
@@ -22,7 +22,7 @@ def status(daemon: Inside, sandbox_id: str) -> str:
 
 
 async def until_stopped(daemon: Inside, sandbox_id: str) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while status(daemon, sandbox_id) != "stopped":
             await daemon.core.changed(daemon.id_of(sandbox_id))
 
@@ -78,12 +78,13 @@ async def test_also_by_the_next_daemon(state_dir: str, source: str) -> None:
         nursery.start_soon(daemon.reconciler.run)
         await trio.testing.wait_all_tasks_blocked(0.01)
         await unavailable(daemon.call("sandbox.terminate", sandbox_id="box"))
+        await until_async(lambda: "engine is down" in (daemon.sandboxes.runtimes.note_of(daemon.id_of("other")) or ""))
         view = await daemon.call("sandbox.get", sandbox_id="other")
         assert view.note == "not adopted yet, after the daemon was started: the engine is down: start it"
         assert (await daemon.call("daemon.status")).not_adopted == 1
         daemon.fake.faults.mend()
         await until_stopped(daemon, "box")
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert (await daemon.call("sandbox.exec", sandbox_id="other", command="echo hi")).stdout == b"hi\n"
 
 
@@ -96,10 +97,13 @@ async def test_an_engine_that_nothing_on_record_needs_is_not_warned_of(
             await daemon.image(source)
         daemon.fake.faults.down = DOWN
         nursery.start_soon(daemon.reconciler.run)
+
+        def warnings() -> list[str]:
+            return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+        await until_async(lambda: len(warnings()) >= used)
         await trio.testing.wait_all_tasks_blocked(0.01)
-        assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
-            "no answer yet"
-        ] * used
+        assert warnings() == ["no answer yet"] * used
         nursery.cancel_scope.cancel()
 
 
@@ -154,7 +158,7 @@ async def test_the_removal_of_an_image_is_ordered_and_told(state_dir: str, sourc
         await trio.testing.wait_all_tasks_blocked(0.01)
         daemon.fake.faults.mend()
         image = daemon.core.state.images[image_id]
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while image.status != "removed":
                 await daemon.core.changed(image_id)
         assert (await daemon.call("image.remove", image_id=image_id)).status == "removed"
@@ -175,7 +179,7 @@ async def test_what_fails_for_another_reason_is_tried_again_before_anybody_is_to
             await terminate(*arguments)
 
         monkeypatch.setattr(daemon.fake, "terminate", stuck_at_first)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert (await daemon.call("sandbox.terminate", sandbox_id="box")).status == "stopped"
 
 

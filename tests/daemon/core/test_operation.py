@@ -173,7 +173,7 @@ async def test_what_a_dead_daemon_had_begun_is_undone_and_begun_anew(state_dir: 
         assert (await toy.answer(request_of(), later)).status == "ready"
 
 
-def operations(kind: type[Operation[Any]] = Operation) -> list[type[Operation[Any]]]:
+def operations(kind: type[Operation[Any, Any]] = Operation) -> list[type[Operation[Any, Any]]]:
     below = [kind, *(each for child in kind.__subclasses__() for each in operations(child))]
     ours = [each for each in below if "method" in vars(each) and each.__module__.startswith("sandkeepd.")]
     return [each for each in ours if not issubclass(each, Upkeep)]

@@ -20,6 +20,7 @@ from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.settings.daemon import QUOTA, QUOTAS
 from sandkeepd.sandboxes.output_limit import OutputLimit
+from sandkeepd.sandboxes.output_times import Mark, OutputTimes
 
 pytestmark = [pytest.mark.needs("root"), pytest.mark.needs("bwrap")]
 
@@ -282,8 +283,14 @@ async def test_an_administrator_can_be_limited(tmp_path: Path, folder: str, monk
             await daemon.call("sandbox.create", image_id=image)
         await daemon.call("sandbox.exec", sandbox_id=box, command="head -c 100000 /dev/zero")
         assert daemon.core.quotas.used("uid:0", "journals") == 100_000
-        await OutputLimit(daemon.core).trim()
-        assert daemon.core.quotas.used("uid:0", "journals") >= 100_000
+        limit = OutputLimit(daemon.core)
+        await limit.trim()
+        before = daemon.core.quotas.used("uid:0", "journals")
+        assert before >= 100_000
+        OutputTimes(daemon.core.log.directory).append(box, "prc_1", [Mark(1, number, 0) for number in range(1000)])
+        await daemon.call("sandbox.exec", sandbox_id=box, command="true")
+        await limit.trim()
+        assert daemon.core.quotas.used("uid:0", "journals") >= before + 24_000  # times of output count
         await daemon.call("sandbox.terminate", sandbox_id=box)
         assert daemon.core.quotas.used("uid:0", "sandboxes") == 0
 

@@ -118,7 +118,7 @@ def test_a_daemon_that_starts_finishes_what_another_had_begun(
     with connect(daemon.socket, patience_s=0) as client, pytest.raises(SandkeepError):
         client.store.redact(position)
     assert daemon.process is not None
-    daemon.process.wait(30)
+    daemon.process.wait(60)
     daemon.start()
     with daemon.connect() as client:
         page = client.event.list()

@@ -140,13 +140,14 @@ def test_what_others_freeze_is_suspended(group: Group) -> None:
 
 
 def test_what_stands_still_with_all_around_it_cannot_be_resumed(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(freezer, "DEADLINE_S", 0.05)
     inner = Group(f"{group.directory}/inner", f"{group.mark}-inner")
     try:
         group.freezer.suspend()
         until(lambda: inner.state() == SUSPENDED)
-        with pytest.raises(ProviderError, match="parent of the sandbox's control group is frozen"):
-            inner.freezer.resume()
+        with monkeypatch.context() as soon:
+            soon.setattr(freezer, "DEADLINE_S", 0.05)
+            with pytest.raises(ProviderError, match="parent of the sandbox's control group is frozen"):
+                inner.freezer.resume()
         group.freezer.resume()
         until(lambda: inner.state() == GOES_ON)
     finally:

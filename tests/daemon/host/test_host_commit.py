@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.support import disks
 from tests.support.expect import until
 from tests.support.users import as_user, command_as
 
@@ -1153,7 +1154,7 @@ def test_a_damaged_journal_is_told(home: Path, branch: Branch) -> None:
 def small_disk(home: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0755", "tmpfs", str(home)], check=True)
     yield home
-    subprocess.run(["umount", str(home)], check=True)
+    disks.umount(str(home))
 
 
 @pytest.mark.needs("root")
@@ -1185,7 +1186,8 @@ def test_other_disks_in_the_target_are_left_alone(home: Path, branch: Branch) ->
         branch("disk", "dir", None)
         assert check(home, branch)["disk"] == "blocked:other_filesystem"
     finally:
-        subprocess.run(["umount", str(home / "disk"), str(home / "bind")], check=True)
+        disks.umount(str(home / "disk"))
+        disks.umount(str(home / "bind"))
 
 
 def test_five_thousand_files(home: Path, branch: Branch) -> None:

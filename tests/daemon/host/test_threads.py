@@ -13,7 +13,7 @@ from sandkeepd.host.threads import AbandonedError, Meter, run_in_thread
 from sandkeepd.providers.common import packing
 from sandkeepd.providers.docker.build import PullLog
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from tests.support import disks
 
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
 from sandkeepd.host.uids import allocation, processes, registry
@@ -189,7 +190,7 @@ def test_nothing_is_ended_but_what_is_claimed(machine: Machine, begin: Begin) ->
     assert child.poll() is None
     assert machine.states() == {"claimed": 1}
     theirs.release("box", uid)
-    assert child.wait(10) == -9
+    assert child.wait(60) == -9
     assert machine.states() == {"resting": 1}
     child = begin(uid)
     theirs.release("box", uid)  # it rests: whatever has it now is not the sandbox's
@@ -231,7 +232,7 @@ def test_a_registry_that_is_removed_is_made_anew(machine: Machine, begin: Begin,
     assert again.reclaim("theirs", theirs)
     shutil.rmtree(machine.path)
     again.release("theirs", theirs)
-    assert running.wait(10) == -9
+    assert running.wait(60) == -9
     assert machine.states() == {"resting": 1}
 
 
@@ -375,7 +376,7 @@ def test_a_full_disk(machine: Machine) -> None:
         machine.daemon().reconcile({})
         assert machine.states() == {"resting": 2}
     finally:
-        subprocess.run(["umount", str(machine.path)], check=True)
+        disks.umount(str(machine.path))
 
 
 def test_ranges_that_overlap(machine: Machine, few: None) -> None:

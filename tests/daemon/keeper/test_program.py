@@ -39,7 +39,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def run(program: str, *words: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
-    done = subprocess.run([program, *words], capture_output=True, text=True, env=env, check=False, timeout=20)
+    done = subprocess.run([program, *words], capture_output=True, text=True, env=env, check=False, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -50,7 +50,7 @@ def ignoring(program: str, *words: str) -> str:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
-    done = subprocess.run([program, *words], capture_output=True, text=True, check=True, preexec_fn=ignore, timeout=20)
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=True, preexec_fn=ignore, timeout=60)
     return done.stdout
 
 

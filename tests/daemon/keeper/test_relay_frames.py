@@ -316,7 +316,7 @@ async def hostile(
         nursery.start_soon(serve, ended.set)
         yield made, far
         if fails:
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 await ended.wait()
         nursery.cancel_scope.cancel()
     made.close()

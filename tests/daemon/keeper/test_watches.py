@@ -15,7 +15,7 @@ from tests.support.users import NOBODY, as_user, command_as
 from sandkeepd.keeper import watcher as module
 from sandkeepd.keeper.watcher import SHORTAGE, Watcher
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def confined(work: Callable[[Watcher], Awaitable[None]], **most: int) -> None:

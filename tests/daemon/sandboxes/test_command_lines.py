@@ -51,7 +51,7 @@ def test_what_others_see_while_a_sandbox_runs(running_daemon: RunningDaemon) -> 
         said = subprocess.run([*ASIDE, "sh", "-c", LOOK], capture_output=True, check=False).stdout
         commands, _, rest = said.decode("utf-8", "replace").partition("\nthe rest\n")
         assert "sleep\n1000\n" in commands  # by nature
-        assert image in rest  # in the path of a mount, which the kernel shows everybody
+        assert box in rest  # in the path of a mount, which the kernel shows everybody
         assert [line for line in commands.splitlines() if any(word in line for word in (*GIVEN, box, image, log))] == []
         assert [line for line in rest.splitlines() if any(word in line for word in GIVEN)] == []
 

@@ -18,7 +18,7 @@ from sandkeep.stream import StreamClient
 
 pytestmark = pytest.mark.needs("tmux", "root")
 
-LATE_S = 30.0
+LATE_S = 60.0
 
 EVIL = (
     r"\033]52;c;RVZJTA==\a\033]0;EVIL title\a\033]2;EVIL title\033\\\033]1337;EVIL\a\033]8;;http://EVIL\a"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.support.boxes import Box, new_box
+from tests.support.boxes import Box, group_of, new_box
 from tests.support.expect import until
 
 from sandkeep import events
@@ -228,8 +228,7 @@ def test_a_sandbox_that_ends_by_it_says_so(running_daemon: RunningDaemon, tmp_pa
         for eats in (True, False):
             sandbox = client.sandbox.create(image, memory_bytes=64 * MIB).sandbox_id
             assert client.sandbox.exec(sandbox, ["python3", "-c", EAT if eats else ""]).oom_killed is eats
-            name = f"{client.daemon.status().log_id}.{sandbox}"
-            for pid in cgroups.members({"memory": str(next(Path("/sys/fs/cgroup/pids").glob(f"**/{name}")))}):
+            for pid in cgroups.members({"pids": str(group_of(sandbox))}):
                 os.kill(pid, signal.SIGKILL)
             until(lambda sandbox=sandbox: client.sandbox.get(sandbox).status == "failed")
             assert ("memory" in client.sandbox.get(sandbox).error) is eats

@@ -1,5 +1,6 @@
 """Times of stored output: the marks in their files, when they are few, many, cut, torn or garbage; and a daemon's."""
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.support.inside import Inside, inside
 from sandkeep.model import MAX_OUTPUT_TIMES
 from sandkeep.protocol.clock import now_us, parse_rfc3339, rfc3339
 from sandkeepd.contract.processes import Chunk
+from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.sandboxes.output_times import TICK_US, UNKNOWN_US, Mark, Marks, OutputTimes
 
 BOX, PROCESS = "sbx_1", "prc_1"
@@ -99,6 +101,16 @@ def test_what_has_no_journals_any_more_goes(times: OutputTimes, tmp_path: Path) 
     assert times.sandboxes() == [BOX]
     times.forget([BOX, "sbx_2"])
     assert times.sandboxes() == []
+
+
+def test_what_is_not_ours_stays_and_does_no_harm(times: OutputTimes, tmp_path: Path) -> None:
+    times.append(BOX, PROCESS, [Mark(1, 1, 1)])
+    strangers = [tmp_path / "output-times" / ".nfs0001", tmp_path / "output-times" / BOX / "lost+found"]
+    for path in strangers:
+        path.touch()
+    assert times.sandboxes() == [BOX]
+    times.sweep(BOX, (), lambda _: True)
+    assert all(path.exists() for path in strangers)
 
 
 # -- a daemon ---------------------------------------------------------------------------------------------------------
@@ -220,6 +232,20 @@ async def test_a_disk_that_takes_no_marks_costs_only_these(tmp_path: Path, sourc
         await job.write(b" more")
         await job.marked(9)
         assert len(job.marks) == 1
+        await job.end()
+        await daemon.call("sandbox.terminate", sandbox_id="box")
+
+
+async def test_a_process_whose_output_cannot_be_watched_is_followed_to_its_end(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(KeeperInstance, "wait_output", fail)
+    async with inside(str(tmp_path / "state")) as daemon:
+        job = await started(daemon, source, "cat")
+        await until_async(lambda: daemon.processes.supervisor._marker._failed)
         await job.end()
         await daemon.call("sandbox.terminate", sandbox_id="box")
 

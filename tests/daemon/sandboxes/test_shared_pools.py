@@ -96,7 +96,7 @@ def test_inotify(pool: Pool) -> None:
     with pool.daemon.connect() as client:
         box, other = pool.box(client), pool.box(client)
         done = client.sandbox.exec(
-            box, ["sh", "-c", INSTANCES, "sh", str(share["max_inotify_instances"])], timeout_s=60
+            box, ["sh", "-c", INSTANCES, "sh", str(share["max_inotify_instances"])], timeout_s=240
         )
         assert done.stdout == b"refused 8\n", done
         assert watch(client, box, "more", watches + 1) == b"over\n"

@@ -121,7 +121,7 @@ def test_what_is_refused(shared_daemon: Any, box: str) -> None:
 
 def test_too_much_time(shared_daemon: Any, box: str) -> None:
     with shared_daemon.connect() as client:
-        client.process.launch(box, f"{UP} trap '' HUP TERM; sleep 1000", name="slow", tty=True, timeout_s=0.3)
+        client.process.launch(box, f"{UP} trap '' HUP TERM; sleep 1000", name="slow", tty=True, timeout_s=2)
         ended = client.process.wait(box, "slow")
         assert (ended.exit_code, ended.timed_out) == (137, True)
         assert client.process.read(box, "slow").stdout == b"up\r\n"
@@ -197,7 +197,7 @@ async def test_without_a_unix_socket_nothing_is_given(tmp_path: Path) -> None:
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(SandkeepError, match="Unix socket only"):
             await daemon.call("process.attach", sandbox_id=box, name="p")
-        await until_async(lambda: len(os.listdir("/proc/self/fd")) == before)  # once the viewer has ended
+        await until_async(lambda: len(os.listdir("/proc/self/fd")) <= before)  # once the viewer has ended
         await daemon.call("sandbox.terminate", sandbox_id=box)
 
 

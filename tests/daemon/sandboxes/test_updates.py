@@ -1,6 +1,5 @@
 """Limits of memory, CPUs and processes are changed while a sandbox runs, as it is typed."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon
-from tests.support.boxes import Box, new_box
+from tests.support.boxes import Box, group_of, new_box
 from tests.support.expect import refused, until
 from tests.support.inside import inside
 
@@ -156,12 +155,6 @@ def test_nothing_is_written_at_an_adoption_without_need(
         assert [limits[box].read_text() for box in boxes] == ["60\n", "70\n"]
         for box in boxes:
             client.sandbox.terminate(box)
-
-
-def group_of(box: str) -> Path:
-    """The directory of a sandbox's group that limits its processes."""
-    found = [Path(at) for at, _, files in os.walk("/sys/fs/cgroup") if at.endswith(f".{box}") and "pids.max" in files]
-    return found[0]
 
 
 class RefusingResizing(Resizing):

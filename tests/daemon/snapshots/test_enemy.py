@@ -15,6 +15,7 @@ from tests.conftest import RunningDaemon
 from tests.support.disks import mount, umount
 from tests.support.expect import refused, until
 from tests.support.snapshots import archive, exported, imported, layers, sh, tree
+from tests.support.users import let_in
 
 from sandkeep import archives
 from sandkeepd.snapshots.snapshots import MOST_BENEATH
@@ -28,8 +29,7 @@ THREADS = 40
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     made = tmp_path_factory.mktemp("source")
-    for place in (made, *made.parents[:2]):
-        place.chmod(0o755)
+    let_in(made)
     (made / "file").write_text("from the image\n")
     return str(made)
 

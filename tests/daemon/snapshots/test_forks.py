@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.expect import refused, until
 from tests.support.snapshots import layers, on_both_deep, paths, sh, tree
-from tests.support.users import command_as
+from tests.support.users import command_as, let_in
 
 from sandkeepd.providers.common.layers import MOST_LAYERS
 
@@ -27,8 +27,7 @@ def client(keeping_daemon: Any) -> Any:
 @pytest.fixture(scope="module")
 def image(client: Any, image_of: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
     source = tmp_path_factory.mktemp("source")
-    for place in (source, *source.parents[:2]):
-        place.chmod(0o755)
+    let_in(source)
     (source / "gone").mkdir()
     (source / "gone" / "old").write_text("old\n")
     (source / "file").write_text("from the image\n")

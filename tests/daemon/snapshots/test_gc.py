@@ -62,7 +62,7 @@ def test_a_daemon_that_dies_meanwhile(new_daemon: Callable[[], RunningDaemon], k
     with daemon.connect(patience_s=0) as client, pytest.raises(SandkeepError):
         client.snapshot.gc()
     assert daemon.process is not None
-    daemon.process.wait(20)
+    daemon.process.wait(60)
     daemon.start()
     with daemon.connect() as client:
         client.snapshot.gc()

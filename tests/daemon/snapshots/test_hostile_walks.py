@@ -21,7 +21,7 @@ from tests.support.boxes import at_most
 from tests.support.exchanges import SECRET, Closed, exchanged, plant
 from tests.support.snapshots import sh
 from tests.support.soak import times
-from tests.support.users import as_user
+from tests.support.users import as_user, let_in
 
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd.providers.common import disk_usage, tree_copies
@@ -56,8 +56,7 @@ def closed(places: str) -> Iterator[Closed]:
 @pytest.fixture(scope="module")
 def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     source = tmp_path_factory.mktemp("source")
-    for place in (source, *source.parents[:2]):
-        place.chmod(0o755)
+    let_in(source)
     (source / "file").write_text("from the image\n")
     return str(client.image.create(str(source)).image_id)
 

@@ -49,7 +49,7 @@ def test_of_a_restore_that_was_interrupted(new_daemon: Callable[[], RunningDaemo
     with daemon.connect(patience_s=0) as client:
         refused("not_ready", lambda: client.sandbox.restore(box, snapshot_id))
     assert daemon.process is not None
-    daemon.process.wait(20)
+    daemon.process.wait(60)
     for name in layers(daemon):
         leave_a_stage(f"{daemon.state_dir}/layers/{name}")
     daemon.start()

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from tests.support.expect import refused, until
 from tests.support.snapshots import sh, tree
+from tests.support.users import let_in
 
 from sandkeepd.providers.local.precopy import COPIED_BYTES
 
@@ -92,8 +93,7 @@ print("consistent")
 @pytest.fixture(scope="module")
 def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     source = tmp_path_factory.mktemp("source")
-    for place in (source, *source.parents[:2]):
-        place.chmod(0o755)
+    let_in(source)
     (source / "image").mkdir()
     (source / "image" / "old").write_text("old\n")
     (source / "gone").write_text("gone\n")

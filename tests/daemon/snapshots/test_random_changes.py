@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.support.snapshots import exported, imported, sh, tree
+from tests.support.users import let_in
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -20,8 +21,7 @@ STEPS = (
 @pytest.fixture(scope="module")
 def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     source = tmp_path_factory.mktemp("source")
-    for place in (source, *source.parents[:2]):
-        place.chmod(0o755)
+    let_in(source)
     for name in ("a", "d/a", "d/e/a", "d/e/b", "f/x", "f/y", "g/h/i", "g/h/j"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(f"{name} of the image\n")

@@ -27,7 +27,7 @@ def test_a_restore_that_a_death_undid_is_carried_out_by_its_repeat(
         sh(client, box, "echo later >hello")
         refused("not_ready", lambda: client.sandbox.restore(box, snapshot_id, command_id=COMMAND))
     assert daemon.process is not None
-    daemon.process.wait(20)
+    daemon.process.wait(60)
     daemon.start()
     with daemon.connect() as client:
         until(lambda: client.sandbox.get(box).status == "failed")

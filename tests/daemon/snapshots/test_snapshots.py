@@ -25,6 +25,7 @@ from tests.support.snapshots import (
     tree,
     write_mapped,
 )
+from tests.support.users import let_in
 
 from sandkeep import archives
 
@@ -40,8 +41,7 @@ def client(keeping_daemon: Any) -> Any:
 @pytest.fixture(scope="module")
 def image(client: Any, image_of: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
     source = tmp_path_factory.mktemp("source")
-    for place in (source, *source.parents[:2]):
-        place.chmod(0o755)
+    let_in(source)
     (source / "sub").mkdir()
     (source / "sub" / "inner").write_text("inner\n")
     (source / "gone").mkdir()

@@ -157,7 +157,7 @@ async def test_who_is_in_by_a_token_that_is_renewed_has_to_go(house: House) -> N
         assert (await message(thief))["kind"] == (await message(other))["kind"] == "caught_up"
         with house.daemon.connect() as client:
             house.token = client.stream.access(renew=True).token
-        with trio.fail_after(10), pytest.raises(ConnectionClosed):
+        with trio.fail_after(60), pytest.raises(ConnectionClosed):
             await message(thief)
         await other.send_message("{}")
         assert (await message(other))["kind"] == "error"  # the kernel vouches for this one: it was still there
@@ -167,7 +167,7 @@ async def test_who_is_in_by_a_token_that_is_renewed_has_to_go(house: House) -> N
 
 async def test_a_token_may_be_renewed_while_somebody_comes_in(tmp_path: Path) -> None:
     tokens = Tokens(str(tmp_path))
-    with trio.fail_after(5), tokens.while_valid(7), tokens.while_valid(7):
+    with trio.fail_after(60), tokens.while_valid(7), tokens.while_valid(7):
         await tokens.renew(7)
         await trio.sleep_forever()
     with tokens.while_valid(7):
@@ -258,7 +258,7 @@ async def test_a_refusal_without_an_end_is_cut_off() -> None:
             sent += 100_000
 
     async with impostor(serve) as made:
-        with trio.fail_after(5), pytest.raises(SandkeepError, match="does not answer as"):
+        with trio.fail_after(60), pytest.raises(SandkeepError, match="does not answer as"):
             async with made.client().events():
                 pytest.fail("it was let in")
     assert sent < 5_000_000
@@ -311,14 +311,14 @@ async def test_a_log_is_answered_without_gap_or_repetition_or_not_at_all(piece: 
     first = frames.pack_output(frames.STDOUT, 0, b"0123456789")
     async with accepting(spoken(2, first), spoken(2, piece)) as made, made.client().logs("box", "web") as log:
         assert (await log.__anext__()).data == b"0123456789"
-        with trio.fail_after(5), pytest.raises(SandkeepError, match="skipped or repeated"):
+        with trio.fail_after(60), pytest.raises(SandkeepError, match="skipped or repeated"):
             await log.__anext__()
         assert log.stdout_offset == 10
 
 
 async def test_a_server_that_lets_in_and_lets_go_is_asked_ever_less_often() -> None:
     async with accepting() as made:
-        with trio.fail_after(10), pytest.raises(SandkeepError, match="closed the connection"):
+        with trio.fail_after(60), pytest.raises(SandkeepError, match="closed the connection"):
             async with made.client(patience_s=0.7).events() as events:
                 await events.__anext__()
         assert 2 < len(made.asked) < 10

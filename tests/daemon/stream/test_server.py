@@ -4,8 +4,10 @@ import hashlib
 import io
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from tests.support.streams import WRITER, House, block, everything, house_in, me
 from sandkeep.errors import SandkeepError
 from sandkeep.protocol import frames
 from sandkeep.stream import StreamClient
+from sandkeepd.contract.processes import Chunk
+from sandkeepd.stream.logs import PIECES_IN_A_ROW, PIECE_BYTES, JournalReader
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
@@ -91,6 +95,43 @@ async def test_without_follow_it_ends_where_the_log_does(house: House) -> None:
     async with house.streams().logs(house.sandbox_id, "ends", follow=False) as log:
         assert await read(log) == (b"one\n", b"")
     assert log.exit is None
+
+
+async def test_without_follow_it_ends_although_more_is_written_than_it_reads() -> None:
+    outputs, sent = SimpleNamespace(written=5 * PIECE_BYTES), list[int]()
+
+    def read_journal(process: Any, stream: str, offset: int, max_bytes: int) -> Chunk:
+        outputs.written += 2 * max_bytes
+        return Chunk(offset=offset, data=bytes(max_bytes), size=outputs.written)
+
+    async def send_bytes(frame: bytes) -> None:
+        sent.append(len(frame))
+        assert len(sent) <= 2 * PIECES_IN_A_ROW  # of both streams
+
+    outputs.read_journal = read_journal
+    wait = trio.lowlevel.checkpoint
+    session: Any = SimpleNamespace(room=wait, send_bytes=send_bytes, send=lambda _: wait())
+    process: Any = SimpleNamespace(ended=False, started_us=1)
+    await JournalReader(SimpleNamespace(outputs=outputs), process, 0, 0).send(session, follow=False)  # type: ignore[arg-type]
+    assert len(sent) == 2 * PIECES_IN_A_ROW
+
+
+async def test_it_has_times_if_they_are_asked_for(house: House) -> None:
+    """A piece with too many of them comes in parts."""
+    process_id = house.run("head -c 3000 /dev/zero", "timed").process_id
+    async with house.streams().logs(house.sandbox_id, "timed") as log:
+        assert len((await log.__anext__()).data) == 3000
+        assert not log.times
+    marks = Path(house.daemon.state_dir, "output-times", house.sandbox_id, process_id)
+    marks.parent.mkdir(exist_ok=True)
+    marks.write_bytes(b"".join(struct.pack("<QQQ", 1 + number, 1 + number, 0) for number in range(3000)))
+    pieces = []
+    async with house.streams().logs(house.sandbox_id, "timed", times=True) as log:
+        async for piece in log:
+            pieces.append((piece.offset, len(piece.data)))
+            assert [time.offset for time in log.times] == list(range(piece.offset + 1, log.stdout_offset + 1))
+    assert pieces == [(0, 2000), (2000, 1000)]
+    assert log.times[-1].at == "1970-01-01T00:00:00.003000Z"
 
 
 async def test_it_begins_at_offsets(house: House) -> None:

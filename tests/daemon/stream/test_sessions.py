@@ -63,7 +63,7 @@ async def test_a_copy_ends_with_its_sandbox(house: House, op: str) -> None:
         else:
             await connection.send_message(bytes(1 << 19))
         close(house)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             got, code = await everything(connection)
     assert got[-1]["error"]["code"] == "not_ready"
     assert code == 1008

@@ -64,7 +64,7 @@ port, kind, pem = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 server = socket.create_server(("127.0.0.1", port))
 print("listens", flush=True)
 sock = server.accept()[0]
-sock.settimeout(10)
+sock.settimeout(60)
 if kind == "http":
     sock.sendall(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
 elif kind == "tls":
@@ -95,7 +95,7 @@ def thief(places: str, port: int, kind: str) -> Iterator[Any]:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "listens\n"
-            yield lambda: process.communicate(timeout=30)[0]
+            yield lambda: process.communicate(timeout=60)[0]
         finally:
             process.kill()
             process.wait()
@@ -370,7 +370,7 @@ async def shake(directory: Path, count: int, seed: int) -> None:
             before, tasks = None, tasks_living()
             for number in range(count):
                 async with trio.SocketStream(trio.socket.from_stdlib_socket(connect(nursery))) as stream:
-                    with contextlib.suppress(trio.BrokenResourceError), trio.fail_after(20):
+                    with contextlib.suppress(trio.BrokenResourceError), trio.fail_after(60):
                         await stream.send_all(spoiler.beginning())
                         await stream.send_eof()
                         while await stream.receive_some(65536):

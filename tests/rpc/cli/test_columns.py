@@ -121,7 +121,7 @@ def test_the_pictures_are_what_is_seen(screen: Screen, ids: dict[str, str]) -> N
         if line == "stats --once":  # what sandboxes use differs each time, and with it their order and the widths
             assert {one.split()[0] for one in shown} == {one.split()[0] for one in kept[line].splitlines()}, RENEW
         else:
-            assert shown == kept[line].splitlines(), RENEW
+            assert shown == kept[line].splitlines(), "\n".join([RENEW, line, *shown])
 
 
 def block(line: str, shown: list[str]) -> str:

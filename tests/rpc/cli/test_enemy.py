@@ -134,7 +134,7 @@ def test_quitting_leaves_what_was_run_and_ends_what_was_executed(shared_daemon: 
             assert running.stdout is not None
             assert running.stdout.readline() == b"up\n"
             running.send_signal(signal.SIGQUIT)
-            _, said = running.communicate(timeout=30)
+            _, said = running.communicate(timeout=60)
             assert running.returncode in code, said
     with shared_daemon.connect() as client:
         assert [process.name for process in client.process.list(sandbox_id=box).processes] == ["left"]

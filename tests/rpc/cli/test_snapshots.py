@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.printed import said
+from tests.support.users import let_in
 
 pytestmark = pytest.mark.needs("bwrap")
 
@@ -15,8 +16,7 @@ pytestmark = pytest.mark.needs("bwrap")
 @pytest.fixture(scope="module")
 def image(cli: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     source = tmp_path_factory.mktemp("source")
-    for place in (source, *source.parents[:2]):
-        place.chmod(0o755)
+    let_in(source)
     (source / "file").write_text("from the image\n")
     return said(cli("image", "create", str(source)))
 

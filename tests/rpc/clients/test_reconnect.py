@@ -348,7 +348,7 @@ def test_commands_see_a_pause(how: str, daemon: Any, box: str, restart: Callable
             expected = {run: (6, b"before\nafter\n"), exec_: (0, b"x\n"), logs: (0, b"before\nafter\n")}
             expected |= {wait: (6, b""), attach: (6, b"before\nafter\n")}
             for running, (code, said) in expected.items():
-                out, err = running.communicate(timeout=30)
+                out, err = running.communicate(timeout=60)
                 assert (running.returncode, out) == (code, said), running.args
                 assert all(b"waiting for it" in line for line in err.splitlines()), err
 
@@ -368,7 +368,7 @@ def test_an_interrupt_ends_the_pause(daemon: Any, box: str) -> None:
             assert running.stderr is not None
             assert b"does not answer: waiting for it" in running.stderr.readline()
             running.send_signal(signal.SIGINT)
-            assert running.wait(10) == 130
+            assert running.wait(60) == 130
     daemon.start()
 
 
@@ -436,7 +436,7 @@ def test_what_cannot_be_given_again_is_not(tmp_path: Path) -> None:
     """A method that the client does not know may change anything; and a daemon that was told to stop has stopped."""
     path = str(tmp_path / "s")
     with listening(path) as listener, blocking.connect(path) as client:
-        listener.settimeout(10)
+        listener.settimeout(60)
         for method in ("new.method", "daemon.shutdown"):
             with in_thread(lambda name=method: client.call(name)) as came:  # type: ignore[misc]
                 server = listener.accept()[0]
@@ -447,7 +447,7 @@ def test_what_cannot_be_given_again_is_not(tmp_path: Path) -> None:
 
 def _greet(server: socket.socket) -> None:
     """Hear a client out, and answer its greeting."""
-    server.settimeout(10)
+    server.settimeout(60)
     said = b""
     while said.count(b"\n") < 1:
         said += server.recv(65536)

@@ -116,7 +116,8 @@ def test_what_python_programs_have_at_hand_can_be_given() -> None:
 def test_whoever_only_calls_does_not_load_what_describes() -> None:
     """The command is a client, too: it starts in a few milliseconds."""
     code = (
-        "import sys, sandkeep.blocking\n"
+        "import sys\n"
+        "from sandkeep.blocking import Client, connect\n"
         "from sandkeep.clients.binding import ClientMethod\n"
         "from sandkeep.protocol.methods import METHODS\n"
         "ClientMethod(lambda row: row, METHODS['daemon.ping'])()\n"

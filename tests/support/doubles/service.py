@@ -26,6 +26,9 @@ _REPOSITORY = Path(__file__).parents[3]
 STOP_S = 60.0
 """Seconds that the end of a double may take."""
 
+SHOWN_CHARACTERS = 8000
+"""So much of the end of its log is shown when it takes longer."""
+
 Announce = Callable[[Mapping[str, Any]], None]
 
 
@@ -57,20 +60,23 @@ def start(
                 raise RuntimeError(f"{module} did not start:\n{(directory / 'log').read_text()}")
             yield json.loads(answer)
         finally:
-            _end(process)
+            _end(process, directory / "log")
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a double. One that does not end in time writes where it stands to its log, and is killed."""
+def _end(process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """End a double. One that does not end in time writes where it stands to its log, which is shown, and is killed."""
     process.terminate()
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
+        processes = subprocess.run(["ps", "-eo", "pid,ppid,stat,wchan:30,args"], capture_output=True, text=True)
         process.send_signal(signal.SIGUSR1)
         time.sleep(1)
         process.kill()
         process.wait()
-        print(f"a double did not end in {STOP_S} s: {process.args}", file=sys.stderr)
+        below = [line for line in processes.stdout.splitlines() if str(process.pid) in line or "launcher.py" in line]
+        said = [f"a double did not end in {STOP_S} s: {process.args}", *below, log.read_text()[-SHOWN_CHARACTERS:]]
+        print("\n".join(said), file=sys.stderr)
 
 
 def control(url: str, method: str, what: str, body: Any = None) -> Any:

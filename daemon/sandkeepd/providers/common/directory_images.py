@@ -12,6 +12,7 @@ from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, Images, ImportedImage
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.caller_paths import LeftOut, import_tree
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, log_of, unmount_below, write_mark
 from sandkeepd.providers.common.packing import never_packed
@@ -35,17 +36,13 @@ class DirectoryImages(Images):
     async def make(self, image_id: str, request: ImageRequest, caller: Caller, progress: Progress) -> ImportedImage:
         self._layout.prepare()
         root = self.root(image_id)
-        try:
+        async with undo_on_error(self.remove, image_id):
             self.begin(image_id)
             hide = never_packed(self._layout.state_dir)
             left_out = LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.by_file)
             return await import_tree(
                 request.source, caller, root, owner=self._owner, hide=hide, left_out=left_out, progress=progress
             )
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.remove(image_id)
-            raise
 
     def begin(self, image_id: str) -> None:
         """Make the directory of an image, without its files. Blocks."""

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import trio
 
 from sandkeep.errors import CallerError
 from sandkeepd.contract.caller import Progress
@@ -17,6 +16,7 @@ from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.layers import KeptArchive, Layering, WorkspaceRoots
 from sandkeepd.host.caller_paths import digest_tree
 from sandkeepd.host.threads import run_in_thread
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.common.directory_images import require_directories
 from sandkeepd.providers.common.directory_provider import DirectoryProvider
 from sandkeepd.providers.common.layers import Layer
@@ -40,16 +40,12 @@ class DirectoryLayers(Layering):
     ) -> ImportedImage:
         roots = self.roots(self.layers_of(files), beneath if files["over_image"] else None)
         root = self._images.root(image_id)
-        try:
+        async with undo_on_error(self._images.remove, image_id):
             await self._in_thread(self._images.begin, image_id)
             await progress("copying the files")
             await self._in_thread(self._copy_shown, roots, root)
             await progress("computing the digest")
             digest, size, count = await self._in_thread(_digest, root)
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self._images.remove(image_id)
-            raise
         return ImportedImage(digest=digest, size_bytes=size, file_count=count)
 
     def _copy_shown(self, roots: Sequence[str], target: str) -> None:
@@ -70,15 +66,11 @@ class DirectoryLayers(Layering):
         return await self._in_thread(self._store.is_complete, name)
 
     async def fill(self, name: str, archive: KeptArchive, progress: Progress) -> None:
-        try:
+        async with undo_on_error(self.discard_layers, [name]):
             await run_in_thread(
                 functools.partial(self._store.fill, name, archive), progress, "unpacking the files",
                 total_bytes=os.fstat(archive.descriptor).st_size,
             )  # fmt: skip
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.discard_layers([name])
-            raise
 
     def needs_image(self, files: Mapping[str, Any]) -> bool:
         return bool(files["over_image"])

@@ -10,6 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import cached_property
 from typing import Any, Final, Generic, TypeVar
 
 import trio
@@ -27,6 +28,7 @@ from sandkeepd.host.processes import Identity, keep_descriptors_private, open_pr
 from sandkeepd.keeper import journal, journal_trimming, pty, requests
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
+from sandkeepd.keeper.shared_directory import LEAST_FULL_BYTES
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common.disk_watch import DiskWatch
 from sandkeepd.providers.common.layout import Layout
@@ -57,8 +59,18 @@ class HeldInstance(KeeperInstance):
     """The result of the last measurement of that."""
     own_disk_bytes: int | None = None
     """The size of its own disk, if it has one."""
+    first_pid: int | None = None
+    """The sandbox's first process, its keeper, in this machine's numbers."""
+    disks: DiskWatch | None = None
+    """What measures that; None if only the limit of its journals is measured."""
+    measured_at: float = 0.0
+    """By Trio's clock, the beginning of the last measurement."""
+    measure_s: float = 0.0
+    """Seconds that it took."""
+    written_before: int = 0
+    """Bytes that its ended processes had written then."""
     look_after: float = 0.0
-    """By Trio's clock, the earliest time of the next measurement of that."""
+    """By Trio's clock, the earliest time of the next measurement."""
     most_written: float = 0.0
     """Bytes at which it was suspended last. When resumed it may run, to remove files, until it has written more."""
 
@@ -78,6 +90,21 @@ class HeldInstance(KeeperInstance):
         if found is None:
             return None, self.own_disk_bytes
         return max(0, self.own_disk_bytes - found.f_bavail * found.f_frsize), self.own_disk_bytes
+
+    @cached_property
+    def measuring(self) -> trio.Lock:
+        """Held while its disk usage is being measured."""
+        return trio.Lock()
+
+    def disk_is_full(self) -> bool:
+        if self.own_disk_bytes is not None:
+            return super().disk_is_full()
+        used, limit = self.disk_usage()
+        return used is not None and limit is not None and used + LEAST_FULL_BYTES > limit
+
+    async def measure_disk(self) -> None:
+        if self.disks is not None:
+            await self.disks.look(self)
 
     def measure_anew(self) -> None:
         """Request that its disk usage is measured in the next round, against a changed limit."""
@@ -170,6 +197,7 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
             raise
         _limit_terminals(first.pid)  # of a new sandbox no code runs yet
         instance.pidfd, instance.scope = pidfd, trio.CancelScope()
+        instance.first_pid, instance.disks = first.pid, self.disks
         self.instances[instance.sandbox_id] = instance
         self.nursery.start_soon(self._watch_end, instance)
         return instance

@@ -20,6 +20,7 @@ from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import Building, ImageRequest, Images, ImportedImage
 from sandkeepd.contract.ledger import Ledger, Swept
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.docker import build, image_probe
 from sandkeepd.providers.docker.builder import Builder
@@ -60,15 +61,12 @@ class DockerImages(Images, Building):
         self._making.add(image_id)
         turns = self._turns.setdefault(request.owner, trio.Semaphore(AT_ONCE))
         try:
-            async with turns:
+            # Without the engine, the next start removes it.
+            async with undo_on_error(self.remove, image_id, ignored=[SandkeepError]), turns:
                 with trio.fail_after(IMPORT_S + (0 if request.kind == "reference" else settings.BUILD_TIME())):
                     return await self._make(image_id, request, caller, progress)
-        except BaseException as error:
-            with trio.CancelScope(shield=True), suppress(SandkeepError):  # without the engine, the next start does it
-                await self.remove(image_id)
-            if isinstance(error, trio.TooSlowError):
-                raise StateError("timeout", "the image was not made in time: try again later") from None
-            raise
+        except trio.TooSlowError:
+            raise StateError("timeout", "the image was not made in time: try again later") from None
         finally:
             self._making.discard(image_id)
 
@@ -145,16 +143,13 @@ class DockerImages(Images, Building):
         """Make an image of one that the engine has already, by tagging it with our name."""
         self._making.add(image_id)
         try:
-            found = await self._engine.call(partial(_inspect, name=source))
-            await self._engine.call(
-                lambda client: client.tag(found["Id"], image_references.OUR_NAME, image_id, force=True)
-            )
-            failpoints.reach("docker.tagged")
-            details = await self._probe(image_id, found, progress)
-        except BaseException:
-            with trio.CancelScope(shield=True), suppress(SandkeepError):
-                await self.remove(image_id)
-            raise
+            async with undo_on_error(self.remove, image_id, ignored=[SandkeepError]):
+                found = await self._engine.call(partial(_inspect, name=source))
+                await self._engine.call(
+                    lambda client: client.tag(found["Id"], image_references.OUR_NAME, image_id, force=True)
+                )
+                failpoints.reach("docker.tagged")
+                details = await self._probe(image_id, found, progress)
         finally:
             self._making.discard(image_id)
         told = {**msgspec.to_builtins(details), "docker_image_tag": tag(image_id)}

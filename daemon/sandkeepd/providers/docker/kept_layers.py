@@ -21,6 +21,7 @@ from sandkeepd.contract.layers import CopiedChanges, KeptArchive, Layering, Work
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.host.threads import run_in_thread
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.providers.common.views import open_merged
 from sandkeepd.providers.docker import images as docker_images
@@ -71,13 +72,9 @@ class DockerLayers(Layering):
         return CopiedChanges(files=document, pause_ms=changes.pause.ms, size_bytes=size)
 
     async def _load(self, name: str, beneath: docker_layers.Base, layer: Layer) -> None:
-        """Load it into the engine; on any error nothing is left of it."""
-        try:
+        """Load it into the engine; on any error nothing is left of it: without the engine, once that is back."""
+        async with undo_on_error(self.discard_layers, [name], ignored=[SandkeepError]):
             await docker_layers.load(self._engine, name, self._provider.log_id, beneath, layer)
-        except BaseException:
-            with trio.CancelScope(shield=True), suppress(SandkeepError):  # without the engine, the next start does it
-                await self.discard_layers([name])
-            raise
         failpoints.reach("layer.made")
 
     async def _discard_later(self, name: str) -> None:

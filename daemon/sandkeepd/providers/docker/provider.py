@@ -22,6 +22,7 @@ from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.hostile_files import HostileTree
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
@@ -112,12 +113,8 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     ) -> DockerInstance:
         await self.follow_engine()
         self.layout.prepare()
-        try:
+        async with undo_on_error(self._remove_remains, sandbox_id, plan):
             return await self.start(self.job(sandbox_id, spec, secrets, plan), secrets, docker_start.start)
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self._remove_remains(sandbox_id, plan)
-            raise
 
     async def _remove_remains(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Remove the remains of a failed container; if the engine does not answer, once it does again."""

@@ -19,6 +19,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep.model import SandboxSpec
 from sandkeepd.contract.replacement import Replacing
 from sandkeepd.host.processes import identify
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
 from sandkeepd.providers.docker.instance import DockerInstance
@@ -60,18 +61,12 @@ class DockerReplacement(Replacing):
         async with self._lock_of(sandbox_id):
             self.forget(sandbox_id)
             await self._revival.halt(sandbox_id, before, handle)
-            try:
-                await self._remove_others(
-                    sandbox_id, handle["container_id"]
-                )  # the next start is nothing's but this one's
+            async with undo_on_error(self._put_back, sandbox_id, handle):
+                await self._remove_others(sandbox_id, handle["container_id"])  # nothing else is started next
                 failpoints.reach("replace.aside")
                 job = provider.job(sandbox_id, spec, secrets, after)
                 instance = await provider.start(job, secrets, docker_start.start)
                 await instance.remember_earlier()
-            except BaseException:
-                with trio.CancelScope(shield=True):
-                    await self._put_back(sandbox_id, handle)
-                raise
             return instance
 
     async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:

@@ -1,7 +1,6 @@
 """Restarting a container that ended by itself. See `Reviving`."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,6 +9,7 @@ import trio
 from sandkeep.errors import SandkeepError, StateError
 from sandkeep.model import SandboxSpec
 from sandkeepd.contract.revival import Reviving
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.docker import start as docker_start
 from sandkeepd.providers.docker.instance import DockerInstance
 from sandkeepd.providers.docker.plan import Plan
@@ -39,16 +39,12 @@ class DockerRevival(Reviving):
             raise StateError("not_ready", docker_start.RETIRED, sandbox_id=sandbox_id)
         await self._provider.follow_engine()
         await self.halt(sandbox_id, plan, handle)
-        try:
+        async with undo_on_error(self.halt, sandbox_id, plan, {}, ignored=[SandkeepError]):
             return await self._provider.start(
                 self._provider.job(sandbox_id, spec, secrets, plan),
                 secrets,
                 lambda client, job: docker_start.start_again(client, earlier.container_id, job),
             )
-        except BaseException:
-            with trio.CancelScope(shield=True), suppress(SandkeepError):
-                await self.halt(sandbox_id, plan, {})
-            raise
 
     async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         provider = self._provider

@@ -22,6 +22,7 @@ from sandkeepd.contract.checkpoints import Checkpointing, CheckpointResult
 from sandkeepd.contract.instance import Ending
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.host.processes import run_tool
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.common.errors import stderr_of, storage_errors
 from sandkeepd.providers.common.views import shown, writable
 from sandkeepd.providers.gvisor import open_files, runsc, start
@@ -110,16 +111,12 @@ class GvisorCheckpoints(Checkpointing):
         decided = msgspec.convert(plan, Plan)
         require_savable(decided)
         job = await self._provider.job(sandbox_id, image_id, spec, sorted(secrets), decided)
-        try:
+        async with undo_on_error(self._provider.terminate, sandbox_id, plan, {}):
             await self._provider.in_thread(functools.partial(_unpack_checkpoint, job, directory, anew=True))
             failpoints.reach("gvisor.laid_out")
             started = await self._saves.start_saved(job)
             instance = self._provider.hold_started(job, image_id, started)
             await instance.remember_earlier()
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self._provider.terminate(sandbox_id, plan, {})
-            raise
         return instance
 
     async def restore_in_place(
@@ -135,13 +132,9 @@ class GvisorCheckpoints(Checkpointing):
             failpoints.reach("gvisor.laid_out")
             with trio.CancelScope(shield=True):
                 started = await self._saves.start_saved(job)
-            try:
+            async with undo_on_error(self._hold_again, sandbox_id, before):
                 instance = self._provider.hold_started(job, image_id, started)
                 await instance.remember_earlier()
-            except BaseException:
-                with trio.CancelScope(shield=True):
-                    await self._hold_again(sandbox_id, before)
-                raise
         if before is not None:
             await before.aclose()
         return instance
@@ -167,14 +160,10 @@ class GvisorCheckpoints(Checkpointing):
             if not before.is_suspended:
                 await self._saves.save(before, earlier, go_on=True)
             was_suspended = before.is_suspended
-            try:
+            async with undo_on_error(functools.partial(self._undo_aside, before, earlier, go_on=not was_suspended)):
                 await self._provider.in_thread(start.put_aside, earlier)
                 failpoints.reach("gvisor.aside")
                 yield
-            except BaseException:
-                with trio.CancelScope(shield=True):
-                    await self._undo_aside(before, earlier, go_on=not was_suspended)
-                raise
 
     async def _undo_aside(self, before: GvisorInstance, job: Job, *, go_on: bool) -> None:
         """Return a sandbox to its earlier state. When that fails, it has ended, and that state stays aside."""

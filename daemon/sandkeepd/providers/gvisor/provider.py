@@ -28,6 +28,7 @@ from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Limits
 from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_process, open_process, reap
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower
@@ -127,16 +128,12 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
     ) -> GvisorInstance:
         self.layout.prepare()
         job = await self.job(sandbox_id, image_id, spec, list(secrets), msgspec.convert(plan, Plan))
-        try:
+        async with undo_on_error(self.terminate, sandbox_id, plan, {}):
             await self.in_thread(start.make_directories, job)
             failpoints.reach("gvisor.directories")
             instance = await self._start(job, image_id)
             await instance.share_secrets(secrets)
             failpoints.reach("gvisor.secrets")
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.terminate(sandbox_id, plan, {})
-            raise
         return instance
 
     async def job(self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Sequence[str], plan: Plan) -> Job:

@@ -33,6 +33,7 @@ from sandkeep.errors import DaemonError, DataError, ProviderError, SandkeepError
 from sandkeep.model import SandboxSpec
 from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.durable import sync
+from sandkeep_store.files.holes import data_of
 from sandkeepd.host import mounts
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
@@ -440,16 +441,8 @@ def _copy_data(source: int, target: int) -> None:
     """Copy a file, holes as holes: the code inside can have made it of any length. Raises OSError."""
     end = os.fstat(source).st_size
     os.ftruncate(target, end)
-    at = 0
-    while at < end:
-        try:
-            at = os.lseek(source, at, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # a hole is at the end
-                return
-            raise
-        hole = os.lseek(source, at, os.SEEK_HOLE)
-        os.lseek(target, at, os.SEEK_SET)
+    for begin, hole in data_of(source, end):
+        at = os.lseek(target, begin, os.SEEK_SET)
         while at < hole:
             sent = os.sendfile(target, source, at, hole - at)
             if not sent:  # it has become shorter

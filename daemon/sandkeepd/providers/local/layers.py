@@ -19,6 +19,7 @@ from sandkeep_store.archives.trees.passes import PassCopy
 from sandkeepd.contract.layers import CopiedChanges
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.host.cgroups.pause import Pause
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
 from sandkeepd.providers.common.layers import MOST_LAYERS, Layer
 from sandkeepd.providers.common.views import shown
@@ -55,17 +56,13 @@ class LocalLayers(DirectoryLayers):
     async def freeze(self, name: str, source: Source) -> CopiedChanges:
         held = await self.files_of(source)
         flat = not held.lowers or len(held.plan.layers) >= MOST_LAYERS
-        try:
+        async with undo_on_error(self.discard_layers, [name]):
             with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
                 shares_blocks = (await self._abilities()).reflink.works
                 freeze = functools.partial(self._freeze, name, held, flat=flat, shares_blocks=shares_blocks)
                 pause = await self._in_thread(freeze)
             failpoints.reach("layer.copied")
             size = await self._in_thread(self._store.size_bytes, self._store.root(name))
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.discard_layers([name])
-            raise
         layer = Layer(name=name, uid=held.plan.uid)
         layers = [layer] if flat else [layer, *held.plan.layers]
         files = document(layers, over_image=held.plan.over_image and not flat)

@@ -31,6 +31,7 @@ from sandkeepd.host.processes import (
 )
 from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.host.uids.registry import Registry
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage, disks
 from sandkeepd.providers.common.capabilities import capability
@@ -201,12 +202,8 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         files = self.files_for(decided, found)
         job = self.job(sandbox_id, spec, decided, lowers, files, found, own_disk=own_disk)
         self.require_uid(sandbox_id, decided)
-        try:
+        async with undo_on_error(self.terminate, sandbox_id, plan, {}):
             return await self.start(job, spec, secrets, found)
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.terminate(sandbox_id, plan, {})
-            raise
 
     async def require_measurable(self) -> None:
         """Raise `not_supported` if sandboxes cannot be suspended at a measured limit."""

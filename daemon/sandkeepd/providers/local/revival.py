@@ -12,6 +12,7 @@ from sandkeep.model import SandboxSpec
 from sandkeepd.contract.replacement import Replacing
 from sandkeepd.contract.revival import Reviving
 from sandkeepd.host.processes import identify
+from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.local.plan import Plan
 from sandkeepd.providers.local.resizing import LocalResizing
@@ -66,13 +67,9 @@ class LocalRevival(Reviving):
         await self._resizing.fit_found(sandbox_id, decided)
         left = [f"{job.directory}/{name}" for name in ("in", "work", "mount")]
         await provider.in_thread(provider.layout.discard, left)
-        try:
+        async with undo_on_error(self.halt, sandbox_id, plan, {}):
             instance = await provider.start(job, spec, secrets, found)
             await instance.remember_earlier()
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.halt(sandbox_id, plan, {})
-            raise
         return instance
 
     async def halt(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
@@ -99,15 +96,11 @@ class LocalReplacement(Replacing):
     ) -> "LocalInstance":  # fmt: skip
         provider, (before, after) = self._provider, plans
         await self._revival.halt(sandbox_id, before, handle)
-        try:
+        async with undo_on_error(self.put_back, sandbox_id, before, handle):
             files = provider.files_for(msgspec.convert(after, Plan), await provider.abilities())
             await provider.in_thread(provider.layout.put_aside, sandbox_id)
             failpoints.reach("replace.aside")
             return await self._revival.start_anew(sandbox_id, image_id, spec, secrets, after, files)
-        except BaseException:
-            with trio.CancelScope(shield=True):
-                await self.put_back(sandbox_id, before, handle)
-            raise
 
     async def put_back(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> bool:
         layout, in_thread = self._provider.layout, self._provider.in_thread

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError
-from sandkeepd.host import mounts, seccomp
+from sandkeepd.host import mounts, privileges, seccomp
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.host.pools import ceilings
 from sandkeepd.host.processes import (
@@ -145,8 +145,16 @@ def start(job: Job) -> Started:
         job.hierarchies.join_thread(groups)
         started = _run(job, argv.after(job.hierarchies.wrapper(groups)), control, workspace)
         if job.plan.uid is not None and job.plan.mechanism != "none":
-            mounts.leave_all()  # bubblewrap waits in this namespace as long as the sandbox lives
+            _leave_mounts()
         return started
+
+
+def _leave_mounts() -> None:
+    """Empty the mount namespace of this thread, in which bubblewrap waits as long as the sandbox lives."""
+    try:
+        mounts.leave_all()
+    except OSError as error:  # forbidden to a daemon in a container; the sandbox runs
+        logger.warning("a sandbox keeps in use what the host has mounted", extra={"why": str(error)})
 
 
 def _make_directories(job: Job) -> None:
@@ -230,7 +238,9 @@ def _mount_workspace(job: Job, place: str, lowers: Sequence[int], opened: Mappin
         os.mkdir(directory, 0o755)
     owners = [lower.uid for lower in job.lowers]
     mounts.bind_mapped(list(zip(map(mounts.at, lowers), seen, owners, strict=True)), job.plan.uid)
-    mounts.overlay(":".join(seen), upper, mounts.at(opened["work"]), target)
+    # An overlay writes as who has mounted it, and to root ext4 gives blocks that are reserved for the daemon.
+    with privileges.file_user(job.plan.uid):
+        mounts.overlay(":".join(seen), upper, mounts.at(opened["work"]), target)
 
 
 def _drop_root(plan: Plan) -> list[str]:

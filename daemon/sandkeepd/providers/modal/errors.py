@@ -60,11 +60,6 @@ def converted(error: Exception) -> SandkeepError:
     return ProviderError("provider_unavailable", f"Modal's SDK failed ({type(error).__name__}): {why}")
 
 
-def is_missing(error: Exception) -> bool:
-    """Return True if the service says that there is no such object."""
-    return any(base.__name__ == "NotFoundError" for base in type(error).__mro__)
-
-
 def too_slow(what: str, seconds: float) -> SandkeepError:
     """Return the error for a request that took too long."""
     message = f"Modal did not {what} within {seconds:.0f} s: see status.modal.com"

@@ -36,6 +36,10 @@ _MOST_SHOWN: Final = 200
 FULL_BYTES: Final = 1024 * 1024
 """A piece of that many bytes was cut: more is waiting than one request brings."""
 
+_CLOSED: Final = (StateError, DataError, SetupError)
+"""Errors of journals that cannot be opened: the code inside has replaced one, one is gone, or they are withheld. What
+there is can be read through the daemon.
+"""
 
 Sink = Callable[[ProcessOutput], None]
 """Receives a process's output, piece by piece."""
@@ -149,20 +153,10 @@ class Reader:
         """Read to the end, and return the last piece; without `follow`, read the present output. With `times` all of it
         is read through the daemon, with the times at which it came.
         """
-        ends = (_BEYOND, _BEYOND) if follow else self._present_ends()
         with SuspensionWatch(self._front, self._of[0]) if follow else nullcontext():
-            return self._follow(sink, OutputCursor(self._of[1], out_at, err_at, follow, times), ends)
+            return self._follow(sink, OutputCursor(self._of[1], out_at, err_at, follow, times))
 
-    def _present_ends(self) -> tuple[int, int]:
-        """Return offsets that end the present output: a process may write more quickly than it is read."""
-        try:
-            return self._opened().sizes()
-        except (StateError, DataError):  # the code inside took one away: the other is there
-            return _BEYOND, _BEYOND
-        except SetupError as refused:
-            return _sizes_in(refused)
-
-    def _follow(self, sink: Sink, cursor: OutputCursor, ends: tuple[int, int]) -> ProcessOutput:
+    def _follow(self, sink: Sink, cursor: OutputCursor) -> ProcessOutput:
         while query := cursor.next_query():
             piece = self._read(query)
             cursor.advance(piece)
@@ -171,8 +165,6 @@ class Reader:
             if max(len(piece.stdout), len(piece.stderr)) >= FULL_BYTES and isinstance(sink, Descriptors):
                 at = self.catch_up(sink, piece.next_stdout_offset, piece.next_stderr_offset)
                 cursor.move_to(*at or (piece.next_stdout_offset, piece.next_stderr_offset))
-            if piece.next_stdout_offset >= ends[0] and piece.next_stderr_offset >= ends[1]:
-                break
         return piece
 
     def catch_up(self, sink: Descriptors, out_at: int, err_at: int) -> tuple[int, int] | None:
@@ -183,7 +175,7 @@ class Reader:
         """
         try:
             journals = self._opened()
-        except (StateError, SetupError):
+        except _CLOSED:
             return None
         return journals.copy(out_at, err_at, sink.streams)
 
@@ -192,13 +184,8 @@ class Reader:
         _print_note(self._read({"stdout_offset": out_at, "stderr_offset": err_at, "max_bytes": 0}))
 
     def sizes(self) -> tuple[int, int]:
-        """Present sizes of both streams; 0 if the code inside has replaced one."""
-        try:
-            return self._opened().sizes()
-        except StateError:
-            return 0, 0
-        except SetupError as refused:
-            return _sizes_in(refused)
+        """Present sizes of both streams; 0 of one whose journal the code inside has removed or replaced."""
+        return _sizes(self._read({"max_bytes": 0}))
 
     def since(self, time: str) -> tuple[int, int]:
         """Offsets of the output that came at a time or later."""
@@ -209,13 +196,12 @@ class Reader:
         """From where on each stream holds its last `count` lines."""
         try:
             return self._opened().last_lines(count)
-        except SetupError as refused:
-            ends = _sizes_in(refused)
-        kept = self._read({"max_bytes": 0})
+        except _CLOSED:
+            kept = self._read({"max_bytes": 0})
         firsts = kept.stdout_offset, kept.stderr_offset
         out, err = (
             last_lines(partial(self._read_exactly, stream), first, end, count)
-            for stream, first, end in zip(STREAMS, firsts, ends, strict=True)
+            for stream, first, end in zip(STREAMS, firsts, _sizes(kept), strict=True)
         )
         return out, err
 
@@ -275,12 +261,8 @@ class Reader:
             self._journals.close()
 
 
-def _sizes_in(refused: SetupError) -> tuple[int, int]:
-    """Return the sizes of the journals, from a daemon's refusal to hand them out. Raises any other error."""
-    try:
-        return refused.data["stdout_bytes"], refused.data["stderr_bytes"]
-    except KeyError:
-        raise refused from None
+def _sizes(piece: ProcessOutput) -> tuple[int, int]:
+    return piece.stdout_bytes or 0, piece.stderr_bytes or 0
 
 
 def _print_note(piece: ProcessOutput) -> None:

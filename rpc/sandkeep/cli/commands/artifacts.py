@@ -6,11 +6,10 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, size, status, table, when
+from sandkeep.cli.display.output import Column, age, identifier, json_line, size, status, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, command, common, non_empty
 from sandkeep.cli.words import ARTIFACT, SANDBOX, SESSION
-from sandkeep.clients.pages import every
 from sandkeep.model import Artifact
 
 _CHUNK_BYTES = 1 << 20
@@ -48,16 +47,13 @@ def cat(front: Frontend, artifact: str) -> None:
 @common()
 def ls(front: Frontend, **query: Any) -> None:
     """List artifacts, of SANDBOX or of all sandboxes."""
-    with front.client() as client:
-        found: list[Artifact] = every(client.artifact.list, **non_empty(**query))
-    if front.as_json:
-        return json_line(found)
-    rows = [
-        (a.artifact_id, a.status, age(a.created_at), size(a.size_bytes), a.name, a.session_id or a.sandbox_id)
-        for a in found
-    ]
     name, source = Column("NAME", least=6, spare=True), identifier("FROM")
-    return table((identifier("ARTIFACT"), status(), "AGE", "SIZE", name, source), rows)
+    columns = (identifier("ARTIFACT"), status(), "AGE", "SIZE", name, source)
+    front.list("artifact.list", columns, _row, **non_empty(**query))
+
+
+def _row(a: Artifact) -> tuple[object, ...]:
+    return a.artifact_id, a.status, age(a.created_at), size(a.size_bytes), a.name, a.session_id or a.sandbox_id
 
 
 @command(examples=["sandkeep artifact get $ART"])
@@ -65,9 +61,7 @@ def ls(front: Frontend, **query: Any) -> None:
 @common()
 def get(front: Frontend, artifact: str) -> None:
     """Show an artifact."""
-    with front.client() as client:
-        found = client.artifact.get(artifact)
-    return json_line(found) if front.as_json else facts(_describe(found))
+    front.show("artifact.get", artifact, _describe)
 
 
 def _describe(artifact: Artifact) -> list[tuple[str, object]]:

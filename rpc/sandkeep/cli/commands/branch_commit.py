@@ -1,6 +1,5 @@
 """Commits of branches to directories of this machine, and the origin of each path."""
 
-import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +12,7 @@ from sandkeep.cli.display.output import Column, json_line, note, paint, plain, t
 from sandkeep.cli.display.paths import quote, quote_bytes
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.exit_codes import REFUSED
-from sandkeep.cli.options import Frontend, command, common
+from sandkeep.cli.options import Frontend, absolute_path, command, common
 from sandkeep.cli.words import DIRECTORY, PROVENANCE, SANDBOX
 from sandkeep.clients.pages import every
 from sandkeep.errors import SandkeepError, error_from
@@ -87,11 +86,7 @@ def _check(*, with_git: bool, message: str | None, author: str | None, git_branc
 def _absolute(directory: str) -> str:
     if not directory:
         raise click.BadParameter("empty: give . for the working directory", param_hint="DIRECTORY")
-    try:
-        return os.path.abspath(os.path.expanduser(directory))
-    except FileNotFoundError:
-        message = "the working directory was removed: give an absolute path"
-        raise click.BadParameter(message, param_hint="DIRECTORY") from None
+    return absolute_path(directory, "DIRECTORY")
 
 
 def _work_tree(directory: str) -> "WorkTree":

@@ -9,7 +9,7 @@ import click
 from sandkeep.cli.display import lineage
 from sandkeep.cli.display.output import Column, age, identifier, json_line, status, table
 from sandkeep.cli.display.progress import progress
-from sandkeep.cli.options import Frontend, command, common, label_option, non_empty, secret_option
+from sandkeep.cli.options import Frontend, absolute_path, command, common, label_option, non_empty, secret_option
 from sandkeep.cli.words import BRANCH_SOURCE, PROVIDER, SANDBOX
 from sandkeep.clients.pages import every
 from sandkeep.ids import IMAGE, SNAPSHOT
@@ -65,11 +65,7 @@ def _source(word: str) -> dict[str, Any]:
     if not word:
         raise click.BadParameter("empty: give a directory, an image, a snapshot or a sandbox", param_hint="SOURCE")
     if "/" in word or word.startswith("~") or os.path.isdir(word):
-        try:
-            return {"source": os.path.abspath(os.path.expanduser(word))}
-        except FileNotFoundError:
-            message = "the working directory was removed: give an absolute path"
-            raise click.BadParameter(message, param_hint="SOURCE") from None
+        return {"source": absolute_path(word, "SOURCE")}
     kinds = {IMAGE: "image_id", SNAPSHOT: "snapshot_id"}
     return {kinds.get(word.partition("_")[0] if "_" in word else "", "sandbox_id"): word}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import Column, age, facts, identifier, json_line, note, size, status, table, when
+from sandkeep.cli.display.output import Column, age, identifier, json_line, note, size, status, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     Frontend,
@@ -19,7 +19,6 @@ from sandkeep.cli.options import (
     sandbox_name_option,
 )
 from sandkeep.cli.words import CHECKPOINT, SANDBOX
-from sandkeep.clients.pages import every
 from sandkeep.model import Checkpoint
 from sandkeep.protocol.methods import MAX_FORKS
 
@@ -53,16 +52,13 @@ def create(front: Frontend, sandbox: str, **options: Any) -> None:
 @common()
 def ls(front: Frontend, **query: Any) -> None:
     """List checkpoints, of SANDBOX or of all sandboxes."""
-    with front.client() as client:
-        found: list[Checkpoint] = every(client.checkpoint.list, **non_empty(**query))
-    if front.as_json:
-        return json_line(found)
-    rows = [
-        (c.checkpoint_id, c.status, age(c.created_at), size(c.size_bytes), c.processes, c.name or "", c.sandbox_id)
-        for c in found
-    ]
-    name_column = Column("NAME", least=6, spare=True)
-    return table(("CHECKPOINT", status(), "AGE", "SIZE", "PROCESSES", name_column, identifier("SANDBOX")), rows)
+    name = Column("NAME", least=6, spare=True)
+    columns = ("CHECKPOINT", status(), "AGE", "SIZE", "PROCESSES", name, identifier("SANDBOX"))
+    front.list("checkpoint.list", columns, _row, **non_empty(**query))
+
+
+def _row(c: Checkpoint) -> tuple[object, ...]:
+    return c.checkpoint_id, c.status, age(c.created_at), size(c.size_bytes), c.processes, c.name or "", c.sandbox_id
 
 
 @command(examples=["sandkeep checkpoint get $CKP"])
@@ -70,9 +66,7 @@ def ls(front: Frontend, **query: Any) -> None:
 @common()
 def get(front: Frontend, checkpoint: str) -> None:
     """Show a checkpoint."""
-    with front.client() as client:
-        found = client.checkpoint.get(checkpoint)
-    return json_line(found) if front.as_json else facts(_describe(found))
+    front.show("checkpoint.get", checkpoint, _describe)
 
 
 def _describe(checkpoint: Checkpoint) -> list[tuple[str, object]]:

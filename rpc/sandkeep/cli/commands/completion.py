@@ -13,8 +13,8 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete
@@ -108,6 +108,13 @@ def _lookup(question: Callable[[Client], list[Item]]) -> Callable[[click.Context
     return lambda ctx, incomplete: _matching(incomplete, _ask(ctx, question))
 
 
+def _listed(
+    ask: Callable[[Client], Iterable[Any]], word: str, about: Callable[[Any], str]
+) -> Callable[[click.Context, str], list[Item]]:
+    """Return a lookup of objects that the daemon lists: their field `word`, with something `about` each."""
+    return _lookup(lambda client: [CompletionItem(getattr(found, word), help=about(found)) for found in ask(client)])
+
+
 def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str = "plain") -> list[Item]:
     def question(client: Client) -> list[Item]:
         return [
@@ -117,11 +124,6 @@ def _sandboxes(ctx: click.Context, incomplete: str, suffix: str = "", kind: str 
         ]
 
     return _lookup(question)(ctx, incomplete)
-
-
-def _sessions(client: Client) -> list[Item]:
-    found = client.session.list(all=True).sessions
-    return [CompletionItem(s.session_id, help=f"{s.status}, {age(s.created_at)}") for s in found]
 
 
 def _images(client: Client) -> list[Item]:
@@ -140,26 +142,9 @@ def _image_names(client: Client) -> list[Item]:
     ]
 
 
-def _keys(client: Client) -> list[Item]:
-    return [CompletionItem(key.name, help=key.created_at) for key in client.key.list().keys]
-
-
-def _locks(client: Client) -> list[Item]:
-    return [CompletionItem(lock.name, help=f"{lock.status}, {lock.where}") for lock in client.lock.list().locks]
-
-
-def _volumes(client: Client) -> list[Item]:
-    return [CompletionItem(volume.name, help=volume.owner) for volume in client.volume.list().volumes]
-
-
 def _snapshots(client: Client) -> list[Item]:
     found = client.snapshot.list().snapshots
     return [CompletionItem(s.snapshot_id, help=f"{s.name or s.kind}, {age(s.created_at)}") for s in found]
-
-
-def _checkpoints(client: Client) -> list[Item]:
-    found = client.checkpoint.list().checkpoints
-    return [CompletionItem(c.checkpoint_id, help=f"{c.name or c.sandbox_id}, {age(c.created_at)}") for c in found]
 
 
 def _merges(client: Client) -> list[Item]:
@@ -221,11 +206,6 @@ def _conflict_files(ctx: click.Context, incomplete: str) -> list[Item]:
     if equals:
         return [_prefixed(path + equals, item) for item in _local_files(file)]
     return _matching(incomplete, [CompletionItem(f"{c.path}=", type="part", help=c.kind) for c in _conflicts(ctx)])
-
-
-def _artifacts(client: Client) -> list[Item]:
-    found = client.artifact.list().artifacts
-    return [CompletionItem(a.artifact_id, help=f"{a.name}, {age(a.created_at)}") for a in found]
 
 
 def _processes(ctx: click.Context, incomplete: str, *, running: bool = False) -> list[Item]:
@@ -307,11 +287,6 @@ def _local_files(incomplete: str) -> list[Item]:
     return []
 
 
-def _providers(client: Client) -> list[Item]:
-    found = client.daemon.capabilities().providers
-    return [CompletionItem(p.provider, help="works" if p.works else "does not work here") for p in found]
-
-
 def _event_types(_: click.Context, incomplete: str) -> list[Item]:
     from sandkeep.events import EVENTS
 
@@ -356,21 +331,37 @@ LOOKUPS.update(
         "side of a conflict": _sides,
         "decision": _decisions,
         "file for a conflict": _conflict_files,
-        "session": _lookup(_sessions),
+        "session": _listed(
+            lambda client: client.session.list(all=True).sessions,
+            "session_id",
+            lambda s: f"{s.status}, {age(s.created_at)}",
+        ),
         "snapshot": _lookup(_snapshots),
-        "checkpoint": _lookup(_checkpoints),
-        "artifact": _lookup(_artifacts),
-        "volume": _lookup(_volumes),
+        "checkpoint": _listed(
+            lambda client: client.checkpoint.list().checkpoints,
+            "checkpoint_id",
+            lambda c: f"{c.name or c.sandbox_id}, {age(c.created_at)}",
+        ),
+        "artifact": _listed(
+            lambda client: client.artifact.list().artifacts,
+            "artifact_id",
+            lambda a: f"{a.name}, {age(a.created_at)}",
+        ),
+        "volume": _listed(lambda client: client.volume.list().volumes, "name", lambda volume: volume.owner),
         "image source": _sources,
         "reference": _lookup(_references),
-        "lock": _lookup(_locks),
-        "key": _lookup(_keys),
+        "lock": _listed(lambda client: client.lock.list().locks, "name", lambda lock: f"{lock.status}, {lock.where}"),
+        "key": _listed(lambda client: client.key.list().keys, "name", lambda key: key.created_at),
         "process": _processes,
         "running process": lambda ctx, incomplete: _processes(ctx, incomplete, running=True),
         "location": _locations,
         "signal": _fixed(*_SIGNALS),
         "event type": _event_types,
-        "provider": _lookup(_providers),
+        "provider": _listed(
+            lambda client: client.daemon.capabilities().providers,
+            "provider",
+            lambda p: "works" if p.works else "does not work here",
+        ),
         "method": _methods,
         "command": _commands,
         "variable": _fixed(*os.environ),

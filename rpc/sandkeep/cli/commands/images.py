@@ -10,10 +10,11 @@ import click
 
 from sandkeep.blocking import Client
 from sandkeep.cli.advice import suggestion
-from sandkeep.cli.display.output import Column, age, cut_middle, facts, json_line, note, size, status, table, when
+from sandkeep.cli.display.output import Column, age, cut_middle, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     Frontend,
+    absolute_path,
     command,
     common,
     ignore_option,
@@ -112,12 +113,7 @@ def _source(word: str) -> str:
         os.path.lexists(word) or word.startswith(("/", "./", "../", "~")) or word in (".", "..") or word.endswith("/")
     ):
         return word
-    try:
-        return os.path.abspath(os.path.expanduser(word))
-    except FileNotFoundError:
-        raise click.BadParameter(
-            "the working directory was removed: give an absolute path", param_hint="PATH"
-        ) from None
+    return absolute_path(word, "PATH")
 
 
 @command(examples=["sandkeep image ls", "sandkeep image ls --json | jq -r '.[].image_id'"])
@@ -158,30 +154,28 @@ def _short(docker_image_id: str | None) -> str:
 @common()
 def get(front: Frontend, image: str) -> None:
     """Show an image."""
-    with front.client() as client:
-        found = client.image.get(image)
-    if front.as_json:
-        return json_line(found)
-    return facts(
-        [
-            ("image", found.image_id),
-            ("names", ", ".join(found.names)),
-            ("status", found.status),
-            ("provider", found.provider),
-            ("kind", found.kind),
-            ("source", found.source),
-            ("base", found.base),
-            ("dockerfile", found.dockerfile),
-            ("docker image", found.docker_image_id),
-            ("docker tag", found.docker_image_tag),
-            ("created", when(found.created_at)),
-            ("size", size(found.size_bytes) + (f" in {found.file_count} files" if found.file_count else "")),
-            ("digest", found.digest),
-            ("labels", ", ".join(f"{key}={value}" for key, value in found.labels.items())),
-            *(("left out", f"{skipped.path} ({skipped.why})") for skipped in found.skipped),
-            ("error", found.error),
-        ]
-    )
+    front.show("image.get", image, _describe)
+
+
+def _describe(image: Image) -> list[tuple[str, object]]:
+    return [
+        ("image", image.image_id),
+        ("names", ", ".join(image.names)),
+        ("status", image.status),
+        ("provider", image.provider),
+        ("kind", image.kind),
+        ("source", image.source),
+        ("base", image.base),
+        ("dockerfile", image.dockerfile),
+        ("docker image", image.docker_image_id),
+        ("docker tag", image.docker_image_tag),
+        ("created", when(image.created_at)),
+        ("size", size(image.size_bytes) + (f" in {image.file_count} files" if image.file_count else "")),
+        ("digest", image.digest),
+        ("labels", ", ".join(f"{key}={value}" for key, value in image.labels.items())),
+        *(("left out", f"{skipped.path} ({skipped.why})") for skipped in image.skipped),
+        ("error", image.error),
+    ]
 
 
 @command(examples=["sandkeep image tag $IMG py:3.12", "sandkeep image tag python:3.11-slim py"])

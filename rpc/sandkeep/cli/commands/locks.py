@@ -5,11 +5,10 @@ from typing import Any
 
 import click
 
-from sandkeep.cli.display.output import Column, age, cut_middle, facts, identifier, json_line, status, table, when
+from sandkeep.cli.display.output import Column, age, cut_middle, identifier, json_line, status, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Duration, Frontend, command, common, non_empty
 from sandkeep.cli.words import LOCK
-from sandkeep.clients.pages import every
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Lock
 
@@ -71,29 +70,27 @@ def _warn_of_owner(client: Any, name: str) -> None:
 @common()
 def get(front: Frontend, name: str) -> None:
     """Show a lock. LOCK is its name, for its last acquisition by any daemon, or the id of an acquisition here."""
-    with front.client() as client:
-        lock = client.lock.get(name)
-    if front.as_json:
-        return json_line(lock)
-    return facts(
-        [
-            ("lock", lock.lock_id or None),
-            ("name", lock.name),
-            ("status", lock.status),
-            ("error", lock.error),
-            ("fence", lock.fence),
-            ("where", lock.where),
-            ("owner", lock.owner),
-            ("owner id", lock.owner_id),
-            ("requested", when(lock.requested_at)),
-            ("acquired", when(lock.acquired_at)),
-            ("ended", when(lock.ended_at)),
-            ("held by", lock.held_by),
-            ("until", when(lock.expires_at)),
-            ("sandbox", lock.sandbox_id),
-            ("not handed over", lock.handover_error),
-        ]
-    )
+    front.show("lock.get", name, _describe)
+
+
+def _describe(lock: Lock) -> list[tuple[str, object]]:
+    return [
+        ("lock", lock.lock_id or None),
+        ("name", lock.name),
+        ("status", lock.status),
+        ("error", lock.error),
+        ("fence", lock.fence),
+        ("where", lock.where),
+        ("owner", lock.owner),
+        ("owner id", lock.owner_id),
+        ("requested", when(lock.requested_at)),
+        ("acquired", when(lock.acquired_at)),
+        ("ended", when(lock.ended_at)),
+        ("held by", lock.held_by),
+        ("until", when(lock.expires_at)),
+        ("sandbox", lock.sandbox_id),
+        ("not handed over", lock.handover_error),
+    ]
 
 
 @command(examples=["sandkeep lock ls", "sandkeep lock ls --all"])
@@ -101,10 +98,10 @@ def get(front: Frontend, name: str) -> None:
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List the locks that this daemon holds."""
-    with front.client() as client:
-        found: list[Lock] = every(client.lock.list, all=everything)
-    if front.as_json:
-        return json_line(found)
-    rows = [(i.name, i.status, age(i.requested_at), i.fence or "", i.lock_id, i.where) for i in found]
     where = Column("WHERE", least=12, shorten=cut_middle)
-    return table(("NAME", status(), "AGE", Column("FENCE", spare=True), identifier("LOCK"), where), rows)
+    columns = ("NAME", status(), "AGE", Column("FENCE", spare=True), identifier("LOCK"), where)
+    front.list("lock.list", columns, _row, all=everything)
+
+
+def _row(lock: Lock) -> tuple[object, ...]:
+    return lock.name, lock.status, age(lock.requested_at), lock.fence or "", lock.lock_id, lock.where

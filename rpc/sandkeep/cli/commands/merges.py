@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sandkeep.blocking import Client
 from sandkeep.cli.display.conflicts import conflict_lines, unpainted
-from sandkeep.cli.display.output import Column, age, json_line, note, paint, status, table
+from sandkeep.cli.display.output import Column, age, json_line, note, paint, status
 from sandkeep.cli.display.paths import quote_bytes
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.exit_codes import REFUSED
@@ -160,15 +160,12 @@ def _explain(merged: Merged) -> None:
 @common()
 def merges(front: Frontend, everything: bool) -> None:
     """List merges."""
-    with front.client() as client:
-        found: list[Merge] = every(client.branch.merges, all=everything)
-    if front.as_json:
-        return json_line(found)
-    rows = [
-        (m.merge_id, m.status, age(m.created_at), m.conflicts, m.name or m.sandbox_id or "", ", ".join(m.branches))
-        for m in found
-    ]
-    return table(("MERGE", status(), "AGE", "CONFLICTS", Column("INTO", least=6, spare=True), "BRANCHES"), rows)
+    columns = ("MERGE", status(), "AGE", "CONFLICTS", Column("INTO", least=6, spare=True), "BRANCHES")
+    front.list("branch.merges", columns, _row, all=everything)
+
+
+def _row(m: Merge) -> tuple[object, ...]:
+    return m.merge_id, m.status, age(m.created_at), m.conflicts, m.name or m.sandbox_id or "", ", ".join(m.branches)
 
 
 @command(examples=["sandkeep branch conflicts $MRG", "sandkeep branch conflicts $MRG --json | jq -r '.[].path'"])

@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from sandkeep.cli.attach.journals import STREAMS
 from sandkeep.cli.attach.session import Descriptors, Reader, Stamped, exit_code, explain_limits
-from sandkeep.cli.display.output import LIMITS_MET, age, json_line, note, plain, status, table
+from sandkeep.cli.display.output import LIMITS_MET, age, json_line, note, plain, status
 from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Duration, Frontend, Time, command, common
 from sandkeep.cli.words import PROCESS, RUNNING, SANDBOX, SIGNAL
-from sandkeep.clients.pages import every
 from sandkeep.model import Process, ProcessOutput
 
 _SINCE: Final = Time(", or --offset for a byte")
@@ -25,18 +24,13 @@ _SINCE: Final = Time(", or --offset for a byte")
 @common()
 def ps(front: Frontend, sandbox: str | None, everything: bool) -> None:
     """List the processes of one sandbox, or of all sandboxes."""
-    with front.client() as client:
-        found: list[Process] = every(client.process.list, sandbox_id=sandbox, all=everything)
-    if front.as_json:
-        return json_line(found)
-    if sandbox is None:
-        columns = ("SANDBOX", "NAME", status(), "AGE", "COMMAND")
-        return table(columns, [(p.sandbox_id, *_row(p)) for p in found])
-    return table(("NAME", status(), "AGE", "COMMAND"), [_row(p) for p in found])
+    columns = ("SANDBOX", "NAME", status(), "AGE", "COMMAND")
+    first = 1 if sandbox is not None else 0
+    front.list("process.list", columns[first:], lambda p: _row(p)[first:], sandbox_id=sandbox, all=everything)
 
 
-def _row(process: Process) -> tuple[object, ...]:
-    return process.name, _status(process), age(process.started_at or process.requested_at), shlex.join(process.command)
+def _row(p: Process) -> tuple[object, ...]:
+    return p.sandbox_id, p.name, _status(p), age(p.started_at or p.requested_at), shlex.join(p.command)
 
 
 def _status(process: Process) -> str:

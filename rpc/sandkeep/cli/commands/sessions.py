@@ -9,12 +9,11 @@ import click
 
 from sandkeep.cli.commands.events import all_events, show_history
 from sandkeep.cli.commands.sandboxes import describe_spec
-from sandkeep.cli.display.output import Column, facts, identifier, json_line, moment, note, span, status, table, when
+from sandkeep.cli.display.output import Column, identifier, json_line, moment, note, span, status, when
 from sandkeep.cli.display.output import size as shown_size
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import Frontend, command, common, non_empty, sandbox_options
 from sandkeep.cli.words import FILE, IMAGE_OR_REFERENCE, SESSION, SNAPSHOT
-from sandkeep.clients.pages import every
 from sandkeep.model import Session, SessionEnsured
 
 _STREAM: Final = "-"
@@ -79,13 +78,13 @@ def _outcome(ensured: SessionEnsured) -> str:
 @common()
 def ls(front: Frontend, everything: bool) -> None:
     """List sessions. IDLE is the time since the last use, and its limit; LEFT the time until it ends in any case."""
-    with front.client() as client:
-        found: list[Session] = every(client.session.list, all=everything)
-    if front.as_json:
-        return json_line(found)
-    rows = [(s.session_id, s.status, s.sandbox_id or "", _idle(s), _left(s), s.latest_snapshot_id or "") for s in found]
     idle, left = Column("IDLE", least=4, spare=True), Column("LEFT", least=4, spare=True)
-    return table(("SESSION", status(), identifier("SANDBOX"), idle, left, identifier("SNAPSHOT")), rows)
+    columns = ("SESSION", status(), identifier("SANDBOX"), idle, left, identifier("SNAPSHOT"))
+    front.list("session.list", columns, _row, all=everything)
+
+
+def _row(s: Session) -> tuple[object, ...]:
+    return s.session_id, s.status, s.sandbox_id or "", _idle(s), _left(s), s.latest_snapshot_id or ""
 
 
 def _idle(session: Session) -> str:
@@ -106,9 +105,7 @@ def _left(session: Session) -> str:
 @common()
 def get(front: Frontend, session: str) -> None:
     """Show a session."""
-    with front.client() as client:
-        found = client.session.get(session)
-    return json_line(found) if front.as_json else facts(_describe(found))
+    front.show("session.get", session, _describe)
 
 
 def _describe(session: Session) -> list[tuple[str, object]]:

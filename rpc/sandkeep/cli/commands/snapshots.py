@@ -9,14 +9,12 @@ import click
 from sandkeep.cli.display.output import (
     Column,
     age,
-    facts,
     identifier,
     json_line,
     note,
     of_total,
     size,
     status,
-    table,
     when,
 )
 from sandkeep.cli.display.progress import progress
@@ -36,7 +34,6 @@ from sandkeep.cli.options import (
     secret_option,
 )
 from sandkeep.cli.words import FILE, IMAGE, SANDBOX, SNAPSHOT
-from sandkeep.clients.pages import every
 from sandkeep.model import Snapshot
 from sandkeep.protocol.methods import MAX_FORKS
 
@@ -96,16 +93,13 @@ def _made(front: Frontend, snapshot: Snapshot) -> None:
 @common()
 def ls(front: Frontend, **query: Any) -> None:
     """List snapshots, of SANDBOX or of all sandboxes."""
-    with front.client() as client:
-        found: list[Snapshot] = every(client.snapshot.list, **non_empty(**query))
-    if front.as_json:
-        return json_line(found)
-    rows = [
-        (s.snapshot_id, s.status, age(s.created_at), size(s.size_bytes), s.kind, s.name or "", s.sandbox_id or "")
-        for s in found
-    ]
-    kind, name_column = Column("KIND", least=4, spare=True), Column("NAME", least=6, spare=True)
-    return table(("SNAPSHOT", status(), "AGE", "SIZE", kind, name_column, identifier("SANDBOX")), rows)
+    kind, name = Column("KIND", least=4, spare=True), Column("NAME", least=6, spare=True)
+    columns = ("SNAPSHOT", status(), "AGE", "SIZE", kind, name, identifier("SANDBOX"))
+    front.list("snapshot.list", columns, _row, **non_empty(**query))
+
+
+def _row(s: Snapshot) -> tuple[object, ...]:
+    return s.snapshot_id, s.status, age(s.created_at), size(s.size_bytes), s.kind, s.name or "", s.sandbox_id or ""
 
 
 @command(examples=["sandkeep snapshot get $SNP"])
@@ -113,9 +107,7 @@ def ls(front: Frontend, **query: Any) -> None:
 @common()
 def get(front: Frontend, snapshot: str) -> None:
     """Show a snapshot."""
-    with front.client() as client:
-        found = client.snapshot.get(snapshot)
-    return json_line(found) if front.as_json else facts(_describe(found))
+    front.show("snapshot.get", snapshot, _describe)
 
 
 def _describe(snapshot: Snapshot) -> list[tuple[str, object]]:

@@ -100,12 +100,6 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
-def summary(added: int, changed: int, deleted: int) -> str:
-    """Format how many paths were added, changed and deleted."""
-    counts = ((added, "added"), (changed, "changed"), (deleted, "deleted"))
-    return ", ".join(f"{count} {done}" for count, done in counts if count)
-
-
 # -- patches ----------------------------------------------------------------------------------------------------------
 
 

@@ -76,10 +76,6 @@ def _exit(data: dict[str, Any]) -> str:
     return "  ".join([f"exit {data['exit_code']}", *why, *written])
 
 
-def _image(data: dict[str, Any]) -> str:
-    return str(data["source"]) + (f" on {data['base']}" if data.get("base") else "")
-
-
 def _content(data: dict[str, Any]) -> str:
     count = f"{data['file_count']} files, " if data["file_count"] else ""
     return count + size(data["size_bytes"])
@@ -119,14 +115,6 @@ def _commit(data: dict[str, Any]) -> str:
     return f"{shorten(data['sandbox_id'])} to {data['target']}" + (", by force" if data.get("force") else "")
 
 
-def _committed(data: dict[str, Any]) -> str:
-    return f"{data['added']} added, {data['changed']} changed, {data['deleted']} deleted"
-
-
-def _conflicts(data: dict[str, Any]) -> str:
-    return f"{_counted(data['conflicts'], 'conflict')}, {data['changed']} paths changed"
-
-
 def _session_start(data: dict[str, Any]) -> str:
     source = shorten(data["restored_from"]) if data.get("restored_from") else data["spec"]["image"]
     asked = f", for {data['reason']}" if data.get("reason") not in ("", None, "session.ensure") else ""
@@ -151,7 +139,7 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "log.redact_requested": lambda data: f"event {data['position']}",
     "log.redacted": lambda data: f"event {data['position']} {data['what']}".rstrip(),
     "log.event_lost": lambda _: "damaged, and lost in a repair",
-    "image.create_requested": _image,
+    "image.create_requested": lambda data: str(data["source"]) + (f" on {data['base']}" if data.get("base") else ""),
     "image.created": _content,
     "image.reused": lambda data: f"the same as {data['image_id']}",
     "image.tagged": lambda data: f"called {data['name']}",
@@ -197,11 +185,11 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "branch.created": lambda data: _paused(data) if data.get("pause_ms") else "",
     "branch.merge_requested": _merge,
     "branch.merged": lambda data: f"{data['changed']} paths changed, into {shorten(data['sandbox_id'])}",
-    "branch.conflicted": _conflicts,
+    "branch.conflicted": lambda data: f"{_counted(data['conflicts'], 'conflict')}, {data['changed']} paths changed",
     "branch.resolve_requested": lambda data: _counted(data["decisions"], "decision"),
     "branch.resolved": lambda data: f"{_counted(data['conflicts'], 'conflict')} left",
     "branch.commit_requested": _commit,
-    "branch.committed": _committed,
+    "branch.committed": lambda data: f"{data['added']} added, {data['changed']} changed, {data['deleted']} deleted",
     "process.launch_requested": _launch,
     "process.started": lambda data: f"pid {data['pid']}",
     "process.timed_out": lambda data: f"after {data['timeout_s']:g} s",

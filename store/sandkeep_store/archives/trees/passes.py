@@ -28,6 +28,7 @@ from sandkeep_store.archives.trees.changes import (
     parent_of,
     tree_order,
 )  # fmt: skip
+from sandkeep_store.files.holes import data_of
 
 _SOURCE, _TARGET = 0, 1
 _PARENT: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -198,24 +199,16 @@ class PassCopy(Passes):
 
     def _copy_content(self, source: int, target: int, size: int) -> None:
         os.ftruncate(target, size)
-        offset = end = 0
-        while offset < size:
-            if offset == end:
-                try:
-                    offset = os.lseek(source, offset, os.SEEK_DATA)
-                except OSError as error:
-                    if error.errno == errno.ENXIO:  # the rest is a hole
-                        return
-                    raise
-                end = min(size, os.lseek(source, offset, os.SEEK_HOLE))
-                os.lseek(target, offset, os.SEEK_SET)
-            require_space(target, self._bytes)
-            count = os.sendfile(target, source, offset, min(_PIECE, max(0, end - offset)))
-            if not count:
-                return  # it was truncated, and has another ctime now
-            offset += count
-            self._bytes += count
-            self._proceed()
+        for begin, end in data_of(source, size):
+            offset = os.lseek(target, begin, os.SEEK_SET)
+            while offset < end:
+                require_space(target, self._bytes)
+                count = os.sendfile(target, source, offset, min(_PIECE, end - offset))
+                if not count:
+                    return  # it was truncated, and has another ctime now
+                offset += count
+                self._bytes += count
+                self._proceed()
 
 
 def _copy_special(opened: int, status: os.stat_result, name: bytes, target: int) -> None:

@@ -19,6 +19,7 @@ from sandkeep_store.archives.trees.changes import Catalogue, Seen
 from sandkeep_store.archives.trees.passes import Passes, extended, require_space
 from sandkeep_store.archives.trees.read import Remarks, What
 from sandkeep_store.archives.trees.tree import reserved
+from sandkeep_store.files.holes import data_of
 
 _PIECE: Final = 8 << 20
 _WINDOW: Final = 1 << 20
@@ -93,9 +94,9 @@ class Spool(Passes):
             self._copy_piece(opened, 0, size)
             return found._replace(offset=begin, size=size)
         extents = array("q")
-        for offset, length in _data(opened, size):
-            self._copy_piece(opened, offset, length)
-            extents.extend((offset, length))
+        for offset, end in data_of(opened, size):
+            self._copy_piece(opened, offset, end - offset)
+            extents.extend((offset, end - offset))
             if len(extents) > 2 * MAX_EXTENTS:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         return found._replace(offset=begin, size=self._end - begin, extents=extents)
@@ -188,18 +189,3 @@ def _spooled(status: os.stat_result, *, target: bytes = b"", xattrs: Sequence[tu
 def _archived(opened: int) -> Sequence[tuple[bytes, bytes]]:
     found = [(os.fsencode(name), value) for name, value in extended(opened)]
     return tuple((name, value) for name, value in found if is_archived(name))
-
-
-def _data(opened: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield offset and length of the parts of a file that are no holes."""
-    end = 0
-    while end < size:
-        try:
-            begin = os.lseek(opened, end, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # the rest is a hole
-                return
-            raise
-        end = min(size, os.lseek(opened, begin, os.SEEK_HOLE))
-        if end > begin:
-            yield begin, end - begin

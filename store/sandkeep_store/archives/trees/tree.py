@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Final, Literal, Protocol
 
 from sandkeep.errors import CallerError, DataError
-from sandkeep.system.descriptors import closing_fd
+from sandkeep.system.descriptors import closing_fd, identity_of
 from sandkeep.system.openat2 import open_beneath
 from sandkeep_store.archives.tar import whiteouts
 from sandkeep_store.archives.tar.members import TOP, Member, is_too_long, shown
@@ -53,7 +53,7 @@ class Tree:
         self._exclude = [_path(name, "exclude") for name in exclude]
         self._reader = reader
         self._overlay = overlay
-        self._never = {identity for path in never if (identity := _identity(path)) is not None}
+        self._never = {identity for path in never if (identity := identity_of(path)) is not None}
         self._exclude += [place for path in never if (place := _place_of(path, top)) is not None]
         self._parents = {TOP} if self._include == [TOP] else set()
         self._kept_out: set[bytes] = set()
@@ -222,21 +222,13 @@ def directory_member(name: bytes, status: os.stat_result) -> Member:
     )  # fmt: skip
 
 
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
 def _place_of(path: str, top: int) -> bytes | None:
     """Return the path in the tree of a directory of this machine, or None if it is not below the tree's top."""
     wanted = os.fstat(top)
     here = os.path.realpath(os.fsencode(path))
     below: list[bytes] = []
     while here != b"/":
-        if _identity(os.fsdecode(here)) == (wanted.st_dev, wanted.st_ino):
+        if identity_of(os.fsdecode(here)) == (wanted.st_dev, wanted.st_ino):
             return b"/".join(reversed(below)) or None
         here, last = os.path.split(here)
         below.append(last)

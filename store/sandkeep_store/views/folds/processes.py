@@ -34,29 +34,22 @@ def _launch_requested(state: State, event: events.ProcessLaunchRequested, fact: 
         sandbox.named[event.name] = process
 
 
-@folds(events.ProcessStarted)
-def _started(state: State, event: events.ProcessStarted, fact: Fact) -> None:
+@folds(events.ProcessStarted, events.ProcessSignalled, events.ProcessTimedOut)
+def _advanced(
+    state: State, event: events.ProcessStarted | events.ProcessSignalled | events.ProcessTimedOut, fact: Fact
+) -> None:
     process = state.processes.get(fact.stream)
     if process is None:
         return
-    process.pid, process.started_us, process.status = event.pid, fact.time_us, PROCESS.targets[event.type]
-    _touch(state, process, fact)
-
-
-@folds(events.ProcessSignalled)
-def _signalled(state: State, event: events.ProcessSignalled, fact: Fact) -> None:
-    process = state.processes.get(fact.stream)
-    if process is not None:
+    if isinstance(event, events.ProcessStarted):
+        process.pid, process.started_us, process.status = event.pid, fact.time_us, PROCESS.targets[event.type]
+    elif isinstance(event, events.ProcessSignalled):
         process.last_signal = event.signal
-        _touch(state, process, fact)
-
-
-@folds(events.ProcessTimedOut)
-def _timed_out(state: State, event: events.ProcessTimedOut, fact: Fact) -> None:
-    process = state.processes.get(fact.stream)
-    if process is not None:
+    else:
         process.timed_out = True
-        _touch(state, process, fact)
+    sandbox = state.sandboxes.get(process.sandbox_id)
+    if sandbox is not None:
+        sandbox.touch(fact)
 
 
 @folds(events.ProcessExited)
@@ -64,11 +57,8 @@ def _exited(state: State, event: events.ProcessExited, fact: Fact) -> None:
     process = state.processes.get(fact.stream)
     if process is None:
         return
-    process.exit_code, process.stdout_bytes, process.stderr_bytes = (
-        event.exit_code,
-        event.stdout_bytes,
-        event.stderr_bytes,
-    )
+    process.exit_code = event.exit_code
+    process.stdout_bytes, process.stderr_bytes = event.stdout_bytes, event.stderr_bytes
     met: list[LimitName] = event.limits_met or (["memory"] if event.oom_killed else [])  # of an older daemon
     if met:
         process.oom_killed, process.limits_met = event.oom_killed, tuple(met)
@@ -107,20 +97,16 @@ def _want_of_memory(limit: int | None) -> str:
     return f"the kernel killed it for want of memory: the sandbox's limit is {size(limit)}"
 
 
-@folds(events.ProcessLaunchFailed)
-def _launch_failed(state: State, event: events.ProcessLaunchFailed, fact: Fact) -> None:
+@folds(events.ProcessLaunchFailed, events.ProcessLost)
+def _failed(state: State, event: events.ProcessLaunchFailed | events.ProcessLost, fact: Fact) -> None:
     process = state.processes.get(fact.stream)
-    if process is not None:
+    if process is None:
+        return
+    if isinstance(event, events.ProcessLaunchFailed):
         process.error, process.interrupted = (event.code, event.message), event.interrupted
-        _end(state, process, event, fact)
-
-
-@folds(events.ProcessLost)
-def _lost(state: State, event: events.ProcessLost, fact: Fact) -> None:
-    process = state.processes.get(fact.stream)
-    if process is not None:
+    else:
         process.error = ("internal", event.message)
-        _end(state, process, event, fact)
+    _end(state, process, event, fact)
 
 
 @folds(events.ProcessRestored)
@@ -153,12 +139,6 @@ def _restored(state: State, event: events.ProcessRestored, fact: Fact) -> None:
         sandbox.named[asked.name] = made
     elif event.restored_from != process_id:
         sandbox.exec_count += 1
-
-
-def _touch(state: State, process: ProcessState, fact: Fact) -> None:
-    sandbox = state.sandboxes.get(process.sandbox_id)
-    if sandbox is not None:
-        sandbox.touch(fact)
 
 
 def _end(state: State, process: ProcessState, event: Event, fact: Fact) -> None:

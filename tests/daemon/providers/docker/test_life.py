@@ -16,7 +16,7 @@ from sandkeep.errors import SandkeepError
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.needs("busybox")]
 
-PATIENCE_S = 40.0
+PATIENCE_S = 60.0
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done"
 
 

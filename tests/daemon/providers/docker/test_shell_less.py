@@ -130,7 +130,7 @@ def test_a_process_is_started_once_whenever_the_daemon_dies(daemon: Any, dockerd
 
     with contextlib.suppress(SandkeepError, OSError), daemon.connect(patience_s=0) as client:
         launch(client)
-    daemon.process.wait(30)
+    daemon.process.wait(60)
     daemon.start()
     with daemon.connect() as client:
         assert launch(client).status == "running"

@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 from tests.conftest import RunningDaemon
+from tests.support.boxes import group_of
 from tests.support.expect import refused, until
 from tests.support.snapshots import sh
+from tests.support.users import let_in
 
 from sandkeep import archives, transfer
 from sandkeep.ids import new_id
@@ -33,8 +35,7 @@ APPLETS = "sh ls cat echo id mkdir tar stat find dd env sleep readlink mv rm hea
 def root_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole root file system, as a container's that was exported."""
     root = tmp_path_factory.mktemp("rootfs")
-    for place in (root, *root.parents[:2]):
-        place.chmod(0o755)
+    let_in(root)
     for name in ("bin", "etc", "srv"):
         (root / name).mkdir()
     busybox = shutil.which("busybox")
@@ -51,8 +52,7 @@ def root_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def image(client: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     """An image of a workspace."""
     source = tmp_path_factory.mktemp("source")
-    for place in (source, *source.parents[:2]):
-        place.chmod(0o755)
+    let_in(source)
     (source / "file").write_text("content\n")
     (source / "sub").mkdir()
     (source / "sub" / "inner").write_text("inner\n")
@@ -226,7 +226,7 @@ def test_it_is_killed_before_the_daemon_when_memory_ends(client: Any, box: str) 
 def test_threads_of_the_host_are_bounded(client: Any, image: str) -> None:
     """The limit is made lower for one of two sandboxes: the machine's own is never near."""
     greedy, other = (client.sandbox.create(image).sandbox_id for _ in range(2))
-    [group] = [place.parent for place in Path("/sys/fs/cgroup").glob(f"**/*{greedy}/pids.max")]
+    group = group_of(greedy)
     assert (group / "pids.max").read_text() == f"{plan.HOST_THREADS}\n"
     (group / "pids.max").write_text("120")
     client.process.launch(greedy, ["sh", "-c", "while :; do sleep 600 & done"], name="bomb")

@@ -20,7 +20,7 @@ from sandkeepd.providers.gvisor import viewers
 
 pytestmark = pytest.mark.needs("runsc", "tmux")
 
-LATE_S = 30.0
+LATE_S = 60.0
 SHELL = ["bash", "--norc", "-i"]
 
 

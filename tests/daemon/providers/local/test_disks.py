@@ -19,7 +19,9 @@ from tests.support.users import NOBODY, as_client, command_as
 from sandkeep import failpoints
 from sandkeep.errors import DaemonError, ProviderError, SandkeepError
 from sandkeepd.host import mounts
+from sandkeepd.host.hostile_files import HostileRoot
 from sandkeepd.host.processes import in_fresh_thread
+from sandkeepd.keeper.output_reserve import OutputReserve
 from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.common.layout import Layout
 from sandkeepd.providers.common.tree_copies import copy_tree
@@ -50,6 +52,9 @@ WAYS = {
     "number = full('other')[1]; m.close()",
     "its own output": "number = full('/run/sandkeep/out/p/x')[1]; os.unlink('/run/sandkeep/out/p/x')",
 }
+FILL = "head -c 1G /dev/zero >big"
+"""To the last blocks: the kernel takes a larger piece as a whole or not at all."""
+
 CLEARING = """
 for name in os.listdir('.'): os.unlink(name)
 os.closerange(3, 99)
@@ -82,8 +87,8 @@ def _holders(path: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if str(path) in (process / "mountinfo").read_text():
-                found.append((process / "cmdline").read_text()[:100])
+            if bytes(path) in (process / "mountinfo").read_bytes():
+                found.append((process / "cmdline").read_bytes()[:100].decode(errors="replace"))
     return found
 
 
@@ -106,10 +111,55 @@ def test_everything_that_was_promised_is_allocated(box: Box) -> None:
 
 def test_on_a_full_disk_commands_run_and_their_ends_are_recorded(box: Box) -> None:
     box.client.sandbox.exec(box.id, ["sh", "-c", "cat /dev/zero >big"])
-    for number in range(100):  # more names than one block of the directory holds
-        done = box.client.sandbox.exec(box.id, ["sh", "-c", f"exit {number}"])
-        assert done.exit_code == number
+    for number in range(100):  # more names than one block of the directory holds, and more output than is reserved
+        done = box.client.sandbox.exec(box.id, ["sh", "-c", f"cat; exit {number}"], stdin=b"fine")
+        assert (done.exit_code, done.stdout) == (number, b"fine")
     box.sh("rm big")
+
+
+def test_on_a_full_disk_output_is_seen(box: Box) -> None:
+    box.sh(f"{FILL} || :")
+    assert box.sh("ls") == b"big\n"
+    failed = box.client.sandbox.exec(box.id, ["ls", "nothing"])
+    assert failed.exit_code == 2
+    assert b"nothing" in failed.stderr
+    longest = box.client.sandbox.exec(box.id, ["seq", "100000"])
+    assert longest.exit_code == 1
+    assert len(longest.stdout) >= 64 << 10
+    assert b"".join(b"%d\n" % n for n in range(1, 100001)).startswith(longest.stdout)
+    assert b"space" in longest.stderr
+    assert box.listing().entries[0].name == "big"
+    until(box.is_tidy)
+    box.sh("rm big")
+
+
+def test_what_a_process_leaves_running_keeps_its_room(box: Box) -> None:
+    box.sh(f"{FILL} || :")
+    left = "(until [ -e now ]; do sleep 0.02; done; seq 5000; : >then) & echo first"
+    done = box.client.sandbox.exec(box.id, ["sh", "-c", left])
+    assert done.stdout == b"first\n"
+    box.sh(": >now; until [ -e then ]; do sleep 0.02; done")
+    written = box.client.process.read(box.id, done.process_id).stdout
+    assert written == b"first\n" + b"".join(b"%d\n" % n for n in range(1, 5001))
+    box.sh("rm big now then")
+
+
+def test_what_an_earlier_daemon_has_lent_is_given_back(tmp_path: Path) -> None:
+    made = Layout(str(tmp_path))
+    made.prepare()
+    Disks(made).make("sbx_1", SIZE)
+    out = HostileRoot(made.sandbox("sbx_1")).tree("out")
+    try:
+        OutputReserve(out, None).lend("prc_1")
+        journal = out.stat("p/prc_1.stdout")
+        assert (journal.st_size, journal.st_blocks * 512) == (0, 64 << 10)
+        later = OutputReserve(out, None)
+        later.lend("prc_2")
+        assert out.stat("p/prc_1.stdout").st_blocks == 0
+        later.end("prc_2")
+        assert out.stat("p/prc_2.stdout").st_blocks == 0
+    finally:
+        Disks(made).release("sbx_1")
 
 
 def test_files_can_be_removed_when_the_inodes_are_used_up(box: Box) -> None:

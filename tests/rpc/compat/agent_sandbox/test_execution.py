@@ -41,7 +41,7 @@ def test_a_command_that_takes_too_long_is_killed(container: Container) -> None:
 
 
 def test_what_cannot_be_killed_inside_is_given_up(container: Container, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "_GRACE_S", 0.5)
+    monkeypatch.setattr(execution, "_GRACE_S", 2.0)
     monkeypatch.setattr(execution, "_RUN", 'exec /bin/sh -c "$2"')
     assert container.run("echo begun; exec sleep 1000", 0.5) == ExecutionResult("begun\n", "", 124)
 

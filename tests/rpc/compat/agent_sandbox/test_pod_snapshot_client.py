@@ -165,7 +165,7 @@ def test_a_checkpoint_waits_until_its_snapshot_is_ready(workload: Resources, mak
 
 
 def test_time_is_limited(workload: Resources, make: Make, scripted: Double) -> None:
-    with make(podsnapshot_timeout=2) as sandbox:
+    with make(podsnapshot_timeout=4) as sandbox:
         scripted.script(hold_snapshots={"reason": "Uploading", "message": "the network is slow"})
         done = sandbox.checkpoint("save")
         assert (done.exit_code, done.stderr.endswith("took too long: the network is slow")) == (1, True)
@@ -355,7 +355,7 @@ def test_a_snapshot_that_cannot_be_restored_is_an_error(workload: Resources, mak
         with pytest.raises(CallerError, match="there is no PodSnapshot 'none'"):
             make(snapshot_id="none").__enter__()
         scripted.script(hold_snapshots={"reason": "Uploading"})
-        sandbox.podsnapshot_timeout = 1
+        sandbox.podsnapshot_timeout = 3
         assert sandbox.checkpoint("unfinished").exit_code == 1
     with pytest.raises(StateError, match=r"PodSnapshot '.*' is not in Ready state\.") as early:
         make(snapshot_id="unfinished").__enter__()
