@@ -166,6 +166,11 @@ async def test_nobody_gets_more_than_the_administrator_says(world: World, monkey
     assert world.plan(new_id(SANDBOX))["pids"] == 64
 
 
+async def test_a_bridge_that_the_engine_does_not_have_is_refused(world: World) -> None:
+    with pytest.raises(SandkeepError, match="no network called bridge: use network 'none'"):
+        await world.sandbox(network="bridge")
+
+
 @pytest.fixture
 def network(dockerd: PrivateEngine) -> Iterator[str]:
     """A network of the engine, which goes after the sandboxes: its bridge and addresses would stay on the host."""

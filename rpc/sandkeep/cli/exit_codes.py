@@ -6,6 +6,9 @@ REFUSED: Final = 1
 WRONG_USAGE: Final = 2
 TIMED_OUT: Final = 124
 OWN_FAILURE: Final = 125
+NOT_FOUND: Final = 127
+"""As shells and the keeper answer for a program that there is not."""
+
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 

@@ -183,6 +183,15 @@ def test_nothing_starts_in_a_sandbox_that_does_not_run(status: Any) -> None:
     assert error.data["status"] == status
 
 
+def test_a_failed_sandbox_says_why_to_those_who_use_it() -> None:
+    sandbox = world().sandboxes["sbx_0"]
+    sandbox.status, sandbox.error = "failed", ("provider_unavailable", "its kernel ended")
+    for made, why in ((True, "failed (its kernel ended): resume it"), (False, "was never created (its kernel ended)")):
+        sandbox.made = made
+        error = refused("not_ready", rules.launch, sandbox, SandboxExec(sandbox_id="sbx_0", command="true"), None)
+        assert error.message.startswith(f"sandbox sbx_0 {why}")
+
+
 @pytest.mark.parametrize(
     "command",
     [["sh", "-c", "x" * 131071], ["\x01" * 131071], ["a"] * 4096, ["ü" * 40_000, "b"], ["x" * 131071] * 5],

@@ -26,8 +26,8 @@ def test_they_are_listed_shown_and_removed(cli: Any, client: Any, image: str, bo
     first = client.artifact.export("job", path="out.txt").artifact_id
     second = said(cli("artifact", "create", box, "out.txt", "--name", "named.bin", "--type", "text/plain"))
     titles, *listed = rows(cli("artifact", "ls"))
-    assert titles == ["ARTIFACT", "STATUS", "AGE", "SIZE", "NAME", "FROM"]
-    assert [(row[0], row[1], row[-2], row[-1]) for row in listed] == [
+    assert titles == ["ARTIFACT", "NAME", "STATUS", "AGE", "SIZE", "FROM"]
+    assert [(row[0], row[2], row[1], row[-1]) for row in listed] == [
         (first, "ready", "out.txt", "job"), (second, "ready", "named.bin", box),
     ]  # fmt: skip
     assert [row[0] for row in rows(cli("artifact", "ls", "--session", "job"))[1:]] == [first]

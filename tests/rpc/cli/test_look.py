@@ -258,6 +258,12 @@ def test_a_name_is_whole_beside_labels_that_are_cut_and_an_id_is_not() -> None:
         assert len(row) <= 30
 
 
+def test_below_headings_columns_that_can_be_spared_go_before_the_last_is_cut_to_nothing() -> None:
+    columns = ["IMAGE", "NAME", Column("KIND", least=9, spare=True), "SOURCE"]
+    lines = [*output.table_lines(columns, [("img_01m7yz4jy0je6j6dpxsvvqycq0", "web", "directory", "/srv/project")], 22)]
+    assert [line.split() for line in lines[1:]] == [["NAME", "SOURCE"], [lines[2]], ["web", "/srv/project"]]
+
+
 def test_sentences_of_a_table_are_whole_on_a_narrow_terminal() -> None:
     columns = ["QUOTA", Column("FREED BY", least=20, wraps=True)]
     lines = [*output.table_lines(columns, [("disk", "remove files, or ask for less"), ("calls", "wait")], 28)]

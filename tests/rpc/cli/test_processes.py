@@ -98,6 +98,9 @@ def test_time_that_is_up_is_124_and_the_output_is_kept(shared_daemon: Any, box: 
 
 def test_a_command_that_is_not_there_is_127(shared_daemon: Any, box: str) -> None:
     assert shared_daemon.cli("exec", box, "--", "no-such-command").returncode == 127
+    quoted = shared_daemon.cli("exec", box, "echo one two")
+    assert quoted.returncode == 127
+    assert b"leave out its quotes, or use -- sh -c 'echo one two'\n" in quoted.stderr
 
 
 def test_sandkeeps_own_refusal_is_125(shared_daemon: Any, box: str) -> None:

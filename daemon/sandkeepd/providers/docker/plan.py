@@ -166,6 +166,7 @@ NO_WRITABLE_ROOT: Final = (
     "writable_root: the root of new sandboxes is read-only, as the administrator set {}: create one without it; "
     "`snapshot promote` makes an image of what was installed in an older one"
 )
+NO_BRIDGE: Final = "the engine has no network called bridge"
 NO_DISK_LIMIT: Final = "only root's daemon sees how much a container writes"
 
 

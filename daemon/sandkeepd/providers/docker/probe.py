@@ -7,7 +7,7 @@ from sandkeepd.keeper import program
 from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.docker import build_group
 from sandkeepd.providers.docker.engine import Client
-from sandkeepd.providers.docker.plan import NO_DISK_LIMIT
+from sandkeepd.providers.docker.plan import NO_BRIDGE, NO_DISK_LIMIT
 from sandkeepd.providers.docker.snapshots import files_features
 
 
@@ -41,7 +41,7 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
             "a restart of the engine ends every container: set live-restore in its daemon.json",
         ),
         "seccomp": capability("seccomp" in options, "the engine has no seccomp: system calls are not filtered"),
-        "network_bridge": capability("bridge" in found["Networks"], "the engine has no network called bridge"),
+        "network_bridge": capability("bridge" in found["Networks"], NO_BRIDGE),
         "images_without_shell": Capability(works=True, why=without),
         "terminals": Capability(works=True, why="in images that have tmux"),
         "suspend": Capability(works=True),

@@ -42,7 +42,7 @@ from sandkeepd.providers.docker.container import (
     labels,
 )
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
-from sandkeepd.providers.docker.plan import Plan, own_volumes
+from sandkeepd.providers.docker.plan import NO_BRIDGE, Plan, own_volumes
 from sandkeepd.providers.docker.resizing import set_limits
 
 GONE_S: Final = 30.0
@@ -148,6 +148,7 @@ def _give_to_user(job: Job) -> None:
 
 def start(client: Client, job: Job) -> Handle:
     """Make and start the container; return its handle. Converts the engine's errors into ours."""
+    _require_network(client, job.plan)
     filtered = job.plan.seccomp != "unconfined"
     argv = keeper(job.plan.disk_bytes, counted=filtered and inotify.can_count())
     profile, upper = _profile(job.plan.seccomp), _overlay_workspace(client, job)
@@ -156,6 +157,13 @@ def start(client: Client, job: Job) -> Handle:
     if upper is None:
         _give_workspace(client, job.plan)
     return _begin(client, container_id, job)
+
+
+def _require_network(client: Client, plan: Plan) -> None:
+    """Raise `not_supported` for the bridge of an engine without one, which would give no network, and say nothing."""
+    if plan.network == "bridge" and all(found["Name"] != "bridge" for found in client.networks(names=["bridge"])):
+        way = "use network 'none' or 'host', or let the administrator name one by SANDBOX_DOCKER_NETWORK"
+        raise SetupError("not_supported", f"{NO_BRIDGE}: {way}", field="network")
 
 
 def start_again(client: Client, container_id: str, job: Job) -> Handle:

@@ -4,7 +4,8 @@ Output is read from the journal by byte offset, so nothing is lost or doubled wh
 the client connects again, and continues at the same offset.
 """
 
-from collections.abc import Callable, Collection
+import shlex
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, Self
@@ -15,7 +16,7 @@ from sandkeep.cli.attach.frozen import SuspensionWatch
 from sandkeep.cli.attach.journals import STREAMS, Journals, last_lines, write_all
 from sandkeep.cli.attach.relay import Signals, feed
 from sandkeep.cli.display.output import note, plain
-from sandkeep.cli.exit_codes import OWN_FAILURE, TIMED_OUT
+from sandkeep.cli.exit_codes import NOT_FOUND, OWN_FAILURE, TIMED_OUT
 from sandkeep.cli.options import Frontend
 from sandkeep.clients.dial import is_lost
 from sandkeep.errors import DataError, SandkeepError, SetupError, StateError
@@ -31,6 +32,7 @@ _FILLED: Final = (
     "it exited with 0, but the sandbox's disk became full while it ran: check what it wrote, and remove files, or "
     "`sandkeep update --disk`"
 )
+_MOST_SHOWN: Final = 200
 FULL_BYTES: Final = 1024 * 1024
 """A piece of that many bytes was cut: more is waiting than one request brings."""
 
@@ -330,6 +332,13 @@ def explain_limits(process: Process) -> None:
         note(f"sandkeep: {plain(process.error or _FILLED)}")
 
 
+def _explain_one_word(command: Sequence[str]) -> None:
+    """Say that a command line in quotes is one word, which no shell splits."""
+    if len(command) == 1 and " " in command[0] and len(command[0]) <= _MOST_SHOWN:
+        line = shlex.quote(plain(command[0]))
+        note(f"sandkeep: {line} is one word, the name of a program: leave out its quotes, or use -- sh -c {line}")
+
+
 def exit_code(last: ProcessOutput | Process, process: Process | None) -> int:
     """Return the process's exit code, 124 on timeout, 125 with a message when it is unknown."""
     if process and (last.exit_code is not None or last.timed_out):
@@ -339,6 +348,8 @@ def exit_code(last: ProcessOutput | Process, process: Process | None) -> int:
             note("sandkeep: the process timed out")
         return TIMED_OUT
     if last.exit_code is not None:
+        if process and last.exit_code == NOT_FOUND:
+            _explain_one_word(process.command)
         return last.exit_code
     why = (process.error if process else None) or f"the process is {last.status}"
     note(f"sandkeep: {plain(why)}")

@@ -48,12 +48,12 @@ def cat(front: Frontend, artifact: str) -> None:
 def ls(front: Frontend, **query: Any) -> None:
     """List artifacts, of SANDBOX or of all sandboxes."""
     name, source = Column("NAME", least=6, spare=True), identifier("FROM")
-    columns = (identifier("ARTIFACT"), status(), "AGE", "SIZE", name, source)
+    columns = (identifier("ARTIFACT"), name, status(), "AGE", "SIZE", source)
     front.list("artifact.list", columns, _row, **non_empty(**query))
 
 
 def _row(a: Artifact) -> tuple[object, ...]:
-    return a.artifact_id, a.status, age(a.created_at), size(a.size_bytes), a.name, a.session_id or a.sandbox_id
+    return a.artifact_id, a.name, a.status, age(a.created_at), size(a.size_bytes), a.session_id or a.sandbox_id
 
 
 @command(examples=["sandkeep artifact get $ART"])

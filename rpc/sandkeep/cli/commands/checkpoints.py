@@ -53,12 +53,12 @@ def create(front: Frontend, sandbox: str, **options: Any) -> None:
 def ls(front: Frontend, **query: Any) -> None:
     """List checkpoints, of SANDBOX or of all sandboxes."""
     name = Column("NAME", least=6, spare=True)
-    columns = ("CHECKPOINT", status(), "AGE", "SIZE", "PROCESSES", name, identifier("SANDBOX"))
+    columns = ("CHECKPOINT", name, status(), "AGE", "SIZE", "PROCESSES", identifier("SANDBOX"))
     front.list("checkpoint.list", columns, _row, **non_empty(**query))
 
 
 def _row(c: Checkpoint) -> tuple[object, ...]:
-    return c.checkpoint_id, c.status, age(c.created_at), size(c.size_bytes), c.processes, c.name or "", c.sandbox_id
+    return c.checkpoint_id, c.name or "", c.status, age(c.created_at), size(c.size_bytes), c.processes, c.sandbox_id
 
 
 @command(examples=["sandkeep checkpoint get $CKP"])

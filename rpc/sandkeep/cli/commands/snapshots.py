@@ -94,12 +94,12 @@ def _made(front: Frontend, snapshot: Snapshot) -> None:
 def ls(front: Frontend, **query: Any) -> None:
     """List snapshots, of SANDBOX or of all sandboxes."""
     kind, name = Column("KIND", least=4, spare=True), Column("NAME", least=6, spare=True)
-    columns = ("SNAPSHOT", status(), "AGE", "SIZE", kind, name, identifier("SANDBOX"))
+    columns = ("SNAPSHOT", name, status(), "AGE", "SIZE", kind, identifier("SANDBOX"))
     front.list("snapshot.list", columns, _row, **non_empty(**query))
 
 
 def _row(s: Snapshot) -> tuple[object, ...]:
-    return s.snapshot_id, s.status, age(s.created_at), size(s.size_bytes), s.kind, s.name or "", s.sandbox_id or ""
+    return s.snapshot_id, s.name or "", s.status, age(s.created_at), size(s.size_bytes), s.kind, s.sandbox_id or ""
 
 
 @command(examples=["sandkeep snapshot get $SNP"])

@@ -99,10 +99,9 @@ def table_lines(columns: Sequence[str | Column], rows: Iterable[Sequence[object]
     shown = fit(known, cells, room)
     if room is None or total_width(shown) <= room:
         return iter([_titles(shown), *(_line(shown, line) for row in cells for line in _wrapped(shown[-1], row))])
-    if known[-1].least is not None:
-        known[-1] = known[-1]._replace(least=1)
-    for depth in range(1, max(2, len(known) - 1)):
-        shown = fit(known[depth:], [row[depth:] for row in cells], room - depth * GAP)
+    narrow = [*known[:-1], known[-1]._replace(least=known[-1].least and 1)]
+    for depth, columns in ((d, some) for d in range(1, max(2, len(known) - 1)) for some in (known, narrow)):
+        shown = fit(columns[depth:], [row[depth:] for row in cells], room - depth * GAP)
         if total_width(shown) <= room - depth * GAP:
             break
     return _groups(known[:depth], shown, cells)
