@@ -162,7 +162,7 @@ def test_who_cannot_save_it_keeps_it_and_says_why(group: New, place: str, fault:
         assert writer.status == "running"
     assert two.document(METADATA)["fence"] == first["fence"]
     two.lines[0].mend()
-    two.attach(1)
+    two.attach_next(1)
     assert two.files(1) == ["one"]
     assert len(two.owners()) == 2
 

@@ -39,7 +39,7 @@ def test_the_owner_dies_in_a_step_of_the_handover(cluster: Make, step: str) -> N
         with suppress(SandkeepError):  # the next daemon has it, and the handover has failed
             attaching.result(120)
     if group.standing() != [1]:
-        group.attach(1, timeout_s=60)
+        group.attach_next(1, timeout_s=60)
     assert group.sh(1, "cat mine") == "mine\n"
     until(lambda: group.get(0, made.sandbox_id).status == "stopped")
     assert group.standing() == [1]

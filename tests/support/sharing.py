@@ -10,6 +10,8 @@ from tests.conftest import RunningDaemon
 from tests.support.expect import until
 from tests.support.snapshots import sh
 
+from sandkeep.errors import SandkeepError
+
 ID = "sandbox-1f2e"
 
 
@@ -65,6 +67,21 @@ class Cluster:
     def attach(self, at: int, *, patience_s: float = 10.0, **options: Any) -> Any:
         with self.daemons[at].connect(patience_s=patience_s) as client:
             return client.sandbox.attach_shared(ID, options.pop("token", self.token), **options)
+
+    def attach_next(self, at: int, **options: Any) -> Any:
+        """Attach it after an earlier attempt, whose entry as a waiter may have to expire: if the lock changes at that
+        moment, its daemon does not take it away.
+        """
+
+        def attached() -> Any:
+            try:
+                return self.attach(at, **options)
+            except SandkeepError as error:
+                if error.code != "lock_contended" or not error.data.get("waiting"):
+                    raise
+                return None
+
+        return until(attached, 120)
 
     def rob(self, at: int) -> None:
         """Have a daemon attach it after its lock was freed by force.

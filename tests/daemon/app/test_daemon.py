@@ -174,6 +174,7 @@ def test_the_name_of_a_process_is_free_when_it_has_ended(client: Any, sandbox_id
     second = client.process.launch(sandbox_id, "echo second; exec sleep 1000", name="one").process_id
     assert client.process.get(sandbox_id, "one").process_id == second
     refused("conflict", client.process.launch, sandbox_id, ["true"], name="one")
+    until(lambda: client.process.read(sandbox_id, "one").stdout)
     client.process.signal(sandbox_id, "one", signal="KILL")
     assert client.process.wait(sandbox_id, "one").exit_code == 137
     assert client.process.get(sandbox_id, first).exit_code == 1
