@@ -18,7 +18,7 @@ from sandkeep.errors import SandkeepError
 from sandkeep.protocol import frames
 from sandkeep.stream import StreamClient
 from sandkeepd.contract.processes import Chunk
-from sandkeepd.stream.logs import PIECES_IN_A_ROW, PIECE_BYTES, JournalReader
+from sandkeepd.stream.logs import PIECE_BYTES, PIECES_IN_A_ROW, JournalReader
 
 pytestmark = pytest.mark.needs("bwrap", "root")
 
