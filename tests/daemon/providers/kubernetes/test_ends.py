@@ -1,11 +1,13 @@
 """Ends in a cluster that is slow: finalizers, pod snapshots that come late, and nodes that hang."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+from kubernetes import watch
 from tests.daemon.providers.kubernetes.conftest import kubeconfig, make, opened
 from tests.daemon.providers.kubernetes.test_pod_snapshots import GROUP, install_policy
 from tests.support.expect import refused_async
@@ -23,6 +25,8 @@ from sandkeepd.providers.kubernetes.provider import KubernetesProvider
 
 pytestmark = pytest.mark.needs("root")
 
+LISTED = (GROUP, "v1", "default", "podsnapshots")
+
 
 @pytest.fixture(autouse=True)
 def runtime(kubernetes: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
@@ -33,9 +37,7 @@ def runtime(kubernetes: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
 
 async def snapshots(kubernetes: Any) -> list[Any]:
     custom = Clients(kubernetes).custom
-    listed = await trio.to_thread.run_sync(
-        lambda: custom.list_namespaced_custom_object(GROUP, "v1", "default", "podsnapshots")
-    )
+    listed = await trio.to_thread.run_sync(lambda: custom.list_namespaced_custom_object(*LISTED))
     return list(listed["items"])
 
 
@@ -44,6 +46,24 @@ async def comes(kubernetes: Any, count: int) -> list[Any]:
         while len(found := await snapshots(kubernetes)) != count:
             await trio.sleep(0.05)
     return found
+
+
+async def life(kubernetes: Any, version: str) -> tuple[Any, Any]:
+    """Return the metadata of the pod snapshot that comes next after a version, and of the next one that goes. It may do
+    both between two looks.
+    """
+    custom, watcher = Clients(kubernetes).custom, watch.Watch()  # type: ignore[no-untyped-call]
+
+    def wait() -> tuple[Any, Any]:
+        seen: dict[str, Any] = {}
+        options = {"resource_version": version, "timeout_seconds": 120}
+        for event in watcher.stream(custom.list_namespaced_custom_object, *LISTED, **options):  # type: ignore[no-untyped-call]
+            seen.setdefault(event["type"], event["object"]["metadata"])
+            if "DELETED" in seen:
+                break
+        return seen["ADDED"], seen["DELETED"]
+
+    return await trio.to_thread.run_sync(wait)
 
 
 def script(kubernetes: Any, **options: Any) -> Any:
@@ -55,6 +75,7 @@ async def test_a_pod_snapshot_that_comes_late_is_removed(
     provider: KubernetesProvider, kubernetes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance = await make(provider)
+    listed = await trio.to_thread.run_sync(partial(Clients(kubernetes).custom.list_namespaced_custom_object, *LISTED))
     await script(kubernetes, trigger_delay_s=2)
     monkeypatch.setattr(pod_snapshots, "SAVED_S", 0.5)
     monkeypatch.setattr(pod_snapshots.PodSaver, "_quietly_delete", nothing)  # as when the controller was faster
@@ -63,9 +84,9 @@ async def test_a_pod_snapshot_that_comes_late_is_removed(
         saving = provider.checkpoints.checkpoint(instance.sandbox_id, str(tmp_path / "ckp_1"), [], leave_running=True)
         error = await refused_async("provider_unavailable", saving)
         assert "was not ready" in error.message
-        [made] = await comes(kubernetes, 1)
-        assert made["metadata"]["labels"]["gke-pod-snapshot-triggered-by"].startswith("ckp-1")
-        await comes(kubernetes, 0)
+        made, gone = await life(kubernetes, listed["metadata"]["resourceVersion"])
+        assert made["labels"]["gke-pod-snapshot-triggered-by"].startswith("ckp-1")
+        assert gone["uid"] == made["uid"]
     finally:
         await script(kubernetes, trigger_delay_s=0)
         await provider.checkpoints.discard("ckp_1")
