@@ -134,6 +134,7 @@ def test_processes_stand_still_meanwhile_and_go_on(client: Any, box: str) -> Non
     """A program that writes to two files in turn never has them differ by more than one, nor does a snapshot."""
     writer = "i=0; while :; do i=$((i+1)); echo $i >>one; echo $i >>two; done"
     client.process.launch(box, ["sh", "-c", writer], name="writer")
+    until(lambda: "two" in sh(client, box, "ls"))
     for _ in range(3):
         snapshot = client.snapshot.create(box)
         made = client.snapshot.restore(snapshot.snapshot_id).sandbox_id
