@@ -63,6 +63,7 @@ class Crowd:
         self.most_resident = 0
         self._through = trio.Event()
         self._gates = {name: Gate(workers) for name in ("created", "used")}
+        self._seen = trio.Event()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -93,6 +94,8 @@ class Crowd:
             await client.call("sandbox.create", image_id=self._image_id, name=box)
         await client.call("process.launch", sandbox_id=box, name="web", command=["sleep", "1000"])
         await self._gates["used"].pass_()
+        if self._askers:
+            await self._seen.wait()
         assert (await client.call("sandbox.terminate", sandbox_id=box))["status"] == "stopped"
 
     async def _ask(self, client: Client, number: int) -> None:
@@ -110,9 +113,12 @@ class Crowd:
             self.asked.append(client.answers)
 
     async def _look(self, client: Client) -> None:
+        all_run = self._gates["used"].is_open
         status = await client.call("daemon.status")
         self.most_running = max(self.most_running, status["sandboxes"].get("running", 0))
         self.most_resident = max(self.most_resident, status["resident_bytes"])
+        if all_run:
+            self._seen.set()
 
 
 class Gate:
@@ -121,6 +127,11 @@ class Gate:
     def __init__(self, count: int) -> None:
         self._missing = count
         self._open = trio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether so many have come."""
+        return self._open.is_set()
 
     async def pass_(self) -> None:
         self._missing -= 1

@@ -266,7 +266,7 @@ def neighbour_of_another_user(path: str) -> Iterator[None]:
 def pushed(sock: socket.socket, data: bytes) -> None:
     """Send as long as the daemon takes anything, or has not dropped us."""
     rest = memoryview(data)
-    sock.settimeout(0.3)
+    sock.settimeout(30)
     try:
         while rest:
             rest = rest[sock.send(rest) :]

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def test_the_daemon_goes_before_what_it_keeps(shared_daemon: RunningDaemon, tmp_
         box = client.sandbox.create(client.image.create(str(tmp_path)).image_id).sandbox_id
         assert client.sandbox.exec(box, "nice; nice -n 3 nice").stdout == b"0\n3\n"
         started = _children(shared_daemon.process.pid)
-        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in started} == {0}
+        assert _precedences(started) == {0}
         assert {_of_session(pid) for pid in started} <= {"", "0"}
         client.sandbox.terminate(box)
     until(lambda: _priorities(pid) == expected)
@@ -95,18 +95,28 @@ def _precedence() -> int:
 
 
 def _priorities(pid: int) -> set[int]:
-    return {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
+    return _precedences(map(int, os.listdir(f"/proc/{pid}/task")))
+
+
+def _precedences(tasks: Iterable[int]) -> set[int]:
+    """Those of processes or threads, without those that have ended meanwhile."""
+    found = set()
+    for task in tasks:
+        with suppress(ProcessLookupError):
+            found.add(os.getpriority(os.PRIO_PROCESS, task))
+    return found
 
 
 def _of_session(pid: int) -> str:
     """The same of its session; nothing where the kernel knows no such thing."""
-    with suppress(FileNotFoundError), open(f"/proc/{pid}/autogroup") as group:
+    with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/autogroup") as group:
         return group.read().rpartition("nice ")[2].strip()
     return ""
 
 
 def _children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
+    direct: list[int] = []
+    with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/task/{pid}/children") as children:
         direct = [int(word) for word in children.read().split()]
     return [one for child in direct for one in (child, *_children(child))]
 

@@ -72,7 +72,7 @@ class World:
             before = client.process.read(self.box, "screen").next_stdout_offset
             client.process.write_stdin(self.box, "screen", data=b"\n")
             said = b""
-            while b" " not in said:
+            while not (b" " in said and said.endswith(b"\n")):
                 piece = client.process.read(self.box, "screen", stdout_offset=before, wait_s=10)
                 before, said = piece.next_stdout_offset, said + piece.stdout
             return bytes(said.split(b"\n", 1)[-1].split(b"\r")[0])
@@ -183,7 +183,10 @@ CASES = {
         lambda w: {"sandbox_id": w.box, "name": "reader", "data": "aW4K"},
         {"data": "b3V0Cg=="},
         lambda w: w.read_all("reader") == b"ready\nin\n",
-        lambda w, client: client.sandbox.exec(w.box, "touch go"),
+        lambda w, client: (
+            client.sandbox.exec(w.box, "touch go"),
+            until(lambda: w.read_all("reader") == b"ready\nin\n"),
+        ),
     ),
     "process.resize": Case(
         lambda w: {"sandbox_id": w.box, "name": "screen", "rows": 30, "cols": 90},

@@ -107,7 +107,7 @@ async def test_a_process_that_is_being_adopted_can_be_read_written_to_and_signal
 
         async def follow() -> None:
             offset = len(b"up\n")
-            found = await daemon.call("process.read", sandbox_id="box", name="web", stdout_offset=offset, wait_s=10)
+            found = await daemon.call("process.read", sandbox_id="box", name="web", stdout_offset=offset, wait_s=60)
             read.append(found.stdout)
             await daemon.call("process.signal", sandbox_id="box", name="web", signal="KILL")
 

@@ -87,7 +87,7 @@ def furnish(client: Any, source: str, **image: Any) -> dict[str, str]:
     client.process.launch(box, 'printf %s "$TOKEN" >secret; echo $TOKEN; exec sleep 1000', name="steady", stdin=True)
     client.process.launch(box, "echo $TOKEN; exec cat", name="terminal", tty=True)
     for name in ("steady", "terminal"):
-        client.process.read(box, name, wait_s=20)
+        until(lambda name=name: client.process.read(box, name, wait_s=20).stdout)
     ids = {"image_id": image_id, "sandbox_id": box, "snapshot_id": client.snapshot.create(box).snapshot_id}
     ids["session_id"] = client.session.ensure("theirs", image=image_id).session.session_id
     ids["artifact_id"] = client.artifact.export(box, "secret").artifact_id

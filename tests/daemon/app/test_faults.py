@@ -93,6 +93,7 @@ def begin(daemon: Any, source: str) -> tuple[str, str]:
         boxes = [client.sandbox.create(image).sandbox_id for _ in range(2)]
         for box in boxes:
             client.process.launch(box, name="long", command="echo begun; sleep 1000")
+            until(lambda box=box: client.process.read(box, "long").stdout)
     return boxes[0], boxes[1]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import trio
 from msgspec.structs import replace
-from tests.support.expect import refused_async
+from tests.support.expect import refused_async, until_async
 from tests.support.inside import Inside, inside
 
 from sandkeep import events, ids
@@ -128,24 +128,26 @@ async def test_an_image_that_is_being_removed_stands_for_no_other(state_dir: str
 
 async def test_it_goes_on_when_its_caller_has_gone_and_lets_go_when_it_is_on_record(state_dir: str) -> None:
     async with inside(state_dir) as daemon:
-        go, held = trio.Event(), ["it"]
+        begun, go, held = trio.Event(), trio.Event(), ["it"]
 
         async def does(order: Order[ImageState]) -> None:
             order.resources.callback(held.clear)
+            begun.set()
             with order.abandoned:
                 await trio.sleep_forever()
             await go.wait()
 
         toy, image_id = Toy(daemon, does), ids.new_id(ids.IMAGE)
-        with trio.move_on_after(0.05):
-            await toy.run(intent(image_id), request_of())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(toy.run, intent(image_id), request_of())
+            await begun.wait()
+            nursery.cancel_scope.cancel()
         assert (daemon.core.state.images[image_id].status, held) == ("creating", ["it"])
         go.set()
         first = (await daemon.core.log.read(0, 1, stream=image_id))[0]
         answer = await toy.again(request_of(), first)
         assert answer.status == "ready"
-        await trio.testing.wait_all_tasks_blocked()
-        assert held == []
+        await until_async(lambda: held == [])
 
 
 async def test_what_a_dead_daemon_had_begun_is_undone_and_begun_anew(state_dir: str) -> None:

@@ -56,10 +56,10 @@ def test_a_gcs_upload_that_was_dropped_leaves_nothing(gcs: GcsEmulator, gcs_buck
     import requests
 
     url = gcs_client().bucket(gcs_bucket).blob("big").create_resumable_upload_session(if_generation_match=0)
-    part = requests.put(url, data=b"x" * 262144, headers={"Content-Range": "bytes 0-262143/*"}, timeout=10)
+    part = requests.put(url, data=b"x" * 262144, headers={"Content-Range": "bytes 0-262143/*"}, timeout=60)
     assert (part.status_code, part.headers["Range"]) == (308, "bytes=0-262143")
     assert gcs.unfinished(gcs_bucket) == ["big"]
-    assert requests.delete(url, timeout=10).status_code == 499
+    assert requests.delete(url, timeout=60).status_code == 499
     assert gcs.unfinished(gcs_bucket) == []
     assert list(gcs_client().list_blobs(gcs_bucket)) == []
 
