@@ -94,7 +94,7 @@ class Crowd:
             await client.call("sandbox.create", image_id=self._image_id, name=box)
         await client.call("process.launch", sandbox_id=box, name="web", command=["sleep", "1000"])
         await self._gates["used"].pass_()
-        if self._askers:
+        if self._askers and not self._pause_s:  # or all would stand still during a pause
             await self._seen.wait()
         assert (await client.call("sandbox.terminate", sandbox_id=box))["status"] == "stopped"
 

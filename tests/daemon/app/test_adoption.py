@@ -125,7 +125,7 @@ def test_a_provider_that_says_nothing_delays_nobody(two: RunningDaemon, tmp_path
         ending.join(60)
         assert ended == ["stopped"]
         until(lambda: client.sandbox.get(half).status == "failed")
-        assert client.daemon.status().not_adopted == 0
+        until(lambda: client.daemon.status().not_adopted == 0)
         assert "sandbox.lost" not in [e.type for e in client.event.list().events]
 
 

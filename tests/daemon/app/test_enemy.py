@@ -99,6 +99,7 @@ async def test_a_process_that_is_being_adopted_can_be_read_written_to_and_signal
 ) -> None:
     async with inside(state_dir) as daemon:
         await running(daemon, source, stdin=True)
+        assert (await daemon.call("process.read", sandbox_id="box", name="web", wait_s=60)).stdout == b"up\n"
     async with inside(state_dir) as daemon, trio.open_nursery() as nursery:
         gate = Gate(monkeypatch, KeeperInstance, "find")
         nursery.start_soon(daemon.reconciler.run)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -278,11 +279,17 @@ def users_daemon(root: str) -> Iterator[str]:
     os.chown(home, USER, USER)
     argv = [sys.executable, "-m", "sandkeepd.main", "--state-dir", f"{home}/state", "--socket", f"{home}/sock"]
     daemon = subprocess.Popen(command_as(USER, argv), env={**os.environ, "HOME": str(home)}, cwd="/")
-    until(lambda: Path(home, "sock").exists() or daemon.poll() is not None)
+    until(lambda: listens(f"{home}/sock") or daemon.poll() is not None)
     assert daemon.poll() is None
     yield f"{home}/sock"
     daemon.send_signal(signal.SIGTERM)
     assert daemon.wait(60) == 0
+
+
+def listens(path: str) -> bool:
+    """Whether somebody does there: for a moment there is a socket on which nobody does yet."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        return sock.connect_ex(path) == 0
 
 
 @pytest.mark.needs("root")
