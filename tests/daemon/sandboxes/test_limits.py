@@ -147,10 +147,11 @@ def test_a_measured_limit_is_changed_and_a_suspended_one_resumes(shared_daemon: 
             updated = box.client.sandbox.update(box.id, disk_bytes=MIB, command_id=command_id)
             assert updated.spec.disk_bytes == MIB
         assert len([one for one in box.client.sandbox.history(box.id).events if one.type == "sandbox.updated"]) == 1
-        box.sh("head -c 4M /dev/zero >file")
+        writer = box.client.process.launch(box.id, "head -c 4M /dev/zero >file").process_id  # it may be stopped halfway
         until(lambda: box.client.sandbox.get(box.id).status == "suspended", 60)
         assert box.daemon.cli("update", box.id, "--disk", "64M").stdout.decode() == f"{box.id}\n"
         box.client.sandbox.resume(box.id)
+        assert box.client.process.wait(box.id, writer).exit_code == 0
         assert box.sh("stat -c %s file") == b"4194304\n"
         assert stats_of(box).disk_limit_bytes == 64 * MIB
 
@@ -226,7 +227,9 @@ def needs_growth(client: Any) -> None:
 
 def test_a_disk_grows_under_its_writer(box: Box) -> None:
     needs_growth(box.client)
-    writes = "until [ -e stop ]; do head -c 1M /dev/urandom >>log 2>/dev/null; sync log; done; sha256sum <log"
+    enough = f'[ "$(stat -c %s log)" -gt {LARGER - 24 * MIB} ]'  # the larger disk does not become full
+    write = "head -c 1M /dev/urandom >>log 2>/dev/null; sync log"
+    writes = f"until [ -e stop ] || {enough}; do {write}; done; sha256sum <log"
     writer = box.client.process.launch(box.id, ["sh", "-c", writes]).process_id
     until(lambda: box.client.sandbox.get(box.id).note)
     command_id = new_id("cmd")

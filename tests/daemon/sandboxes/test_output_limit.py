@@ -230,7 +230,9 @@ async def test_of_processes_that_ended(tmp_path: Path, source: str, monkeypatch:
             times.append(box, process_id, [Mark(1, 600_000, 0)])
         await OutputLimit(daemon.core).trim()
         assert await gone(daemon, "process.read", sandbox_id=box, name=first.process_id) == "compacted"
-        assert [len(times.load(box, process_id)) for process_id in (first.process_id, last.process_id)] == [0, 1]
+        # What took a while has marks of the daemon's besides.
+        marked = [len(times.load(box, process_id)) > 0 for process_id in (first.process_id, last.process_id)]
+        assert marked == [False, True]
         again = await daemon.call("sandbox.exec", **command)
         assert (again.exit_code, again.stdout, again.stdout_bytes, again.stdout_truncated) == (3, b"", 600000, True)
         kept = await daemon.call("process.read", sandbox_id=box, name=last.process_id, max_bytes=10)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 from tests.conftest import RunningDaemon, daemon_in
 from tests.support import ceilings as own
+from tests.support.expect import until
+from tests.support.snapshots import sh
 from tests.support.users import NOBODY, command_as
 
 from sandkeep.errors import ProviderError
@@ -100,7 +102,8 @@ def test_inotify(pool: Pool) -> None:
         )
         assert done.stdout == b"refused 8\n", done
         assert watch(client, box, "more", watches + 1) == b"over\n"
-        client.process.signal(box, "more", signal="KILL")
+        client.process.signal(box, "more", signal="KILL")  # its children end a moment later
+        until(lambda: client.sandbox.exec(box, "! grep -qs '^inotify wd' /proc/[0-9]*/fdinfo/*").exit_code == 0)
         assert watch(client, box, "all", watches) == b"all\nover\n"
         assert watch(client, other, "beside", 10) == b"all\nover\n"
         (provider,) = (p for p in client.daemon.capabilities().providers if p.provider == pool.provider)
@@ -139,6 +142,7 @@ def test_terminals(pool: Pool) -> None:
         client.process.launch(other, "exit 3", name="served", tty=True)
         assert client.process.wait(other, "served", timeout_s=30).exit_code == 3
         client.process.signal(box, "greedy", signal="KILL")
+        until(lambda: int(sh(client, box, "ls /dev/pts | wc -l")) < pty.MAX_TERMINALS // 2)
         client.process.launch(box, "exit 4", name="again", tty=True)
         assert client.process.wait(box, "again", timeout_s=30).exit_code == 4
         client.sandbox.terminate(box)

@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 from tests.support import fake_provider as fake_module
-from tests.support.expect import refused_async, until
+from tests.support.expect import refused_async, until, until_async
 from tests.support.fake_provider import FakePauses
 from tests.support.inside import Inside, inside
 from tests.support.printed import lines
@@ -184,10 +184,10 @@ async def test_meanwhile_it_is_said_what_to_do_and_all_can_be_read(house: House)
 async def test_a_time_limit_that_passes_meanwhile_is_kept_afterwards(house: House) -> None:
     async with house.daemon() as daemon:
         await house.box(daemon)
-        limit = {"command": ["sleep", "1000"], "timeout_s": 1.0}
+        limit = {"command": ["sleep", "1000"], "timeout_s": 2.5}  # it is suspended before
         await daemon.call("process.launch", sandbox_id="box", name="short", **limit)
         await suspend(daemon)
-        await refused_async("timeout", daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=1.2))
+        await refused_async("timeout", daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=2.7))
         assert "process.timed_out" not in await daemon.types("box")
         await resume(daemon)
         view = await daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=60)
@@ -332,16 +332,18 @@ async def test_what_was_under_way_goes_on_afterwards(house: House, monkeypatch: 
     async with house.daemon() as daemon:
         await house.box(daemon)
         await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
-        monkeypatch.setattr("sandkeepd.keeper.channel.REQUEST_DEADLINE_S", 0.5)
-        monkeypatch.setattr("sandkeepd.keeper.client.KILL_DEADLINE_S", 0.5)
+        monkeypatch.setattr("sandkeepd.keeper.channel.REQUEST_DEADLINE_S", 2.0)
+        monkeypatch.setattr("sandkeepd.keeper.client.KILL_DEADLINE_S", 2.0)
         await trio.to_thread.run_sync(house.stop)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: daemon.call("process.signal", sandbox_id="box", name="web", signal="KILL"))
             nursery.start_soon(lambda: daemon.call("process.launch", sandbox_id="box", name="new", command="exit 3"))
+            asked = daemon.core.state.processes.values
+            await until_async(lambda: len(asked()) == 2 and any(process.last_signal for process in asked()))
             await trio.testing.wait_all_tasks_blocked(0.02)
             house.notice(daemon)
             await until_status(daemon, "suspended")
-            await trio.sleep(0.7)  # neither deadline of 0.5 s runs out meanwhile: nothing happens that could be awaited
+            await trio.sleep(2.2)  # neither deadline of 2 s runs out meanwhile: nothing happens that could be awaited
             assert await resume(daemon) == "running"
         codes = {
             name: (await daemon.call("process.wait", sandbox_id="box", name=name)).exit_code for name in ("web", "new")
@@ -632,6 +634,7 @@ async def test_one_that_failed_is_started_anew_on_its_files(state_dir: str, sour
         before = (await box_in(daemon, source)).view()
         await daemon.call("process.launch", sandbox_id="box", name="web", command="echo hi; sleep 1000")
         assert await run(daemon, "echo kept >file; echo said") == b"said\n"
+        await written(daemon, "web", b"hi")
         await failed(daemon)
         assert await resume(daemon) == "running"
         view = await daemon.call("sandbox.get", sandbox_id="box")

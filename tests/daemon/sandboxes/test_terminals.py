@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.expect import DEADLINE_S, until_async
+from tests.support.expect import DEADLINE_S, until, until_async
 from tests.support.inside import inside
 from tests.support.users import NOBODY, command_as
 
@@ -72,6 +72,7 @@ def test_the_life_of_a_process_with_a_terminal(shared_daemon: Any, box: str) -> 
     with shared_daemon.connect() as client:
         process = client.process.launch(box, script, name="a.b", tty=True, rows=30, cols=90)
         assert (process.tty, process.tmux_session, process.status) == (True, "a_b", "running")
+        written(client, box, "a.b", b"up\r\n")  # by then it hears of a new size
         with attached(client, box, "a.b", rows=40, cols=120) as fd:
             sees(fd, b"up")
             written(client, box, "a.b", b"40 120\r\n")
@@ -81,6 +82,7 @@ def test_the_life_of_a_process_with_a_terminal(shared_daemon: Any, box: str) -> 
             written(client, box, "a.b", b"41 121\r\n")
             assert client.process.write_stdin(box, "a.b", b"two\n").written_bytes == 4
             sees(fd, b"<two>")
+        until(lambda: not command_lines(f"{process.process_id}.tmux\0attach-session"))  # tmux would go by its size
         assert client.process.resize(box, "a.b", 20, 60).status == "running"
         written(client, box, "a.b", b"20 60\r\n")
         client.process.write_stdin(box, "a.b", b"end\n")
@@ -121,7 +123,7 @@ def test_what_is_refused(shared_daemon: Any, box: str) -> None:
 
 def test_too_much_time(shared_daemon: Any, box: str) -> None:
     with shared_daemon.connect() as client:
-        client.process.launch(box, f"{UP} trap '' HUP TERM; sleep 1000", name="slow", tty=True, timeout_s=2)
+        client.process.launch(box, f"{UP} trap '' HUP TERM; sleep 1000", name="slow", tty=True, timeout_s=5)
         ended = client.process.wait(box, "slow")
         assert (ended.exit_code, ended.timed_out) == (137, True)
         assert client.process.read(box, "slow").stdout == b"up\r\n"
@@ -136,7 +138,8 @@ def test_a_viewer_is_the_sandboxs_own(shared_daemon: Any, box: str) -> None:
         with attached(client, box, "seen") as fd:
             sees(fd, b"up")
             (viewer,) = command_lines(f"{socket}\0attach-session")
-            (server,) = command_lines(f"{socket}\0set-option")
+            begun_by = f"{socket}\0set-option"  # for a moment there is also the client that started the server
+            (server,) = until(lambda: len(found := command_lines(begun_by)) == 1 and found)
             for pid in (viewer, server):
                 assert os.stat(f"/proc/{pid}").st_uid == host_uid
             assert len({Path(f"/proc/{pid}/cgroup").read_text() for pid in (viewer, server)}) == 1
@@ -175,7 +178,8 @@ def test_everything_outlives_the_daemon(new_daemon: Any, tmp_path: Path) -> None
                 left = [process.process_id for process in again.process.list(box, all=True).processes] + ["vwr_"]
                 while any(name.startswith(tuple(left)) for name in os.listdir(f"{shared}/in")):
                     again.sandbox.exec(box, "true")  # until a last viewer, whose terminal is gone, has ended
-                assert not any("vwr_" in name or name.endswith(".tmux") for name in os.listdir(f"{shared}/out/p"))
+                journals = f"{shared}/out/p"
+                until(lambda: not any("vwr_" in name or name.endswith(".tmux") for name in os.listdir(journals)))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-import trio.testing
+from tests.support.expect import until_async
 from tests.support.gateway import plain
 from tests.support.inside import Inside, inside
 from tests.support.streams import message, websocket
@@ -63,7 +63,7 @@ async def hold_against_idleness(daemon: Inside, view: AbstractAsyncContextManage
     with trio.fail_after(30):
         while daemon.sessions.activity.is_attached(session.sandbox_id):
             await trio.sleep(0.01)
-    daemon.clock.later_s = 3299
+    daemon.clock.later_s = 3250
     await daemon.sessions.reaper.look()
     assert session.stop is None
     daemon.clock.later_s = 3301
@@ -99,7 +99,7 @@ async def test_a_session_whose_events_are_waited_for_is_not_idle(daemon: Inside,
     async def waiting() -> AsyncIterator[None]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(daemon.call, "event.list", after=now, sandbox_id="s", wait_s=30.0))
-            await trio.testing.wait_all_tasks_blocked(0.01)
+            await until_async(lambda: daemon.sessions.activity.is_attached(daemon.id_of("s")))
             yield
             nursery.cancel_scope.cancel()
 

@@ -212,7 +212,7 @@ async def test_it_is_not_idle_while_files_are_copied(daemon: Inside, source: str
             assert session.stop is None
         os.close(incoming.take_data())
         await incoming.commit(Meta())
-    daemon.clock.later_s = 181
+    daemon.clock.later_s = 170
     await daemon.sessions.reaper.look()
     assert session.stop is None
     daemon.clock.later_s = 183

@@ -117,16 +117,16 @@ async def test_heartbeats_and_uses_extend_idle(daemon: Inside, source: str) -> N
     image = await daemon.image(source)
     limits = {"idle_timeout_s": 300, "max_lifetime_s": 3600}
     made = (await daemon.call("session.ensure", id="s", image=image, **limits)).session
-    daemon.clock.later_s = 299
+    daemon.clock.later_s = 250
     await daemon.sessions.reaper.look()
     await daemon.call("session.heartbeat", session_id="s")
-    daemon.clock.later_s = 598
+    daemon.clock.later_s = 500
     await daemon.sessions.reaper.look()
     assert (await daemon.call("session.ensure", id="s")).created is False
-    daemon.clock.later_s = 897
+    daemon.clock.later_s = 750
     await daemon.sessions.reaper.look()
     assert (await daemon.call("session.get", session_id="s")).status == "ready"
-    daemon.clock.later_s = 899
+    daemon.clock.later_s = 801
     await daemon.sessions.reaper.look()
     asked = daemon.core.state.sessions[made.key].stop
     assert asked is not None

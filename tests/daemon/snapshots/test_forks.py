@@ -196,7 +196,7 @@ def test_a_fork_that_cannot_be_copied_leaves_nothing(client: Any, box: str, shar
         refused("not_ready", lambda: client.sandbox.fork(box, names=["lost"]))
     finally:
         os.rename(f"{place}.away", place)
-    assert layers(shared_daemon) == before
+    assert set(layers(shared_daemon)) <= set(before)  # those of earlier tests may be on their way
     assert client.sandbox.fork(box, names=["lost"]).sandboxes[0].name == "lost"
     end(client, "lost")
 
