@@ -45,7 +45,6 @@ class World(NamedTuple):
 )
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
     bucket, service = (request.getfixturevalue(name) for name in (f"{request.param}_bucket", request.param))
-    monkeypatch.setattr(locks_gcs, "PATIENCE_S", 0.2)
     monkeypatch.setattr(locks_s3, "ANSWER_S", 2.0)
     monkeypatch.setattr(s3_client, "SECONDS_AN_ATTEMPT", 100)
     if request.param == "s3":
@@ -70,8 +69,11 @@ def applied(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(params=[1, *(pytest.param(count, marks=pytest.mark.soak) for count in (3, 20))])
-def fault(request: pytest.FixtureRequest, status: int | None, applied: bool) -> list[Fault]:
+def fault(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, status: int | None, applied: bool
+) -> list[Fault]:
     """So many writes have that fault; the first of them is carried out, or none, as the others come too late."""
+    monkeypatch.setattr(locks_gcs, "PATIENCE_S", 60 if request.param == 1 else 0.2)
     return [Fault(status, applied), *[Fault(status, False)] * (request.param - 1)]
 
 

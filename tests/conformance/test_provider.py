@@ -578,10 +578,10 @@ async def test_helper_commands_that_were_left_behind_are_ended(world: World) -> 
     place = world.state / "sandboxes" / instance.sandbox_id / "in"
     with trio.fail_after(DEADLINE_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(instance.run_command, ["sleep", "1000"])
+            nursery.start_soon(instance.run_command, ["sh", "-c", ": >begun; exec sleep 1000"])
             while not (left := [name for name in os.listdir(place) if name.startswith("hlp_")]):
                 await trio.lowlevel.checkpoint()
-            await sh(instance, "true")  # by now it runs
+            await sh(instance, "until [ -e begun ]; do sleep 0.01; done")
             await instance.remember_earlier()  # type: ignore[attr-defined]
     assert not {*left} & {*os.listdir(place)}  # others are of the one that takes it over
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 from tests.conformance.conftest import UID_BASE, World, directory, no_progress, start
-from tests.support.expect import until_async
+from tests.support.expect import until, until_async
 from tests.support.ledgers import Owning
 
 from sandkeep.errors import ProviderError
@@ -50,7 +50,7 @@ async def test_what_is_owned_stays_and_what_is_not_goes(world: World) -> None:
     swept = await world.provider.clean_up(Owning([kept.sandbox_id], [world.image_id]))
     assert swept.removed == [f"sandbox {stray.sandbox_id}"]
     if ended is not None:
-        assert processes.has_ended(ended, 10)
+        assert processes.has_ended(ended, 60)
         os.close(ended)
 
     def bearers() -> list[tuple[str, ...]]:
@@ -156,6 +156,7 @@ def plant_group(local: LocalProvider, log_id: str, sandbox_id: str) -> Callable[
 
     child = processes.in_fresh_thread(begin)
     PLANTED.append(child)
+    until(lambda: cgroups.members(groups) == [child.pid])
     return lambda: os.path.exists(groups["pids"]) and child.poll() is None
 
 
@@ -248,7 +249,7 @@ async def test_a_new_sandbox_waits_for_what_is_left_of_its_id(local: LocalProvid
     await local.abilities()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(local.clean_up, Owning([], ["img_1"]))
-        while not local._being_cleared:
+        while not local._being_cleared and nursery.child_tasks:
             await trio.sleep(0)
         instance = await local.create("box", "img_1", SandboxSpec(), {}, plan)
     assert await instance.is_alive()

@@ -102,7 +102,7 @@ async def gone(fd: int) -> bytes:
 
 async def written_to(instance: Any, path: str) -> str:
     """What somebody has written to a file inside, once there is something."""
-    look = f"for _ in $(seq 1000); do [ -s {path} ] && exec cat {path}; sleep 0.02; done"
+    look = f"for _ in $(seq 3000); do [ -s {path} ] && exec cat {path}; sleep 0.02; done"
     return await sh(instance, f"{look}; ls -lda {path} {os.path.dirname(path)}; exit 1")
 
 
@@ -400,7 +400,7 @@ async def test_all_killed_from_inside(world: World) -> None:
 async def test_what_watches_is_killed(world: World) -> None:
     """Then the process is, too, and nobody pretends to know how it ended."""
     instance = await world.sandbox()
-    process_id = await open_tty(instance, "echo up; trap '' HUP; exec sleep 1000")
+    process_id = await open_tty(instance, "trap '' HUP; echo up; exec sleep 1000")
     await shows(instance, process_id, b"up")
     told = f"*{process_id}.told"
     script = f'for fd in /proc/[0-9]*/fd/7; do case $(readlink "$fd") in {told}) echo "$fd";; esac; done'
@@ -499,7 +499,8 @@ async def test_others_that_have_the_terminal_open_delay_no_end(world: World) -> 
 async def test_a_slow_server_loses_nothing(world: World) -> None:
     """What is written while tmux does not read, right before the end, is in the journal."""
     instance = await world.sandbox()
-    wake = "(trap '' HUP; sleep 0.3; kill -CONT $server) >/dev/null 2>&1 </dev/null &"
+    stopped = "until grep -q stopped /proc/$server/status; do :; done"
+    wake = f"(trap '' HUP; {stopped}; sleep 0.3; kill -CONT $server) >/dev/null 2>&1 </dev/null &"
     for holder in ("", "trap '' HUP; sleep 1000 &"):
         script = f"{RAW} {SERVER} {holder} {wake} kill -STOP $server; seq 1 5000; exit 4"
         code, out = await run_tty(instance, script)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.expect import until
 
 from sandkeep.errors import ProviderError, StateError
 from sandkeepd.host.cgroups import groups, usage
@@ -214,7 +215,7 @@ def test_a_real_group_holds_what_a_thread_starts() -> None:
 
     sleeper = in_fresh_thread(inside)
     try:
-        assert groups.members(plan) == [sleeper.pid]
+        until(lambda: groups.members(plan) == [sleeper.pid])
     finally:
         sleeper.kill()
         sleeper.wait()

@@ -907,7 +907,7 @@ def stopped_at(home: Path, branch: Branch, point: str, **more: object) -> Iterat
 
 def _stopped_child() -> int | None:
     for task in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             for pid in Path(f"/proc/self/task/{task}/children").read_text(encoding="ascii").split():
                 if b") T " in Path(f"/proc/{pid}/stat").read_bytes():
                     return int(pid)
@@ -1125,8 +1125,9 @@ def test_the_death_of_the_daemon_takes_everything_back(home: Path, branch: Branc
 
 def _child_of(parent: int) -> int | None:
     for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii").split():
-        if b") T " in Path(f"/proc/{pid}/stat").read_bytes():
-            return int(pid)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b") T " in Path(f"/proc/{pid}/stat").read_bytes():
+                return int(pid)
     return None
 
 

@@ -111,7 +111,7 @@ def test_what_is_left_of_one_until_its_parent_asks_does_not_count(
     child = begin(STAY, ALONE)
     pidfd = os.pidfd_open(child.pid)
     os.kill(child.pid, signal.SIGKILL)
-    assert processes.has_ended(pidfd, 10)
+    assert processes.has_ended(pidfd, 60)
     os.close(pidfd)
     assert uid_processes.has_any(ALONE), "nobody has asked after it"
     assert uid_processes.pids_of(ALONE) == []

@@ -366,7 +366,8 @@ async def test_in_the_background(tmp_path: Path, watcher: Watcher) -> None:
         try:
             assert link.strip().endswith(b"/dev/null")
             assert len(_keepers(made.directory)) == 1
-            script = f"(sleep 0.05; exec cut -d' ' -f4 /proc/self/stat) >{tmp_path}/parent & exit 6"
+            ended = "while kill -0 $$ 2>/dev/null; do :; done"
+            script = f"({ended}; exec cut -d' ' -f4 /proc/self/stat) >{tmp_path}/parent & exit 6"
             assert await run(instance, "p2", script) == 6
             await until_async(lambda: (tmp_path / "parent").exists() and (tmp_path / "parent").read_bytes())
             assert (tmp_path / "parent").read_bytes().strip() == keeper  # its parent has ended before

@@ -65,7 +65,7 @@ def test_the_daemon_dies_under_them(daemon: Any) -> None:
     daemon.kill()
     lasting = next(f.stream for f in recorded(daemon.state_dir) if getattr(f.event, "name", "") == "lasting")
     [journal] = Path(daemon.state_dir).glob(f"sandboxes/*/out/p/{lasting}.stdout")
-    written = journal.stat().st_size
+    written = until(lambda: journal.stat().st_size)
     until(lambda: journal.stat().st_size > written)
     daemon.start()
     with daemon.connect() as client:

@@ -30,7 +30,7 @@ class Ticking:
         self._daemon = daemon
         self._client = client
         self.id = client.sandbox.create(image).sandbox_id
-        done = client.sandbox.exec(self.id, f"({TICKING}) & echo begun")
+        done = client.sandbox.exec(self.id, f"echo begun; ({TICKING}) &")
         assert done.stdout.startswith(b"begun\n")
         self.process_id = done.process_id
 

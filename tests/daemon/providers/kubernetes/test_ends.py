@@ -102,7 +102,7 @@ async def test_the_pod_goes_first_and_the_finalizer_of_its_snapshot_is_named(
     await instance.pauses.suspend()
     await script(kubernetes, snapshot_deletion_s=3600)
     try:
-        monkeypatch.setattr(kubernetes_objects, "DELETED_S", 2.0)
+        monkeypatch.setattr(kubernetes_objects, "DELETED_S", 4.0)
         error = await refused_async(
             "provider_unavailable", provider.terminate(instance.sandbox_id, {}, instance.handle)
         )

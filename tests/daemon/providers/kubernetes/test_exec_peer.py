@@ -88,13 +88,15 @@ async def test_fifty_megabytes_each_way(clients: Clients, configuration: Configu
 
 
 async def test_a_terminal(clients: Clients, configuration: Configuration) -> None:
-    command = ["sh", "-c", "stty -echo; echo ready; read line; stty size"]
-    async with open_exec(configuration, "default", NAME, command, tty=True) as stream:
-        assert await stream.receive_some() == b"ready\r\n"
-        await stream.resize(33, 77)
-        await stream.send_all(b"\n")
-        assert await stream.receive_some() == b"33 77\r\n"
-        assert await stream.wait() == 0
+    resized = 'until [ "$(stty size)" = "33 77" ]; do :; done'
+    command = ["sh", "-c", f"stty -echo; echo ready; read line; {resized}; stty size"]
+    with trio.fail_after(DEADLINE_S):
+        async with open_exec(configuration, "default", NAME, command, tty=True) as stream:
+            assert await stream.receive_some() == b"ready\r\n"
+            await stream.resize(33, 77)
+            await stream.send_all(b"\n")
+            assert await stream.receive_some() == b"33 77\r\n"
+            assert await stream.wait() == 0
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ async def test_a_deletion_that_a_finalizer_holds_is_seen_to_its_end(
         await trio.to_thread.run_sync(lambda: custom.patch_namespaced_custom_object(*of, name, body))
 
     await hold(["example.org/hold"])
-    monkeypatch.setattr(kubernetes_objects, "DELETED_S", 0.5)
+    monkeypatch.setattr(kubernetes_objects, "DELETED_S", 2.0)
     error = await refused_async("provider_unavailable", provider.terminate(instance.sandbox_id, {}, {}))
     assert "example.org/hold" in error.message
     monkeypatch.undo()

@@ -286,7 +286,8 @@ async def test_a_command_that_does_not_want_to_end(
 ) -> None:
     monkeypatch.setattr(piped, "CLEAN_UP_S", 0.3)
     monkeypatch.setattr(piped, "SIGNAL_PERIOD_S", 0.05)
-    async with shell(instance, "trap '' TERM; while :; do sleep 0.01; done", incoming=True):
+    script = f"trap '' TERM; {READY} while :; do sleep 0.01; done"
+    async with instance.run_piped(["sh", "-c", script], incoming=True):
         pass
     with trio.fail_after(DEADLINE_S):
         await server.no_processes()

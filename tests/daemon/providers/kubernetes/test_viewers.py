@@ -194,7 +194,7 @@ async def test_those_of_an_earlier_daemon_are_ended(
         assert isinstance(instance._viewers, RemoteViewers)
         await instance._viewers.end_earlier()
         await hangs_up(stream)
-        assert clients(keeper) == []
+        await until_async(lambda: clients(keeper) == [])
 
 
 async def test_cancelled(instance: ExecInstance, keeper: relayed.Pod, server: ExecServer) -> None:

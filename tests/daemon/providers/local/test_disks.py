@@ -251,12 +251,13 @@ def test_it_outlives_the_daemon_and_its_own_end(running_daemon: RunningDaemon, t
         image = client.image.create(str(tmp_path)).image_id
         box = Box(running_daemon, client, client.sandbox.create(image, disk_bytes=SIZE).sandbox_id)
         process = client.process.launch(box.id, ["sh", "-c", counting("now", pause_s=0.01)])
+        until(lambda: client.process.read(box.id, process.process_id).stdout)
     running_daemon.kill()
     running_daemon.start()
     with running_daemon.connect() as client:
         box = Box(running_daemon, client, box.id)
         first = int(box.sh("cat now"))
-        until(lambda: int(box.sh("cat now")) > first)
+        until(lambda: int(box.sh("cat now")) > first + 1)
         assert running_daemon.cli("logs", box.id, process.process_id).stdout.startswith(b"1\n2\n")
         kill_first(client, box.id)
         until(lambda: client.sandbox.get(box.id).status == "failed")

@@ -6,7 +6,7 @@ import random
 import pytest
 import trio
 from tests.daemon.providers.modal.conftest import House
-from tests.support.expect import DEADLINE_S, refused_async
+from tests.support.expect import DEADLINE_S, refused_async, until_async
 
 from sandkeepd.providers.common.remote import STDERR_BYTES, BrokenExecError, Outcome, Remote, RemoteStream
 from sandkeepd.providers.modal import exec as exec_module
@@ -155,4 +155,4 @@ async def test_no_descriptor_of_a_command_is_left(remote: Remote) -> None:
     for _ in range(20):
         async with remote.exec(["true"]) as stream:
             await stream.wait()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    await until_async(lambda: len(os.listdir("/proc/self/fd")) <= before)

@@ -123,8 +123,8 @@ def test_a_deletion_waits_for_modal(house: House) -> None:
     house.modal.fault("ImageDelete", status="UNAVAILABLE", times=None)
     with pytest.raises(SandkeepError, match="is ordered"):
         house.client.snapshot.delete(snapshot.snapshot_id)
-    house.modal.clear_faults()
     house.modal.forget_calls()
+    house.modal.clear_faults()
     until(lambda: house.count("ImageDelete"))
     until(lambda: not [one for one in house.client.snapshot.list().snapshots if one.status != "deleted"])
 
