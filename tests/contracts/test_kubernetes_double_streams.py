@@ -17,6 +17,7 @@ import pytest
 import websocket
 from kubernetes import watch
 from tests.support import rootfs
+from tests.support.expect import until
 from tests.support.kubernetes.clients import Clients, refusal
 from tests.support.kubernetes.cluster import Cluster, start_cluster
 
@@ -175,7 +176,7 @@ def test_refused_before_the_upgrade(cluster: Cluster, clients: Clients) -> None:
 
 def test_logs(clients: Clients) -> None:
     read = clients.core.read_namespaced_pod_log
-    assert read("main", "default") == "one\ntwo\nthree\n"
+    until(lambda: read("main", "default") == "one\ntwo\nthree\n")
     assert read("main", "default", tail_lines=1) == "three\n"
     assert refusal(lambda: read("none", "default")) == (404, "NotFound")
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import urllib3
 from kubernetes import watch
+from tests.support.expect import until
 from tests.support.kubernetes.clients import Clients
 from tests.support.kubernetes.cluster import Cluster
 from tests.support.kubernetes.widgets import GROUP, PLURAL, VERSION, Widgets, widget
@@ -165,4 +166,4 @@ def test_open_watches_are_counted(cluster: Cluster, namespace: str) -> None:
     cut = cluster.faults(cut_watches={})
     assert cut["cut"] >= 1
     assert stream.next() is None
-    assert cluster.requests()["watches"] == []
+    until(lambda: cluster.requests()["watches"] == [])

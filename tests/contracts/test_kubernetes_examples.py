@@ -149,7 +149,7 @@ def test_the_role_of_clients_grants_what_is_used_and_nothing_else(cluster: Clust
             until(
                 lambda: core.read_namespaced_pod_log(pod, NAMESPACE).startswith("0\n")
             )  # its program is just starting
-            cluster.script(snapshot_delay_s=0.5, snapshot_deletion_s=0.5)
+            cluster.script(snapshot_delay_s=3, snapshot_deletion_s=3)  # else none may have to be waited for
             saved = sandbox.checkpoint("save")
             assert saved.exit_code == 0, saved.stderr
         with PodSnapshotSandboxClient(TEMPLATE, None, NAMESPACE, api_client=api) as sandbox:

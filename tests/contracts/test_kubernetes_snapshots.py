@@ -259,7 +259,7 @@ def test_a_deleted_snapshot_is_gone_with_its_files(cluster: Cluster, counters: C
     name = counters.save("t", "p")
     files = cluster.directory / "snapshots" / name
     assert files.is_dir()
-    cluster.script(snapshot_deletion_s=0.2)
+    cluster.script(snapshot_deletion_s=3)
     try:
         counters.delete("podsnapshots", name)
         assert counters.get("podsnapshots", name)["metadata"]["deletionTimestamp"]

@@ -66,7 +66,7 @@ def test_it_ends_with_what_it_started(roots: dict[str, str], tmp_path: Path) -> 
         pid = start_sandbox(service)
         assert not has_ended(pid)
     wait_for_end(pid, service.pid)
-    assert os.listdir(tmp_path / "service" / "files") == []
+    until(lambda: os.listdir(tmp_path / "service" / "files") == [])
     assert (tmp_path / "service" / "log").read_text() == ""
 
 
@@ -84,7 +84,7 @@ def test_a_sudden_end_leaves_nothing(parent: subprocess.Popen[bytes], tmp_path: 
     wait_for_end(pid)
     if victim == "parent":
         wait_for_end(service.pid)
-    assert os.listdir(tmp_path / "service" / "files") == []
+    until(lambda: os.listdir(tmp_path / "service" / "files") == [])
 
 
 def test_a_start_that_fails_says_why(tmp_path: Path) -> None:

@@ -30,8 +30,9 @@ def test_created_attached_detached_and_attached_again(request: Any, cluster: Mak
     assert (there.name, there.spec.labels, there.sandbox_token) == (ID, {"team": "blue"}, None)
     assert group.sh(1, "cat file mine; echo more >more") == "from the image\nmine\n"
     until(lambda: group.get(0, made.sandbox_id).moved_to is not None)
+    until(lambda: group.get(0, made.sandbox_id).status == "stopped")
     left = group.get(0, made.sandbox_id)
-    assert (left.status, left.terminated_reason) == ("stopped", "handed_over")
+    assert left.terminated_reason == "handed_over"
     assert left.moved_to[0].startswith("tls://127.0.0.1:")
     with group.daemons[0].connect() as client:
         error = refused("not_ready", client.sandbox.exec, made.sandbox_id, "true")
@@ -185,7 +186,7 @@ def test_a_handover_that_fails_leaves_it_where_it_is(cluster: Make, shared: dict
     with group.daemons[1].connect() as client:
         error = refused("conflict", client.sandbox.attach_shared, ID, group.token, timeout_s=60)
     assert "keeps it" in error.message
-    assert group.get(0).status == "running"
+    until(lambda: group.get(0).status == "running")
     with group.daemons[0].connect() as client:
         [lock] = client.lock.list().locks
         assert (lock.status, lock.handover_error is not None) == ("held", True)

@@ -239,8 +239,10 @@ async def _ask_for_what_is_not_theirs(
         except SandkeepError as error:
             codes.append(error.code)
     async with streams.events() as events:
-        with trio.move_on_after(0.2):
-            return codes, "", [(await events.__anext__()).type]
+        with trio.fail_after(60):
+            while events.token is None:
+                with trio.move_on_after(0.2):
+                    return codes, "", [(await events.__anext__()).type]
         return codes, events.token, []
 
 

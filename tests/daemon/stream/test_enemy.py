@@ -94,7 +94,7 @@ async def test_a_client_that_goes_while_nobody_reads_what_it_typed_is_let_go(hou
         sock.settimeout(0.5)
         with contextlib.suppress(TimeoutError):
             sock.sendall(typed)
-        assert held_websockets(house) == 1
+        await until_async(lambda: held_websockets(house) == 1)  # those of other tests may be going just now
         sock.close()
         await until_async(lambda: not held_websockets(house))
     is_well(house)
@@ -319,6 +319,6 @@ async def test_a_log_is_answered_without_gap_or_repetition_or_not_at_all(piece: 
 async def test_a_server_that_lets_in_and_lets_go_is_asked_ever_less_often() -> None:
     async with accepting() as made:
         with trio.fail_after(60), pytest.raises(SandkeepError, match="closed the connection"):
-            async with made.client(patience_s=0.7).events() as events:
+            async with made.client(patience_s=1.4).events() as events:
                 await events.__anext__()
         assert 2 < len(made.asked) < 10

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.support.expect import until_async
 from tests.support.streams import House, everything, house_in, message, websocket
 
 from sandkeep.protocol import frames
@@ -62,6 +63,8 @@ async def test_a_copy_ends_with_its_sandbox(house: House, op: str) -> None:
             await message(connection)
         else:
             await connection.send_message(bytes(1 << 19))
+            with house.daemon.connect() as client:
+                await until_async(lambda: b".sandkeep-" in client.sandbox.exec("s", "ls -A").stdout)
         close(house)
         with trio.fail_after(60):
             got, code = await everything(connection)

@@ -17,6 +17,7 @@ import pytest
 import trio
 from tests.conftest import RunningDaemon, daemon_in
 from tests.daemon.stream.test_slow_readers import Served
+from tests.support.expect import until_async
 from tests.support.fuzzing import Complaints, Grammar, Levels, settled, tasks_living
 from tests.support.proxy import BreakingLine
 from tests.support.soak import times
@@ -112,7 +113,7 @@ def test_a_thief_of_the_port_is_sent_no_token(places: str, kind: str, why: str) 
         assert trio.run(first, streams)
         house.daemon.stop()
         with thief(places, house.port, kind) as heard:
-            with trio_patience(5), pytest.raises(SandkeepError) as raised:
+            with trio_patience(5 if kind == "silent" else 60), pytest.raises(SandkeepError) as raised:
                 trio.run(first, streams)
             said = heard()
         assert raised.value.code == why
@@ -384,7 +385,7 @@ async def shake(directory: Path, count: int, seed: int) -> None:
             assert before is not None
             await settled(tasks)
             Levels().check(before)
-            assert served.server.connections == 0
+            await until_async(lambda: not served.server.connections)  # the last of them may be going just now
     assert complaints.said == []
 
 

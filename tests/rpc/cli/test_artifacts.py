@@ -6,7 +6,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from tests.support.expect import refused
+from tests.support.expect import refused, until
 from tests.support.printed import said
 
 pytestmark = pytest.mark.needs("bwrap")
@@ -38,9 +38,8 @@ def test_they_are_listed_shown_and_removed(cli: Any, client: Any, image: str, bo
     assert shown["type"] == "text/plain"
     assert shown["digest"] == f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
     assert cli("artifact", "cat", second).stdout == CONTENT
-    assert cli(f"sandkeep artifact rm {first[:-1]}", "", env={"_SANDKEEP_COMPLETE": "bash"}).stdout == (
-        f"word\t{first}\n".encode()
-    )
+    line = f"sandkeep artifact rm {first[:-1]}"
+    assert until(lambda: cli(line, "", env={"_SANDKEEP_COMPLETE": "bash"}).stdout) == f"word\t{first}\n".encode()
 
     assert said(cli("artifact", "rm", first, second)).split() == [first, second]
     assert rows(cli("artifact", "ls"))[1:] == []

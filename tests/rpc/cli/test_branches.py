@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.expect import until
 from tests.support.printed import said
 
 from sandkeep.cli.commands import merges
@@ -348,8 +349,8 @@ def test_merges_paths_and_branches_are_completed(cli: Any, branches: Branches) -
     merge_id, _ = conflicted(cli("branch", "merge", a, b))
 
     def completed(line: str) -> list[str]:
-        done = cli(f"sandkeep branch {line}", "", env={"_SANDKEEP_COMPLETE": "bash"})
-        return [word.partition("\t")[2] for word in done.stdout.decode().splitlines()]
+        told = until(lambda: cli(f"sandkeep branch {line}", "", env={"_SANDKEEP_COMPLETE": "bash"}).stdout)
+        return [word.partition("\t")[2] for word in told.decode().splitlines()]
 
     assert completed(f"conflicts {merge_id[:-1]}") == [merge_id]
     assert completed(f"blame {merge_id[:-1]}") == [merge_id]

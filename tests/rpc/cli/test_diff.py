@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.expect import until
 
 from sandkeep.cli.display import changes, output, paths
 from sandkeep.model import Diff, FileChange
@@ -139,10 +140,10 @@ def test_the_exit_code_tells_whether_there_are_differences(cli: Any, boxes: str)
 
 
 def test_other_sandboxes_are_completed(cli: Any, boxes: str) -> None:
-    found = cli(f"sandkeep diff changed {boxes[:-1]}", "", env={"_SANDKEEP_COMPLETE": "bash"})
-    assert found.stdout == f"word\t{boxes}\n".encode()
-    found = cli("sandkeep diff changed sa", "", env={"_SANDKEEP_COMPLETE": "bash"})
-    assert found.stdout == b"word\tsame\n"
+    for begun, whole in ((boxes[:-1], boxes), ("sa", "same")):
+        line = f"sandkeep diff changed {begun}"
+        found = until(lambda line=line: cli(line, "", env={"_SANDKEEP_COMPLETE": "bash"}).stdout)
+        assert found == f"word\t{whole}\n".encode()
 
 
 # -- text alone -------------------------------------------------------------------------------------------------------

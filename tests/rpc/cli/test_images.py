@@ -5,11 +5,13 @@ shown.
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon, daemon_in
+from tests.support.expect import until
 
 from sandkeep.cli.exit_codes import COMPLETE_VARIABLE
 from sandkeep.compat import crafty
@@ -144,7 +146,7 @@ def test_the_records_of_crafty_name_what_docker_has(
 def test_references_are_completed(daemon: RunningDaemon, project: Path) -> None:
     made(daemon, BUSYBOX)
     for line in ("sandkeep image create test/bu", "sandkeep image create . --base test/bu"):
-        done = daemon.cli(line, env={COMPLETE_VARIABLE: "fish"}, cwd=project)
-        assert f"word\t{BUSYBOX}" in done.stdout.decode()
+        asked = partial(daemon.cli, line, env={COMPLETE_VARIABLE: "fish"}, cwd=project)
+        until(lambda asked=asked: f"word\t{BUSYBOX}" in asked().stdout.decode())
     done = daemon.cli("sandkeep image create ./", env={COMPLETE_VARIABLE: "fish"}, cwd=project)
     assert done.stdout.decode().startswith("file\t./")

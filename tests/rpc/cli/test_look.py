@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.support.expect import until
 from tests.support.golden import EXAMPLES
 
 from sandkeep.cli.display import layout, output, progress, timeline
@@ -244,7 +245,7 @@ def test_progress_says_nothing_into_a_pipe(capfd: pytest.CaptureFixture[str], mo
 
 @pytest.mark.needs("bwrap")
 def test_what_is_done_at_once_shows_no_progress(screen: Callable[..., str], tmp_path: Path) -> None:
-    assert re.fullmatch(r"img_\w+\n", screen("image", "create", str(tmp_path)))
+    until(lambda: re.fullmatch(r"img_\w+\n", screen("image", "create", str(tmp_path))))
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------

@@ -209,8 +209,10 @@ def test_ids_complete_also_of_sessions_that_have_ended(cli: Any, image: str) -> 
     said(cli("session", "ensure", "complete-me", "--image", image))
     said(cli("session", "close", "complete-me"))
     for line in ("sandkeep session get comp", "sandkeep session export comp", "sandkeep session ensure comp"):
-        assert cli(line, "", env={"_SANDKEEP_COMPLETE": "bash"}).stdout == b"word\tcomplete-me\n"
-    images = cli("sandkeep session ensure x --image ", "", env={"_SANDKEEP_COMPLETE": "bash"}).stdout
+        found = until(lambda line=line: cli(line, "", env={"_SANDKEEP_COMPLETE": "bash"}).stdout)
+        assert found == b"word\tcomplete-me\n"
+    line = "sandkeep session ensure x --image "
+    images = until(lambda: cli(line, "", env={"_SANDKEEP_COMPLETE": "bash"}).stdout)
     assert f"word\t{image}\n".encode() in images
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.expect import until
 from tests.support.printed import said
 from tests.support.users import let_in
 
@@ -163,5 +164,5 @@ def test_garbage(cli: Any, shared_daemon: Any) -> None:
 def test_names_complete(cli: Any, box: str, shared_daemon: Any) -> None:
     snapshot = said(cli("snapshot", "create", box, "--name", "done"))
     line = f"sandkeep --socket {shared_daemon.socket} snapshot get snp_"
-    done = cli(line, env={"_SANDKEEP_COMPLETE": "fish"})
-    assert f"word\t{snapshot}\tdone, " in done.stdout.decode()
+    found = until(lambda: cli(line, env={"_SANDKEEP_COMPLETE": "fish"}).stdout)
+    assert f"word\t{snapshot}\tdone, " in found.decode()

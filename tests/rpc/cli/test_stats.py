@@ -305,6 +305,6 @@ def test_on_a_terminal_it_can_be_had_once(screen: Screen, word: str) -> None:
 
 
 def test_names_complete(shared_daemon: Any, boxes: tuple[str, str]) -> None:
-    done = shared_daemon.cli("sandkeep stats at-", "", env={"_SANDKEEP_COMPLETE": "bash"})
-    assert b"at-work" in done.stdout
-    assert b"at-rest" in done.stdout
+    found = until(lambda: shared_daemon.cli("sandkeep stats at-", "", env={"_SANDKEEP_COMPLETE": "bash"}).stdout)
+    assert b"at-work" in found
+    assert b"at-rest" in found
