@@ -214,8 +214,7 @@ def test_an_owner_that_reaches_nothing_stops_before_another_has_it(
     two.lines[0].fail("down")
     two.attach(1, timeout_s=120)
     assert two.files(1) == ["one"]
-    left = two.get(0, made.sandbox_id)
-    assert left.status == "suspended"
+    until(lambda: two.get(0, made.sandbox_id).status == "suspended")
     second = two.document(METADATA)
     with two.daemons[0].connect() as client:
         stopped = [
