@@ -45,7 +45,7 @@ DAEMONS_OWN = kinds()
 
 @pytest.fixture
 def unswept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no keeper asked, now and then, after ends that were not told."""
+    """Keep the provider from asking keepers, now and then, after ends that were not told."""
     monkeypatch.setattr(keeper_provider, "SWEEP_PERIOD_S", 1e9)
 
 

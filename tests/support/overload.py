@@ -130,7 +130,7 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether so many have come."""
+        """True once so many have come."""
         return self._open.is_set()
 
     async def pass_(self) -> None:

@@ -1,4 +1,4 @@
-"""What a block began is undone if it fails."""
+"""Undoing of what a block began, if it fails."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, suppress

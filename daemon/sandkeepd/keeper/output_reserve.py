@@ -14,13 +14,12 @@ from typing import Final
 from sandkeep.system.descriptors import closing_fd
 from sandkeepd.host import blocks
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
+from sandkeepd.keeper.journal_trimming import STREAMS
 
 _BLOCK: Final = 4096
 _STDOUT_BYTES: Final = 64 * 1024
 _SHARE: Final = 512
 """The part of a disk that is lent for one ``stdout`` at most: root has a twentieth, or 2 MiB."""
-
-_STREAMS: Final = ("stdout", "stderr")
 
 
 class OutputReserve:
@@ -50,7 +49,7 @@ class OutputReserve:
         """Give back what an ended process has not used, and what could not be given back before."""
         if self._lent and process_id in self._lent:
             self._lent.remove(process_id)
-            self._ended.update(f"{process_id}.{stream}" for stream in _STREAMS)
+            self._ended.update(f"{process_id}.{stream}" for stream in STREAMS)
             self._give_back()
 
     def _disk_bytes(self) -> int:

@@ -287,7 +287,7 @@ def users_daemon(root: str) -> Iterator[str]:
 
 
 def listens(path: str) -> bool:
-    """Whether somebody does there: for a moment there is a socket on which nobody does yet."""
+    """Return True if somebody does there: for a moment there is a socket on which nobody does yet."""
     with socket.socket(socket.AF_UNIX) as sock:
         return sock.connect_ex(path) == 0
 

@@ -513,7 +513,7 @@ def test_on_a_mount(own_house: Callable[..., House]) -> None:
 
 
 def die_restoring(house: House, box: str, checkpoint_id: str, asked: dict[str, Any]) -> list[Any]:
-    """Have the daemon die once one sandbox of a checkpoint is made, and start again; return those that are made."""
+    """Kill the daemon once one sandbox of a checkpoint is made, and start it again; return those that are made."""
     house.daemon.stop()
     house.daemon.start(**{failpoints.SETTING: "sandbox.created:after"})
     with house.daemon.connect(patience_s=0) as client, pytest.raises(SandkeepError):

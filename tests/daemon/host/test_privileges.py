@@ -1,4 +1,4 @@
-"""What a thread of root's may do meanwhile, and afterwards again, as the kernel tells."""
+"""Rights of a thread of root's meanwhile, and afterwards again, as the kernel tells."""
 
 import os
 from pathlib import Path

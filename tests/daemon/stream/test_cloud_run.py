@@ -494,7 +494,7 @@ def take(server: Server, sandbox_id: str, token: str) -> str:
 
 
 def take_from(server: Server, other: Server, sandbox: cloud_run.CloudRunSandbox) -> None:
-    """Have another daemon take a sandbox in which a command runs."""
+    """Take a sandbox in which a command runs, by another daemon."""
     with server.daemon.connect() as client:
         until(lambda: client.process.list(sandbox.sandbox_id).processes)
     take(other, sandbox.sandbox_id, sandbox.sandbox_token)

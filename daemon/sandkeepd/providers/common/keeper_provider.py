@@ -62,7 +62,7 @@ class HeldInstance(KeeperInstance):
     first_pid: int | None = None
     """The sandbox's first process, its keeper, in this machine's numbers."""
     disks: DiskWatch | None = None
-    """What measures that; None if only the limit of its journals is measured."""
+    """The watch that measures that; None if only the limit of its journals is measured."""
     measured_at: float = 0.0
     """By Trio's clock, the beginning of the last measurement."""
     measure_s: float = 0.0

@@ -4,7 +4,6 @@ A thread with only the container's user and groups, and no capabilities, resolve
 container's first process, so that no link and no ``..`` leads out of it. Everything here blocks.
 """
 
-import ctypes
 import errno
 import os
 import stat
@@ -18,6 +17,7 @@ from sandkeep.model import FileContent, FileEntry
 from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_in_root
 from sandkeepd.contract.instance import Directory
+from sandkeepd.host.privileges import take_rights_of
 from sandkeepd.host.processes import Identity, identify, in_fresh_thread
 from sandkeepd.keeper import files
 from sandkeepd.keeper.failure import failure
@@ -25,11 +25,8 @@ from sandkeepd.keeper.pipes import HELPER
 
 T = TypeVar("T")
 
-_SETGROUPS, _CAPSET = ({"x86_64": (116, 126), "aarch64": (159, 91)}).get(os.uname().machine, (-1, -1))
-_CAPABILITY_VERSION: Final = 0x20080522
 _MOST_LINKS: Final = 40
 _MODE: Final = 0o644
-_libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class _RefusedError(Exception):
@@ -50,7 +47,7 @@ class Root:
 
         def inside() -> T:
             with closing_fd(self._open()) as place:
-                _take_rights_of(*self._user)
+                take_rights_of(*self._user)
                 return work(_Inside(place), os.fsencode(os.path.join(self._working_dir, path)))
 
         try:
@@ -73,24 +70,6 @@ class Root:
 
     def _gone(self) -> SandkeepError:
         return StateError("not_ready", f"sandbox {self._sandbox_id} has ended: create another")
-
-
-def _take_rights_of(uid: int, gid: int) -> None:
-    """Give this thread the rights of a user, and no capabilities. The other threads keep theirs: so not by libc."""
-    _check(_libc.syscall(ctypes.c_long(_SETGROUPS), ctypes.c_long(0), None))
-    _libc.setfsgid(ctypes.c_uint(gid))
-    _libc.setfsuid(ctypes.c_uint(uid))
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    _check(_libc.syscall(ctypes.c_long(_CAPSET), header, (ctypes.c_uint32 * 6)()))
-    if _libc.setfsuid(ctypes.c_uint(uid)) != uid or _libc.setfsgid(ctypes.c_uint(gid)) != gid:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-
-def _check(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result
 
 
 class _Inside(NamedTuple):
