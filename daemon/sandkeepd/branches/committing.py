@@ -7,14 +7,13 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-import trio
-
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Commit, CommitPath, CommitPlan
 from sandkeep.protocol.methods import BranchCommit, BranchPlan
 from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.branches import CommitState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.branches.answers import as_many_as_fit, text_of
@@ -23,7 +22,6 @@ from sandkeepd.branches.difference import Difference, Sources, changed_counts, d
 from sandkeepd.branches.lineage import Lineage, began_with
 from sandkeepd.branches.merge_files import MergeFiles, Origin
 from sandkeepd.branches.points import Files, Points
-from sandkeepd.branches.work import Work
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
@@ -32,6 +30,7 @@ from sandkeepd.core.operation import Creation, Order
 from sandkeepd.host.host_commit import client as host
 from sandkeepd.host.host_commit.changes import Change
 from sandkeepd.host.host_commit.names import STAGING_PREFIX
+from sandkeepd.host.threads import in_long_thread, run_in_thread
 from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.snapshots.layers import LayerReferences
 
@@ -48,14 +47,13 @@ class Committing(Creation[CommitState, Commit]):
     interrupted = "the daemon stopped during the commit, and the directory is as it was before: commit again"
 
     def __init__(
-        self, core: Core, points: Points, layers: LayerReferences, files: MergeFiles, comparing: Comparing, work: Work
+        self, core: Core, points: Points, layers: LayerReferences, files: MergeFiles, comparing: Comparing
     ) -> None:
         super().__init__(core)
         self._points = points
         self._layers = layers
         self._files = files
         self._comparing = comparing
-        self._work = work
 
     # -- handlers -----------------------------------------------------------------------------------------------------
 
@@ -81,7 +79,7 @@ class Committing(Creation[CommitState, Commit]):
         target = _absolute(asked.target)
         async with self._compared(sandbox, base, target, request.progress, None) as found:
             check = partial(host.check, target, request.caller, found.changes)
-            report = await self._work.ask(request.caller.uid, check)
+            report = await in_long_thread(check)
         kinds = {change.path: _kind(change) for change in found.changes}
         named = [(each.path, each.status, each.why) for each in report.paths]
         paths = [_path(path, kinds[path], status, why) for path, status, why in named]
@@ -110,23 +108,23 @@ class Committing(Creation[CommitState, Commit]):
         _, base = await self._root(sandbox)
         with unnamed_file(self._files.state_dir) as contents:
             async with self._compared(sandbox, base, asked.target, order.progress, contents) as found:
-                digest = await trio.to_thread.run_sync(self._files.keep_record, commit_id, found.origins)
+                digest = await in_thread(self._files.keep_record, commit_id, found.origins)
                 failpoints.reach("commit.planned")
                 with closing_fd(read_only(contents)) as readable:
                     await order.progress(f"writing {len(found.changes)} changes to {asked.target}")
                     apply = partial(_apply, commit_id, asked, found.changes, readable)
-                    await self._work.ask(asked.uid, apply)
+                    await in_long_thread(apply)
         failpoints.reach("commit.applied")
         await self._clean_up(commit_id, order.subject)
         return [NewEvent(commit_id, events.BranchCommitted(**changed_counts(found.origins), provenance=digest))]
 
     async def roll_back(self, order: Order[CommitState]) -> None:
         await self._undo(order.stream, order.subject)
-        await trio.to_thread.run_sync(self._files.remove, order.stream)
+        await in_thread(self._files.remove, order.stream)
 
     async def undo(self, order: Order[CommitState]) -> None:
         """See `Creation.undo`. The directory is as it was."""
-        await trio.to_thread.run_sync(self._files.remove, order.stream)
+        await in_thread(self._files.remove, order.stream)
 
     async def _clean_up(self, commit_id: str, commit: CommitState) -> None:
         """Note that a commit is complete; then remove its mark and its backups from the directory.
@@ -134,7 +132,7 @@ class Committing(Creation[CommitState, Commit]):
         Error handling: it is complete whatever happens. If the directory is not to be reached any more, they stay.
         """
         try:
-            await trio.to_thread.run_sync(self._files.mark_applied, commit_id)
+            await in_thread(self._files.mark_applied, commit_id)
             failpoints.reach("commit.marked")
             await self._undo(commit_id, commit)
         except SandkeepError as error:
@@ -142,12 +140,12 @@ class Committing(Creation[CommitState, Commit]):
 
     async def _undo(self, commit_id: str, commit: CommitState) -> host.Undone:
         undo = partial(host.undo, commit.requested.target, caller_of(commit.requested), commit_id)
-        return await self._work.ask(commit.requested.uid, undo)
+        return await in_long_thread(undo)
 
     async def _recover(self, order: Order[CommitState]) -> None:
         """Take back what an earlier daemon had begun; or record that it was complete."""
         commit_id = order.stream
-        applied = await trio.to_thread.run_sync(self._files.is_applied, commit_id)
+        applied = await in_thread(self._files.is_applied, commit_id)
         if not applied:
             try:
                 undone = await self._undo(commit_id, order.subject)
@@ -165,7 +163,7 @@ class Committing(Creation[CommitState, Commit]):
         if not applied:
             await super()._recover(order)
             return
-        digest, origins = await trio.to_thread.run_sync(self._files.found_record, commit_id)
+        digest, origins = await in_thread(self._files.found_record, commit_id)
         await self._clean_up(commit_id, order.subject)
         event = events.BranchCommitted(**changed_counts(origins), provenance=digest)
         await self.core.record([NewEvent(commit_id, event)], None)
@@ -186,12 +184,12 @@ class Committing(Creation[CommitState, Commit]):
         merge = self.core.state.merges.get(began) if kind == "merge" else None
         merged: Mapping[bytes, Origin] = {}
         if merge is not None and merge.provenance is not None:
-            origins = await trio.to_thread.run_sync(self._files.record, merge.merge_id, merge.provenance)
+            origins = await in_thread(self._files.record, merge.merge_id, merge.provenance)
             merged = {origin.path: origin for origin in origins}
         written: dict[bytes, Origin] = {}
         for commit in self._earlier(sandbox, target):
             assert commit.made is not None
-            record = await trio.to_thread.run_sync(self._files.record, commit.commit_id, commit.made.provenance)
+            record = await in_thread(self._files.record, commit.commit_id, commit.made.provenance)
             written |= {origin.path: origin for origin in record}
         start = Files(provider=asked.provider, image_id=asked.image_id, plan=asked.plan)
         async with self._comparing.present(sandbox, progress) as now, self._points.opened(base, start, now) as trees:
@@ -201,7 +199,7 @@ class Committing(Creation[CommitState, Commit]):
                 merged=merged, written=written,
             )  # fmt: skip
             compare = partial(difference, sources, contents)
-            yield await self._work.compute(sandbox.owner, compare, progress, "comparing the files")
+            yield await run_in_thread(compare, progress, "comparing the files")
 
     def _earlier(self, sandbox: SandboxState, target: str) -> list[CommitState]:
         """Return the commits to the same directory by the branch, and by those that it came from, oldest first."""

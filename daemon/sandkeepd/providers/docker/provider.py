@@ -22,6 +22,7 @@ from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.hostile_files import HostileTree
+from sandkeepd.host.threads import in_ending_thread
 from sandkeepd.host.undo import undo_on_error
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
@@ -216,12 +217,12 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         """See `Provider.terminate`. Processes end at once, also when the engine is down; the rest waits for it."""
         self._mark_terminated(sandbox_id)
         self._replacement.forget(sandbox_id)
-        await self.in_thread(kill, handle)
+        await in_ending_thread(kill, handle)
         failpoints.reach("docker.killed")
         await self.docker.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
         failpoints.reach("docker.removed")
         await self.await_end(sandbox_id)
-        await self.in_thread(self.layout.clear, sandbox_id)
+        await self.finish(partial(self.layout.clear, sandbox_id))
 
     # Events of the engine
 
