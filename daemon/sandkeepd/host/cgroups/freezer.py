@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from sandkeep.errors import DaemonError, ProviderError
+from sandkeep.errors import DaemonError, ProviderError, StateError
 from sandkeep_store.threads import check_cancelled
 from sandkeepd.host.cgroups.placement import read, write
 
@@ -54,6 +54,16 @@ def thaw(groups: Mapping[str, str]) -> None:
     if switch is not None:
         with suppress(OSError):
             write(switch.file, switch.thaw)
+
+
+def end(groups: Mapping[str, str]) -> None:
+    """Thaw the groups of a sandbox that is being killed, and let nobody freeze them any more: a killed process that is
+    frozen does not end. Safe to repeat. The next sandbox of the same groups begins with `recover`.
+    """
+    state = freezer_state_of(groups)
+    if state is not None:
+        state.is_over = True  # first: whoever freezes looks again afterwards
+        thaw(groups)
 
 
 def are_frozen(groups: Mapping[str, str]) -> bool:
@@ -99,6 +109,8 @@ class FreezerState:
         whose thread takes it, or by the one order that suspends or resumes.
         """
         self.is_being_read = False
+        self.is_over = False
+        """True once the sandbox is being killed. See `end`."""
         self.is_frozen_for_read = False
         """True while it is frozen only for a read."""
 
@@ -178,8 +190,11 @@ class Freezer:
 
     def _freeze(self) -> None:
         try:
-            write(self._switch.file, self._switch.freeze)
-            wait_until(lambda: _is_frozen(self._switch))
+            if not self.state.is_over:
+                write(self._switch.file, self._switch.freeze)
+            wait_until(lambda: self.state.is_over or _is_frozen(self._switch))
+            if self.state.is_over:
+                raise StateError("not_ready", "the sandbox is being ended")
         except OSError as error:
             self._thaw()
             message = f"the sandbox's control group cannot be frozen: {error.strerror}: check that the sandbox runs"
@@ -215,6 +230,9 @@ def freezer_of(groups: Mapping[str, str], mark: str) -> Freezer | None:
 
 def recover(groups: Mapping[str, str], mark: str) -> None:
     """Thaw the groups if an earlier daemon, and its guard, died during a read. Safe to repeat."""
+    state = freezer_state_of(groups)
+    if state is not None:
+        state.is_over = False
     if os.path.exists(mark):
         thaw(groups)
         with suppress(FileNotFoundError):

@@ -21,6 +21,7 @@ from sandkeep.settings.daemon import MEMORY_LIMIT
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
+from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.host.threads import in_ending_thread
 from sandkeepd.host.undo import undo_on_error
@@ -218,6 +219,9 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self._mark_terminated(sandbox_id)
         self._replacement.forget(sandbox_id)
         await in_ending_thread(kill, handle)
+        instance = self.instances.get(sandbox_id)
+        if instance is not None and not instance.is_suspended():  # what a reader has frozen does not end
+            freezer.end(instance.cgroups)
         failpoints.reach("docker.killed")
         await self.docker.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
         failpoints.reach("docker.removed")

@@ -252,7 +252,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         everything = Limits(memory_bytes=1, cpus=1, pids=1)
         groups = plan["cgroups"] if plan else self.hierarchies.plan(sandbox_id, everything)
         if groups:
-            freezer.thaw(groups)
+            freezer.end(groups)
             kill_all(lambda: cgroups.members(groups))
             cgroups.remove(groups)
 
