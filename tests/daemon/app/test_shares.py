@@ -20,7 +20,6 @@ from tests.support.users import as_client
 from sandkeep.blocking import connect
 from sandkeep.errors import SandkeepError
 from sandkeep_store.archives.tar.depth import MOST_LEVELS
-from sandkeepd.main import STOP_S
 
 pytestmark = pytest.mark.needs("root", "bwrap")
 
@@ -157,10 +156,7 @@ def test_reads_of_one_sandbox_delay_neither_others_nor_a_stop(
                 as_client(daemon, uid, lambda client: lead_a_life(image, client))
             assert left() == waiting
             as_client(daemon, ENEMY, lambda client: client.sandbox.exec(box_of(image, client), "true"))
-            process = daemon.process
-            began = time.monotonic()
-            assert daemon.stop() == 0
-            assert time.monotonic() - began < STOP_S, process  # its promise
+            assert daemon.stop() == 0  # in good order: after `STOP_S` it would be 1
         finally:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -175,9 +171,8 @@ def test_trees_beyond_the_limit_are_refused_and_ended(scene: tuple[RunningDaemon
         box = box_of(image, client, DEEP)
         calls = [client.sandbox.diff, client.sandbox.fork, client.snapshot.create]
         for call in calls:
-            assert refused("tree_too_deep", call, box).data["levels"] == MOST_LEVELS
-        client.sandbox.terminate(box)
-        assert client.sandbox.get(box).status == "terminated"
+            assert f"more than {MOST_LEVELS} levels" in refused("tree_too_deep", call, box).message
+        assert client.sandbox.terminate(box).status == "stopped"
 
     as_client(daemon, ENEMY, misuse)
 
@@ -205,8 +200,7 @@ def test_a_hundred_thousand_levels_are_ended(client: Any, image: str) -> None:
     box = client.sandbox.create(image).sandbox_id
     assert client.sandbox.exec(box, ["python3", "-c", CHAIN, "100000"]).exit_code == 0
     refused("tree_too_deep", client.sandbox.fork, box)
-    client.sandbox.terminate(box)
-    until(lambda: client.sandbox.get(box).status == "terminated", 600)
+    until(lambda: client.sandbox.terminate(box).status == "stopped", 600)
 
 
 def test_a_stop_that_hangs_ends_the_process() -> None:

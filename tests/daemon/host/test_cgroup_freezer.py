@@ -212,13 +212,15 @@ def test_where_there_is_no_group_nothing_is_done(tmp_path: Path) -> None:
 
 
 def test_what_is_being_killed_is_not_frozen_any_more(group: Group) -> None:
-    with pytest.raises(StateError, match="was resumed"), reading(group):
-        assert group.state() == IS_READ
-        freezer.end(group.groups)
-        assert not freezer.are_frozen(group.groups)
-        with pytest.raises(StateError, match="is being ended"):
-            group.freezer.suspend()
-        assert not freezer.are_frozen(group.groups)
+    read = reading(group)
+    assert group.state() == IS_READ
+    freezer.end(group.groups)
+    assert not freezer.are_frozen(group.groups)
+    with pytest.raises(StateError, match="is being ended"):
+        group.freezer.suspend()
+    assert not freezer.are_frozen(group.groups)
+    with pytest.raises(StateError, match="was resumed"):
+        read.close()
     with pytest.raises(StateError, match="is being ended"), reading(group):
         raise AssertionError
     freezer.recover(group.groups, group.mark)

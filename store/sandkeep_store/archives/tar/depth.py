@@ -23,4 +23,4 @@ def too_deep(name: bytes) -> StateError:
     """Return the error for a tree with that path in it."""
     top = b"/".join(name.removeprefix(b"./").split(b"/", 3)[:3])
     message = f"below {shown(top)} there are more than {MOST_LEVELS} levels of directories: remove or flatten them"
-    return StateError("tree_too_deep", message, levels=MOST_LEVELS)
+    return StateError("tree_too_deep", message)

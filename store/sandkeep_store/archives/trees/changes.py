@@ -21,9 +21,9 @@ from sandkeep_store.archives.tar import whiteouts
 from sandkeep_store.archives.tar.depth import MOST_LEVELS, require_depth, too_deep
 from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.tar.reader import Reader
+from sandkeep_store.archives.trees import pipes
 from sandkeep_store.archives.trees.read import Names, Program, Remarks
 from sandkeep_store.archives.trees.tree import Overlay, is_opaque, reserved
-from sandkeep_store.threads import check_cancelled
 
 _MAGIC: Final = b"Sandkeep's catalogue 1\n"
 RECENT_NS: Final = 50_000_000
@@ -170,8 +170,7 @@ def _listed(tree: int, program: Sequence[str]) -> Iterator[bytes]:
 
 def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
     rest = b""
-    while chunk := os.read(pipe.fileno(), _CHUNK):
-        check_cancelled()
+    while chunk := pipes.read_some(pipe.fileno(), _CHUNK):
         *whole, rest = (rest + chunk).split(b"\0")
         yield from whole
 
