@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.needs("root", "bwrap")]
 
 OTHERS = (40_021, 40_022, 40_023)
 ENEMY = 40_024
-SECONDS = 60.0
+ROUNDS = 3
+SECONDS = 20.0
 BOXES = 4
 """Sandboxes of the enemy, in each of which a program is busy."""
 
@@ -138,6 +139,7 @@ def hostile_load(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[None]
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             os.close(reading)
+        as_client(daemon, ENEMY, lambda client: [client.sandbox.terminate(box) for box in boxes])
 
 
 def p99(times: list[float]) -> float:
@@ -149,10 +151,12 @@ def test_others_wait_hardly_longer_than_for_bare_programs(places: str, capsys: p
         os.mkdir(f"{daemon.root}/source", 0o755)
         image = {"source": f"{daemon.root}/source"}
         daemon.start()
-        with busy_programs(PROGRAMS):
-            bare = all_lives(daemon, image)
-        with hostile_load(daemon, image):
-            beside = all_lives(daemon, image)
+        bare, beside = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+        for _ in range(ROUNDS):  # in turns, as the machine may have other work
+            for times, load in ((bare, busy_programs(PROGRAMS)), (beside, hostile_load(daemon, image))):
+                with load:
+                    for name, seconds in all_lives(daemon, image).items():
+                        times[name] += seconds
     ratios = {name: p99(beside[name]) / p99(bare[name]) for name in bare}
     with capsys.disabled():
         for name, ratio in ratios.items():
