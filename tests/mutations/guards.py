@@ -1,16 +1,20 @@
 """Guards against hostile code, how each is taken away, and the test that must fail without it.
 
 An entry replaces `text`, which occurs once in `file`, by `instead`. `python -m tests.mutations.guards` writes the list
-into `docs/explanation/hostile-code.md`; `tests/mutations/test_guards.py` keeps both true.
+into `docs/explanation/hostile-code.md`, and the table of `attacks.py`; `tests/mutations/test_guards.py` keeps both
+true.
 """
 
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.mutations.attacks import numbers, table
+
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "explanation" / "hostile-code.md"
 BEGIN, END = "<!-- guards: written by python -m tests.mutations.guards -->\n", "<!-- end of guards -->\n"
+BEGIN_TABLE, END_TABLE = "<!-- attacks: written by python -m tests.mutations.guards -->\n", "<!-- end of attacks -->\n"
 
 
 class Guard(NamedTuple):
@@ -584,17 +588,28 @@ GUARDS = [
 
 
 def listed() -> str:
-    """The guards as they stand in the document, and what their links mean."""
-    places = {_label(path): path for guard in GUARDS for path in (guard.file, guard.test.partition("::")[0])}
+    """Return the guards as they stand in the document, and the definitions of its links to files of the project."""
     items = [
         f"{guard.name}: {_link(guard.file)}, without it {_link(guard.test.partition('[')[0])} fails" for guard in GUARDS
     ]
-    links = [f"[{label}]: ../../{path}\n" for label, path in sorted(places.items())]
-    return "".join(map(_item, items)) + "\n" + "".join(links)
+    links = [f"[{_label(path)}]: ../../{path}\n" for path in sorted(linked_files(), key=_label)]
+    return "".join(_item(f"- {item}", "  ") for item in items) + "\n" + "".join(links)
 
 
-def _item(text: str) -> str:
-    lines = textwrap.wrap(f"- {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def linked_files() -> set[str]:
+    """Return the files to which the list and the table link."""
+    tests = [guard.test for guard in GUARDS] + list(numbers())
+    return {guard.file for guard in GUARDS} | {test.partition("::")[0] for test in tests}
+
+
+def attacks() -> str:
+    """Return the table of attacks and its numbered tests as they stand in the document."""
+    tests = [_item(f"{number}. {_link(test)}", "   ") for test, number in numbers().items()]
+    return table() + "\n" + "".join(tests)
+
+
+def _item(text: str, indent: str) -> str:
+    lines = textwrap.wrap(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines) + "\n"
 
 
@@ -609,9 +624,13 @@ def _label(path: str) -> str:
 
 
 def written(document: str) -> str:
-    """The document with the list as it is now."""
-    before, _, rest = document.partition(BEGIN)
-    return before + BEGIN + "\n" + listed() + "\n" + END + rest.partition(END)[2]
+    """Return the document with the list and the table as they are now."""
+    return _replaced(_replaced(document, BEGIN_TABLE, attacks(), END_TABLE), BEGIN, listed(), END)
+
+
+def _replaced(document: str, begin: str, text: str, end: str) -> str:
+    before, _, rest = document.partition(begin)
+    return before + begin + "\n" + text + "\n" + end + rest.partition(end)[2]
 
 
 if __name__ == "__main__":
