@@ -34,7 +34,7 @@ RAW = {"exec", "run", "shell", "attach", "logs", "artifact cat", "branch show", 
 
 NO_DOCUMENT = {
     "run", "exec", "shell", "attach", "logs", "artifact cat", "branch show",  # the output of a process, or a file
-    "cp", "session export", "snapshot export", "snapshot import", "branch commit", "branch resolve",  # they ask for more
+    "cp", "session export", "snapshot export", "snapshot import", "branch commit", "branch resolve",  # ask for more
 }  # fmt: skip
 """They get no whole document from a daemon that only lies."""
 
