@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from sandkeep.errors import SandkeepError
+from sandkeep.protocol.printable import lines
 from sandkeep.settings import daemon
 from sandkeep.system import start_failure
 
@@ -39,7 +40,7 @@ def main() -> None:
     try:
         _run()
     except SandkeepError as error:
-        print(f"sandkeepd: {error.message}", file=sys.stderr)  # noqa: T201  # the last words of a daemon that cannot start
+        print(f"sandkeepd: {lines(error.message)}", file=sys.stderr)  # noqa: T201  # it cannot start
         if managed:  # who starts it by hand has just read it
             with suppress(SandkeepError):
                 start_failure.leave(daemon.SOCKET(), error.message)

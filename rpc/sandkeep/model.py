@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
 
-from sandkeep.ids import IMAGE_NAME_PATTERN, MAX_NAME_LENGTH, NAME_PATTERN
+from sandkeep.ids import FILE_NAME_PATTERN, IMAGE_NAME_PATTERN, MAX_NAME_LENGTH, NAME_PATTERN, SHOWN_PATTERN
 
 MAX_INLINE_BYTES: Final = 1024 * 1024
 """Maximum bytes of each stream in the answer of an ``exec``. The rest is in the journal."""
@@ -49,7 +49,19 @@ Text: TypeAlias = Annotated[
     str, Meta(max_length=131071, pattern=r"^[^\x00]*$(?!\n)", description="Any text without NUL.")
 ]
 Key: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$(?!\n)", description="A variable's name.")]
-Label: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+FileName: TypeAlias = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=255,
+        pattern=FILE_NAME_PATTERN,
+        description="A file's name, without '/' and control characters, and not of dots alone.",
+    ),
+]
+Label: TypeAlias = Annotated[
+    str,
+    Meta(min_length=1, max_length=256, pattern=SHOWN_PATTERN, description="Any text without control characters."),
+]
 Path: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]+$(?!\n)", description="A path without NUL.")
 ]

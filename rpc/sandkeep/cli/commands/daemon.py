@@ -8,7 +8,19 @@ from typing import Any, NoReturn
 import click
 
 from sandkeep.cli.display.layout import Column
-from sandkeep.cli.display.output import age, facts, json_line, note, paint, plain, size, table, terminal_width, wrap
+from sandkeep.cli.display.output import (
+    age,
+    echo,
+    facts,
+    json_line,
+    note,
+    paint,
+    plain,
+    size,
+    table,
+    terminal_width,
+    wrap,
+)
 from sandkeep.cli.options import Frontend, command, common
 from sandkeep.cli.words import METHOD
 from sandkeep.errors import SetupError
@@ -137,9 +149,9 @@ def _show_capability(name: str, works: bool, why: str | None) -> None:
     indent = len(name) + 7
     room = terminal_width()
     first, *rest = wrap(plain(why or ""), room and room - indent)
-    print(f"{name}  {word}  {first}".rstrip())
+    echo(f"{name}  {word}  {first}".rstrip())
     for line in rest:
-        print(" " * indent + line)
+        echo(" " * indent + line)
 
 
 @command(

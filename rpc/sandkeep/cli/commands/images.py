@@ -10,7 +10,7 @@ import click
 
 from sandkeep.blocking import Client
 from sandkeep.cli.advice import suggestion
-from sandkeep.cli.display.output import Column, age, cut_middle, json_line, note, size, status, table, when
+from sandkeep.cli.display.output import Column, age, cut_middle, echo, json_line, note, size, status, table, when
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.options import (
     Frontend,
@@ -89,7 +89,7 @@ def create(
         return json_line(image)
     if image.skipped_count:
         note(f"sandkeep: {image.skipped_count} files were left out: sockets and devices cannot be in an image")
-    return print(image.image_id)
+    return echo(image.image_id)
 
 
 def _no_directory(error: SandkeepError, word: str) -> SandkeepError:

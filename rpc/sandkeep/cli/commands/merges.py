@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sandkeep.blocking import Client
 from sandkeep.cli.display.conflicts import conflict_lines, unpainted
-from sandkeep.cli.display.output import Column, age, json_line, note, paint, status
+from sandkeep.cli.display.output import Column, age, echo, json_line, note, paint, status
 from sandkeep.cli.display.paths import quote_bytes
 from sandkeep.cli.display.progress import progress
 from sandkeep.cli.exit_codes import REFUSED
@@ -133,9 +133,9 @@ def _answer(front: Frontend, client: Client, merged: Merged) -> int:
             merged = replace(merged, conflicts=every(client.branch.conflicts, merge_id=merged.merge.merge_id))
         json_line(merged)
     elif merged.sandbox is not None:
-        print(merged.sandbox.sandbox_id)
+        echo(merged.sandbox.sandbox_id)
     else:
-        print(merged.merge.merge_id, flush=True)
+        echo(merged.merge.merge_id, flush=True)
         _explain(merged)
     return code
 
@@ -179,7 +179,7 @@ def conflicts(front: Frontend, merge: str) -> None:
         return json_line(found)
     for conflict in found:
         for line in conflict_lines(conflict):
-            print(line)
+            echo(line)
     return None
 
 
@@ -348,4 +348,4 @@ def abandon(front: Frontend, merges: tuple[str, ...]) -> None:
         for merge_id in merges:
             with progress(f"giving up {merge_id}") as display:
                 ended = client.branch.abandon(merge_id, progress=display)
-            json_line(ended) if front.as_json else print(ended.merge_id, flush=True)
+            json_line(ended) if front.as_json else echo(ended.merge_id, flush=True)
