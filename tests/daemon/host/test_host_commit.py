@@ -21,11 +21,13 @@ from tests.support.expect import until
 from tests.support.users import as_user, command_as
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, StateError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.trees import remove_tree
 from sandkeepd.contract.caller import Caller
 from sandkeepd.host import spawn
 from sandkeepd.host.host_commit import client, names, rights
 from sandkeepd.host.host_commit.changes import Change, Entry
+from sandkeepd.host.host_commit.journal import Journal
 
 ME = Caller(uid=os.geteuid(), gid=os.getegid())
 ALICE = Caller(uid=40_011, gid=40_011)
@@ -145,12 +147,31 @@ def check(home: Path, branch: Branch, caller: Caller = ME, force: Sequence[bytes
     return statuses(client.check(str(home), caller, branch.changes, force=force))
 
 
-def apply(home: Path, branch: Branch, caller: Caller = ME, **more: object) -> client.Report:
-    return client.apply(str(home), caller, COMMIT, branch.changes, branch.fd, **more)  # type: ignore[arg-type]
+def journal_of(home: Path, commit: str = COMMIT) -> Path:
+    """The journal of a commit, where the target's user cannot reach it."""
+    return home.parent / f"journal-{commit}"
 
 
-def undo(home: Path, caller: Caller = ME, **more: object) -> client.Undone:
-    return client.undo(str(home), caller, COMMIT, **more)  # type: ignore[arg-type]
+@contextlib.contextmanager
+def open_journal(home: Path, commit: str = COMMIT, *, new: bool = False) -> Iterator[int]:
+    fd = os.open(journal_of(home, commit), os.O_RDWR | os.O_CREAT | (os.O_TRUNC if new else 0), 0o600)
+    with closing_fd(fd):
+        yield fd
+
+
+def state_of(home: Path) -> str | None:
+    with open_journal(home) as journal:
+        return Journal(journal).settled_state()
+
+
+def apply(home: Path, branch: Branch, caller: Caller = ME, *, commit: str = COMMIT, **more: object) -> client.Report:
+    with open_journal(home, commit, new=True) as journal:
+        return client.apply(str(home), caller, commit, branch.changes, branch.fd, journal, **more)  # type: ignore[arg-type]
+
+
+def undo(home: Path, caller: Caller = ME, *, commit: str = COMMIT, **more: object) -> client.Undone:
+    with open_journal(home, commit) as journal:
+        return client.undo(str(home), caller, commit, journal, **more)  # type: ignore[arg-type]
 
 
 def refused(home: Path, branch: Branch, caller: Caller = ME, **more: object) -> SandkeepError:
@@ -448,8 +469,8 @@ def test_targets_that_are_none(home: Path, branch: Branch) -> None:
     for target in ("relative", str(home / "missing"), str(home / "file"), str(home / "file" / "x"), "/a\0b"):
         for call in (
             lambda target=target: client.check(target, ME, branch.changes),
-            lambda target=target: client.apply(target, ME, COMMIT, branch.changes, branch.fd),
-            lambda target=target: client.undo(target, ME, COMMIT),
+            lambda target=target: client.apply(target, ME, COMMIT, branch.changes, branch.fd, branch.fd),
+            lambda target=target: client.undo(target, ME, COMMIT, branch.fd),
         ):
             with pytest.raises(CallerError) as caught:
                 call()
@@ -516,7 +537,7 @@ def test_contents_that_are_not_as_requested(home: Path, tmp_path: Path, branch: 
 
 def test_contents_must_be_read_only(home: Path, branch: Branch) -> None:
     with tempfile.TemporaryFile() as file, pytest.raises(ValueError, match="reading"):
-        client.apply(str(home), ME, COMMIT, branch.changes, file.fileno())
+        client.apply(str(home), ME, COMMIT, branch.changes, file.fileno(), file.fileno())
 
 
 # -- rights -----------------------------------------------------------------------------------------------------------
@@ -658,6 +679,7 @@ def test_a_users_daemon_commits_as_him(home: Path) -> None:
     scratch.mkdir()
     for each in (home, scratch):
         give(each, ALICE)
+    os.chown(home.parent, ALICE.uid, ALICE.gid)  # of the journal
     argv = [sys.executable, "-B", "-c", USERS_DAEMON, str(home), str(scratch)]
     subprocess.run(command_as(ALICE.uid, argv), check=True, cwd=Path(__file__).parents[3], timeout=60)
     assert picture(home) == {
@@ -674,9 +696,9 @@ def test_undo_takes_no_orders_from_a_journal_of_somebody_else(home: Path, branch
     branch("a", b"base", b"branch")
     with pytest.raises(ProviderError):
         apply(home, branch, ALICE, failpoints=["kill:move:1"])
-    with pytest.raises(CallerError) as caught:
+    with pytest.raises(StateError) as caught:
         undo(home, ME)
-    assert caught.value.code == "permission_denied"
+    assert caught.value.code == "host_changed"
     undo(home, ALICE)
     assert (home / "a").read_bytes() == b"base"
 
@@ -779,7 +801,7 @@ def test_killed_at_any_step_it_is_all_or_nothing(home: Path, branch: Branch, poi
     late = "complete" in point or "cleanup" in point
     if as_alice:
         with pytest.raises(StateError) as unfinished:
-            client.apply(str(home), caller, "cmt_2", branch.changes, branch.fd)
+            apply(home, branch, caller, commit="cmt_2")
         assert (unfinished.value.code, unfinished.value.data["unfinished"]) == ("conflict", COMMIT)
     for again in (f"kill:rollback:{3 if 'move' in point else 1}", "kill:cleanup:2"):
         with contextlib.suppress(ProviderError):  # where undoing gets so far
@@ -810,11 +832,13 @@ def test_undo_tells_how_a_commit_ended(home: Path, branch: Branch) -> None:
     with pytest.raises(ProviderError):
         apply(home, branch, failpoints=["kill:move:3"])
     assert undo(home).outcome == "undone"
-    report = apply(home, branch, clean_up=False)
-    assert "apply" in report.counts
-    assert (home / STAGING / "complete").exists()
+    assert state_of(home) == "undone"
+    with pytest.raises(ProviderError):
+        apply(home, branch, failpoints=["kill:complete:1"])
+    assert state_of(home) == "complete"
     assert undo(home).outcome == "complete"
     assert undo(home).outcome == "none"
+    assert state_of(home) == "complete"
 
 
 def test_all_or_nothing_on_a_disk(home_on_disk: Path, branch: Branch) -> None:
@@ -997,7 +1021,7 @@ def test_two_commits_do_not_interleave(home: Path, branch: Branch) -> None:
     branch("a", b"base", b"branch")
     with stopped_at(home, branch, "move:1") as outcome:
         for call in (
-            lambda: client.apply(str(home), ME, "cmt_2", branch.changes, branch.fd),
+            lambda: apply(home, branch, commit="cmt_2"),
             lambda: undo(home),
         ):
             with pytest.raises(StateError) as caught:
@@ -1060,9 +1084,9 @@ def test_racing_with_somebody_who_swaps_directories(home: Path, branch: Branch) 
     try:
         for commit in commits:
             with contextlib.suppress(SandkeepError):
-                client.apply(str(home), ME, commit, branch.changes, branch.fd)
+                apply(home, branch, commit=commit)
             with contextlib.suppress(SandkeepError):
-                client.undo(str(home), ME, commit)
+                undo(home, commit=commit)
     finally:
         swapping.kill()
         swapping.wait()
@@ -1070,7 +1094,7 @@ def test_racing_with_somebody_who_swaps_directories(home: Path, branch: Branch) 
         (home / "d").unlink()
         (home / "link").rename(home / "d")
     for commit in commits:
-        assert client.undo(str(home), ME, commit).kept == []
+        assert undo(home, commit=commit).kept == []
     assert picture(outside) == before
     assert set(check(home, branch).values()) in ({"apply"}, {"same"})
 
@@ -1136,9 +1160,15 @@ def test_a_damaged_journal_is_told(home: Path, branch: Branch) -> None:
     branch("a", b"base", b"branch")
     with pytest.raises(ProviderError):
         apply(home, branch, failpoints=["kill:move:1"])
-    journal = home / STAGING / "journal"
+    journal = journal_of(home)
     good = journal.read_bytes()
-    for content in (b"", b"[]", b"{}", good[:-20], good.replace(b'"path": "a"', b'"path": "../a"')):
+    head = good[: good.index(b"}\n") + 2]
+    forged = good.partition(b"[")[2].replace(b'"path": "a"', b'"path": "../a"')
+    digest = hashlib.sha256(b"[" + forged).hexdigest().encode()
+    for content in (
+        b"x", b"applying\n[]", head, good[:-20], good.replace(b'"slot": 1', b'"slot": 2'),
+        good.replace(b'"version": 2', b'"version": 1'), b"%s%s\n[%s" % (head, digest, forged),
+    ):  # fmt: skip
         journal.write_bytes(content)
         with pytest.raises(DaemonError) as caught:
             undo(home)
