@@ -118,7 +118,7 @@ class Committing(Creation[CommitState, Commit]):
                     await order.progress(f"writing {len(found.changes)} changes to {asked.target}")
                     report = await self._apply(order, found.changes, readable)
         failpoints.reach("commit.applied")
-        order.context = report
+        order.context = not report.leftover or await self._clean_up(order.subject)
         return [NewEvent(commit_id, events.BranchCommitted(**changed_counts(found.origins), provenance=digest))]
 
     async def _apply(self, order: Order[CommitState], changes: Sequence[Change], contents: int) -> host.Report:
@@ -154,14 +154,21 @@ class Committing(Creation[CommitState, Commit]):
 
     async def failed(self, order: Order[CommitState], error: SandkeepError) -> Sequence[NewEvent]:
         if await self._is_complete(order.stream):  # its program, or the log, failed after that
+            order.context = await self._clean_up(order.subject)
             return [await self._committed(order.stream)]
         return await super().failed(order, error)
 
     async def succeeded(self, order: Order[CommitState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
-        if order.context is not None and not order.context.leftover:
+        if order.context:
             await trio.to_thread.run_sync(self._files.forget_journal, order.stream)
-        else:
-            await self._clean_up(order.subject)
+
+    async def sweep(self, commit_id: str) -> None:
+        """Remove what is left of a commit that is done: its journal would be believed of any directory with the inode."""
+        commit = self.core.state.commits.get(commit_id)
+        if commit is None or commit.status != "ready":
+            return
+        if await trio.to_thread.run_sync(self._files.has_journal, commit_id) and await self._clean_up(commit):
+            await trio.to_thread.run_sync(self._files.forget_journal, commit_id)
 
     async def undo(self, order: Order[CommitState]) -> None:
         """See `Creation.undo`. The directory is as it was."""
@@ -169,19 +176,16 @@ class Committing(Creation[CommitState, Commit]):
             await trio.to_thread.run_sync(self._files.remove, order.stream)
 
     async def _clean_up(self, commit: CommitState) -> bool:
-        """Remove the staging directory and then the journal of a commit that is complete, or changed nothing.
+        """Remove the staging directory of a commit that is complete, or changed nothing; False if it stays.
 
-        Error handling: it is that whatever happens. If the directory is not to be reached any more, both stay.
+        Error handling: it is that whatever happens. The journal, which a later attempt needs, stays with the directory.
         """
         try:
-            if (await self._undo(commit)).leftover:
-                return False
-            await trio.to_thread.run_sync(self._files.forget_journal, commit.commit_id)
+            return not (await self._undo(commit)).leftover
         except SandkeepError as error:
             extra = {"commit_id": commit.commit_id, "why": error.message}
             logger.warning("the staging directory of a commit stays", extra=extra)
             return False
-        return True
 
     async def _undo(self, commit: CommitState) -> host.Undone:
         return await self._work.ask(commit.requested.uid, partial(_undo, self._files, commit))
@@ -209,8 +213,9 @@ class Committing(Creation[CommitState, Commit]):
             await self.fail(order, error)
             return
         if state == "complete":
-            await self.core.record([await self._committed(commit_id)], None)
-            await self._clean_up(order.subject)
+            order.context = await self._clean_up(order.subject)
+            facts = await self.core.record([await self._committed(commit_id)], None)
+            await self.succeeded(order, facts)
         else:
             await super()._recover(order)
 

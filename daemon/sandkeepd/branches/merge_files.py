@@ -275,6 +275,10 @@ class MergeFiles:
         with closing_fd(descriptor):
             yield descriptor
 
+    def has_journal(self, commit_id: str) -> bool:
+        """Return True if a commit has a journal."""
+        return os.path.exists(f"{self.place(commit_id)}/{JOURNAL}")
+
     def journal_state(self, commit_id: str) -> State | None:
         """Return the state of a commit's journal, which is durable then; None without one."""
         try:

@@ -58,9 +58,9 @@ class Journal:
         return self.state
 
     def begin(self, target: int, staging: int) -> None:
-        """Write the inodes of the target and the empty staging directory, durably. Raises JournalError."""
-        if self.state is not None:
-            raise ValueError("the journal was used before")
+        """Write the inodes of the target and the empty staging directory, durably: the journal must be empty. Raises
+        JournalError.
+        """
         identities = {"version": VERSION, "target": target, "staging": staging}
         self._write(_line("staging") + json.dumps(identities).encode("ascii") + b"\n", 0)
 

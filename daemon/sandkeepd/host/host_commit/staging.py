@@ -42,7 +42,9 @@ class Staging:
 
     @classmethod
     def create(cls, tree: Tree, commit: str, journal: Journal) -> "Staging":
-        """Create it, and begin the journal. Raises OSError, ForeignError."""
+        """Create it, and begin the journal. Raises OSError, ForeignError, ValueError for a journal that was used."""
+        if journal.state is not None:
+            raise ValueError("the journal was used before")
         os.mkdir(_name(commit), 0o700, dir_fd=tree.fd)
         try:
             staging = cls(tree, commit)
