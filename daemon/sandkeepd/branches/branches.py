@@ -73,12 +73,16 @@ class Branches:
         self.command: Command = DirectCommand("branch.remove", self._termination.again)
 
     async def sweep(self) -> None:
-        """Remove the files of merges and commits that are on no record."""
+        """Remove the files of merges and commits that are on no record, and what commits that are done left in their
+        targets.
+        """
         # Looked for first: those that are made meanwhile are on record before they have files.
         found, state = await trio.to_thread.run_sync(self._files.names), self._core.state
         left = [name for name in found if name not in state.merges and name not in state.commits]
         for name in left:
             await trio.to_thread.run_sync(self._files.remove, name)
+        for name in found:
+            await self.committing.sweep(name)
 
     async def remove(self, request: Request[BranchRemove]) -> Sandbox:
         """End a branch."""

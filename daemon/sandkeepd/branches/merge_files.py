@@ -11,8 +11,8 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import msgspec
@@ -33,6 +33,7 @@ from sandkeep_store.merging.layer import MergedLayer
 from sandkeep_store.merging.model import Conflict, Decision, Merge, Policy, Version, from_document, to_document
 from sandkeep_store.merging.trees import Lookup, Progress, TreeState
 from sandkeepd.branches.answers import as_many_as_fit, text_of
+from sandkeepd.host.host_commit.journal import Journal, State
 from sandkeepd.host.threads import Meter
 from sandkeepd.providers.common.errors import storage_errors
 
@@ -40,7 +41,7 @@ FOLDER: Final = "branches"
 SPOOL: Final = "spool"
 BLOBS: Final = "blobs"
 PROVENANCE: Final = "provenance"
-APPLIED: Final = "applied"
+JOURNAL: Final = "journal"
 BASE: Final = "base"
 ALL: Final = "all"
 
@@ -248,14 +249,48 @@ class MergeFiles:
         message = f"the record of {object_id} is missing or damaged in the state directory"
         raise DaemonError("storage_unavailable", message)
 
-    def mark_applied(self, commit_id: str) -> None:
-        """Note, durably, that all changes of a commit are made."""
-        with storage_errors(self.place(commit_id)):
-            durable.replace(f"{self.place(commit_id)}/{APPLIED}", b"")
+    # -- journals of commits ------------------------------------------------------------------------------------------
 
-    def is_applied(self, commit_id: str) -> bool:
-        """Return True if all changes of a commit are known to be made."""
-        return os.path.exists(f"{self.place(commit_id)}/{APPLIED}")
+    @contextmanager
+    def new_journal(self, commit_id: str) -> Iterator[int]:
+        """Lend the journal of a commit, empty, with a durable name. Raises `storage_unavailable`."""
+        directory = self.place(commit_id)
+        with storage_errors(directory):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+            descriptor = os.open(f"{directory}/{JOURNAL}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with closing_fd(descriptor):
+            with storage_errors(directory):
+                for parent in (directory, f"{self.state_dir}/{FOLDER}", self.state_dir):
+                    durable.sync_directory(parent)
+            yield descriptor
+
+    @contextmanager
+    def journal(self, commit_id: str) -> Iterator[int | None]:
+        """Lend the journal of a commit; None if it has none, as before its beginning and after its end."""
+        try:
+            descriptor = os.open(f"{self.place(commit_id)}/{JOURNAL}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
+        with closing_fd(descriptor):
+            yield descriptor
+
+    def has_journal(self, commit_id: str) -> bool:
+        """Return True if a commit has a journal."""
+        return os.path.exists(f"{self.place(commit_id)}/{JOURNAL}")
+
+    def journal_state(self, commit_id: str) -> State | None:
+        """Return the state of a commit's journal, which is durable then; None without one."""
+        try:
+            with storage_errors(self.place(commit_id)), self.journal(commit_id) as descriptor:
+                return None if descriptor is None else Journal(descriptor).settled_state()
+        except ValueError:
+            message = f"the journal of {commit_id} in the state directory is damaged: look at what it has in the target"
+            raise DaemonError("internal", message) from None
+
+    def forget_journal(self, commit_id: str) -> None:
+        """Remove the journal of a commit, of which nothing is in the target any more."""
+        _remove(f"{self.place(commit_id)}/{JOURNAL}")
 
     def remove(self, object_id: str) -> None:
         """Remove all files of a merge or a commit. Safe to repeat."""

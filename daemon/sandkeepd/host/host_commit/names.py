@@ -57,8 +57,8 @@ def depth(path: bytes) -> int:
 
 
 def staging_id(names: Collection[bytes]) -> str | None:
-    """Return the id of a commit that has a staging directory among these names."""
+    """Return the id in the first of these names that a staging directory could have."""
     for name in sorted(names):
         if name.startswith(STAGING_PREFIX):
-            return name[len(STAGING_PREFIX) :].decode("ascii", "replace")
+            return name[len(STAGING_PREFIX) :].decode("latin-1")
     return None

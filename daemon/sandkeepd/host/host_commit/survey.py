@@ -30,7 +30,8 @@ BLOCKED: Final = {
 class Finding:
     """The status of a path: apply, same, kept, host_changed, blocked or forbidden; and the entry that was seen.
 
-    `only_mode` says that the entry has the new content already, so that its mode is set where it is.
+    `only_mode` says that the entry has the new content already, and its mode is set where it is. A file with a set-uid
+    bit, or with other names, is replaced instead: nobody gets more of it than of a new file.
     """
 
     status: str
@@ -157,12 +158,13 @@ def _compare(parent: int, name: bytes, seen: Seen | None, change: Change) -> Fin
     old, new = change.old, change.new
     content = _content(parent, name, seen, change)
     is_old, is_new = content in ("old", "both"), content in ("new", "both")
+    only_mode = is_new and seen.is_plain
     mode = seen.mode & PERMISSIONS
     if is_new and new and (not change.sets_mode or mode == new.mode & PERMISSIONS or _is_new_directory(change)):
         return Finding("same", "", seen)
     if is_old and old and (not change.sets_mode or old.kind != (new or old).kind or _mode_is_known(mode, old, new)):
-        return Finding("apply", "", seen, only_mode=is_new)
-    return Finding("host_changed", _difference(seen, change, is_old or is_new), seen, only_mode=is_new)
+        return Finding("apply", "", seen, only_mode=only_mode)
+    return Finding("host_changed", _difference(seen, change, is_old or is_new), seen, only_mode=only_mode)
 
 
 def _compare_missing(change: Change) -> Finding:
