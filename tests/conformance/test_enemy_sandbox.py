@@ -116,11 +116,20 @@ def _told(pid: int, name: str) -> bytes:
         return b""
 
 
+@pytest.mark.usefixtures("unswept")
 @AT_HAND
 async def test_a_killed_process_whose_end_cannot_be_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file of answers is as long as a file may be, so the keeper cannot write another line."""
+    """The keeper's next line ends one that the code inside began, and the daemon does not ask before its deadline.
+
+    That line has to be the one of the end: it is spoilt, and the one after it would not be. So it is the script's turn
+    only when the keeper has told of the start.
+    """
+    monkeypatch.setattr(channel, "LOOK_S", 1e9)
     instance = await world.measured(1 << 20)
-    process_id = await start(instance, "sh", "-c", "truncate -s 1M /run/sandkeep/out/exits; echo; exec sleep 1000")
+    go = new_id("go")
+    script = f"until [ -e /run/sandkeep/out/p/{go} ]; do sleep 0.01; done; truncate -s 1M /run/sandkeep/out/exits"
+    process_id = await start(instance, "sh", "-c", f"{script}; echo; exec sleep 1000")
+    (world.state / "sandboxes" / instance.sandbox_id / "out" / "p" / go).touch()
     await instance.wait_output(process_id, 0, 0)
     monkeypatch.setattr(client, "KILL_DEADLINE_S", 0.2)
     with trio.fail_after(60):
