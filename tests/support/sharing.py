@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from tests.conftest import RunningDaemon
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.snapshots import sh
 
 from sandkeep.errors import SandkeepError
@@ -64,7 +65,7 @@ class Cluster:
         self.token = made.sandbox_token or self.token
         return made
 
-    def attach(self, at: int, *, patience_s: float = 10.0, **options: Any) -> Any:
+    def attach(self, at: int, *, patience_s: float = patient(10.0), **options: Any) -> Any:
         with self.daemons[at].connect(patience_s=patience_s) as client:
             return client.sandbox.attach_shared(ID, options.pop("token", self.token), **options)
 
@@ -81,7 +82,7 @@ class Cluster:
                     raise
                 return None
 
-        return until(attached, 120)
+        return until(attached, patient(120))
 
     def rob(self, at: int) -> None:
         """Have a daemon attach it after its lock was freed by force.
@@ -89,11 +90,11 @@ class Cluster:
         The daemon waits for the lock already, so that the owner cannot take it again first.
         """
         with ThreadPoolExecutor(1) as pool:
-            attaching = pool.submit(self.attach, at, timeout_s=120)
+            attaching = pool.submit(self.attach, at, timeout_s=patient(120))
             lock = Path(self.daemons[at].env["SANDBOX_LOCK_MOUNT_PATH"], "sandboxes", ID, "lock.json")
             until(lambda: msgspec.json.decode(lock.read_bytes()).get("waitingOwnerId"))
             freed = self.daemons[at].cli("lock", "release", ID, "--force")
-            attaching.result(180)
+            attaching.result(patient(180))
         assert freed.returncode == 0, freed
 
     def sh(self, at: int, script: str, sandbox: str = ID) -> str:

@@ -11,6 +11,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.expect import until_async
+from tests.support.patience import patient
 
 from sandkeep.errors import ProviderError, SandkeepError
 from sandkeep.system.descriptors import closing_fd
@@ -247,7 +248,7 @@ async def test_a_pod_that_reads_nothing_is_taken_for_gone(tmp_path: Path, monkey
     (tmp_path / "mirror").mkdir()
     made = Relay(HostileRoot(str(tmp_path / "mirror")).tree(), most_bytes=16 << 20)
     stalled = Stalled()
-    with trio.fail_after(60):
+    with trio.fail_after(patient(60)):
         await made.run(stalled)
         assert stalled.sent.is_set()
     made.close()
@@ -259,7 +260,7 @@ async def test_trimming_waits_for_no_pod_that_reads_nothing(tmp_path: Path) -> N
     stalled = Stalled()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(made.run, stalled)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await stalled.sent.wait()
             assert made._connection is not None
             made._connection.ready.set()
@@ -316,7 +317,7 @@ async def hostile(
         nursery.start_soon(serve, ended.set)
         yield made, far
         if fails:
-            with trio.fail_after(60):
+            with trio.fail_after(patient(60)):
                 await ended.wait()
         nursery.cancel_scope.cancel()
     made.close()
