@@ -184,7 +184,7 @@ def test_who_attaches_and_cannot_tell_it_gives_it_back(group: New, place: str) -
     refused("provider_unavailable", two.attach, 1)
     two.lines[1].mend()
     until(lambda: two.standing() == [])
-    two.attach(0, timeout_s=patient(30))
+    two.attach_next(0, timeout_s=patient(30))
     assert two.files(0) == ["one"]
     assert len(two.owners()) == 3
 
@@ -213,7 +213,7 @@ def test_an_owner_that_reaches_nothing_stops_before_another_has_it(
         client.process.launch(ID, "while :; do date +%s%N >>log; sleep 0.02; done", name="writer")
     two.sh(0, "echo never-saved >>mine")
     two.lines[0].fail("down")
-    two.attach(1, timeout_s=patient(120))
+    two.attach_next(1, timeout_s=patient(120))
     assert two.files(1) == ["one"]
     until(lambda: two.get(0, made.sandbox_id).status == "suspended")
     second = two.document(METADATA)
@@ -221,9 +221,10 @@ def test_an_owner_that_reaches_nothing_stops_before_another_has_it(
         stopped = [
             event for event in client.sandbox.history(made.sandbox_id).events if event.type == "sandbox.suspended"
         ]
-    first, last = two.owners()
+    first, *others = two.owners()
+    last = others[-1]  # an attempt to attach it may have failed after it had the lock
     assert first.status == "expired"
-    assert stopped[-1].time < last.acquired_at
+    assert stopped[-1].time < others[0].acquired_at
     two.lines[0].mend()
     until(lambda: two.get(0, made.sandbox_id).moved_to is not None)
     assert two.get(0, made.sandbox_id).status == "suspended"
@@ -287,9 +288,9 @@ def test_when_a_bucket_is_back_its_last_owner_goes_on(group: New, place: str) ->
         line.mend()
     until(lambda: two.get(0).status == "running")
     assert two.files(0) == ["one"]
-    two.attach(1, timeout_s=patient(30))
+    two.attach_next(1, timeout_s=patient(30))
     assert two.files(1) == ["one"]
-    assert len(two.owners()) == 3
+    assert len(two.owners()) >= 3
     until(lambda: two.get(0, made.sandbox_id).status == "stopped")
     assert two.get(0, made.sandbox_id).terminated_reason == "handed_over"
 
@@ -313,7 +314,7 @@ def test_an_owner_that_was_stopped_for_too_long_writes_over_nothing(
     assert late.arrived.wait(patient(60))
     first.send_signal(signal.SIGSTOP)
     try:
-        two.attach(1, timeout_s=patient(120))
+        two.attach_next(1, timeout_s=patient(120))
         two.sh(1, "echo two >>mine")
     finally:
         passed = len(line.answered)

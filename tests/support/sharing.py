@@ -70,15 +70,16 @@ class Cluster:
             return client.sandbox.attach_shared(ID, options.pop("token", self.token), **options)
 
     def attach_next(self, at: int, **options: Any) -> Any:
-        """Attach it after an earlier attempt, whose entry as a waiter may have to expire: if the lock changes at that
-        moment, its daemon does not take it away.
+        """Attach it, by several attempts if need be. The entry as a waiter of an earlier one may have to expire: if the
+        lock changes at that moment, its daemon does not take it away. And where a daemon has less than the product's
+        patience with a service, a busy machine may need more.
         """
 
         def attached() -> Any:
             try:
                 return self.attach(at, **options)
             except SandkeepError as error:
-                if error.code != "lock_contended" or not error.data.get("waiting"):
+                if error.code != "provider_unavailable" and not error.data.get("waiting"):
                     raise
                 return None
 
