@@ -220,12 +220,21 @@ async def test_requests_that_are_never_confirmed(tmp_path: Path, monkeypatch: py
     async with hostile(tmp_path) as (made, pod):
         await pod.send_all(HELLO)
         fifo = os.open(tmp_path / "mirror/in/.control", os.O_RDWR | os.O_NONBLOCK)
-        wrote, waits = 0, False
-        while not waits:
-            with trio.move_on_after(0.5) as scope:
-                await trio.lowlevel.wait_writable(fifo)
-                wrote += os.write(fifo, b"x" * 4000 + b"\n")
-            waits = scope.cancelled_caught
+        wrote = 0
+
+        def is_full() -> bool:
+            nonlocal wrote
+            with suppress(BlockingIOError):
+                while wrote < 400_000:
+                    wrote += os.write(fifo, b"x" * 4000 + b"\n")
+            return made._unconfirmed_bytes > 100_000
+
+        await until_async(is_full)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        assert is_full()
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        with pytest.raises(BlockingIOError):
+            os.write(fifo, b"x" * 4000 + b"\n")
         os.close(fifo)
         assert wrote < 400_000
         assert made._unconfirmed_bytes <= 100_000 + 65_536

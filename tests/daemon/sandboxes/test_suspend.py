@@ -330,11 +330,12 @@ async def test_what_was_under_way_goes_on_afterwards(house: House, monkeypatch: 
     """A start and a kill that the keeper has not heard of are waited for longer than it takes at most, awake."""
     if isinstance(house, DockerHouse):
         pytest.skip("of what its engine does it hears at once")
+    deadline_s = patient(2.0)
     async with house.daemon() as daemon:
         await house.box(daemon)
         await daemon.call("process.launch", sandbox_id="box", name="web", command=["sleep", "1000"])
-        monkeypatch.setattr("sandkeepd.keeper.channel.REQUEST_DEADLINE_S", 2.0)
-        monkeypatch.setattr("sandkeepd.keeper.client.KILL_DEADLINE_S", 2.0)
+        monkeypatch.setattr("sandkeepd.keeper.channel.REQUEST_DEADLINE_S", deadline_s)
+        monkeypatch.setattr("sandkeepd.keeper.client.KILL_DEADLINE_S", deadline_s)
         await trio.to_thread.run_sync(house.stop)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: daemon.call("process.signal", sandbox_id="box", name="web", signal="KILL"))
@@ -344,7 +345,7 @@ async def test_what_was_under_way_goes_on_afterwards(house: House, monkeypatch: 
             await trio.testing.wait_all_tasks_blocked(0.02)
             house.notice(daemon)
             await until_status(daemon, "suspended")
-            await trio.sleep(2.2)  # neither deadline of 2 s runs out meanwhile: nothing happens that could be awaited
+            await trio.sleep(1.1 * deadline_s)  # neither runs out meanwhile: nothing happens that could be awaited
             assert await resume(daemon) == "running"
         codes = {
             name: (await daemon.call("process.wait", sandbox_id="box", name=name)).exit_code for name in ("web", "new")
