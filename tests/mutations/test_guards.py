@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from tests.mutations.attacks import ATTACKS, numbers
 from tests.mutations.guards import DOCUMENT, GUARDS, ROOT, Guard, linked_files, listed, written
+from tests.support.patience import patient
 
 PACKAGES = ("rpc", "store", "daemon")
 COPIED = (*PACKAGES, "tests", "examples", "scripts", "pyproject.toml", "README.md", "Makefile")
-PATIENCE_S = 300.0
+PATIENCE_S = patient(300.0)
 SLOWER = 4
 """A test that takes so many times as long without a guard, and 20 s at least, comes to no end."""
 

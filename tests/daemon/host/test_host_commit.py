@@ -18,6 +18,7 @@ import pytest
 import trio
 from tests.support import disks
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.users import as_user, command_as
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError, StateError
@@ -682,7 +683,7 @@ def test_a_users_daemon_commits_as_him(home: Path) -> None:
         give(each, ALICE)
     os.chown(home.parent, ALICE.uid, ALICE.gid)  # of the journal
     argv = [sys.executable, "-B", "-c", USERS_DAEMON, str(home), str(scratch)]
-    subprocess.run(command_as(ALICE.uid, argv), check=True, cwd=Path(__file__).parents[3], timeout=60)
+    subprocess.run(command_as(ALICE.uid, argv), check=True, cwd=Path(__file__).parents[3], timeout=patient(60))
     assert picture(home) == {
         "a": ("0o100644", b"branch"),
         "d": ("0o40500", None),

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 from tests.support.expect import until
 from tests.support.gateway import SESSIONS, Gateway, gateway_in, plain
+from tests.support.patience import patient
 
 from sandkeepd.core.peer import Peer
 from sandkeepd.http import exchange
@@ -272,7 +273,7 @@ async def test_a_slow_head_is_not_waited_for(tmp_path: Path, data: bytes) -> Non
         nursery.start_soon(_serve, stop, HttpServer(app, Limits(idle_s=0.05)), listener)
         async with await trio.open_unix_socket(f"{tmp_path}/sock") as stream:
             await stream.send_all(data)
-            with trio.fail_after(30):
+            with trio.fail_after(patient(30)):
                 assert await stream.receive_some(100) == b""
         stop.cancel()
 
@@ -292,7 +293,7 @@ async def test_a_slow_body_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
         nursery.start_soon(_serve, stop, HttpServer(app), listener)
         async with await trio.open_unix_socket(f"{tmp_path}/sock") as stream:
             await stream.send_all(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
-            with trio.fail_after(30):
+            with trio.fail_after(patient(30)):
                 assert (await stream.receive_some(100)).split()[1] == b"408"
         stop.cancel()
 
@@ -315,7 +316,7 @@ async def test_a_client_that_does_not_read_is_dropped(tmp_path: Path) -> None:
         nursery.start_soon(_serve, stop, HttpServer(app, Limits(stalled_s=0.05)), listener)
         async with await trio.open_unix_socket(f"{tmp_path}/sock") as stream:
             await stream.send_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            with trio.fail_after(30):
+            with trio.fail_after(patient(30)):
                 await ended.wait()
         stop.cancel()
 

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import RunningDaemon
 from tests.support.boxes import Box, new_box
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
@@ -148,7 +149,7 @@ def test_a_measured_limit_is_changed_and_a_suspended_one_resumes(shared_daemon: 
             assert updated.spec.disk_bytes == MIB
         assert len([one for one in box.client.sandbox.history(box.id).events if one.type == "sandbox.updated"]) == 1
         writer = box.client.process.launch(box.id, "head -c 4M /dev/zero >file").process_id  # it may be stopped halfway
-        until(lambda: box.client.sandbox.get(box.id).status == "suspended", 60)
+        until(lambda: box.client.sandbox.get(box.id).status == "suspended", patient(60))
         assert box.daemon.cli("update", box.id, "--disk", "64M").stdout.decode() == f"{box.id}\n"
         box.client.sandbox.resume(box.id)
         assert box.client.process.wait(box.id, writer).exit_code == 0
@@ -205,7 +206,7 @@ def test_a_death_while_a_measured_limit_is_changed(
         with suppress(SandkeepError):
             client.sandbox.update(box, disk_bytes=SIZE, command_id=command_id)
     assert daemon.process is not None
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     daemon.start()
     with daemon.connect() as client:
         client.sandbox.exec(box, ["true"])  # it is adopted
@@ -266,7 +267,7 @@ def test_a_death_at_every_step(new_daemon: Callable[[], RunningDaemon], tmp_path
         with suppress(SandkeepError):
             client.sandbox.update(box, disk_bytes=LARGER, command_id=command_id)
     assert daemon.process is not None
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     daemon.start()
     recorded = SIZE if point == "update.reserved" else LARGER
     image = Path(daemon.state_dir, "disks", box)

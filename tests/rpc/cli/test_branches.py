@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.support.expect import until
+from tests.support.patience import patient
 from tests.support.printed import said
 
 from sandkeep.cli.commands import merges
@@ -199,7 +200,9 @@ def test_a_terminal_has_lines_that_it_knows(shared_daemon: Any, branches: Branch
     [a] = branches("true")
     ours, its = pty.openpty()
     env = {**shared_daemon.env, "LC_ALL": locale, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
-    subprocess.run([*shared_daemon.command, "branch", "ls"], env=env, stdin=its, stdout=its, timeout=60, check=True)
+    subprocess.run(
+        [*shared_daemon.command, "branch", "ls"], env=env, stdin=its, stdout=its, timeout=patient(60), check=True
+    )
     os.close(its)
     with open(ours, "rb", buffering=0) as terminal:
         assert f"{sign}{a} " in terminal.read(65536).decode()

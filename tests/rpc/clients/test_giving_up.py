@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 from tests.support.expect import until
+from tests.support.patience import patient
 
 import sandkeep
 from sandkeep import aio, blocking
@@ -89,7 +90,7 @@ def test_ctrl_c_ends_the_command(shared_daemon: Any, client: Any, box: str, prog
         try:
             [process] = until(lambda: running(client, box))
             program_running.send_signal(signal.SIGINT)
-            out, err = program_running.communicate(timeout=60)
+            out, err = program_running.communicate(timeout=patient(60))
         finally:
             program_running.kill()
     assert out.decode() == f"{process.process_id}\n", err.decode()
@@ -133,7 +134,7 @@ def test_what_a_handler_raises_ends_the_command_and_the_client_goes_on(
             shared.sandbox.exec(box, LONG)
         until(lambda: has_ended(client, box, caught.value.process_id))  # type: ignore[attr-defined]
         shared.sandbox.exec(box, "touch go")
-        other.join(120)
+        other.join(patient(120))
         assert [result.stdout for result in others] == [b"went\n"]
 
 

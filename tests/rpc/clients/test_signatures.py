@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.patience import patient
 
 from sandkeep.clients import handles
 from sandkeep.clients.binding import Nouns, bind, parameters
@@ -123,5 +124,7 @@ def test_whoever_only_calls_does_not_load_what_describes() -> None:
         "ClientMethod(lambda row: row, METHODS['daemon.ping'])()\n"
         "print(sorted({'sandkeep.clients.signatures', 'sandkeep.clients.handles'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=patient(60), check=True
+    )
     assert done.stdout == "[]\n"

@@ -15,6 +15,7 @@ from tests.support import rootfs
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused_async, until_async
 from tests.support.ledgers import Owning
+from tests.support.patience import patient
 from tests.support.registry import Registry, serving
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError
@@ -296,7 +297,7 @@ async def test_a_build_that_is_broken_off_leaves_nothing(world: World) -> None:
     world.write(Dockerfile=f"FROM {BUSYBOX}\n{script}")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: world.image(progress=hear))
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await running.wait()
         nursery.cancel_scope.cancel()
     # The engine removes the container of a step by itself.
@@ -333,7 +334,7 @@ async def test_an_engine_that_is_killed_while_it_builds(tmp_path: Path, monkeypa
                         await world.image(progress=hear)
 
                 nursery.start_soon(build)
-                with trio.fail_after(60):
+                with trio.fail_after(patient(60)):
                     await running.wait()
                 await trio.to_thread.run_sync(engine.stop, signal.SIGKILL)
             assert provider.layout.builds() == []
@@ -361,7 +362,7 @@ async def test_leavings_stay_while_another_build_is_under_way(world: World) -> N
     async with trio.open_nursery() as nursery:
         world.write(Dockerfile=f"FROM {BUSYBOX}\nENV A=b\nRUN touch /mine\n")
         nursery.start_soon(lambda: world.image(progress=slowly))
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await gate.wait()
         world.write(Dockerfile=f"FROM {BUSYBOX}\nENV C=d\nRUN false\n")
         with pytest.raises(CallerError):
@@ -454,7 +455,7 @@ async def test_a_pull_that_is_broken_off(world: World, registry: Registry) -> No
     before = world.everything()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: world.image(kind="reference", source=reference, progress=hear))
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             await pulling.wait()
         nursery.cancel_scope.cancel()
     assert world.everything() == before

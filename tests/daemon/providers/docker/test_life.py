@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 from sandkeep.errors import SandkeepError
 
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.needs("busybox")]
 
-PATIENCE_S = 60.0
+PATIENCE_S = patient(60.0)
 COUNT = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done"
 
 
