@@ -37,6 +37,7 @@ _GVISOR = "tests/daemon/providers/gvisor/test_hostile_files.py::"
 _TLS = "tests/daemon/stream/test_tls.py::"
 _HTTP = "tests/daemon/http/test_server.py::"
 _CALLS = "tests/conformance/test_seccomp.py::"
+_COMMITS = "tests/daemon/host/test_host_commit.py::"
 _BUILDING = "tests/daemon/providers/docker/test_images.py::"
 _BUILD_LIMITS = "tests/daemon/providers/docker/test_build_limits.py::"
 
@@ -583,6 +584,56 @@ GUARDS = [
         "if max(piece.size_bytes, len(data)) > max_bytes:",
         "if False:",
         "tests/rpc/clients/test_handles.py::test_a_sandbox_cannot_fill_the_memory_of_its_client",
+    ),
+    # recovery state
+    Guard(
+        "A staging directory of a commit is the one in the journal",
+        "daemon/sandkeepd/host/host_commit/staging.py",
+        "if info.st_ino != inode if inode is not None else os.listdir(self.fd):",
+        "if False:",
+        f"{_COMMITS}test_a_directory_in_the_place_of_the_staging_directory_is_left_alone[complete:1]",
+    ),
+    Guard(
+        "A commit is taken back in the directory that it changed",
+        "daemon/sandkeepd/host/host_commit/apply.py",
+        "if target != self._tree.inode:",
+        "if False:",
+        f"{_COMMITS}test_another_directory_by_the_path_of_the_target_is_left_alone[link]",
+    ),
+    Guard(
+        "A commit sets no set-uid bit",
+        "daemon/sandkeepd/host/host_commit/tree.py",
+        "now.mode & ~PERMISSIONS | mode & PERMISSIONS)",
+        "mode)",
+        f"{_COMMITS}test_no_step_sets_a_bit_that_gives_rights[2541]",
+    ),
+    Guard(
+        "A set-uid file is replaced when its mode changes",
+        "daemon/sandkeepd/host/host_commit/survey.py",
+        "only_mode = is_new and seen.is_plain",
+        "only_mode = is_new",
+        f"{_COMMITS}test_a_set_uid_file_loses_that_with_a_change_of_its_mode[journal:1]",
+    ),
+    Guard(
+        "No bare repository is committed",
+        "daemon/sandkeepd/branches/difference.py",
+        'why_forbidden(name) or ("git" if repositories.contain(name) else None)',
+        "why_forbidden(name)",
+        "tests/daemon/branches/test_commits.py::test_no_bare_repository_is_committed",
+    ),
+    Guard(
+        "No bare repository is completed by a commit",
+        "daemon/sandkeepd/host/host_commit/survey.py",
+        'why_forbidden(change.path) or ("git" if self._repositories.contain(change.path) else None)',
+        "why_forbidden(change.path)",
+        "tests/daemon/branches/test_commits.py::test_no_bare_repository_is_completed",
+    ),
+    Guard(
+        "Labels that a container has from its image prove nothing",
+        "daemon/sandkeepd/providers/docker/start.py",
+        "containers = filter(_is_sandbox, client.containers(all=True, filters=filters))",
+        "containers = client.containers(all=True, filters=filters)",
+        f"{_BUILDING}test_labels_of_an_image_prove_nothing[labels0]",
     ),
 ]  # fmt: skip
 

@@ -163,7 +163,7 @@ class Committing(Creation[CommitState, Commit]):
             await trio.to_thread.run_sync(self._files.forget_journal, order.stream)
 
     async def sweep(self, commit_id: str) -> None:
-        """Remove what is left of a commit that is done: its journal would be believed of any directory with the inode."""
+        """Remove what is left of a commit that is done, with its journal: an inode can be another directory's later."""
         commit = self.core.state.commits.get(commit_id)
         if commit is None or commit.status != "ready":
             return

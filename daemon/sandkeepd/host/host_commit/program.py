@@ -21,7 +21,7 @@ from sandkeepd.host.host_commit import rights
 from sandkeepd.host.host_commit.apply import Commit, MovedError, Outcome, StoppedError
 from sandkeepd.host.host_commit.changes import Change, change_from_json
 from sandkeepd.host.host_commit.journal import Journal, JournalError
-from sandkeepd.host.host_commit.names import STAGING_PREFIX, ancestors, is_git, staging_id
+from sandkeepd.host.host_commit.names import STAGING_PREFIX, Repositories, ancestors, is_git, staging_id
 from sandkeepd.host.host_commit.staging import ForeignError
 from sandkeepd.host.host_commit.survey import Survey
 from sandkeepd.host.host_commit.tree import Tree
@@ -95,6 +95,8 @@ def _run(request: dict[str, Any], checkpoint: _Checkpoints) -> dict[str, Any]:
         return {"result": "target", "errno": error.errno}
     if any(is_git(part) or part.lower().startswith(STAGING_PREFIX) for part in path.split(b"/")):
         return {"result": "target", "errno": errno.EPERM, "message": "git"}
+    if request["verb"] != "undo" and _is_in_repository(path):
+        return {"result": "target", "errno": errno.EPERM, "message": "git"}
     try:
         if request["verb"] != "check":
             # Only for the length of this program: the lock ends with it, however that comes.
@@ -112,6 +114,16 @@ def _run(request: dict[str, Any], checkpoint: _Checkpoints) -> dict[str, Any]:
         return {"result": "journal", "errno": error.errno}
     except OSError as error:
         return {"result": "failed", "errno": error.errno or errno.EIO}
+
+
+def _is_in_repository(path: bytes) -> bool:
+    """Return True if git would take a directory for a bare repository, or one above up to the first with a ``.git``."""
+    for directory in (path, *(b"/" + above for above in reversed([*ancestors(path[1:])]))):
+        if os.path.lexists(directory + b"/.git"):
+            return False
+        if Repositories(lambda name, top=directory: os.path.lexists(top + b"/" + name)).contain(b"."):  # type: ignore[misc]
+            return True
+    return False
 
 
 def _undo(tree: Tree, request: dict[str, Any], checkpoint: _Checkpoints) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sandkeepd.host.host_commit.changes import PERMISSIONS, Change, Entry
-from sandkeepd.host.host_commit.names import ancestors, depth, parent_of, why_forbidden
+from sandkeepd.host.host_commit.names import Repositories, ancestors, depth, folded_mark, parent_of, why_forbidden
 from sandkeepd.host.host_commit.tree import Seen, Tree, digest, entries, look
 
 BLOCKED: Final = {
@@ -50,6 +50,8 @@ class Survey:
         self._changes = changes
         self._forced = forced
         self._places = {change.path: place for place, change in enumerate(changes)}
+        self._brought = {folded_mark(change.path) for change in changes if change.new}
+        self._repositories = Repositories(self._has)
         self.findings = [self._inspect(change) for change in changes]
         for place in sorted(range(len(changes)), key=lambda each: -depth(changes[each].path)):
             self._check_contents(changes[place], self.findings[place])
@@ -69,7 +71,7 @@ class Survey:
         return self._forced is None or self._changes[place].path in self._forced
 
     def _inspect(self, change: Change) -> Finding:
-        why = why_forbidden(change.path)
+        why = why_forbidden(change.path) or ("git" if self._repositories.contain(change.path) else None)
         if why:
             return Finding("forbidden", why)
         try:
@@ -83,6 +85,13 @@ class Survey:
             if error.errno not in BLOCKED:
                 raise
             return Finding("blocked", BLOCKED[error.errno])
+
+    def _has(self, path: bytes) -> bool:
+        """Return True if there is something, or the commit brings something."""
+        try:
+            return folded_mark(path) in self._brought or self._tree.look(path) is not None
+        except OSError:
+            return False
 
     def _explains(self, path: bytes) -> bool:
         """Return True if a change of a directory above has a finding of its own about what is there."""

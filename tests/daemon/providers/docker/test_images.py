@@ -23,7 +23,7 @@ from sandkeep.ids import IMAGE, new_id
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, ImportedImage
 from sandkeepd.providers.docker.builder import UNFINISHED_LABEL
-from sandkeepd.providers.docker.container import LOG_LABEL
+from sandkeepd.providers.docker.container import LOG_LABEL, SANDBOX_LABEL
 from sandkeepd.providers.docker.engine import Engine
 from sandkeepd.providers.docker.image_probe import PROBE_LABEL
 from sandkeepd.providers.docker.provider import DockerProvider, open_docker
@@ -637,6 +637,24 @@ async def test_an_image_that_somebody_else_uses_loses_only_our_name(world: World
     finally:
         world.engine.ask("DELETE", "/containers/theirs?force=1")
         world.engine.ask("DELETE", f"/images/{made.digest}")
+
+
+@pytest.mark.parametrize("labels", [[SANDBOX_LABEL], [PROBE_LABEL], [SANDBOX_LABEL, UNFINISHED_LABEL]])
+async def test_labels_of_an_image_prove_nothing(world: World, labels: list[str]) -> None:
+    """Whoever makes an image sets them, and all its containers have them: also those that others run of it."""
+    values = " ".join(f"{name}={world.log_id}" for name in [LOG_LABEL, *labels])
+    world.engine.derived("theirs:1", f"FROM {BUSYBOX}\nLABEL {values}\n")
+    world.engine.ask("POST", "/containers/create?name=theirs", {"Image": "theirs:1"})
+    try:
+        await world.provider.clean_up(Owning())
+        await world.provider.images.clean_up(Owning())
+        await world.provider.terminate(world.log_id, {}, {})
+        assert [c["Names"] for c in world.engine.get("/containers/json?all=1")] == [["/theirs"]]
+        assert world.log_id not in (await world.provider.found())[0]
+    finally:
+        world.engine.ask("DELETE", "/containers/theirs?force=1")
+        world.engine.ask("DELETE", "/images/theirs:1")
+        world.engine._images.discard("theirs:1")
 
 
 async def test_what_no_event_owns_is_removed_and_what_is_anothers_is_told(world: World) -> None:
