@@ -21,12 +21,12 @@ count of them when it is restarted beneath a running container, and then never r
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Final
 
 from sandkeep.errors import ProviderError
 from sandkeep_store.archives.trees.tree import is_marked_opaque
-from sandkeepd.host import mounts
+from sandkeepd.host import mounts, privileges
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.docker.engine import Client
 from sandkeepd.providers.docker.plan import Plan
@@ -43,9 +43,12 @@ _AMBIGUOUS: Final = frozenset(",:\\")
 """Characters that mean something in mount options."""
 
 
-def create(client: Client, plan: Plan, layers: Sequence[str], marks: Mapping[str, str], data_root: str) -> str | None:
+def create(
+    client: Client, plan: Plan, layers: Sequence[str], marks: Mapping[str, str], data_root: str, writer: int | None
+) -> str | None:  # fmt: skip
     """Create the volume of a workspace above an image's `layers`, with labels, and mount it. Safe to repeat. Return its
-    upper directory; None, and no effect, if it can only be a plain volume. `data_root` is the engine's directory.
+    upper directory; None, and no effect, if it can only be a plain volume. `data_root` is the engine's directory; files
+    are written with the rights of the uid `writer`, if there is one.
     """
     volume = plan.workspace_volume
     if volume is None or not volume.own:
@@ -67,7 +70,7 @@ def create(client: Client, plan: Plan, layers: Sequence[str], marks: Mapping[str
         if beneath:
             os.chmod(upper, stat.S_IMODE(os.stat(beneath[0]).st_mode))
         os.chown(upper, plan.uid, plan.gid)
-    _mount(mountpoint, options)
+    _mount(mountpoint, options, writer)
     return upper
 
 
@@ -76,38 +79,38 @@ def is_overlay(mountpoint: str) -> bool:
     return os.path.isdir(_beside(mountpoint, UPPER))
 
 
-def mount(mountpoint: str, layers: Sequence[str], workspace: str) -> None:
+def mount(mountpoint: str, layers: Sequence[str], workspace: str, writer: int | None) -> None:
     """Mount a workspace whose container does not run, unless it is mounted: a restart of the machine, or of the engine,
     unmounts it. Raises `provider_unavailable`.
     """
-    _mount(mountpoint, _options(mountpoint, lowers(layers, workspace)))
+    _mount(mountpoint, _options(mountpoint, lowers(layers, workspace)), writer)
 
 
 def require_seen(mountpoint: str, pid: int, target: str) -> None:
     """Raise `provider_unavailable` if the first process of a container sees something else than the overlay."""
-    place = target.replace(" ", "\\040")
-    with suppress(OSError), open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:  # it has ended
-        if not any(line.split()[4] == place and " - overlay " in line for line in file):
+    with suppress(OSError):  # it has ended
+        if not any((mount.place, mount.kind) == (target, "overlay") for mount in mounts.listed(str(pid))):
             message = f"the engine does not see what the daemon mounts at {mountpoint}: run both in one mount namespace"
             raise ProviderError("provider_unavailable", message)
 
 
-def unmount(mountpoint: str) -> None:
-    """Unmount a workspace whose container was removed, before its volume is. Safe to repeat. Raises
-    `provider_unavailable`.
+def unmount(volume: str) -> None:
+    """Unmount what is mounted in and at the directory of a volume, whose container was removed, before the volume is.
+    Safe to repeat. Raises `provider_unavailable`.
     """
 
     def leave() -> None:
-        for place in mounts.below(mountpoint):
+        for place in mounts.below(volume):
             mounts.unmount(place)
 
     _run_in_host_namespace(leave, "unmounted")
 
 
-def _mount(mountpoint: str, options: str) -> None:
+def _mount(mountpoint: str, options: str, writer: int | None) -> None:
     def enter() -> None:
         if not mounts.below(mountpoint):
-            mounts.mount("overlay", mountpoint, "overlay", 0, options)
+            with nullcontext() if writer is None else privileges.file_user(writer):
+                mounts.mount("overlay", mountpoint, "overlay", 0, options)
 
     _run_in_host_namespace(enter, "mounted")
 
