@@ -20,7 +20,7 @@ from typing import Final
 from sandkeep.errors import SetupError
 from sandkeepd.host import mounts
 from sandkeepd.providers.common.errors import storage_errors
-from sandkeepd.providers.common.layout import VOLUMES
+from sandkeepd.providers.common.layout import OWN_TRASH, VOLUMES
 from sandkeepd.providers.common.own_disks import refused
 
 _IN_MEMORY: Final = frozenset(
@@ -49,7 +49,7 @@ def unused_volumes(directory: str, used: Collection[str]) -> list[str]:
     """Return the directories of volumes on a disk, but for those with the names `used`."""
     parent = f"{directory}/{VOLUMES}"
     try:
-        return [f"{parent}/{name}" for name in os.listdir(parent) if name not in used]
+        return [f"{parent}/{name}" for name in os.listdir(parent) if name not in (*used, OWN_TRASH)]
     except FileNotFoundError:
         return []
 
