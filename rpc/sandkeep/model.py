@@ -1042,7 +1042,8 @@ class SandboxStats(Struct, frozen=True, kw_only=True):
     written. `oom_kills` counts OOM kills; `pids` all processes, `running_processes` those that callers started,
     `pids_refused` those that were not started because of `pids_limit`, `timeouts` those that ended at their time limit.
     `disk_bytes` of `disk_limit_bytes` are taken: all, of a full disk. Where the sandbox has no disk of its own, that is
-    the last measurement. `session_id` is the session that it belongs to. At `expires_at` its longest life is over.
+    the last measurement, and the limit is approximate. `session_id` is the session that it belongs to. At `expires_at`
+    its longest life is over.
     """
 
     sandbox_id: str

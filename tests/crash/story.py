@@ -114,11 +114,11 @@ class Story:
     # -- the story ----------------------------------------------------------------------------------------------------
 
     def tell(
-        self, source: str, interlude: Callable[[], None] = lambda: None, *, suspends: bool = False, grows: bool = True,
-        reference: str | None = None, **image_of: Any,
+        self, source: str, interlude: Callable[[], None] = lambda: None, *, suspends: bool = False,
+        updates: bool = True, reference: str | None = None, **image_of: Any,
     ) -> None:  # fmt: skip
         """All that a sandbox can go through. In the `interlude` something runs in it. `image_of` is how its image is
-        made, of `source` or of a `reference`; it is suspended in between, and its disk grows, if that can be.
+        made, of `source` or of a `reference`; it is suspended in between, and a limit of it is changed, if that can be.
         """
         image = self.ask("image.create", reference or source, **image_of)
         box = self.ask("sandbox.create", image.image_id, secrets={"KEY": "s3cret"}).sandbox_id
@@ -133,8 +133,8 @@ class Story:
         assert (ran.exit_code, ran.stdout, ran.stderr) == (3, b"out\n", b"err\n")
         interlude()
         self.until_output(box, "cat", b"typed\n")
-        if grows:
-            assert self.ask("sandbox.update", box, disk_bytes=8 << 30).spec.disk_bytes == 8 << 30
+        if updates:
+            assert self.ask("sandbox.update", box, pids=400).spec.pids == 400
         if suspends:
             assert self.ask("sandbox.suspend", box).status == "suspended"
             assert self.ask("sandbox.resume", box).status == "running"

@@ -207,7 +207,7 @@ class ImageQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The properties of the sandbox. `secrets` are given to its processes' environment and stored nowhere. The default
     `network` is that of its provider, none unless an administrator said otherwise. `volumes` that are directories of
-    the host are for administrators.
+    the host are for administrators. A limit of `disk_bytes` is exact, or refused; without it the limit is approximate.
 
     With a `writable_root` a container's own root file system is not read-only, so that programs can be installed;
     snapshots and forks hold what was changed there. An administrator can forbid it, and there is no `disk_bytes` with
@@ -463,7 +463,8 @@ class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 class SandboxUpdate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sandbox, and its new limits; those left out stay as they are. A disk of its own can grow, also while it is
-    written to, and not shrink. No provider can change the `network` of a sandbox: that is refused.
+    written to, and not shrink; without one `disk_bytes` is refused. No provider can change the `network` of a sandbox:
+    that is refused.
     """
 
     sandbox_id: Name

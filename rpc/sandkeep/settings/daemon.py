@@ -415,7 +415,7 @@ DISK_LIMIT = Setting(
     "SANDKEEP_DISK_LIMIT",
     parse_size,
     "10G",
-    "Disk limit of sandboxes that have none of their own.",
+    "Approximate disk limit of sandboxes that were created without one.",
 )
 MEMORY_LIMIT = Setting(
     "SANDKEEP_MEMORY_LIMIT",

@@ -20,7 +20,6 @@ ASKED_S: Final = 20.0
 NETWORK: Final = "network none is a NetworkPolicy, which only some of the clusters' network plugins enforce"
 _SECCOMP: Final = "each pod asks for the default profile of its node's runtime; templates name their own"
 _RESTART: Final = "a pod's files go with it: make checkpoints or snapshots, and restore those"
-_DISK: Final = "the kubelet measures what a pod writes, and evicts one beyond its limit, which ends the sandbox"
 
 
 async def capabilities(name: str, cluster: Cluster, objects: Objects) -> ProviderCapabilities:
@@ -53,7 +52,7 @@ def _features(forms: Forms) -> dict[str, Capability]:
         "terminals": Capability(works=True, why="in images that have tmux"),
         "limit_cpus": Capability(works=True),
         "limit_memory": Capability(works=True),
-        "limit_disk": Capability(works=True, why=_DISK),
+        "limit_disk": Capability(works=False, why=f"--disk is refused, as {plan.DISK}"),
         "limit_pids": Capability(works=False, why=plan.PIDS),
         "network_none": Capability(works=True, why=NETWORK),
         "network_host": Capability(works=False, why=plan.HOST_NETWORK),

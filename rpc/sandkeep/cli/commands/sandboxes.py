@@ -298,9 +298,18 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
             if isolation is None
             else [("isolation", isolation.mechanism), ("files", isolation.files), ("host uid", isolation.host_uid)]
         ),
-        *([] if isolation is None else [("limit", f"{name} by {how}") for name, how in isolation.limits.items()]),
+        *(
+            []
+            if isolation is None
+            else [("limit", describe_limit(name, how)) for name, how in isolation.limits.items()]
+        ),
         *([] if isolation is None else [("note", text) for text in isolation.notes]),
     ]
+
+
+def describe_limit(name: str, how: str) -> str:
+    """Return the enforcement of a limit, as a fact: code inside can exceed an approximate one."""
+    return f"{name}, {how}" if how == "approximate" else f"{name} by {how}"
 
 
 def describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
@@ -377,7 +386,7 @@ def _own(front: Frontend, selection: Selection) -> tuple[str, ...]:
 @click.option("--cpus", type=float, metavar="N", help="New CPU limit, in cores.")
 @click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="New memory limit, such as 512M.")
 @click.option("--pids", type=int, metavar="N", help="New maximum number of processes.")
-@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="New disk limit, such as 4G.")
+@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="New size of its own disk, such as 4G.")
 @click.option(
     "--network",
     type=click.Choice(["none", "host", "bridge"]),

@@ -49,6 +49,14 @@ WAYS = {
     "passed on": "a, b = socket.socketpair(); fd, _ = full('big'); os.unlink('big')\n"
     "a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd]))]); os.close(fd)\n"
     "number = full('other')[1]; b.close()",
+    "in flight": "a, b = socket.socketpair(); number = 0\n"
+    "for _ in range(20):\n"
+    "    fd = os.open('f', os.O_RDWR | os.O_CREAT); os.unlink('f')\n"
+    "    try:\n"
+    "        for _ in range(256): os.write(fd, bytes(1 << 16))\n"
+    "    except OSError as error: number = error.errno; break\n"
+    "    a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd]))]); os.close(fd)\n"
+    "b.close()",
     "mapped": "fd, _ = full('big'); m = mmap.mmap(fd, 1 << 20); os.unlink('big'); os.close(fd)\n"
     "number = full('other')[1]; m.close()",
     "its own output": "number = full('/run/sandkeep/out/p/x')[1]; os.unlink('/run/sandkeep/out/p/x')",
