@@ -861,9 +861,9 @@ class ProcessTimedOut(Event, frozen=True, kw_only=True):
 
 
 class ProcessExited(Event, frozen=True, kw_only=True):
-    """The process ended. `exit_code` is the shell's: 128+n for signal n. The sizes are those of its journal at that
-    moment. `oom_killed`: the kernel's OOM killer killed it, or a process it waited for. `limits_met` are the limits at
-    which it ended.
+    """The process ended. `exit_code` is the shell's: 128+n for signal n; but 124 if its time limit ended it. The sizes
+    are those of its journal at that moment. `oom_killed`: the kernel's OOM killer killed it, or a process it waited
+    for. `limits_met` are the limits at which it ended.
     """
 
     type = "process.exited"

@@ -11,6 +11,9 @@ from msgspec import Meta, Struct, field
 
 from sandkeep.ids import FILE_NAME_PATTERN, IMAGE_NAME_PATTERN, MAX_NAME_LENGTH, NAME_PATTERN, SHOWN_PATTERN
 
+TIMED_OUT: Final = 124
+"""Exit code of a process that its time limit ended, as that of coreutils' `timeout`."""
+
 MAX_INLINE_BYTES: Final = 1024 * 1024
 """Maximum bytes of each stream in the answer of an ``exec``. The rest is in the journal."""
 
@@ -794,10 +797,11 @@ class Process(Struct, frozen=True, kw_only=True):
     """A command in a sandbox. `name` is its process_id when it was not given one (`named` is False then).
 
     With `tty` it runs in a terminal: a tmux session inside the sandbox, which `tmux_session` names. `exit_code` is the
-    shell's: 128+n when signal n ended it. `oom_killed` is true if the kernel's OOM killer ended it, or a process it
-    waited for. `limits_met` are the limits at which it ended, and `error` says so: ``disk`` and ``pids`` if it failed
-    while the sandbox was at that limit, ``memory`` as `oom_killed`, ``time`` as `timed_out`. A process that exited with
-    0 has no `error`, but ``disk`` if the disk became full while it ran. `kill_scope` is the target of a kill: the
+    shell's: 128+n when signal n ended it; but 124 when its time limit did. `oom_killed` is true if the kernel's OOM
+    killer ended it, or a process it waited for. `limits_met` are the limits at which it ended, and `error` says so:
+    ``disk`` and ``pids`` if it failed while the sandbox was at that limit, ``memory`` as `oom_killed`, ``time`` as
+    `timed_out`. A process that exited with 0 has no `error`, but ``disk`` if the disk became full while it ran.
+    `kill_scope` is the target of a kill: the
     process ``group``.
     """
 

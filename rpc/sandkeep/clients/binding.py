@@ -155,11 +155,12 @@ def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
     if len(args) > positional:
         raise TypeError(f"{row.name}() takes at most {positional} positional arguments, not {len(args)}")
     params = dict(zip(names, args, strict=False))
-    for name, value in kwargs.items():
+    for given, value in kwargs.items():
+        name = _SPELLINGS.get(given, given) if given not in names else given
         if name in params:
             raise TypeError(f"{row.name}() got more than one value for {name!r}")
         if name not in names and not (row.mutates and name == "command_id"):
-            raise TypeError(f"{row.name}() has no parameter {name!r}: {_suggestion(name, names)}")
+            raise TypeError(f"{row.name}() has no parameter {given!r}: {_suggestion(given, names)}")
         params[name] = value
     if missing := [name for name in required if name not in params]:
         raise TypeError(f"{row.name}() needs {', '.join(missing)}")
@@ -196,6 +197,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, PathLike):
         return fspath(value)
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+_SPELLINGS: Final = {"timeout": "timeout_s"}
+"""Parameters as `subprocess` and other SDKs call them, and ours: taken as such, as they mean the same."""
 
 
 def _suggestion(name: str, names: tuple[str, ...]) -> str:

@@ -313,7 +313,7 @@ def test_time_that_ran_out_while_nobody_looked(running_daemon: RunningDaemon, im
     daemon.start()
     with daemon.connect() as client:
         killed = client.process.wait(box, "slow", timeout_s=patient(60))
-        assert (killed.exit_code, killed.timed_out) == (137, True)
+        assert (killed.exit_code, killed.timed_out) == (124, True)
         ended = client.process.wait(box, "quick", timeout_s=patient(60))
         assert (ended.exit_code, ended.timed_out) == (3, False)
 

@@ -132,7 +132,7 @@ def test_the_time_limit_is_told(box: Box) -> None:
     assert (told.returncode, told.stderr.decode()) == (124, f"sandkeep: {LATE}\n")
     assert box.client.sandbox.get(box.id).limits_met == {"time": 3}
     assert stats_of(box).timeouts == 3
-    assert b"exit 137  time limit" in box.daemon.cli("history", box.id).stdout
+    assert b"exit 124  time limit" in box.daemon.cli("history", box.id).stdout
 
 
 def test_another_failure_is_not_that(box: Box) -> None:

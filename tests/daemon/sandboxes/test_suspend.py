@@ -192,7 +192,7 @@ async def test_a_time_limit_that_passes_meanwhile_is_kept_afterwards(house: Hous
         assert "process.timed_out" not in await daemon.types("box")
         await resume(daemon)
         view = await daemon.call("process.wait", sandbox_id="box", name="short", timeout_s=patient(60))
-        assert (view.status, view.exit_code, view.timed_out) == ("exited", 137, True)
+        assert (view.status, view.exit_code, view.timed_out) == ("exited", 124, True)
 
 
 def test_it_is_reaped_all_the_same() -> None:

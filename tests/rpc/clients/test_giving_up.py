@@ -280,12 +280,14 @@ def test_a_cancellation_at_any_moment_leaves_neither_a_command_nor_a_descriptor(
     until(lambda: not alive(client, box))
 
 
-def test_a_timeout_of_asyncio_has_the_process_in_its_cause(shared_daemon: Any, client: Any, box: str) -> None:
+@pytest.mark.parametrize("timeout", [asyncio.timeout, aio.timeout])
+def test_a_timeout_of_asyncio_has_the_process_in_its_cause_and_ours_itself(
+    shared_daemon: Any, client: Any, box: str, timeout: Any
+) -> None:
     async def main() -> TimeoutError:
         async with aio.connect(shared_daemon.socket) as other:
-            deadline = asyncio.timeout(None)
             try:
-                async with deadline:
+                async with timeout(None) as deadline:
                     task = asyncio.ensure_future(_reschedule(other, box, deadline))
                     await other.sandbox.exec(box, LONG)
             except TimeoutError as error:
@@ -295,6 +297,8 @@ def test_a_timeout_of_asyncio_has_the_process_in_its_cause(shared_daemon: Any, c
 
     error = asyncio.run(main())
     process_id = error.__cause__.process_id  # type: ignore[union-attr]
+    assert getattr(error, "process_id", process_id) == process_id
+    assert hasattr(error, "process_id") == (timeout is aio.timeout)
     until(lambda: has_ended(client, box, process_id))
 
 

@@ -159,7 +159,7 @@ def test_suspended_and_resumed_by_the_command_line(world: World) -> None:
     assert (world.status(), world.written("count")) == ("suspended", written)
     world.cli("resume", "box")
     view = world.wait("short")
-    assert (view.status, view.exit_code, view.timed_out) == ("exited", 137, True)
+    assert (view.status, view.exit_code, view.timed_out) == ("exited", 124, True)
     until(lambda: world.written("count") > written)
     assert world.run("echo hi") == "hi\n"
 
