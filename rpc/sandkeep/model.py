@@ -1147,9 +1147,12 @@ class ProviderChoice(Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """The features of this machine, provider by provider."""
+    """The features of this machine, provider by provider. `buckets`: the services, ``gcs`` and ``s3``, whose SDK is
+    installed beside the daemon, so that archives and locks can be in their buckets.
+    """
 
     providers: list[ProviderCapabilities]
+    buckets: dict[str, Capability] = field(default_factory=dict)
 
 
 class QuotaUsage(Struct, frozen=True, kw_only=True):

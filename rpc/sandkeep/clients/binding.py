@@ -1,4 +1,5 @@
-"""Binding of ``client.noun.verb(...)`` to a row of the table, for all clients, without any I/O."""
+"""Binding of ``client.noun.verb(...)`` to a row of the table, for all clients, without any I/O but for a look at the
+source of an image."""
 
 from collections.abc import Callable
 from functools import cache
@@ -8,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from sandkeep.clients.host_paths import resolve
 from sandkeep.errors import CallerError, DaemonError
 from sandkeep.ids import new_id
 from sandkeep.protocol.jsonrpc import Answer
@@ -164,6 +166,7 @@ def bind(row: Method, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
         params[name] = value
     if missing := [name for name in required if name not in params]:
         raise TypeError(f"{row.name}() needs {', '.join(missing)}")
+    resolve(row.name, params)
     for name, value in params.items():
         if isinstance(value, str):
             if name in _bytes_of(row.params):

@@ -87,7 +87,8 @@ async def leave_a_process_and_come_back(client: Any, project: str) -> None:
 
 
 MISTAKES: tuple[tuple[Callable[[Any, Any], Any], type[Exception], str], ...] = (
-    (lambda c, s: c.images.create("."), CallerError, "a directory is given by its absolute path"),
+    (lambda c, s: c.images.create("docs"), CallerError, "give ./docs for the directory, docker.io/library/docs for"),
+    (lambda c, s: c.images.create("No Such"), CallerError, "a directory is given by its absolute path"),
     (lambda c, s: c.images.create("/no/such"), CallerError, "there is no directory /no/such"),
     (lambda c, s: c.sandboxes.create("img_nosuch"), CallerError, "there is no image 'img_nosuch'"),
     (lambda c, s: c.sandboxes.create(), TypeError, "sandbox.create() needs image_id"),
