@@ -16,6 +16,7 @@ from sandkeep_store.archives.trees.changes import parent_of, tree_order
 from sandkeep_store.archives.trees.tree import is_in
 from sandkeep_store.merging.compare import Change, changes
 from sandkeep_store.merging.content import no_progress
+from sandkeep_store.merging.contents import TreeContents
 from sandkeep_store.merging.decide import Decider, Undecided
 from sandkeep_store.merging.describe import Describer
 from sandkeep_store.merging.model import Conflict, ConflictKind, Decision, Merge, Policy
@@ -49,7 +50,7 @@ def merge(
     ordered = {name: branches[name] for name in sorted(branches)}
     changed = {name: changes(base, state, ignore, progress) for name, state in ordered.items()}
     views = {name: state.view for name, state in ordered.items()}
-    decider = Decider(base.view, views, policy, Spool(spool), progress)
+    decider = Decider(TreeContents(base.view, views, Spool(spool), progress), policy)
     merger = _Merger(base.view, views, changed, policy, decider)
     merger.run()
     return merger.result(Describer(base.view, views, Blobs(blobs, progress)))
