@@ -85,6 +85,15 @@ class Decider:
         content = self._contents.version(branch) if after is not None and after.kind == "file" else None
         return Decision(entry=after, content=content, branches=(branch,), how=how)
 
+    def is_alike(self, name: bytes, branch: str, other: str, changes: Changes) -> bool:
+        """Return True if two branches changed a path alike."""
+        own, others = changes[branch].after, changes[other].after
+        if own is None or others is None:
+            return own is others
+        if (own.kind, own.mode, own.target) != (others.kind, others.mode, others.target):
+            return False
+        return own.kind != "file" or self._is_same(name, [branch, other], {branch: own, other: others})
+
     def _decide_deleted(self, name: bytes, before: Entry | None, changes: Changes, present: Changes) -> Outcome:
         if self._preferred in changes and self._preferred not in present:
             return self.taken(self._preferred, changes[self._preferred], "policy:ours")
@@ -136,9 +145,11 @@ class Decider:
         if mode is None:
             return Undecided(kind="mode", choices=merged.choices, merged=_provisional(merged, before, entries))
         chosen, is_preferred = mode
-        changed = [name for name, entry in entries.items() if before is None or entry.mode != before.mode]
+        by_mode = [name for name, entry in entries.items() if before is None or entry.mode != before.mode]
+        if before is None and merged.branches:  # a new file's mode comes with its content, unless it was preferred
+            by_mode = [self._preferred] if is_preferred else []
         names = tuple(
-            name for name in entries if name in merged.branches or (name in changed and entries[name].mode == chosen)
+            name for name in entries if name in merged.branches or (name in by_mode and entries[name].mode == chosen)
         )
         how = merged.how
         if is_preferred:

@@ -50,13 +50,14 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The state of one path in the result: deleted if `entry` is None. Only a file has `content`.
 
     `branches` are those it comes from; `how` is ``taken``, ``alike``, ``merged``, ``policy:…``, ``takes``,
-    ``resolved``, or ``provisional`` for a directory that has a conflict of modes.
+    ``resolved``, by the `choice` that was made, or ``provisional`` for a directory that has a conflict of modes.
     """
 
     entry: Entry | None
     content: Content | None = None
     branches: tuple[str, ...] = ()
     how: str = "taken"
+    choice: str = ""
 
 
 class Version(Struct, frozen=True, kw_only=True):
@@ -85,7 +86,7 @@ class Conflict(Struct, frozen=True, kw_only=True):
     beneath them. `mode` is the merged mode of a file; None if it clashes. `is_cut` is True if the hunks are not
     complete. `choices` are the clashes that are decided, by their first lines in the base (the first is 0; `BYTES` for
     all bytes), each with the branch whose lines it takes, None for the base. `merged` is the result without the
-    conflict, for the kinds that have one (``mode``, ``case``).
+    conflict, for the kinds that have one (``mode``, ``case``). `said` are the choices so far.
     """
 
     path: bytes
@@ -98,6 +99,7 @@ class Conflict(Struct, frozen=True, kw_only=True):
     is_cut: bool = False
     choices: dict[int, str | None] = field(default_factory=dict)
     merged: dict[bytes, Decision] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
 
 
 class Dropped(Struct, frozen=True, kw_only=True):

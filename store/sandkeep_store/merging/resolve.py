@@ -73,13 +73,15 @@ def resolve(merge: Merge, resolutions: Mapping[bytes, Resolution], *, blobs: int
             raise CallerError("not_found", f"{shown(path)} has no conflict: choose a path that has one", field="path")
         conflict = conflicts[path]
         resolved = resolver.resolved(conflict, resolution)
+        said = (*conflict.said, said_by(resolution))
         if isinstance(resolved, Conflict):
-            conflicts[path] = resolved
+            conflicts[path] = structs.replace(resolved, said=said)
             continue
         del conflicts[path]
         for name in conflict.merged:
             decisions.pop(name, None)
-        decisions |= resolved
+        choice = ", ".join(said)
+        decisions |= {name: structs.replace(decision, choice=choice) for name, decision in resolved.items()}
         present += _present(conflict, resolution, resolved)
         dropped += resolver.dropped(conflict, resolution, resolved)
     _keep_directories(merge, resolutions, decisions)
@@ -87,6 +89,23 @@ def resolve(merge: Merge, resolutions: Mapping[bytes, Resolution], *, blobs: int
     _check_parents(decisions)
     ordered = {name: decisions[name] for name in sorted(decisions, key=tree_order)}
     return Merge(decisions=ordered, conflicts=list(conflicts.values()), deferred=deferred, dropped=dropped)
+
+
+def said_by(resolution: Resolution) -> str:
+    """Describe a choice for the record."""
+    match resolution:
+        case TakeBranch(branch, whole):
+            return f"{branch} (whole)" if whole else branch
+        case TakeBase(whole):
+            return "base (whole)" if whole else "base"
+        case TakeHunks(choices):
+            return ", ".join(f"line {line + 1}: {branch or 'base'}" for line, branch in sorted(choices.items()))
+        case Delete():
+            return "delete"
+        case TakeContent():
+            return "data"
+        case TakeAll():
+            return "all"
 
 
 class _Resolver:
