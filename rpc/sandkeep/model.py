@@ -640,7 +640,8 @@ class ConflictHunk(Struct, frozen=True, kw_only=True):
 
 class Conflict(Struct, frozen=True, kw_only=True):
     """A path at which branches differ. `kind` says how: ``content``, ``binary``, ``deleted``, ``added``, ``mode``,
-    ``symlink``, ``kind`` (such as a file against a directory), ``case`` (names that differ in case alone).
+    ``symlink``, ``kind`` (such as a file against a directory), ``case`` (names that differ in case alone). `hunks` are
+    those that no decision has settled yet; not all of them if `cut`.
     """
 
     path: str
@@ -648,6 +649,19 @@ class Conflict(Struct, frozen=True, kw_only=True):
     kind: str
     sides: list[ConflictSide]
     hunks: list[ConflictHunk] = field(default_factory=list)
+    cut: bool = False
+
+
+class DroppedChange(Struct, frozen=True, kw_only=True):
+    """The change of a `branch` at a path that a merge's result does not have, as a whole version was taken there, or
+    none: so many `hunks` of text, which removed and added so many `lines`; 0 of what is not merged by lines.
+    """
+
+    path: str
+    path_bytes: bytes | None = None
+    branch: str
+    hunks: int = 0
+    lines: int = 0
 
 
 class Merge(Struct, frozen=True, kw_only=True):
@@ -672,11 +686,15 @@ class Merge(Struct, frozen=True, kw_only=True):
 
 
 class Merged(Struct, frozen=True, kw_only=True):
-    """The result of a merge: the `sandbox`, or the first of the conflicts."""
+    """The result of a merge: the `sandbox`, or the first of the conflicts. `dropped` has the changes that choices of
+    whole paths have dropped, the first of `dropped_count`.
+    """
 
     merge: Merge
     sandbox: Sandbox | None = None
     conflicts: list[Conflict] = field(default_factory=list)
+    dropped: list[DroppedChange] = field(default_factory=list)
+    dropped_count: int = 0
 
 
 class ConflictList(Struct, frozen=True, kw_only=True):
@@ -694,13 +712,19 @@ class MergeList(Struct, frozen=True, kw_only=True):
 
 
 class Resolution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A decision on the conflict at a path: the version of a branch or of ``base``, or, of names that differ in case,
-    ``all`` (`take`); nothing (`delete`); or this `data`, with this `mode` or the present one.
+    """A decision on the conflict at a path: a branch or ``base``, or, of names that differ in case, ``all`` (`take`);
+    nothing (`delete`); or this `data`, with this `mode` or the present one.
+
+    `take` decides what clashes: hunks of text, bytes, a mode, a target. Clean edits of other branches stay. With `line`
+    it decides the hunk alone that begins there in the base. With `whole` the version of the whole path is taken, and
+    the answer lists what that drops; conflicts of ``kind`` and ``case`` are always taken so.
     """
 
     path: Path | None = None
     path_bytes: bytes | None = None
     take: Name | None = None
+    whole: bool = False
+    line: Annotated[int, Meta(ge=1)] | None = None
     delete: bool = False
     data: bytes | None = None
     mode: Annotated[int, Meta(ge=0, le=0o777)] | None = None
@@ -746,7 +770,8 @@ class Commit(Struct, frozen=True, kw_only=True):
 
 class Provenance(Struct, frozen=True, kw_only=True):
     """The origin of the state of one path: of these `branches`, and `how`: ``taken``, ``alike``, ``merged``,
-    ``takes``, ``resolved``, ``policy:…``, or ``branch`` for what was changed in the branch itself.
+    ``takes``, ``resolved``, ``policy:…``, or ``branch`` for what was changed in the branch itself. `choice` is how a
+    conflict was resolved: by a branch or ``base``, of the whole path or a line, by ``delete``, ``data`` or ``all``.
     """
 
     path: str
@@ -755,6 +780,7 @@ class Provenance(Struct, frozen=True, kw_only=True):
     branches: list[str]
     how: str
     merge_id: str | None = None
+    choice: str = ""
 
 
 class Blame(Struct, frozen=True, kw_only=True):

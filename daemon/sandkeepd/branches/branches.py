@@ -179,6 +179,6 @@ def _size_of(origin: Origin) -> int:
 def _provenance(origin: Origin) -> Provenance:
     path, raw = text_of(origin.path)
     return Provenance(
-        path=path, path_bytes=raw, change=origin.change, branches=origin.branches, how=origin.how,
+        path=path, path_bytes=raw, change=origin.change, branches=origin.branches, how=origin.how, choice=origin.choice,
         merge_id=origin.merge_id,
     )  # fmt: skip

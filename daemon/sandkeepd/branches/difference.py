@@ -91,7 +91,7 @@ def _origin(sources: Sources, name: bytes, old: HostEntry | None, new: HostEntry
     origin = Origin(name, change, [sources.label], "branch", sources.merge_id if not is_own else None)
     merged = sources.merged.get(name)
     if merged is not None and not is_own:
-        origin = structs.replace(origin, branches=merged.branches, how=merged.how)
+        origin = structs.replace(origin, branches=merged.branches, how=merged.how, choice=merged.choice)
     if new is None:
         return origin
     content = new.target.hex() if new.kind == "symlink" else new.sha256

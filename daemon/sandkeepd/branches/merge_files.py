@@ -11,7 +11,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -23,16 +23,16 @@ from sandkeep.errors import CallerError, DaemonError, DataError
 from sandkeep.events import MergeRules
 from sandkeep.system import durable
 from sandkeep.system.descriptors import closing_fd
-from sandkeep_store.archives.tar.members import shown
 from sandkeep_store.archives.trees.pack import PackedArchive, write
 from sandkeep_store.archives.trees.rebase import Placed, Workspace
 from sandkeep_store.files.syncfs import flushing
 from sandkeep_store.merging import merge as merging
 from sandkeep_store.merging import resolve as resolving
 from sandkeep_store.merging.layer import MergedLayer
-from sandkeep_store.merging.model import Conflict, Decision, Merge, Policy, Version, from_document, to_document
+from sandkeep_store.merging.model import Conflict, Decision, Dropped, Merge, Policy, Version, from_document, to_document
 from sandkeep_store.merging.trees import Lookup, Progress, TreeState
 from sandkeepd.branches.answers import as_many_as_fit, text_of
+from sandkeepd.branches.choices import BASE
 from sandkeepd.host.host_commit.journal import Journal, State
 from sandkeepd.host.threads import Meter
 from sandkeepd.providers.common.errors import storage_errors
@@ -42,8 +42,7 @@ SPOOL: Final = "spool"
 BLOBS: Final = "blobs"
 PROVENANCE: Final = "provenance"
 JOURNAL: Final = "journal"
-BASE: Final = "base"
-ALL: Final = "all"
+DROPPED: Final = "dropped"
 
 _BLOCK: Final = 512
 _MOST_REMEMBERED: Final = 32 << 20
@@ -63,6 +62,8 @@ class Origin(Struct, frozen=True, array_like=True):
     kind: str = ""
     mode: int = 0
     size: int = 0
+    choice: str = ""
+    """How a conflict there was resolved."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -81,6 +82,11 @@ class Outcome(Struct, frozen=True, kw_only=True):
     def changed(self) -> int:
         """The number of paths at which the result differs from the base."""
         return len(self.merge.decisions)
+
+    @property
+    def dropped(self) -> int:
+        """The number of changes of branches that the result does not have."""
+        return len(self.merge.dropped)
 
 
 class MergeFiles:
@@ -129,25 +135,13 @@ class MergeFiles:
         size = len(document) + os.stat(f"{place}/{SPOOL}").st_size + blobs
         return Outcome(merge=merged, record=record, size_bytes=size)
 
-    def resolve(self, merge_id: str, record: str, decisions: Sequence[model.Resolution]) -> Outcome:
+    def resolve(self, merge_id: str, record: str, resolutions: Mapping[bytes, resolving.Resolution]) -> Outcome:
         """Apply decisions to the conflicts of a merge. Raises `not_found`, `invalid`."""
         place = self.place(merge_id)
         merge = self._load(merge_id, record)
-        wanted = {path_of(decision): _resolution(decision) for decision in decisions}
         with storage_errors(place), closing_fd(os.open(f"{place}/{BLOBS}", _DIRECTORY)) as blobs, flushing(place):
-            resolved = resolving.resolve(merge, wanted, blobs=blobs, now_ns=time.time_ns())
+            resolved = resolving.resolve(merge, resolutions, blobs=blobs, now_ns=time.time_ns())
             return self._outcome(merge_id, resolved)
-
-    def check(self, decisions: Sequence[model.Resolution]) -> None:
-        """Raise `invalid` for decisions that say nothing, or several things, or two of one path."""
-        paths = [path_of(decision) for decision in decisions]
-        if len(set(paths)) < len(paths):
-            raise CallerError("invalid", "decisions: a path is decided twice: give each once", field="decisions")
-        for decision in decisions:
-            said = (decision.take is not None) + decision.delete + (decision.data is not None)
-            if said != 1:
-                message = f"decisions: for {shown(path_of(decision))} give one of take, delete and data"
-                raise CallerError("invalid", message, field="decisions")
 
     def write_layer(
         self, merge_id: str, outcome: Outcome, trees: Sequence[TreeState], branches: Sequence[str], output: int,
@@ -165,13 +159,24 @@ class MergeFiles:
             return write(source, output, "none", layer.remarks, moved=meter)
 
     def keep_provenance(self, merge_id: str, merge: Merge, base: TreeState) -> str:
-        """Record where each path of a merge came from; return the digest of the record."""
+        """Record where each path of a merge came from, and what is dropped; return the digest of the record."""
         with Lookup(base.view) as before:
-            origins = [
-                Origin(path, _change(before.entry(path) is not None, decision), list(decision.branches), decision.how)
-                for path, decision in merge.decisions.items()
-            ]
+            origins = [_origin(before, path, decision) for path, decision in merge.decisions.items()]
+        if merge.dropped:
+            place = self.place(merge_id)
+            with storage_errors(place):
+                durable.replace(f"{place}/{DROPPED}", msgspec.msgpack.encode(merge.dropped))
         return self.keep_record(merge_id, origins)
+
+    def dropped(self, merge_id: str, record: str | None, limit: int) -> list[model.DroppedChange]:
+        """Return the first changes that a merge drops. One that is done has no `record`."""
+        if record is not None:
+            dropped = self._load(merge_id, record).dropped
+        else:
+            dropped = list[Dropped]()
+            with suppress(OSError), open(f"{self.place(merge_id)}/{DROPPED}", "rb") as file:
+                dropped = msgspec.msgpack.decode(file.read(), type=list[Dropped])
+        return [_dropped(each) for each in as_many_as_fit(dropped[:limit], lambda each: len(each.path) + 200)]
 
     def conflicts(self, merge_id: str, record: str, after: int, limit: int) -> tuple[list[model.Conflict], int | None]:
         """Return a page of the conflicts that are left, and where the next one begins."""
@@ -215,11 +220,11 @@ class MergeFiles:
         _remove(f"{self.place(merge_id)}/{record}")
 
     def forget_work(self, merge_id: str) -> None:
-        """Remove everything but the record of a merge that is done."""
+        """Remove everything but the records of a merge that is done."""
         place = self.place(merge_id)
         with suppress(FileNotFoundError):
             for name in os.listdir(place):
-                if name != PROVENANCE:
+                if name not in (PROVENANCE, DROPPED):
                     _remove(f"{place}/{name}")
 
     # -- records ------------------------------------------------------------------------------------------------------
@@ -303,14 +308,6 @@ class MergeFiles:
         return []
 
 
-def path_of(named: model.Resolution) -> bytes:
-    """Return the path of a decision, as names in trees are. Raises `invalid`."""
-    if (named.path is None) == (named.path_bytes is None):
-        raise CallerError("invalid", "decisions: give path, or path_bytes, of each", field="decisions")
-    path = named.path_bytes if named.path_bytes is not None else os.fsencode(named.path or "")
-    return path.strip(b"/") or b"."
-
-
 def counting(meter: Meter) -> Progress:
     """Return a function that passes the sum of what it is called with to a meter."""
     done = 0
@@ -323,16 +320,9 @@ def counting(meter: Meter) -> Progress:
     return count
 
 
-def _resolution(decision: model.Resolution) -> resolving.Resolution:
-    if decision.delete:
-        return resolving.Delete()
-    if decision.data is not None:
-        return resolving.TakeContent(decision.data, decision.mode)
-    if decision.take == BASE:
-        return resolving.TakeBase()
-    if decision.take == ALL:
-        return resolving.TakeAll()
-    return resolving.TakeBranch(decision.take or "")
+def _origin(before: Lookup, path: bytes, decision: Decision) -> Origin:
+    change = _change(before.entry(path) is not None, decision)
+    return Origin(path, change, list(decision.branches), decision.how, choice=decision.choice)
 
 
 def _change(had: bool, decision: Decision) -> model.ChangeKind:
@@ -347,7 +337,14 @@ def _shown(conflict: Conflict) -> model.Conflict:
     hunks = [
         model.ConflictHunk(start=hunk.start + 1, base=hunk.base, versions=hunk.branches) for hunk in conflict.hunks
     ]
-    return model.Conflict(path=path, path_bytes=raw, kind=conflict.kind, sides=sides, hunks=hunks)
+    return model.Conflict(path=path, path_bytes=raw, kind=conflict.kind, sides=sides, hunks=hunks, cut=conflict.is_cut)
+
+
+def _dropped(dropped: Dropped) -> model.DroppedChange:
+    path, raw = text_of(dropped.path)
+    return model.DroppedChange(
+        path=path, path_bytes=raw, branch=dropped.branch, hunks=dropped.hunks, lines=dropped.lines
+    )
 
 
 def _size_of(conflict: Conflict) -> int:
