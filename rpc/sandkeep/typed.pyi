@@ -833,7 +833,8 @@ class AsyncSandboxMethods:
         The properties of the sandbox. `secrets` are given to its processes'
         environment and stored nowhere. The default `network` is that of its
         provider, none unless an administrator said otherwise. `volumes` that
-        are directories of the host are for administrators.
+        are directories of the host are for administrators. A limit of
+        `disk_bytes` is exact, or refused; without it the limit is approximate.
 
         With a `writable_root` a container's own root file system is not
         read-only, so that programs can be installed; snapshots and forks hold
@@ -984,8 +985,9 @@ class AsyncSandboxMethods:
         """Change limits of a sandbox, while it runs.
 
         The sandbox, and its new limits; those left out stay as they are. A disk
-        of its own can grow, also while it is written to, and not shrink. No
-        provider can change the `network` of a sandbox: that is refused.
+        of its own can grow, also while it is written to, and not shrink;
+        without one `disk_bytes` is refused. No provider can change the
+        `network` of a sandbox: that is refused.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2097,8 +2099,9 @@ class AsyncSandbox(_SandboxView):
         """Change limits of a sandbox, while it runs.
 
         The sandbox, and its new limits; those left out stay as they are. A disk
-        of its own can grow, also while it is written to, and not shrink. No
-        provider can change the `network` of a sandbox: that is refused.
+        of its own can grow, also while it is written to, and not shrink;
+        without one `disk_bytes` is refused. No provider can change the
+        `network` of a sandbox: that is refused.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -2658,7 +2661,8 @@ class AsyncSandboxes:
         The properties of the sandbox. `secrets` are given to its processes'
         environment and stored nowhere. The default `network` is that of its
         provider, none unless an administrator said otherwise. `volumes` that
-        are directories of the host are for administrators.
+        are directories of the host are for administrators. A limit of
+        `disk_bytes` is exact, or refused; without it the limit is approximate.
 
         With a `writable_root` a container's own root file system is not
         read-only, so that programs can be installed; snapshots and forks hold
@@ -3810,7 +3814,8 @@ class BlockingSandboxMethods:
         The properties of the sandbox. `secrets` are given to its processes'
         environment and stored nowhere. The default `network` is that of its
         provider, none unless an administrator said otherwise. `volumes` that
-        are directories of the host are for administrators.
+        are directories of the host are for administrators. A limit of
+        `disk_bytes` is exact, or refused; without it the limit is approximate.
 
         With a `writable_root` a container's own root file system is not
         read-only, so that programs can be installed; snapshots and forks hold
@@ -3961,8 +3966,9 @@ class BlockingSandboxMethods:
         """Change limits of a sandbox, while it runs.
 
         The sandbox, and its new limits; those left out stay as they are. A disk
-        of its own can grow, also while it is written to, and not shrink. No
-        provider can change the `network` of a sandbox: that is refused.
+        of its own can grow, also while it is written to, and not shrink;
+        without one `disk_bytes` is refused. No provider can change the
+        `network` of a sandbox: that is refused.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5064,8 +5070,9 @@ class Sandbox(_SandboxView):
         """Change limits of a sandbox, while it runs.
 
         The sandbox, and its new limits; those left out stay as they are. A disk
-        of its own can grow, also while it is written to, and not shrink. No
-        provider can change the `network` of a sandbox: that is refused.
+        of its own can grow, also while it is written to, and not shrink;
+        without one `disk_bytes` is refused. No provider can change the
+        `network` of a sandbox: that is refused.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5615,7 +5622,8 @@ class Sandboxes:
         The properties of the sandbox. `secrets` are given to its processes'
         environment and stored nowhere. The default `network` is that of its
         provider, none unless an administrator said otherwise. `volumes` that
-        are directories of the host are for administrators.
+        are directories of the host are for administrators. A limit of
+        `disk_bytes` is exact, or refused; without it the limit is approximate.
 
         With a `writable_root` a container's own root file system is not
         read-only, so that programs can be installed; snapshots and forks hold

@@ -124,7 +124,7 @@ async def test_limits_hold(world: World) -> None:
 
 async def test_a_sandbox_that_writes_too_much_is_suspended(world: World) -> None:
     assert isinstance(world.provider, DockerProvider)
-    instance = await world.sandbox(disk_bytes=4 << 20)
+    instance = await world.measured(4 << 20)
     code, _, _ = await run(instance, "head", "-c", "8M", "/dev/zero", stdin=None)
     assert code == 153  # by the limit of one file
     await sh(instance, "for n in 1 2 3 4 5; do head -c 1M /dev/zero >$n; done")

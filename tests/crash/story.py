@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.conftest import ENGINES, RunningDaemon, daemon_in
 from tests.support.expect import until
+from tests.support.patience import patient
 
 from sandkeep import failpoints, transfer
 from sandkeep.errors import SandkeepError
@@ -28,7 +29,7 @@ from sandkeepd.host.uids.registry import Registry
 LINES = 300
 COUNT = f'i=0; while [ $i -lt {LINES} ]; do echo "line $i"; i=$((i+1)); done; exit 7'
 COUNTED = b"".join(b"line %d\n" % number for number in range(LINES))
-PATIENCE_S = 120.0
+PATIENCE_S = patient(120.0)
 TURN_S = 600.0
 """Seconds that a test waits until its story has had its turn among others and is told."""
 
@@ -52,7 +53,7 @@ class Story:
         """Start the daemon again if it is dead, from now on without a failpoint."""
         self.deaths += 1
         assert self.daemon.process is not None
-        self.daemon.process.wait(60)
+        self.daemon.process.wait(patient(60))
         self.daemon.process = None
         self.daemon.env.pop(failpoints.SETTING, None)
         self.daemon.start()
@@ -74,7 +75,7 @@ class Story:
         """Whether the daemon has died, or is about to."""
         assert self.daemon.process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.daemon.process.wait(30)  # a busy machine takes long to clear a killed process away
+            self.daemon.process.wait(patient(30))  # a busy machine takes long to clear a killed process away
         return self.daemon.process.poll() is not None
 
     def ask(self, method: str, *args: Any, **params: Any) -> Any:
@@ -113,11 +114,11 @@ class Story:
     # -- the story ----------------------------------------------------------------------------------------------------
 
     def tell(
-        self, source: str, interlude: Callable[[], None] = lambda: None, *, suspends: bool = False, grows: bool = True,
-        reference: str | None = None, **image_of: Any,
+        self, source: str, interlude: Callable[[], None] = lambda: None, *, suspends: bool = False,
+        updates: bool = True, reference: str | None = None, **image_of: Any,
     ) -> None:  # fmt: skip
         """All that a sandbox can go through. In the `interlude` something runs in it. `image_of` is how its image is
-        made, of `source` or of a `reference`; it is suspended in between, and its disk grows, if that can be.
+        made, of `source` or of a `reference`; it is suspended in between, and a limit of it is changed, if that can be.
         """
         image = self.ask("image.create", reference or source, **image_of)
         box = self.ask("sandbox.create", image.image_id, secrets={"KEY": "s3cret"}).sandbox_id
@@ -132,8 +133,8 @@ class Story:
         assert (ran.exit_code, ran.stdout, ran.stderr) == (3, b"out\n", b"err\n")
         interlude()
         self.until_output(box, "cat", b"typed\n")
-        if grows:
-            assert self.ask("sandbox.update", box, disk_bytes=8 << 30).spec.disk_bytes == 8 << 30
+        if updates:
+            assert self.ask("sandbox.update", box, pids=400).spec.pids == 400
         if suspends:
             assert self.ask("sandbox.suspend", box).status == "suspended"
             assert self.ask("sandbox.resume", box).status == "running"

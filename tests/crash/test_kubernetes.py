@@ -31,7 +31,7 @@ def dies_at(point: str, places: str, source: str, cluster: Any) -> Story:
     settings = {"KUBECONFIG": str(cluster.kubeconfig), "SANDKEEP_KUBERNETES_RUNTIME_CLASS": "gvisor"}
     with story_in(places, **{failpoints.SETTING: point}, **settings) as story:
         story.start()
-        story.tell(source, suspends=True, grows=False, reference=BUSYBOX, provider="kubernetes")
+        story.tell(source, suspends=True, updates=False, reference=BUSYBOX, provider="kubernetes")
         story.stop()
         check(story)
         assert left_in(cluster, story.daemon.state_dir) == []

@@ -25,7 +25,7 @@ def dies_at(point: str, places: str, source: str, modal: Any) -> Story:
     with story_in(places, **{failpoints.SETTING: point}, **modal.environment) as story:
         state_dir = story.daemon.state_dir
         story.start()
-        story.tell(source, lambda: keeps(story), grows=False, base=TOOLS, provider="modal")
+        story.tell(source, lambda: keeps(story), updates=False, base=TOOLS, provider="modal")
         story.stop()
         check(story)
         assert left_at(modal, state_dir) == []

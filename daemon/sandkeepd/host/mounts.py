@@ -17,7 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from sandkeep.errors import SetupError
 from sandkeep.system.descriptors import closing_fd
@@ -97,12 +97,45 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
     _check(_libc.mount(*arguments, ctypes.c_ulong(flags), data), f"mount {kind or 'bind'} on {target}")
 
 
+class Mount(NamedTuple):
+    """A line of the kernel's table of mounts. `options` are those of the mount and of its file system."""
+
+    device: int
+    place: str
+    kind: str
+    options: tuple[frozenset[str], frozenset[str]]
+
+    @property
+    def is_writable(self) -> bool:
+        """True if files can be written through it."""
+        return all("rw" in options for options in self.options)
+
+
+def listed(process: str = "thread-self") -> list[Mount]:
+    """Return the mounts in the namespace of a process, by default of this thread. Raises OSError."""
+    with open(f"/proc/{process}/mountinfo", "rb") as file:
+        return [_parse(line) for line in file]
+
+
+def _parse(line: bytes) -> Mount:
+    first, _, second = line.partition(b" - ")
+    _, _, device, _, place, options, *_ = first.split()
+    kind, _, more = second.split(maxsplit=2)
+    major, minor = map(int, device.split(b":"))
+    both = (frozenset(os.fsdecode(options).split(",")), frozenset(os.fsdecode(more).strip().split(",")))
+    unescaped = _ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), place)
+    return Mount(os.makedev(major, minor), os.fsdecode(unescaped), kind.decode(), both)
+
+
 def below(directory: str) -> list[str]:
     """The places in this thread's namespace at which something is mounted in or at `directory`, the deepest first."""
-    with open("/proc/thread-self/mountinfo", "rb") as file:
-        places = [_ESCAPE.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4]) for line in file]
-    found = [os.fsdecode(place) for place in places]
+    found = [mount.place for mount in listed()]
     return sorted((place for place in found if f"{place}/".startswith(f"{directory}/")), key=len, reverse=True)
+
+
+def of_device(device: int) -> list[str]:
+    """Return the places in this thread's namespace at which a file system is mounted."""
+    return [mount.place for mount in listed() if mount.device == device]
 
 
 def unmount(place: str, *, lazily: bool = True) -> None:

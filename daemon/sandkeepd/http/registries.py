@@ -2,7 +2,7 @@
 
 import re
 import socket
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 import trio
@@ -15,6 +15,13 @@ LOOKUP_S: Final = 10.0
 
 _NAME: Final = re.compile(r".+\.[A-Za-z][A-Za-z0-9-]*")
 """A name of DNS. The last part of an address begins with a digit in all its forms, such as ``127.1`` and ``0x7f.1``."""
+
+_UNICAST: Final = IPv6Network("2000::/3")
+"""Whatever is public of IPv6; beyond it are loopback, local and deprecated forms, some with an IPv4 address inside."""
+
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+_TO_RELAYS: Final = ip_network("192.88.99.0/24")
+"""The anycast address of 6to4 relays (RFC 7526), which anybody's network may answer."""
 
 
 async def require_public(image: str) -> None:
@@ -45,4 +52,20 @@ async def _is_public(registry: str) -> bool:
             found = [str(each[4][0]) for each in await trio.socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
         except (OSError, UnicodeError):
             return False
-    return bool(found) and all(ip_address(address).is_global for address in found)
+    return bool(found) and all(map(is_public_address, found))
+
+
+def is_public_address(text: str) -> bool:
+    """Tell if an address is one of the internet's. An IPv6 address that a gateway or tunnel translates to an IPv4
+    address (mapped, NAT64, 6to4) is judged by that one. Local prefixes of NAT64 are not public, and one that an
+    operator has chosen from its own addresses cannot be told from those.
+    """
+    address = ip_address(text)
+    if isinstance(address, IPv4Address):
+        return address.is_global and not address.is_multicast and address not in _TO_RELAYS
+    inner = address.ipv4_mapped or address.sixtofour
+    if address in _NAT64:
+        inner = IPv4Address(address.packed[-4:])
+    if inner is not None:
+        return is_public_address(str(inner))
+    return address in _UNICAST and address.is_global and address.teredo is None

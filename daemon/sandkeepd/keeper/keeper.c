@@ -1060,7 +1060,7 @@ static void hold_limits(char **words) {
 	if (words[0] && words[1] && *words[1])
 		limit(NPROC, number_of(words[1]));
 	if (words[0] && words[1] && words[2] && *words[2])
-		limit(AS, number_of(words[2]) * 1024);
+		limit(PRIVATE, number_of(words[2]) * 1024); /* not of the address space, of which Node and Java reserve more than they use */
 	word most[2];
 	call(PRLIMIT, 0, NOFILE, 0, (long)&limits[NOFILE], 0);
 	most[0] = most[1] = limits[NOFILE].hard;

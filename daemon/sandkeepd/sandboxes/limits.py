@@ -69,7 +69,8 @@ class LimitWatcher:
         """Return a note on the limits that the running sandbox is at; None if there are none."""
         notes = []
         if self._instance.disk_is_full():
-            notes.append("its disk is full: remove files, or `sandkeep update --disk`")
+            growth = ", or `sandkeep update --disk`" if self._instance.has_own_disk else ""
+            notes.append(f"its disk is full: remove files{growth}")
         if (count := self._processes.at_limit()) is not None:
             notes.append(f"it has {count} processes, which is its limit: end some")
         return "; ".join(notes) or None

@@ -198,7 +198,7 @@ class Frontend:
                     was_refused = True
                     continue
                 shown = id_field or f"{str(method).partition('.')[0]}_id"
-                json_line(answer) if self.as_json else print(getattr(answer, shown), flush=True)
+                json_line(answer) if self.as_json else output.echo(getattr(answer, shown), flush=True)
         if was_refused:
             raise click.exceptions.Exit(1)
 
@@ -430,7 +430,9 @@ _SANDBOX_OPTIONS: Final = (
         help="Memory limit, such as 512M, also of files in /tmp.",
     ),
     click.option("--pids", type=int, metavar="N", help="Maximum number of processes."),
-    click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="Disk limit, such as 2G."),
+    click.option(
+        "--disk", "disk_bytes", type=Size(), metavar="SIZE", help="Exact disk limit, such as 2G (default: approximate)."
+    ),
     click.option("--network", type=click.Choice(["none", "host", "bridge"]), help="Network mode (default: none)."),
     click.option(
         "--volume",

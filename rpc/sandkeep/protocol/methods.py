@@ -11,7 +11,19 @@ from msgspec import NODEFAULT, Meta, Struct, field
 
 from sandkeep import model
 from sandkeep.errors import CallerError
-from sandkeep.model import Command, Environment, ImageName, ImageWord, Labels, Name, Offset, Path, Seconds, Secrets
+from sandkeep.model import (
+    Command,
+    Environment,
+    FileName,
+    ImageName,
+    ImageWord,
+    Labels,
+    Name,
+    Offset,
+    Path,
+    Seconds,
+    Secrets,
+)
 
 OWNER_PATTERN: Final = r"^(uid:[0-9]{1,10}|key:[A-Za-z0-9][A-Za-z0-9_.-]{0,63})$(?!\n)"
 Owner = Annotated[str, Meta(pattern=OWNER_PATTERN, description="An owner: uid: and digits, or key: and a key's name.")]
@@ -195,7 +207,7 @@ class ImageQuery(Params, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SandboxCreate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The properties of the sandbox. `secrets` are given to its processes' environment and stored nowhere. The default
     `network` is that of its provider, none unless an administrator said otherwise. `volumes` that are directories of
-    the host are for administrators.
+    the host are for administrators. A limit of `disk_bytes` is exact, or refused; without it the limit is approximate.
 
     With a `writable_root` a container's own root file system is not read-only, so that programs can be installed;
     snapshots and forks hold what was changed there. An administrator can forbid it, and there is no `disk_bytes` with
@@ -341,18 +353,7 @@ class ArtifactExport(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=
 
     sandbox_id: Name
     path: Path
-    name: (
-        Annotated[
-            str,
-            Meta(
-                min_length=1,
-                max_length=255,
-                pattern=r"^[^/\x00-\x1f\x7f]+$(?!\n)",
-                description="A file's name, without '/' and control characters.",
-            ),
-        ]
-        | None
-    ) = None
+    name: FileName | None = None
     media_type: MediaType | None = None
     inline_bytes: Annotated[int, Meta(ge=0, le=model.MAX_INLINE_BYTES)] = 0
 
@@ -462,7 +463,8 @@ class SandboxTerminate(Mutation, frozen=True, kw_only=True, forbid_unknown_field
 
 class SandboxUpdate(Mutation, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sandbox, and its new limits; those left out stay as they are. A disk of its own can grow, also while it is
-    written to, and not shrink. No provider can change the `network` of a sandbox: that is refused.
+    written to, and not shrink; without one `disk_bytes` is refused. No provider can change the `network` of a sandbox:
+    that is refused.
     """
 
     sandbox_id: Name

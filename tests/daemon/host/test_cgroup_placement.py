@@ -25,6 +25,7 @@ UNIT = "/system.slice/sandkeepd.service"
 ALICE = 31337
 USERS_UNIT = f"/user.slice/user-{ALICE}.slice/user@{ALICE}.service/app.slice/sandkeepd.service"
 USERS_PLACE = f"{USERS_UNIT[1:].rpartition('/')[0]}/{SANDBOXES_UNIT}"
+SCOPE = f"/user.slice/user-{ALICE}.slice/user@{ALICE}.service/app.slice/run-r1.scope"
 OURS = {"SYSTEMD_EXEC_PID": str(os.getpid())}
 
 
@@ -88,6 +89,19 @@ def test_a_users_manager_marks_no_group(
     assert (unit / "daemon" / "cgroup.procs").exists() is is_ours
     expected = {"pids": f"{place}/sandboxes/sbx_1", "memory": f"{place}/sandboxes/sbx_1"} if is_ours else {}
     assert base(tmp_path, f"{USERS_UNIT}/daemon" if is_ours else USERS_UNIT) == expected
+
+
+@pytest.mark.parametrize("others", ["", "1\n"])
+def test_a_scope_of_its_own_holds_the_sandboxes(tmp_path: Path, others: str) -> None:
+    """Not one in which other programs run, such as a terminal's: a group with processes hands no controllers on."""
+    scope = group(tmp_path / SCOPE[1:], delegated=True)
+    (scope / "cgroup.procs").write_text(f"{os.getpid()}\n{others}")
+    group(scope / "sandboxes")
+    settle(str(tmp_path), f"0::{SCOPE}\n", {})
+    assert (scope / "daemon").exists() is (not others)
+    assert (scope / "cgroup.subtree_control").read_text() == ("" if others else "+cpu")
+    expected = {} if others else dict.fromkeys(("pids", "memory", "cpu"), f"{scope}/sandboxes/sbx_1")
+    assert base(tmp_path, SCOPE if others else f"{SCOPE}/daemon") == expected
 
 
 def test_a_place_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
@@ -271,6 +285,29 @@ def test_why_sandboxes_are_not_below_the_daemons_unit(
             main.stdin.close()
         assert process.stdin is not None
         process.stdin.close()
+
+
+SETTLE = """
+import os, sys
+from sandkeepd.host.cgroups import placement
+root, scope, controller = sys.argv[1:]
+placement.CONTROLLERS = (controller,)
+open(f"{root}{scope}/cgroup.procs", "w").write(str(os.getpid()))
+placement.settle(root, f"0::{scope}\\n", {})
+print([line.rpartition(":")[2] for line in placement.membership().splitlines() if line.startswith("0::")][0])
+"""
+
+
+@pytest.mark.needs("root")
+def test_a_real_scope_hands_its_controllers_to_sandboxes(v2_top: tuple[Path, str]) -> None:
+    top, controller = v2_top
+    scope = top / "run-r1.scope"
+    scope.mkdir()
+    os.setxattr(scope, "trusted.delegate", b"1")
+    argv = [sys.executable, "-c", SETTLE, str(top.parent), f"/{top.name}/{scope.name}", controller]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith(f"/{scope.name}/daemon"), done
+    assert controller in (scope / "sandboxes" / "cgroup.controllers").read_text().split()
 
 
 def why_not(path: Path, text: str) -> int:

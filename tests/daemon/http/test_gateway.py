@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 from tests.support.expect import refused, refused_async, until_async
+from tests.support.patience import patient
 
 from sandkeep.errors import CallerError, DataError, SandkeepError, StateError
 from sandkeep.model import ExecResult, Session, SessionSpec
@@ -105,7 +106,7 @@ async def served(tmp_path: Path, limits: Limits | None = None, max_bytes: int = 
         found.gateway = Gateway(core, found, keys, None, ROWS)  # type: ignore[arg-type]
         server = HttpServer(found.gateway.app, limits, found.holdings)
         await tasks.start(server.serve, listener)
-        with trio.fail_after(60):
+        with trio.fail_after(patient(60)):
             yield found
         found.go_on.set()
         tasks.cancel_scope.cancel()
@@ -360,3 +361,28 @@ async def test_registries_for_keys(image: str, setting: str, allowed: bool, monk
         return
     error = await refused_async("permission_denied", registries.require_public(image))
     assert "SANDKEEP_KEY_REGISTRIES" in error.message
+
+
+_INSIDE = ("7f00:1", "a01:203", "a9fe:a9fe", "c0a8:1", "6440:1")
+"""IPv4 addresses of this machine, of private networks, of a cloud's metadata and of a carrier, as IPv6 writes them."""
+
+
+@pytest.mark.parametrize(
+    "form", ["::ffff:{}", "::{}", "::ffff:0:{}", "64:ff9b::{}", "64:ff9b:1::{}", "2002:{}::", "2001::{}", "2001:0:{}::"]
+)
+@pytest.mark.parametrize("inside", _INSIDE)
+def test_addresses_that_lead_to_private_ones_are_not_public(form: str, inside: str) -> None:
+    assert not registries.is_public_address(form.format(inside))
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True), ("2606:4700::1111", True), ("::ffff:808:808", True), ("64:ff9b::808:808", True),
+        ("2002:808:808::1", True), ("::808:808", False), ("64:ff9b:1::808:808", False), ("2001:0:808:808::1", False),
+        ("192.88.99.1", False), ("224.0.0.1", False), ("ff0e::1", False), ("fec0::1", False), ("fe80::1%1", False),
+        ("5f00::1", False), ("2001:db8::1", False), ("100::1", False),
+    ],
+)  # fmt: skip
+def test_public_addresses(address: str, public: bool) -> None:
+    assert registries.is_public_address(address) is public

@@ -10,7 +10,8 @@ controllers on, unless systemd promises to start it in a leaf:
     when that unit, which only holds the place, is there beside the daemon's. It is how the units are shipped.
 ``<unit>/sandboxes/<log>.<id>``, the daemon in ``<unit>/daemon``
     in version 1, which has no such rule; in version 2 when systemd started the daemon in ``<unit>/daemon`` itself
-    (``DelegateSubgroup=daemon``, systemd 254).
+    (``DelegateSubgroup=daemon``, systemd 254), or in a scope of its own, which is never started again
+    (``systemd-run --user --scope --property=Delegate=yes``).
 ``<own group>/sandkeep/<log>.<id>``
     when nothing was delegated: the daemon was started by hand. Nothing is moved.
 
@@ -50,14 +51,15 @@ def settle(root: str = ROOT, member_of: str | None = None, environ: Mapping[str,
     """Move this process into a leaf of its unit's groups and make the sandboxes' parent. To be called once, before
     other uses.
 
-    Only the main process of a systemd unit, in a group that was delegated to it, is moved. Failures are logged and
-    weaken limits: see `Hierarchies.has`.
+    Only the main process of a systemd unit, or the only one of a scope, in a group that was delegated to it, is moved.
+    Failures are logged and weaken limits: see `Hierarchies.has`.
     """
-    if environ.get("SYSTEMD_EXEC_PID") != str(os.getpid()):
-        return
     groups = parse(membership() if member_of is None else member_of)
     unit, in_leaf = _unit_of(groups.get("name=systemd") or groups.get("", ""))
     if not any(_is_delegated(f"{top}{unit}") for top in (root, f"{root}/unified", f"{root}/systemd")):
+        return
+    is_own_scope = unit.endswith(".scope") and _is_alone(f"{root}{unit}")
+    if not is_own_scope and environ.get("SYSTEMD_EXEC_PID") != str(os.getpid()):
         return
     for name in CONTROLLERS:
         if groups.get(name) in (unit, f"{unit}/{LEAF}"):
@@ -65,7 +67,7 @@ def settle(root: str = ROOT, member_of: str | None = None, environ: Mapping[str,
                 _enter_leaf(f"{root}/{name}{unit}")
     if os.path.exists(f"{root}{unit}/cgroup.controllers"):
         with _logged_failure():
-            _settle_v2(f"{root}{unit}", in_leaf)
+            _settle_v2(f"{root}{unit}", in_leaf or is_own_scope)
 
 
 def sandboxes_parent_v1(own: str) -> str:
@@ -121,6 +123,11 @@ def _is_delegated(group: str) -> bool:
     with suppress(OSError):
         return uid != 0 and os.stat(f"{group}/cgroup.procs").st_uid == uid and bool(controllers(group))
     return False
+
+
+def _is_alone(group: str) -> bool:
+    """Tell if this process is the only one in a group: no program that the user runs beside it is in the way."""
+    return read(f"{group}/cgroup.procs").split() == [str(os.getpid())]
 
 
 @contextmanager

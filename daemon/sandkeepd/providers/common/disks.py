@@ -1,4 +1,4 @@
-"""Disks of local sandboxes: file systems of a limited size, each in an image of its own.
+"""Disks of sandboxes: file systems of a limited size, each in an image of its own.
 
 A sandbox for which a size was asked gets an ext4 in the file ``disks/SANDBOX``, mounted by a loop device at its
 directory, so that all that the code inside can write to, its journals included, lies on it: at the limit writers get
@@ -15,7 +15,7 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Final
 
@@ -70,10 +70,13 @@ def why_not_growing() -> str | None:
 
 
 class Disks:
-    """The disks of one state directory."""
+    """The disks of one state directory. With `for_engine`, those of containers: an engine has to see their mounts,
+    which are the host's then, and outlive the daemon.
+    """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, for_engine: bool = False) -> None:
         self._layout = layout
+        self._for_engine = for_engine
 
     def make(self, sandbox_id: str, size: int) -> None:
         """Make a disk of `size` bytes, and mount it at the sandbox's directory.
@@ -89,11 +92,20 @@ class Disks:
         with _opened(image) as fd:
             for offset, data in formatted:
                 os.pwrite(fd, data, offset)
-            _mount(fd, place, sandbox_id, is_new=True)
+            if not self._for_engine:
+                _mount(fd, place, sandbox_id, is_new=True)
+        if self._for_engine:
+            self.attach(sandbox_id)
+            os.makedirs(self._layout.volumes(sandbox_id), mode=0o701, exist_ok=True)
         failpoints.reach("disk.mounted")
 
     def attach(self, sandbox_id: str) -> None:
         """Mount a disk that was made before, unless it is mounted. Raises `provider_unavailable`."""
+        if self._for_engine:
+            mounts.in_host_namespace(partial(self._attach, sandbox_id))
+        self._attach(sandbox_id)  # the host's mount is here, too, unless it is in a part of the tree that shares none
+
+    def _attach(self, sandbox_id: str) -> None:
         place = self._layout.sandbox(sandbox_id)
         if not os.path.ismount(place):
             os.makedirs(place, mode=0o700, exist_ok=True)
@@ -142,7 +154,6 @@ class Disks:
         """
         if not self._layout.has_disk(sandbox_id):
             return
-        place = self._layout.sandbox(sandbox_id)
         try:
             self.attach(sandbox_id)
         except SandkeepError as error:
@@ -157,10 +168,20 @@ class Disks:
                 self._give_room(sandbox_id)
                 self._move_output(sandbox_id)
             failpoints.reach("disk.emptied")
-            mounts.unmount(place)
+            self._detach(sandbox_id)
         with suppress(FileNotFoundError):
             os.unlink(self._layout.read_mark(sandbox_id))
         os.unlink(self._layout.disk(sandbox_id))
+
+    def _detach(self, sandbox_id: str) -> None:
+        """Unmount a disk, also from what an engine sees of it."""
+        place = self._layout.sandbox(sandbox_id)
+        if os.path.isdir(self._layout.volumes(sandbox_id)):
+            device = os.stat(place).st_dev
+            mounts.in_host_namespace(partial(_unmount_all, device))
+            _unmount_all(device)
+        else:
+            mounts.unmount(place)
 
     def _give_room(self, sandbox_id: str) -> None:
         """Give the host the room of an ended sandbox's files, all but the journals."""
@@ -277,6 +298,13 @@ def _mount(image: int, place: str, sandbox_id: str = "", *, is_new: bool = False
     except OSError as error:
         message = f"the sandbox's disk cannot be mounted: {error}"
         raise ProviderError("provider_unavailable", message) from None
+
+
+def _unmount_all(device: int) -> None:
+    """Unmount a file system wherever it is mounted in the namespace of this thread, with all that is mounted on it."""
+    for place in mounts.of_device(device):
+        for each in mounts.below(place):
+            mounts.unmount(each)
 
 
 def _allocate(image: str, size: int) -> None:

@@ -303,6 +303,13 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
             root, name = f"{root}/{name}", "."
         return self._hostile_roots.setdefault(root, HostileRoot(root)).tree(name)
 
+    def release_disk(self, sandbox_id: str) -> None:
+        """Stop using a sandbox's disk, which was removed."""
+        root = self._hostile_roots.pop(self.layout.sandbox(sandbox_id), None)
+        if root is not None:
+            above = self.layout.sandboxes
+            root.release(self._hostile_roots.setdefault(above, HostileRoot(above)), sandbox_id)
+
     def _out(self, sandbox_id: str) -> HostileTree:
         return self.files(sandbox_id).below("out")
 

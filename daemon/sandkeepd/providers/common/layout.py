@@ -11,6 +11,7 @@ sandboxes/SANDBOX/upper         the sandbox's changes (or, without overlay, its 
                  /in  /out      shared with the keeper; `out` stays when the sandbox has ended
                  /in/.log       the id of the log that owns it
                  /trash /spare  on a disk of its own: being removed; files that reserve inodes
+                 /volumes       on a container's disk: its own volumes, mounted where the engine keeps them
 builds/IMAGE/tree               the build context of an image
 disks/SANDBOX                   the image of a file system of its own, mounted at sandboxes/SANDBOX; see `disks`
 trash/                          being removed
@@ -52,7 +53,10 @@ _OUTPUT: Final = ".out"
 OWN_TRASH: Final = "trash"
 """The directory, on the disk of a sandbox, of what is being removed from it."""
 
-TEMPORARY: Final = ("upper", "work", "mount", "in", "aside", OWN_TRASH, READ_MARK)
+VOLUMES: Final = "volumes"
+"""The directory, on the disk of a container, of its own volumes."""
+
+TEMPORARY: Final = ("upper", "work", "mount", "in", "aside", OWN_TRASH, VOLUMES, READ_MARK)
 """The entries removed with a sandbox. Its journals, in `out`, stay."""
 
 
@@ -109,6 +113,10 @@ class Layout:
     def sandbox(self, sandbox_id: str) -> str:
         """Return the directory of a sandbox."""
         return f"{self.sandboxes}/{check_name(sandbox_id, 'sandbox_id')}"
+
+    def volumes(self, sandbox_id: str) -> str:
+        """Return the directory of the files of a container's own volumes, which lie on its disk."""
+        return f"{self.sandbox(sandbox_id)}/{VOLUMES}"
 
     def disk(self, sandbox_id: str) -> str:
         """Return the path of the image of a sandbox's own file system."""

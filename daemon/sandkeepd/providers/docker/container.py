@@ -172,9 +172,9 @@ def _volume(volume: Volume, marks: Mapping[str, str], *, overlay: bool = False) 
     return {**mount, "VolumeOptions": {"NoCopy": overlay, "Labels": dict(marks)}}
 
 
-def keeper(disk_bytes: int, *, counted: bool) -> list[str]:
+def keeper(plan: Plan, *, counted: bool) -> list[str]:
     """Return the argv of the keeper: the container's only program of ours."""
-    blocks = str(-(-disk_bytes // 512))
+    blocks = "" if plan.own_disk else str(-(-plan.disk_bytes // 512))  # a disk of its own is the limit, and can grow
     return program.keeper_argv(f"{INSIDE}/in", f"{INSIDE}/out", [blocks], by_name=True, counted=counted)
 
 

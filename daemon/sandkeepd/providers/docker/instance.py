@@ -41,13 +41,19 @@ class DockerInstance(HeldInstance):
 
     def set_up(self, plan: Plan, engine: Engine, mark: str) -> None:
         """Set its plan, and read its state. The file `mark` exists while it is frozen only to be read."""
-        self.plan, self.engine, self.mark, self.disk_bytes = plan, engine, mark, plan.disk_bytes
+        self.engine, self.mark = engine, mark
+        self.set_plan(plan)
         self.cgroups = cgroups.groups_of_pid(self.handle["first"]["pid"])
         freezer.recover(self.cgroups, mark)
         self.pause.set(self.is_suspended())
         self.pauses = ContainerPauses(self)
         if not plan.tmux:
             self.no_terminals = "the sandbox's image has no tmux: put tmux into it, or launch without tty"
+
+    def set_plan(self, plan: Plan) -> None:
+        """Set its plan, and the limit of its disk, which is its own or measured."""
+        self.plan = plan
+        self.own_disk_bytes, self.disk_bytes = (plan.disk_bytes, None) if plan.own_disk else (None, plan.disk_bytes)
 
     def is_suspended(self) -> bool:
         """Return True if it is frozen from outside or by the daemon, for more than to read its files."""

@@ -19,6 +19,7 @@ from sandkeep.ids import regular_name
 from sandkeep.model import Network, SandboxSpec
 from sandkeep.settings import docker as settings
 from sandkeepd.providers.common.inside import inner_user
+from sandkeepd.providers.common.own_disks import ONLY_ROOT, refused
 
 INSIDE: Final = "/run/sandkeep"
 WORKSPACE: Final = "/workspace"
@@ -98,6 +99,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     """True if its caller asked for that."""
     capabilities: list[str] = field(default_factory=list)
     """The Linux capabilities of root inside."""
+    own_disk: bool = False
+    """True if its caller asked for a disk of that size."""
 
 
 def default_network() -> Network:
@@ -106,10 +109,15 @@ def default_network() -> Network:
     return "none" if named in ("", "none") else "host" if named == "host" else "bridge"
 
 
-def require_disk_limit() -> None:
-    """Raise `not_supported` for a daemon that cannot measure disk usage."""
+def _require_exact_disk(plan: "Plan") -> None:
+    """Raise `not_supported` for a plan by which something is written to other disks than its own."""
     if os.geteuid() != 0:
-        raise SetupError("not_supported", f"{NO_DISK_LIMIT}: leave out disk_bytes", field="disk_bytes")
+        raise refused(ONLY_ROOT)
+    shared = [plan.workspace_volume] if plan.workspace_volume is not None and not plan.workspace_volume.own else []
+    for volume in [*shared, *plan.volumes]:
+        if not volume.read_only:
+            reason = f"the volume at {volume.target} lies outside of the sandbox's disk, unless it is read-only"
+            raise refused(reason)
 
 
 def decide(
@@ -130,14 +138,12 @@ def decide(
         if not details:
             message = "these files have no image for Docker: import the snapshot with its image"
         raise SetupError("not_supported", message) from None
-    if spec.disk_bytes is not None:
-        require_disk_limit()
     uid, gid = _user(spec, image)
     check_memory(spec.memory_bytes)
     _check_labels(spec)
     workspace = workspace_of(image)
     to_itself = (uid, gid) == image.user and (image.writable or uid == 0)
-    return Plan(
+    plan = Plan(
         name=_name_of(sandbox_id, spec.session_id, taken), owner=owner, image=image.docker_image_id, uid=uid, gid=gid,
         shell=image.shell, tmux=image.tmux, why_no_shell=image.why,
         workspace=workspace, writable=to_itself,
@@ -146,8 +152,12 @@ def decide(
         writable_root=spec.writable_root, capabilities=INSTALLS if spec.writable_root and uid == 0 else [],
         network=_network(spec.network), seccomp=settings.SECCOMP(), pids=limit_pids(spec.pids),
         memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes or disk_bytes,
+        own_disk=spec.disk_bytes is not None,
         scratch_bytes=min(DEFAULT_SCRATCH_BYTES, (spec.memory_bytes or 2 * DEFAULT_SCRATCH_BYTES) // 2),
     )  # fmt: skip
+    if plan.own_disk:
+        _require_exact_disk(plan)
+    return plan
 
 
 def workspace_of(image: Details) -> str:
@@ -159,7 +169,7 @@ INSTALLS: Final = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SETGID", "SETUI
 """The capabilities without which package managers cannot install; Docker gives these to root by default, and more."""
 
 NO_ROOT_LIMIT: Final = (
-    "disk_bytes: the engine has no exact limit for a writable root, only the measured one that every sandbox has: "
+    "disk_bytes: the engine has no exact limit for a writable root, only the approximate one that every sandbox has: "
     "leave out disk_bytes, or writable_root"
 )
 NO_WRITABLE_ROOT: Final = (
@@ -167,7 +177,6 @@ NO_WRITABLE_ROOT: Final = (
     "`snapshot promote` makes an image of what was installed in an older one"
 )
 NO_BRIDGE: Final = "the engine has no network called bridge"
-NO_DISK_LIMIT: Final = "only root's daemon sees how much a container writes"
 
 
 def _name_of(sandbox_id: str, session_id: str | None, taken: Container[str]) -> str:
@@ -227,7 +236,7 @@ def limit_pids(asked: int | None) -> int:
 def _read_only_root(spec: SandboxSpec) -> bool:
     """Tell if the root is read-only. Raises `permission_denied` and `not_supported` for a writable one."""
     if not spec.writable_root:
-        return settings.READ_ONLY()
+        return spec.disk_bytes is not None or settings.READ_ONLY()
     if not settings.WRITABLE_ROOT():
         name = settings.WRITABLE_ROOT.name
         raise CallerError("permission_denied", NO_WRITABLE_ROOT.format(name), field="writable_root")

@@ -5,10 +5,11 @@ from typing import Any
 from sandkeep.model import Capability, ProviderCapabilities
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.capabilities import capability
+from sandkeepd.providers.common.own_disks import growth_feature, limit_feature
 from sandkeepd.providers.docker import build_group
 from sandkeepd.providers.docker.engine import Client
-from sandkeepd.providers.docker.plan import NO_BRIDGE, NO_DISK_LIMIT
-from sandkeepd.providers.docker.snapshots import files_features
+from sandkeepd.providers.docker.plan import NO_BRIDGE
+from sandkeepd.providers.docker.snapshots import files_features, why_no_data_root
 
 
 def look(client: Client) -> dict[str, Any]:
@@ -18,13 +19,15 @@ def look(client: Client) -> dict[str, Any]:
     return found
 
 
-def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapabilities:
+def report(provider: str, found: dict[str, Any], own_disks: Capability, *, root: bool) -> ProviderCapabilities:
     """Convert that description into capabilities of the provider."""
     options = [option.split(",")[0].removeprefix("name=") for option in found.get("SecurityOptions") or ()]
     controls = {"cpus": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}
     without = (
         "without terminals and copies of trees" if root else "without terminals, and only root's daemon reaches files"
     )
+    reason = why_no_data_root(found, root=root)
+    own_disks = own_disks if reason is None else Capability(works=False, why=reason)
     builds = build_group.why_missing(found, root=root)
     features = {
         "isolation": Capability(works=True),
@@ -33,9 +36,8 @@ def report(provider: str, found: dict[str, Any], *, root: bool) -> ProviderCapab
             for name, key in controls.items()
         },
         "limit_builds": capability(builds is None, builds or ""),
-        "limit_disk": Capability(
-            works=root, why="measured every 10 s, and suspended when exceeded" if root else NO_DISK_LIMIT
-        ),
+        "limit_disk": limit_feature(own_disks, suspends=root),
+        "grow_disk": growth_feature(own_disks),
         "live_restore": capability(
             found.get("LiveRestoreEnabled"),
             "a restart of the engine ends every container: set live-restore in its daemon.json",

@@ -28,6 +28,7 @@ from sandkeepd.host.undo import undo_on_error
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.keeper_provider import KeeperProvider, running
+from sandkeepd.providers.common.own_disks import APPROXIMATE, OwnDisks
 from sandkeepd.providers.docker import inotify, probe
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
@@ -74,6 +75,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         self.engine = self.docker = engine
         self.images = DockerImages(engine, self.layout, log_id)
         self._disk_limit = disk_limit
+        self.own_disks = OwnDisks(self.layout, self.in_thread, root=os.geteuid() == 0, for_engine=True)
         self._driver: str | None = None
         self._following = False
         self.snapshots = self._snapshots = snapshots = DockerSnapshots(self)
@@ -116,7 +118,17 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         await self.follow_engine()
         self.layout.prepare()
         async with undo_on_error(self._remove_remains, sandbox_id, plan):
+            await self._make_disk(sandbox_id, plan)
             return await self.start(self.job(sandbox_id, spec, secrets, plan), secrets, docker_start.start)
+
+    async def _make_disk(self, sandbox_id: str, plan: dict[str, Any]) -> None:
+        """Make the disk of a sandbox that is to have one. Raises `not_supported`, and `storage_unavailable`."""
+        decided = msgspec.convert(plan, Plan)
+        if decided.own_disk:
+            await self.own_disks.require()
+            await self._snapshots.require_data_root()
+            with trio.CancelScope(shield=True):
+                await self.in_thread(self.own_disks.disks.make, sandbox_id, decided.disk_bytes)
 
     async def _remove_remains(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Remove the remains of a failed container; if the engine does not answer, once it does again."""
@@ -175,7 +187,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             made = (DockerInstance if plan.shell else ShelllessInstance)(
                 sandbox_id, self.files(sandbox_id), self._watcher, isolation=isolation,
                 handle=msgspec.to_builtins(handle), env=env, working_dir=spec.directory(plan.workspace),
-                input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE,
+                input_owner=docker_start.owner_of_files(plan), inside=docker_plan.INSIDE, own_disk=plan.own_disk,
             )  # fmt: skip
             made.set_up(plan, self.docker, self.layout.read_mark(sandbox_id))
             return made
@@ -185,7 +197,7 @@ class DockerProvider(KeeperProvider[DockerInstance]):
     async def _isolation(self, plan: Plan, *, counted: bool) -> Isolation:
         if self._driver is None:
             self._driver = await self.docker.call(lambda client: str(client.info().get("Driver") or "unknown"))
-        held = {"pids": "cgroup", "disk": "rlimit and watcher" if os.geteuid() == 0 else "rlimit"}
+        held = {"pids": "cgroup", "disk": "file system" if plan.own_disk else APPROXIMATE}
         held |= {name: "cgroup" for name, limit in (("memory", plan.memory_bytes), ("cpus", plan.cpus)) if limit}
         notes = []
         if plan.uid == 0:
@@ -210,6 +222,8 @@ class DockerProvider(KeeperProvider[DockerInstance]):
             return Ending(kind="lost", message=docker_start.RETIRED)
         self._begin_to_follow()
         instance = await self._hold_earlier(lambda: self._hold(sandbox_id, spec, decided, isolation, earlier))
+        if instance is not None and decided.own_disk:
+            await self.own_disks.fit_found(sandbox_id, decided.disk_bytes)
         if instance is not None and decided.updated:
             self.nursery.start_soon(self._resizing.fit_adopted, instance)  # not by now: the engine may be down
         return instance
@@ -226,7 +240,12 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         await self.docker.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
         failpoints.reach("docker.removed")
         await self.await_end(sandbox_id)
-        await self.finish(partial(self.layout.clear, sandbox_id))
+        await self.finish(partial(self._clear, sandbox_id))
+        self.release_disk(sandbox_id)
+
+    def _clear(self, sandbox_id: str) -> None:
+        self.own_disks.disks.release(sandbox_id)
+        self.layout.clear(sandbox_id)
 
     # Events of the engine
 
@@ -295,7 +314,8 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         except Exception as error:  # noqa: BLE001 - a report of missing capabilities must not fail
             why = error.message if isinstance(error, SandkeepError) else "the Docker engine is too slow"
             return ProviderCapabilities(provider=self.name, works=False, why=why)
-        return self._with_watches(probe.report(self.name, found, root=os.geteuid() == 0))
+        own_disks = await self.own_disks.capability()
+        return self._with_watches(probe.report(self.name, found, own_disks, root=os.geteuid() == 0))
 
     async def found(self) -> tuple[list[str], list[str]]:
         containers = await self.docker.call(docker_start.list_objects)

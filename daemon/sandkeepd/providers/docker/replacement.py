@@ -20,6 +20,7 @@ from sandkeep.model import SandboxSpec
 from sandkeepd.contract.replacement import Replacing
 from sandkeepd.host.processes import identify
 from sandkeepd.host.undo import undo_on_error
+from sandkeepd.providers.docker import disk
 from sandkeepd.providers.docker import plan as docker_plan
 from sandkeepd.providers.docker import start as docker_start
 from sandkeepd.providers.docker.instance import DockerInstance
@@ -107,9 +108,13 @@ class DockerReplacement(Replacing):
         await self._engine.call(partial(docker_start.rename, container_id=container_id))
 
     async def _remove_others(self, sandbox_id: str, container_id: str) -> None:
-        await self._engine.call(
-            partial(docker_start.remove, sandbox_id=sandbox_id, log_id=self._provider.log_id, but=container_id)
+        provider, layout = self._provider, self._provider.layout
+        used = await self._engine.call(
+            partial(docker_start.remove, sandbox_id=sandbox_id, log_id=provider.log_id, but=container_id)
         )
+        if layout.has_disk(sandbox_id):
+            unused = await provider.in_thread(disk.unused_volumes, layout.sandbox(sandbox_id), used)
+            await provider.in_thread(layout.discard, unused)
 
     def _remove_others_later(self, sandbox_id: str, container_id: str, error: SandkeepError) -> None:
         logger.warning("replaced files stay", extra={"sandbox_id": sandbox_id, "why": error.message})

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from sandkeep.errors import SandkeepError, SetupError
+from sandkeep.errors import SandkeepError
 from sandkeepd.contract.resizing import LimitChange, Resizing
 from sandkeepd.host.cgroups import usage
 from sandkeepd.host.cgroups.groups import needs_more, require_enough_memory
 from sandkeepd.providers.docker.engine import Client, RefusedError, post
-from sandkeepd.providers.docker.plan import NO_ROOT_LIMIT, Plan, check_memory, limit_pids, require_disk_limit
+from sandkeepd.providers.docker.plan import Plan, check_memory, limit_pids
 
 if TYPE_CHECKING:
     from sandkeepd.providers.docker.instance import DockerInstance
@@ -21,28 +21,27 @@ logger: Final = logging.getLogger("sandkeepd")
 
 
 class DockerResizing(Resizing):
-    """Changes the limits of a provider's containers: by the engine, and of their disk usage by the watcher."""
+    """Changes the limits of a provider's containers, by the engine, and the sizes of their disks."""
 
     def __init__(self, provider: "DockerProvider") -> None:
         self._provider = provider
 
     async def reserve(self, sandbox_id: str, plan: dict[str, Any], change: LimitChange) -> dict[str, Any]:
         decided = msgspec.convert(plan, Plan)
-        if change.disk_bytes is not None:
-            require_disk_limit()
-            if decided.writable_root:
-                raise SetupError("not_supported", NO_ROOT_LIMIT, field="disk_bytes")
         check_memory(change.memory_bytes)
         limit_pids(change.pids)
         instance = self._provider.instances.get(sandbox_id)
         if change.memory_bytes is not None and instance is not None:
             await self._provider.in_thread(require_enough_memory, instance.cgroups, change.memory_bytes)
+        if change.disk_bytes is not None:
+            await self._provider.own_disks.reserve(sandbox_id, decided.disk_bytes, change.disk_bytes)
         asked = {name: value for name, value in msgspec.structs.asdict(change).items() if value is not None}
         decided = replace(decided, **asked, updated=decided.updated or change.of_group)
         return {**plan, **msgspec.to_builtins(decided)}
 
     async def apply(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         instance, decided = self._provider.instances.get(sandbox_id), msgspec.convert(plan, Plan)
+        await self._provider.own_disks.fit(sandbox_id, decided.disk_bytes)
         if instance is None:
             return
         if decided.updated and not _is_in_force(instance, decided):
@@ -53,8 +52,7 @@ class DockerResizing(Resizing):
                 if "busy" in error.reason and decided.memory_bytes is not None:
                     raise needs_more(decided.memory_bytes) from None
                 raise
-        instance.plan = decided
-        instance.disk_bytes = decided.disk_bytes
+        instance.set_plan(decided)
         instance.measure_anew()
 
     async def fit_adopted(self, instance: "DockerInstance") -> None:

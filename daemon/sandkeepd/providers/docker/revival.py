@@ -39,6 +39,10 @@ class DockerRevival(Reviving):
             raise StateError("not_ready", docker_start.RETIRED, sandbox_id=sandbox_id)
         await self._provider.follow_engine()
         await self.halt(sandbox_id, plan, handle)
+        decided = msgspec.convert(plan, Plan)
+        if decided.own_disk:
+            await self._provider.own_disks.attach(sandbox_id)
+            await self._provider.own_disks.fit_found(sandbox_id, decided.disk_bytes)
         async with undo_on_error(self.halt, sandbox_id, plan, {}, ignored=[SandkeepError]):
             return await self._provider.start(
                 self._provider.job(sandbox_id, spec, secrets, plan),

@@ -20,6 +20,7 @@ from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
 from sandkeepd.host.cgroups.pause import reading
 from sandkeepd.host.threads import run_in_thread
+from sandkeepd.providers.common.own_disks import refused
 from sandkeepd.providers.docker import trees
 from sandkeepd.providers.docker.engine import inspect_image
 from sandkeepd.providers.docker.pack import Packer
@@ -73,13 +74,16 @@ class DockerSnapshots(Snapshotting):
         return await self._provider.docker.call(find)
 
     async def data_root(self) -> str | None:
-        """Return the engine's directory, if workspaces can be overlays of the files in it. SELinux would keep a
-        container from an overlay that the engine has mounted without a label.
-        """
-        if os.geteuid() != 0 or await self._why_unreadable() is not None:
+        """Return the engine's directory, if workspaces can be overlays of the files in it."""
+        if await self._why_unreadable() is not None or why_no_data_root(self._engine, root=True) is not None:
             return None
-        labels = any(option.startswith("name=selinux") for option in self._engine.get("SecurityOptions") or ())
-        return None if labels else str(self._engine["DockerRootDir"])
+        return str(self._engine["DockerRootDir"])
+
+    async def require_data_root(self) -> None:
+        """Raise `not_supported` if the volumes of containers cannot be mounts of the daemon."""
+        reason = await self._why_unreadable() or why_no_data_root(self._engine, root=True)
+        if reason is not None:
+            raise refused(reason)
 
     async def _why_unreadable(self) -> str | None:
         if self._engine:
@@ -93,6 +97,13 @@ class DockerSnapshots(Snapshotting):
     async def files_of_image(self, image: str) -> list[str]:
         """Return the directories of an image, by the engine's name for it. Raises `not_found`, `not_supported`."""
         return trees.layers_of(await self._provider.docker.call(partial(inspect_image, name=image)))
+
+
+def why_no_data_root(found: Mapping[str, Any], *, root: bool) -> str | None:
+    """Return the reason why volumes of an engine with this description cannot be mounts of the daemon, or None."""
+    if any(option.startswith("name=selinux") for option in found.get("SecurityOptions") or ()):
+        return "SELinux keeps containers from mounts of the daemon, which have no label"
+    return trees.why_unreadable(found, root=root)
 
 
 def files_features(found: Mapping[str, Any], *, root: bool) -> dict[str, Capability]:

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
@@ -26,10 +26,11 @@ from sandkeepd.host.processes import Identity, identify, open_process, run_tool
 from sandkeepd.host.seccomp import docker_profile
 from sandkeepd.keeper import program
 from sandkeepd.keeper.program import COUNTED
+from sandkeepd.providers.common.disks import reserve_answers
 from sandkeepd.providers.common.errors import stderr_of, storage_errors
 from sandkeepd.providers.common.layout import SANDBOX_MARK, write_mark
 from sandkeepd.providers.common.views import open_for_tool
-from sandkeepd.providers.docker import inotify, trees, workspace
+from sandkeepd.providers.docker import disk, inotify, trees, workspace
 from sandkeepd.providers.docker.container import (
     HOSTS,
     LOG_LABEL,
@@ -42,13 +43,14 @@ from sandkeepd.providers.docker.container import (
     labels,
 )
 from sandkeepd.providers.docker.engine import CONFLICT, NOT_FOUND, Client, Tolerate
-from sandkeepd.providers.docker.plan import NO_BRIDGE, Plan, own_volumes
+from sandkeepd.providers.docker.plan import INSIDE, NO_BRIDGE, Plan, own_volumes
 from sandkeepd.providers.docker.resizing import set_limits
 
 GONE_S: Final = 30.0
 """Seconds that the removal of a container may take."""
 
 _POLL_S: Final = 0.05
+NOBODY: Final = 65534
 
 _PAUSE_TRIES: Final = 3
 _NOT_FROZEN: Final = "unable to freeze"
@@ -95,8 +97,10 @@ def make_directories(job: Job) -> None:
             os.makedirs(f"{job.directory}/{name}", mode=0o755, exist_ok=True)
         if not os.path.lexists(f"{job.directory}/{SANDBOX_MARK}"):
             write_mark(f"{job.directory}/{SANDBOX_MARK}", job.log_id)
-        with open(f"{job.directory}/out/exits", "ab"):
-            pass
+        is_new = not os.path.lexists(f"{job.directory}/out/exits")
+        with open(f"{job.directory}/out/exits", "ab") as answers:
+            if job.plan.own_disk and is_new:
+                reserve_answers(answers.fileno(), job.plan.disk_bytes)
         with open(f"{job.directory}/{HOSTS}", "w", encoding="ascii") as file:
             file.write(f"127.0.0.1 localhost\n::1 localhost\n127.0.1.1 {host_name(regular_name(job.plan.name))}\n")
         program.install(f"{job.directory}/in")
@@ -150,7 +154,7 @@ def start(client: Client, job: Job) -> Handle:
     """Make and start the container; return its handle. Converts the engine's errors into ours."""
     _require_network(client, job.plan)
     filtered = job.plan.seccomp != "unconfined"
-    argv = keeper(job.plan.disk_bytes, counted=filtered and inotify.can_count())
+    argv = keeper(job.plan, counted=filtered and inotify.can_count())
     profile, upper = _profile(job.plan.seccomp), _overlay_workspace(client, job)
     container_id = _create(client, job, configuration(job, argv, profile, overlay=upper is not None))
     failpoints.reach("docker.created")
@@ -171,8 +175,10 @@ def start_again(client: Client, container_id: str, job: Job) -> Handle:
     with Tolerate(NOT_FOUND):
         found = client.inspect_container(container_id)
         for mount in own_volumes(found["Mounts"], job.plan):
+            if job.plan.own_disk:
+                disk.bind_volume(job.directory, os.path.dirname(mount["Source"]))
             if workspace.is_overlay(mount["Source"]):
-                workspace.mount(mount["Source"], trees.layers_of(found)[1:], mount["Destination"])
+                workspace.mount(mount["Source"], trees.layers_of(found)[1:], mount["Destination"], _writer(job.plan))
         if job.plan.updated:  # perhaps while it did not run
             set_limits(client, container_id, job.plan)
         return _begin(client, container_id, job)
@@ -191,6 +197,8 @@ def _begin(client: Client, container_id: str, job: Job) -> Handle:
     for mount in own_volumes(found["Mounts"], job.plan):
         if workspace.is_overlay(mount["Source"]):
             workspace.require_seen(mount["Source"], first.pid, mount["Destination"])
+    if job.plan.own_disk:
+        disk.require_exact(first.pid, job.directory, job.plan.workspace)
     counted = COUNTED in found["Config"]["Entrypoint"] and inotify.begin(first, job.directory)
     return Handle(
         first=first, container_id=container_id, secrets=job.secrets, written=_written_directories(found, job.plan),
@@ -206,9 +214,20 @@ def _overlay_workspace(client: Client, job: Job) -> str | None:
     with Tolerate(NOT_FOUND):  # to make the container fails with the reason
         layers = job.image_layers.of(client, job.plan.image)
         marks = labels(job.sandbox_id, job.plan.owner, job.log_id)
-        upper = workspace.create(client, job.plan, layers, marks, job.data_root)
+        volume = job.plan.workspace_volume
+        if job.plan.own_disk and volume is not None and volume.own:
+            made = client.create_volume(volume.source, "local", labels=marks)
+            disk.bind_volume(job.directory, os.path.dirname(made["Mountpoint"]))
+        upper = workspace.create(client, job.plan, layers, marks, job.data_root, _writer(job.plan))
     failpoints.reach("docker.volume")
     return upper
+
+
+def _writer(plan: Plan) -> int | None:
+    """Return the uid by which an overlay writes to a disk, never root's, for which ext4 has reserved blocks; None for
+    the daemon's.
+    """
+    return (plan.uid or NOBODY) if plan.own_disk else None
 
 
 def _give_workspace(client: Client, plan: Plan) -> None:
@@ -333,22 +352,22 @@ def why_not_started(job: Job, state: dict[str, Any] | None) -> str:
     return f"the sandbox did not start: {output or 'its keeper does not answer'}"
 
 
-def remove(client: Client, sandbox_id: str, log_id: str, but: str | None = None) -> None:
+def remove(client: Client, sandbox_id: str, log_id: str, but: str | None = None) -> list[str]:
     """Remove a sandbox's containers, in any state, and its own volume; all `but` the container with that id, and its
-    volume. Safe to repeat.
+    volume. Safe to repeat. Return the names of the volumes that remain.
 
-    They are found by their labels: a name alone proves nothing.
+    They are found by their labels and mounts: a name alone proves nothing.
     """
     marks = {"label": _labels(sandbox_id, log_id)}
-    for container in client.containers(all=True, filters=marks):
+    for container in filter(_is_sandbox, client.containers(all=True, filters=marks)):
         if container["Id"] != but:
             _remove_container(client, container["Id"])
     unused = {"dangling": True} if but is not None else {}
     for volume in client.volumes(filters={**marks, **unused})["Volumes"] or ():
-        if workspace.is_overlay(volume["Mountpoint"]):
-            workspace.unmount(volume["Mountpoint"])
+        workspace.unmount(os.path.dirname(volume["Mountpoint"]))
         with Tolerate(NOT_FOUND):
             client.remove_volume(volume["Name"], force=True)
+    return [volume["Name"] for volume in client.volumes(filters=marks)["Volumes"] or ()] if but is not None else []
 
 
 def rename(client: Client, container_id: str) -> None:
@@ -368,7 +387,7 @@ def kill(handle: dict[str, Any]) -> None:
 
 def halt(client: Client, sandbox_id: str, log_id: str) -> None:
     """Kill a sandbox's containers, and leave them. Safe to repeat."""
-    for container in client.containers(filters={"label": _labels(sandbox_id, log_id)}):
+    for container in filter(_is_sandbox, client.containers(filters={"label": _labels(sandbox_id, log_id)})):
         with Tolerate(NOT_FOUND, CONFLICT):  # it has ended this moment
             client.kill(container["Id"])
         with Tolerate(NOT_FOUND):
@@ -391,6 +410,18 @@ def pause(client: Client, container_id: str, *, paused: bool = True) -> None:
             return
 
 
+def _is_sandbox(container: Mapping[str, Any]) -> bool:
+    """Return True if a listed container is the sandbox that its labels name: a container gets the labels of its image,
+    too, which anybody may have made, but no directories of the host.
+    """
+    directory = f"/{container['Labels'][SANDBOX_LABEL]}/in"
+    return any(
+        mount.get("Destination") == f"{INSIDE}/in" and mount.get("Source", "").endswith(directory)
+        for mount in container["Mounts"]
+        if mount.get("Type") == "bind"
+    )
+
+
 def _labels(sandbox_id: str, log_id: str) -> list[str]:
     return [f"{LOG_LABEL}={log_id}", f"{SANDBOX_LABEL}={sandbox_id}"]
 
@@ -407,7 +438,8 @@ class LabelledObject(NamedTuple):
 def list_objects(client: Client) -> list[LabelledObject]:
     """Return every container and volume labelled as a sandbox's, of any log."""
     filters = {"label": [LOG_LABEL, SANDBOX_LABEL]}
-    found = [("container", each["Names"][0].lstrip("/"), each) for each in client.containers(all=True, filters=filters)]
+    containers = filter(_is_sandbox, client.containers(all=True, filters=filters))
+    found = [("container", each["Names"][0].lstrip("/"), each) for each in containers]
     found += [("volume", each["Name"], each) for each in client.volumes(filters=filters)["Volumes"] or ()]
     return [
         LabelledObject(kind, name, each["Labels"][SANDBOX_LABEL], each["Labels"][LOG_LABEL])

@@ -18,6 +18,7 @@ The engine's own mounts of volumes (options of its ``local`` driver) would need 
 count of them when it is restarted beneath a running container, and then never removes such a volume.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +26,9 @@ from contextlib import suppress
 from typing import Final
 
 from sandkeep.errors import ProviderError
+from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.trees.tree import is_marked_opaque
-from sandkeepd.host import mounts
+from sandkeepd.host import mounts, privileges
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.providers.docker.engine import Client
 from sandkeepd.providers.docker.plan import Plan
@@ -43,9 +45,12 @@ _AMBIGUOUS: Final = frozenset(",:\\")
 """Characters that mean something in mount options."""
 
 
-def create(client: Client, plan: Plan, layers: Sequence[str], marks: Mapping[str, str], data_root: str) -> str | None:
+def create(
+    client: Client, plan: Plan, layers: Sequence[str], marks: Mapping[str, str], data_root: str, writer: int | None
+) -> str | None:  # fmt: skip
     """Create the volume of a workspace above an image's `layers`, with labels, and mount it. Safe to repeat. Return its
-    upper directory; None, and no effect, if it can only be a plain volume. `data_root` is the engine's directory.
+    upper directory; None, and no effect, if it can only be a plain volume. `data_root` is the engine's directory; files
+    are written with the rights of the uid `writer`, if there is one.
     """
     volume = plan.workspace_volume
     if volume is None or not volume.own:
@@ -67,7 +72,7 @@ def create(client: Client, plan: Plan, layers: Sequence[str], marks: Mapping[str
         if beneath:
             os.chmod(upper, stat.S_IMODE(os.stat(beneath[0]).st_mode))
         os.chown(upper, plan.uid, plan.gid)
-    _mount(mountpoint, options)
+    _mount(mountpoint, options, writer)
     return upper
 
 
@@ -76,40 +81,66 @@ def is_overlay(mountpoint: str) -> bool:
     return os.path.isdir(_beside(mountpoint, UPPER))
 
 
-def mount(mountpoint: str, layers: Sequence[str], workspace: str) -> None:
+def mount(mountpoint: str, layers: Sequence[str], workspace: str, writer: int | None) -> None:
     """Mount a workspace whose container does not run, unless it is mounted: a restart of the machine, or of the engine,
     unmounts it. Raises `provider_unavailable`.
     """
-    _mount(mountpoint, _options(mountpoint, lowers(layers, workspace)))
+    _mount(mountpoint, _options(mountpoint, lowers(layers, workspace)), writer)
 
 
 def require_seen(mountpoint: str, pid: int, target: str) -> None:
     """Raise `provider_unavailable` if the first process of a container sees something else than the overlay."""
-    place = target.replace(" ", "\\040")
-    with suppress(OSError), open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:  # it has ended
-        if not any(line.split()[4] == place and " - overlay " in line for line in file):
+    with suppress(OSError):  # it has ended
+        if not any((mount.place, mount.kind) == (target, "overlay") for mount in mounts.listed(str(pid))):
             message = f"the engine does not see what the daemon mounts at {mountpoint}: run both in one mount namespace"
             raise ProviderError("provider_unavailable", message)
 
 
-def unmount(mountpoint: str) -> None:
-    """Unmount a workspace whose container was removed, before its volume is. Safe to repeat. Raises
-    `provider_unavailable`.
+def unmount(volume: str) -> None:
+    """Unmount what is mounted in and at the directory of a volume, whose container was removed, before the volume is.
+    Safe to repeat. Raises `provider_unavailable`.
     """
 
     def leave() -> None:
-        for place in mounts.below(mountpoint):
+        for place in mounts.below(volume):
             mounts.unmount(place)
 
     _run_in_host_namespace(leave, "unmounted")
 
 
-def _mount(mountpoint: str, options: str) -> None:
+def _mount(mountpoint: str, options: str, writer: int | None) -> None:
     def enter() -> None:
-        if not mounts.below(mountpoint):
+        if mounts.below(mountpoint):
+            return
+        if writer is None:
             mounts.mount("overlay", mountpoint, "overlay", 0, options)
+        else:
+            _mount_on_disk(mountpoint, options, writer)
 
     _run_in_host_namespace(enter, "mounted")
+
+
+def _mount_on_disk(mountpoint: str, options: str, writer: int) -> None:
+    """Mount an overlay that writes with the rights of a uid. Raises OSError, also where it could only be read: on a
+    full disk the kernel cannot make its work directory, but for the time in which the uid has the reserved blocks.
+    """
+    with privileges.file_user(writer):
+        mounts.mount("overlay", mountpoint, "overlay", 0, options)
+        if _is_read_only(mountpoint):
+            mounts.unmount(mountpoint)
+            with closing_fd(os.open(os.path.dirname(mountpoint), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as disk:
+                mounts.reconfigure(disk, {"resuid": str(writer)})
+                try:
+                    mounts.mount("overlay", mountpoint, "overlay", 0, options)
+                finally:
+                    mounts.reconfigure(disk, {"resuid": "0"})
+    if _is_read_only(mountpoint):
+        mounts.unmount(mountpoint)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _is_read_only(mountpoint: str) -> bool:
+    return any(mount.place == mountpoint and not mount.is_writable for mount in mounts.listed())
 
 
 def _run_in_host_namespace(work: Callable[[], None], done: str) -> None:

@@ -8,6 +8,7 @@ from sandkeep.settings import gvisor as settings
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.providers.common.directory_provider import DirectoryPlan, enforcer
 from sandkeepd.providers.common.inside import inner_user
+from sandkeepd.providers.common.own_disks import APPROXIMATE
 
 PIDS: Final = (
     "gVisor's own threads count as processes here, and a sandbox that meets the limit is killed as a whole: leave out "
@@ -81,7 +82,7 @@ def _inner_user(user: str | None, *, rootless: bool) -> tuple[int, int]:
 
 
 def _held_by(limits: Limits, hierarchies: Hierarchies) -> dict[str, str]:
-    held = {"disk": "watcher, of its output"}
+    held = {"disk": APPROXIMATE}
     for name, controller in (("memory", "memory"), ("cpus", "cpu")):
         if controller in limits.controllers():
             held[name] = enforcer(name, controller, hierarchies)

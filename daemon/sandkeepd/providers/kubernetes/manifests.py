@@ -182,16 +182,12 @@ def pod_spec(job: Job) -> Json:
         "containers": [_container(job)],
         "volumes": [
             {"name": "keeper", "configMap": {"name": job.keeper, "defaultMode": _KEEPER_MODE}},
-            *({"name": name, "emptyDir": _directory(plan)} for name in ("io", "workspace", "tmp")),
+            *({"name": name, "emptyDir": {}} for name in ("io", "workspace", "tmp")),
         ],
     }  # fmt: skip
     if plan.runtime_class is not None:
         spec["runtimeClassName"] = plan.runtime_class
     return spec
-
-
-def _directory(plan: Plan) -> Json:
-    return {"sizeLimit": str(plan.disk_bytes)} if plan.disk_bytes is not None else {}
 
 
 def _container(job: Job) -> Json:
@@ -219,6 +215,4 @@ def _resources(plan: Plan) -> Mapping[str, Json]:
         limits["cpu"] = f"{max(1, round(plan.cpus * 1000))}m"
     if plan.memory_bytes is not None:
         limits["memory"] = str(plan.memory_bytes)
-    if plan.disk_bytes is not None:
-        limits["ephemeral-storage"] = str(plan.disk_bytes)
     return {"limits": limits, "requests": limits} if limits else {}

@@ -13,6 +13,7 @@ from sandkeep.model import SandboxSpec
 from sandkeep.settings import kubernetes as settings
 from sandkeepd.providers.common.inside import inner_user
 from sandkeepd.providers.common.layers import Layer
+from sandkeepd.providers.common.own_disks import refused
 from sandkeepd.providers.kubernetes.cluster import machine
 
 WORKSPACE: Final = "/workspaces"
@@ -30,7 +31,7 @@ VOLUMES: Final = "sandboxes in a cluster have no volumes of this machine: copy f
 
 
 TEMPLATE_ROOT: Final = "writable_root: the template decides on that: leave it out"
-NO_ROOT_LIMIT: Final = "writable_root: a cluster only measures what is written to a root: leave out disk_bytes"
+DISK: Final = "a cluster only measures what a pod writes, and evicts one that it finds beyond its limit"
 
 
 class Details(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +61,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     network: str
     memory_bytes: int | None
     cpus: float | None
-    disk_bytes: int | None
     read_only: bool
     lifetime_s: float | None
     restored_from: str | None = None
@@ -91,7 +91,7 @@ def decide(
         name=_name_of(sandbox_id, spec.session_id, taken), owner=owner,
         image=image.image, template=image.template, warm_pool=image.warm_pool, uid=uid, gid=gid,
         machine=machine(), runtime_class=settings.RUNTIME_CLASS() or None, network=spec.network,
-        memory_bytes=spec.memory_bytes, cpus=spec.cpus, disk_bytes=spec.disk_bytes, read_only=spec.read_only,
+        memory_bytes=spec.memory_bytes, cpus=spec.cpus, read_only=spec.read_only,
         lifetime_s=spec.max_lifetime_s, writable_root=spec.writable_root,
     )  # fmt: skip
 
@@ -114,9 +114,11 @@ def _require_possible(spec: SandboxSpec, *, is_claim: bool) -> None:
             raise SetupError("not_supported", message, field=name)
     if spec.memory_bytes is not None and spec.memory_bytes < LEAST_MEMORY:
         raise CallerError("invalid", "memory_bytes: a pod needs at least 16 MB", field="memory_bytes")
-    named = [name for name in ("user", "cpus", "memory_bytes", "disk_bytes") if getattr(spec, name) is not None]
-    if spec.writable_root and (is_claim or spec.disk_bytes is not None):
-        raise SetupError("not_supported", TEMPLATE_ROOT if is_claim else NO_ROOT_LIMIT, field="writable_root")
+    named = [name for name in ("user", "cpus", "memory_bytes") if getattr(spec, name) is not None]
+    if spec.disk_bytes is not None:
+        raise refused(DISK)
+    if spec.writable_root and is_claim:
+        raise SetupError("not_supported", TEMPLATE_ROOT, field="writable_root")
     if is_claim and named:
         message = f"the template decides on {named[0]}: leave it out, or make the image of a reference"
         raise SetupError("not_supported", message, field=named[0])

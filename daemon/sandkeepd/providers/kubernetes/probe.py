@@ -7,6 +7,7 @@ import trio
 from sandkeep.errors import SandkeepError
 from sandkeep.kubernetes import versions
 from sandkeep.model import Capability, ProviderCapabilities
+from sandkeep.system import extras
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.kubernetes import plan
@@ -20,13 +21,14 @@ ASKED_S: Final = 20.0
 NETWORK: Final = "network none is a NetworkPolicy, which only some of the clusters' network plugins enforce"
 _SECCOMP: Final = "each pod asks for the default profile of its node's runtime; templates name their own"
 _RESTART: Final = "a pod's files go with it: make checkpoints or snapshots, and restore those"
-_DISK: Final = "the kubelet measures what a pod writes, and evicts one beyond its limit, which ends the sandbox"
 
 
 async def capabilities(name: str, cluster: Cluster, objects: Objects) -> ProviderCapabilities:
     """See `Provider.capabilities`."""
     why, features = "no cluster is configured: set KUBECONFIG to a kubeconfig file", {}
-    if cluster.is_configured:
+    if absent := extras.missing("kubernetes", "the provider kubernetes"):
+        why = absent.message
+    elif cluster.is_configured:
         try:
             program.read(machine())
             why = ""
@@ -53,7 +55,7 @@ def _features(forms: Forms) -> dict[str, Capability]:
         "terminals": Capability(works=True, why="in images that have tmux"),
         "limit_cpus": Capability(works=True),
         "limit_memory": Capability(works=True),
-        "limit_disk": Capability(works=True, why=_DISK),
+        "limit_disk": Capability(works=False, why=f"--disk is refused, as {plan.DISK}"),
         "limit_pids": Capability(works=False, why=plan.PIDS),
         "network_none": Capability(works=True, why=NETWORK),
         "network_host": Capability(works=False, why=plan.HOST_NETWORK),

@@ -298,8 +298,6 @@ def _is_same(pod: Observed, handle: Handle, sandbox: Observed | None) -> bool:
 def _isolation(plan: Plan, handle: Handle) -> Isolation:
     limits = {"cpus": plan.cpus, "memory": plan.memory_bytes}
     held = {name: "cgroup" for name, limit in limits.items() if limit}
-    if plan.disk_bytes:
-        held["disk"] = "eviction by the kubelet"
     runtime = plan.runtime_class or "the cluster's runtime"
     return Isolation(
         mechanism=f"pod ({'its template' if plan.is_claim else runtime})", files="image", host_uid=None,

@@ -12,6 +12,7 @@ from sandkeepd.contract.caller import Caller
 from sandkeepd.host.cgroups.groups import Hierarchies, Limits
 from sandkeepd.providers.common.directory_provider import DirectoryPlan, enforcer
 from sandkeepd.providers.common.inside import inner_user
+from sandkeepd.providers.common.own_disks import APPROXIMATE, ONLY_ROOT, refused
 from sandkeepd.providers.local.probe import Abilities
 
 NO_ROOT: Final = (
@@ -61,6 +62,8 @@ class Planner:
                 "not_supported", "the local provider has no volumes: make an image for docker", field="volumes"
             )
         inner_uid, inner_gid = inner_user(spec.user)
+        if spec.disk_bytes is not None and not self._root:
+            raise refused(ONLY_ROOT)
         limits = Limits(pids=spec.pids or PIDS_LIMIT(), memory_bytes=spec.memory_bytes, cpus=spec.cpus)
         disk_bytes = spec.disk_bytes or self._disk_limit
         host_uid, host_gid, groups = None, None, list[int]()
@@ -70,7 +73,7 @@ class Planner:
                 host_uid, host_gid, groups = caller.uid, caller.gid, list(caller.groups)
         return Plan(
             mechanism=mechanism, uid=host_uid, gid=host_gid, groups=groups, inner_uid=inner_uid, inner_gid=inner_gid,
-            limits=limits, disk_bytes=disk_bytes, own_disk=self._root and spec.disk_bytes is not None,
+            limits=limits, disk_bytes=disk_bytes, own_disk=spec.disk_bytes is not None,
             scratch_bytes=_scratch(spec.memory_bytes, counted=self._hierarchies.has("memory")),
             cgroups=self._hierarchies.plan(sandbox_id, limits),
             held_by=self._held_by(limits),
@@ -97,11 +100,17 @@ class Planner:
         return "bubblewrap"
 
     def _held_by(self, limits: Limits) -> dict[str, str]:
-        held = {"disk": "rlimit and watcher"}
+        held = dict[str, str]()
         for name, controller in (("pids", "pids"), ("memory", "memory"), ("cpus", "cpu")):
             if controller in limits.controllers():
                 held[name] = enforcer(name, controller, self._hierarchies, or_rlimit=name != "cpus")
         return held
+
+
+def shown_limits(plan: Plan, *, own_disk: bool) -> dict[str, str]:
+    """Return the enforcement of each limit, for callers: `approximate` is one that code inside can exceed."""
+    limits = {**plan.held_by, "disk": "file system" if own_disk else APPROXIMATE}
+    return limits | ({"memory": APPROXIMATE} if plan.held_by.get("memory") == "rlimit" else {})
 
 
 def notes(plan: Plan, files: str, found: Abilities) -> list[str]:
@@ -126,7 +135,8 @@ def why_weaker(limit: str) -> str:
     """Return a sentence on the effect of a limit that no control group enforces."""
     return {
         "cpus": "cpus cannot be limited: the daemon has no writable cpu control group",
-        "memory": "memory is limited for each process, not for all together: there is no writable memory control group",
+        "memory": "memory is approximate: a limit of each process's own data, without shared memory and page cache, as "
+        "there is no writable memory control group",
         "pids": "processes are counted by uid: there is no writable pids control group",
     }[limit]
 

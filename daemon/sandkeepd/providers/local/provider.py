@@ -23,7 +23,6 @@ from sandkeep.settings.daemon import UID_REGISTRY
 from sandkeep_store.threads import Threads, in_thread
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.ledger import Ledger, Swept
-from sandkeepd.host.hostile_files import HostileRoot
 from sandkeepd.host.processes import (
     identify,
     in_fresh_thread,
@@ -34,17 +33,19 @@ from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.host.uids.registry import Registry
 from sandkeepd.host.undo import undo_on_error
 from sandkeepd.keeper.watcher import Watcher
-from sandkeepd.providers.common import disk_usage, disks
+from sandkeepd.providers.common import disk_usage
 from sandkeepd.providers.common.capabilities import capability
 from sandkeepd.providers.common.directory_provider import DirectoryProvider, Lower, counting
+from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.common.inside import INSIDE, PATH, WORKSPACE, environment, marks
 from sandkeepd.providers.common.keeper_provider import HeldInstance, running
 from sandkeepd.providers.common.layout import LAYER_MARK, Layout, log_of, unmount_below
+from sandkeepd.providers.common.own_disks import OwnDisks, growth_feature, limit_feature
 from sandkeepd.providers.local import plan as local_plan
 from sandkeepd.providers.local.claims import UidClaims
 from sandkeepd.providers.local.end import Cleanup
 from sandkeepd.providers.local.layers import LocalLayers
-from sandkeepd.providers.local.pause import NO_FREEZER, WHY_NOT_SUSPENDED, FreezerPauses, poll_freezers
+from sandkeepd.providers.local.pause import WHY_NOT_SUSPENDED, FreezerPauses, poll_freezers
 from sandkeepd.providers.local.plan import Plan, Planner
 from sandkeepd.providers.local.probe import Abilities, probe
 from sandkeepd.providers.local.resizing import LocalResizing
@@ -89,10 +90,10 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         """More concurrent starts finish no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
-        self._own_disks = Capability(works=False)
+        self.own_disks = OwnDisks(self.layout, self.in_thread, root=self.root)
         self._layers = LocalLayers(self)
         self.resizing = self._resizing = LocalResizing(self)
-        revival = LocalRevival(self, self._resizing)
+        revival = LocalRevival(self)
         self.claims, self.layers, self.revival = self._uids, self._layers, revival
         self.replacement = LocalReplacement(self, revival)
         self.snapshots = LocalSnapshots(self, self._layers)
@@ -116,20 +117,10 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
                 self._abilities = await self.in_thread(probe, self.layout.trash, self._uid_base, self.root)
         return self._abilities
 
-    async def own_disks(self) -> Capability:
-        """Try, until it has once succeeded, whether sandboxes can have disks of their own."""
-        if not self.root:
-            return Capability(works=False, why="only root can mount disks")
-        async with self._probing:
-            if not self._own_disks.works:
-                self.layout.prepare()
-                self._own_disks = await self.in_thread(disks.probe, self.layout.trash)
-        return self._own_disks
-
     async def capabilities(self) -> ProviderCapabilities:
         try:
             with trio.fail_after(60):
-                found, own_disks = await self.abilities(), await self.own_disks()
+                found, own_disks = await self.abilities(), await self.own_disks.capability()
         except Exception as error:  # noqa: BLE001 - a report of missing capabilities must not fail
             return ProviderCapabilities(provider=self.name, works=False, why=str(error))
         freezes = self.hierarchies.can_freeze()
@@ -139,14 +130,9 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             else Capability(works=name != "cpus", why=local_plan.why_weaker(name))
             for name, controller in (("cpus", "cpu"), ("memory", "memory"), ("pids", "pids"))
         }
-        limited = Capability(works=True)
-        if not own_disks.works:
-            measured = f"measured every 10 s, and suspended when exceeded: {own_disks.why}"
-            limited = Capability(works=freezes, why=measured if freezes else own_disks.why)
-        grows = disks.why_not_growing() if own_disks.works else own_disks.why
         features = {
             "isolation": found.bubblewrap, "overlay": found.overlay, "reflink": found.reflink,
-            **limits, "limit_disk": limited, "grow_disk": Capability(works=grows is None, why=grows),
+            **limits, "limit_disk": limit_feature(own_disks, suspends=freezes), "grow_disk": growth_feature(own_disks),
             "no_nested_user_namespaces": found.no_nested_userns, "seccomp": found.seccomp,
             "stats": counting(self.hierarchies),
             # Sandboxes see the programs of the host.
@@ -194,23 +180,14 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         if sandbox_id in self._being_cleared:
             await self._being_cleared[sandbox_id].wait()
         found = await self.abilities()
-        own_disk = decided.own_disk and (await self.own_disks()).works
-        if spec.disk_bytes is not None and not own_disk:
-            await self.require_measurable()
+        if decided.own_disk:
+            await self.own_disks.require()
         lowers = await self.lowers(image_id, decided)
         files = self.files_for(decided, found)
-        job = self.job(sandbox_id, spec, decided, lowers, files, found, own_disk=own_disk)
+        job = self.job(sandbox_id, spec, decided, lowers, files, found, own_disk=decided.own_disk)
         self.require_uid(sandbox_id, decided)
         async with undo_on_error(self.terminate, sandbox_id, plan, {}):
             return await self.start(job, spec, secrets, found)
-
-    async def require_measurable(self) -> None:
-        """Raise `not_supported` if sandboxes cannot be suspended at a measured limit."""
-        if not self.hierarchies.can_freeze():
-            own_disks = await self.own_disks()
-            why = f"{own_disks.why}, and " if own_disks.why else ""
-            words = f"disk usage cannot be limited here: {why}{NO_FREEZER}: leave out disk_bytes"
-            raise SetupError("not_supported", words, field="disk_bytes")
 
     def files_for(self, plan: Plan, found: Abilities) -> str:
         """Return the way in which the layers of that plan become a sandbox's own files. Raises `not_supported`."""
@@ -243,7 +220,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         handle = Handle(first=started.first, files=files, workspace=workspace, secrets=list(secrets))
         isolation = Isolation(
             mechanism=plan.mechanism, files=files, host_uid=os.geteuid() if plan.uid is None else plan.uid,
-            workspace=workspace, limits=plan.held_by | ({"disk": "file system"} if job.own_disk else {}),
+            workspace=workspace, limits=local_plan.shown_limits(plan, own_disk=job.own_disk),
             notes=local_plan.notes(plan, files, found),
         )  # fmt: skip
         instance = self._hold(job.sandbox_id, spec, plan, isolation, handle)
@@ -311,14 +288,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             failpoints.reach("end.killed")
             await self.await_end(sandbox_id)
         await self.finish(functools.partial(self.cleanup.end_for_good, sandbox_id, decided))
-        self._release_disk(sandbox_id)
-
-    def _release_disk(self, sandbox_id: str) -> None:
-        """Stop using a sandbox's disk, which was removed."""
-        root = self._hostile_roots.pop(self.layout.sandbox(sandbox_id), None)
-        if root is not None:
-            above = self.layout.sandboxes
-            root.release(self._hostile_roots.setdefault(above, HostileRoot(above)), sandbox_id)
+        self.release_disk(sandbox_id)
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
         """Return the plan of a sandbox, reconstructed from its remains when no event has it."""
@@ -369,7 +339,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
         remove = functools.partial(self.cleanup.remove_stray, strays, sandbox_id, forgotten=forgotten)
         try:
             await self.in_thread(remove)
-            self._release_disk(sandbox_id)
+            self.release_disk(sandbox_id)
         finally:
             del self._being_cleared[sandbox_id]
             cleared.set()
@@ -392,7 +362,7 @@ async def open_local(
 
     make = functools.partial(LocalProvider, state_dir, log_id, uid_base=uid_base, disk_limit=disk_limit)
     if os.geteuid() == 0:
-        await in_thread(disks.Disks(Layout(state_dir)).attach_all)
+        await in_thread(Disks(Layout(state_dir)).attach_all)
     async with running(make) as provider:
         looks = functools.partial(poll_freezers, lambda: [each.freezer for each in provider.instances.values()])
         provider.nursery.start_soon(looks)

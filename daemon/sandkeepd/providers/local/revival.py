@@ -13,9 +13,7 @@ from sandkeepd.contract.replacement import Replacing
 from sandkeepd.contract.revival import Reviving
 from sandkeepd.host.processes import identify
 from sandkeepd.host.undo import undo_on_error
-from sandkeepd.providers.common.disks import Disks
 from sandkeepd.providers.local.plan import Plan
-from sandkeepd.providers.local.resizing import LocalResizing
 from sandkeepd.providers.local.start import Handle
 
 if TYPE_CHECKING:
@@ -25,9 +23,8 @@ if TYPE_CHECKING:
 class LocalRevival(Reviving):
     """Revives the sandboxes of a provider."""
 
-    def __init__(self, provider: "LocalProvider", resizing: LocalResizing) -> None:
+    def __init__(self, provider: "LocalProvider") -> None:
         self._provider = provider
-        self._resizing = resizing
 
     async def revive(
         self,
@@ -39,19 +36,11 @@ class LocalRevival(Reviving):
         handle: dict[str, Any],
     ) -> "LocalInstance":
         await self.halt(sandbox_id, plan, handle)
-        await self._attach_disk(sandbox_id)
+        await self._provider.own_disks.attach(sandbox_id)
         if not await trio.Path(f"{self._provider.layout.sandbox(sandbox_id)}/upper").is_dir():
             raise StateError("not_ready", f"the files of sandbox {sandbox_id} are gone: create another")
         files = msgspec.convert(handle, Handle).files
         return await self.start_anew(sandbox_id, image_id, spec, secrets, plan, files)
-
-    async def _attach_disk(self, sandbox_id: str) -> None:
-        """Mount the disk of a sandbox, if it has one and the start of the daemon could not. Raises
-        `provider_unavailable`.
-        """
-        provider = self._provider
-        if provider.layout.has_disk(sandbox_id):
-            await provider.in_thread(Disks(provider.layout).attach, sandbox_id)
 
     async def start_anew(
         self, sandbox_id: str, image_id: str, spec: SandboxSpec, secrets: Mapping[str, str], plan: dict[str, Any],
@@ -64,7 +53,7 @@ class LocalRevival(Reviving):
         lowers, own_disk = await provider.lowers(image_id, decided), provider.layout.has_disk(sandbox_id)
         job = provider.job(sandbox_id, spec, decided, lowers, files, found, own_disk=own_disk)
         job = msgspec.structs.replace(job, anew=True)
-        await self._resizing.fit_found(sandbox_id, decided)
+        await provider.own_disks.fit_found(sandbox_id, decided.disk_bytes)
         left = [f"{job.directory}/{name}" for name in ("in", "work", "mount")]
         await provider.in_thread(provider.layout.discard, left)
         async with undo_on_error(self.halt, sandbox_id, plan, {}):

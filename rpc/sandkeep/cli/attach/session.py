@@ -29,8 +29,7 @@ _BEYOND: Final = 2**62
 
 _NO_TIME: Final = b"-".ljust(len("2026-11-28T09:00:00.000Z"))
 _FILLED: Final = (
-    "it exited with 0, but the sandbox's disk became full while it ran: check what it wrote, and remove files, or "
-    "`sandkeep update --disk`"
+    "it exited with 0, but the sandbox's disk became full while it ran: check what it wrote, and remove files"
 )
 _MOST_SHOWN: Final = 200
 FULL_BYTES: Final = 1024 * 1024

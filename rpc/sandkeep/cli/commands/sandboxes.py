@@ -13,6 +13,7 @@ from sandkeep.cli.display.output import (
     Column,
     age,
     cut_middle,
+    echo,
     facts,
     identifier,
     json_line,
@@ -91,8 +92,8 @@ def create(front: Frontend, image: str, *, writable_root: bool, **spec: Any) -> 
     if front.as_json:
         return json_line(sandbox)
     if sandbox.sandbox_token:
-        click.echo(f"token: {sandbox.sandbox_token}", err=True)
-    return print(sandbox.sandbox_id)
+        note(f"token: {sandbox.sandbox_token}")
+    return echo(sandbox.sandbox_id)
 
 
 def _no_image(error: CallerError, image: str) -> CallerError:
@@ -133,7 +134,7 @@ def attach_shared(
     given = non_empty(timeout_s=timeout_s, secrets=secrets, allow_host=allow_host or None)
     with progress(f"attaching {name}") as display, front.client() as client:
         sandbox = client.sandbox.attach_shared(name, token, progress=display, **given)
-    return json_line(sandbox) if front.as_json else print(sandbox.sandbox_id)
+    return json_line(sandbox) if front.as_json else echo(sandbox.sandbox_id)
 
 
 @command(examples=["sandkeep detach $BOX"])
@@ -168,7 +169,7 @@ def ls(
         images = {} if quiet or front.as_json or not found else _image_names(client)
     if quiet:
         for sandbox in found:
-            print(sandbox.sandbox_id)
+            echo(sandbox.sandbox_id)
         return None
     if front.as_json:
         return json_line(found)
@@ -297,9 +298,18 @@ def _describe(sandbox: Sandbox) -> list[tuple[str, object]]:
             if isolation is None
             else [("isolation", isolation.mechanism), ("files", isolation.files), ("host uid", isolation.host_uid)]
         ),
-        *([] if isolation is None else [("limit", f"{name} by {how}") for name, how in isolation.limits.items()]),
+        *(
+            []
+            if isolation is None
+            else [("limit", describe_limit(name, how)) for name, how in isolation.limits.items()]
+        ),
         *([] if isolation is None else [("note", text) for text in isolation.notes]),
     ]
+
+
+def describe_limit(name: str, how: str) -> str:
+    """Return the enforcement of a limit, as a fact: code inside can exceed an approximate one."""
+    return f"{name}, {how}" if how == "approximate" else f"{name} by {how}"
 
 
 def describe_spec(spec: SandboxSpec) -> list[tuple[str, object]]:
@@ -376,7 +386,7 @@ def _own(front: Frontend, selection: Selection) -> tuple[str, ...]:
 @click.option("--cpus", type=float, metavar="N", help="New CPU limit, in cores.")
 @click.option("--memory", "memory_bytes", type=Size(), metavar="SIZE", help="New memory limit, such as 512M.")
 @click.option("--pids", type=int, metavar="N", help="New maximum number of processes.")
-@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="New disk limit, such as 4G.")
+@click.option("--disk", "disk_bytes", type=Size(), metavar="SIZE", help="New size of its own disk, such as 4G.")
 @click.option(
     "--network",
     type=click.Choice(["none", "host", "bridge"]),

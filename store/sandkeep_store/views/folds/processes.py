@@ -83,7 +83,7 @@ def _explained(process: ProcessState, sandbox: SandboxState | None, met: list[Li
 
 def _full_disk(limit: int | None) -> str:
     if limit is None:
-        return "the sandbox's disk limit is reached: remove files, or `sandkeep update --disk`"
+        return "the sandbox's disk limit is reached: remove files"
     return f"the sandbox's disk limit of {size(limit)} is reached: remove files, or `sandkeep update --disk`"
 
 

@@ -58,7 +58,7 @@ def house(new_daemon: Callable[[], RunningDaemon], kubernetes: Any) -> Iterator[
 
 
 def test_a_sandbox_is_a_pod_with_our_labels_limits_and_no_rights(house: House) -> None:
-    limits: dict[str, Any] = {"cpus": 0.5, "memory_bytes": 64 << 20, "disk_bytes": 1 << 30}
+    limits: dict[str, Any] = {"cpus": 0.5, "memory_bytes": 64 << 20}
     box = house.box(labels={"team": "blue"}, env={"WORD": "one"}, secrets={"TOKEN": "hush-8c1f"}, **limits)
     assert house.sh(box, "echo $WORD $TOKEN; id -u; pwd") == "one hush-8c1f\n1000\n/workspaces\n"
     [pod] = house.pods(sandbox=box)
@@ -66,7 +66,7 @@ def test_a_sandbox_is_a_pod_with_our_labels_limits_and_no_rights(house: House) -
     assert pod.metadata.labels["sandkeep.owner"] == label_value(owner)
     assert (pod.metadata.labels["team"], pod.metadata.annotations["sandkeep.owner"]) == ("blue", owner)
     container, spec = pod.spec.containers[0], pod.spec
-    assert container.resources.limits == {"cpu": "500m", "memory": str(64 << 20), "ephemeral-storage": str(1 << 30)}
+    assert container.resources.limits == {"cpu": "500m", "memory": str(64 << 20)}
     assert (spec.automount_service_account_token, spec.security_context.run_as_non_root) == (False, True)
     context = container.security_context
     assert (context.read_only_root_filesystem, context.allow_privilege_escalation) == (True, False)
@@ -75,6 +75,10 @@ def test_a_sandbox_is_a_pod_with_our_labels_limits_and_no_rights(house: House) -
     assert house.client.sandbox.exec(box, ["sh", "-c", "echo x >/file"]).exit_code != 0
     house.client.sandbox.terminate(box)
     assert house.pods(sandbox=box) == []
+
+
+def test_a_disk_limit_is_refused_as_a_cluster_only_measures(house: House) -> None:
+    assert "only measures" in refused("not_supported", house.box, disk_bytes=1 << 30).message
 
 
 def test_work_goes_on_while_the_daemon_is_dead(house: House) -> None:

@@ -25,7 +25,6 @@ def test_a_root_is_read_only_unless_it_is_asked_for(writable: bool) -> None:
 
 
 def test_what_is_refused() -> None:
-    assert "leave out disk_bytes" in refused("not_supported", made, writable_root=True, disk_bytes=1 << 30).message
     template: dict[str, Any] = {"template": "python"}
     assert "template" in refused("not_supported", made, template, writable_root=True).message
     require_whole(msgspec.to_builtins(made().plan))

@@ -14,6 +14,7 @@ from tests.support import disks
 from tests.support.boxes import Box, new_box
 from tests.support.counting import counting
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 from tests.support.users import NOBODY, as_client, command_as
 
 from sandkeep import failpoints
@@ -48,6 +49,14 @@ WAYS = {
     "passed on": "a, b = socket.socketpair(); fd, _ = full('big'); os.unlink('big')\n"
     "a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd]))]); os.close(fd)\n"
     "number = full('other')[1]; b.close()",
+    "in flight": "a, b = socket.socketpair(); number = 0\n"
+    "for _ in range(20):\n"
+    "    fd = os.open('f', os.O_RDWR | os.O_CREAT); os.unlink('f')\n"
+    "    try:\n"
+    "        for _ in range(256): os.write(fd, bytes(1 << 16))\n"
+    "    except OSError as error: number = error.errno; break\n"
+    "    a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [fd]))]); os.close(fd)\n"
+    "b.close()",
     "mapped": "fd, _ = full('big'); m = mmap.mmap(fd, 1 << 20); os.unlink('big'); os.close(fd)\n"
     "number = full('other')[1]; m.close()",
     "its own output": "number = full('/run/sandkeep/out/p/x')[1]; os.unlink('/run/sandkeep/out/p/x')",
@@ -285,7 +294,7 @@ def test_a_death_at_every_step(new_daemon: Callable[[], RunningDaemon], tmp_path
             done = client.sandbox.exec(made.sandbox_id, ["echo", "fine"])
             client.sandbox.terminate(made.sandbox_id)
     assert daemon.process is not None
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     daemon.start()
     disks_dir = Path(daemon.state_dir, "disks")
     until(
