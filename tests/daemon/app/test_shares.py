@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import RunningDaemon, daemon_in
+from tests.support.boxes import Box
 from tests.support.expect import refused, until
 from tests.support.users import as_client
 
@@ -172,6 +173,7 @@ def test_trees_beyond_the_limit_are_refused_and_ended(scene: tuple[RunningDaemon
         calls = [client.sandbox.diff, client.sandbox.fork, client.snapshot.create]
         for call in calls:
             assert f"more than {MOST_LEVELS} levels" in refused("tree_too_deep", call, box).message
+        refused("tree_too_deep", Box(daemon, client, box).copy_out, ".")
         assert client.sandbox.terminate(box).status == "stopped"
 
     as_client(daemon, ENEMY, misuse)
