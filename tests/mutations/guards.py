@@ -629,6 +629,13 @@ GUARDS = [
         "tests/daemon/branches/test_commits.py::test_no_bare_repository_is_completed",
     ),
     Guard(
+        "A copy to the host is staged by descriptor, not by name",
+        "rpc/sandkeep/system/staging.py",
+        'self.tree = here + b"/tree"',
+        "self.tree = self.named_tree",
+        "tests/rpc/system/test_staging.py::test_nothing_is_written_by_its_name[True]",
+    ),
+    Guard(
         "Labels that a container has from its image prove nothing",
         "daemon/sandkeepd/providers/docker/start.py",
         "containers = filter(_is_sandbox, client.containers(all=True, filters=filters))",
