@@ -598,7 +598,7 @@ GUARDS = [
         "daemon/sandkeepd/host/host_commit/apply.py",
         "if target != self._tree.inode:",
         "if False:",
-        f"{_COMMITS}test_another_directory_by_the_path_of_the_target_is_left_alone[link]",
+        f"{_COMMITS}test_another_directory_by_the_path_of_the_target_is_left_alone[moved]",
     ),
     Guard(
         "A commit sets no set-uid bit",
@@ -612,7 +612,7 @@ GUARDS = [
         "daemon/sandkeepd/host/host_commit/survey.py",
         "only_mode = is_new and seen.is_plain",
         "only_mode = is_new",
-        f"{_COMMITS}test_a_set_uid_file_loses_that_with_a_change_of_its_mode[journal:1]",
+        f"{_COMMITS}test_a_set_uid_file_loses_that_with_a_change_of_its_mode[moved:1]",
     ),
     Guard(
         "No bare repository is committed",
