@@ -219,6 +219,15 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     assert left == [], f"the tests left behind: {left}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def garbage_is_collected() -> Iterator[None]:
+    """Collect what a file of tests left open, so that the warning of it is an error of that file, and not of a later
+    one at whose turn memory happens to be tidied up.
+    """
+    yield
+    gc.collect()
+
+
 def _clear_traces(root: str) -> list[str]:
     """End what is left of a place after a moment, so that the next run does not meet it; answer what that was."""
     left = traces.remaining(root)

@@ -15,6 +15,7 @@ from tests.support.boxes import Box, new_box
 from tests.support.counting import counting
 from tests.support.engine import PrivateEngine
 from tests.support.expect import refused, until
+from tests.support.patience import patient
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError
@@ -197,7 +198,7 @@ def test_a_death_at_every_step(new_daemon: Callable[[], Any], dockerd: Any, poin
             made = client.sandbox.create(image, name="it", disk_bytes=SIZE)
             done = client.sandbox.exec(made.sandbox_id, ["echo", "fine"])
             client.sandbox.terminate(made.sandbox_id)
-    daemon.process.wait(60)
+    daemon.process.wait(patient(60))
     start(daemon, dockerd)
     directory = Path(daemon.state_dir, "disks")
     until(lambda: not os.listdir(directory) and not loops(directory), seen=lambda: os.listdir(directory))
