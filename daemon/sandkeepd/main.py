@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from contextlib import suppress
 from typing import Final
 
@@ -14,6 +15,9 @@ from sandkeep.errors import SandkeepError
 from sandkeep.protocol.printable import lines
 from sandkeep.settings import daemon
 from sandkeep.system import extras, start_failure
+
+STOP_S: Final = 20.0
+"""Seconds that a stop may take: a third less than systemd waits before it kills."""
 
 OPEN_FILES: Final = 65536
 """The same value as in the systemd units."""
@@ -81,11 +85,28 @@ def _run() -> None:
     processes.raise_priority()
     mounts.leave_host_namespace()
     manager = systemd.take_environment()
+    manager.on_stopping = _limit_stop
     placement.settle()
     try:
         trio.run(app.run, app.config_from_settings(), manager)
     except BaseExceptionGroup as group:
         raise _sole_error(group) or group from None
+
+
+def _limit_stop() -> None:
+    """End this process in any case once it has been stopping for `STOP_S`."""
+    timer = threading.Timer(STOP_S, _end_now)
+    timer.daemon = True
+    timer.start()
+
+
+def _end_now() -> None:
+    """End as by SIGKILL, which loses nothing: some thread waits for a disk, or a program, that does not answer."""
+    faulthandler.dump_traceback()
+    sys.stderr.write(
+        f"sandkeepd: work does not end within {STOP_S:.0f} s of the stop: the next daemon goes on with it\n"
+    )
+    os._exit(1)
 
 
 def _raise_limit_of_open_files() -> None:

@@ -66,6 +66,7 @@ CODES: Final[dict[str, type[SandkeepError]]] = {
     "host_changed": StateError,
     "quota_exceeded": StateError,
     "snapshot_not_ready": StateError,
+    "tree_too_deep": StateError,
     "not_supported": SetupError,
     "not_configured": SetupError,
     "provider_unavailable": ProviderError,
@@ -96,6 +97,7 @@ MEANINGS: Final[dict[str, str]] = {
     "quota_exceeded": "A quota of the owner does not allow it; `quota` names it, `used` and `limit` are its figures, "
     "and the message says what frees it.",
     "snapshot_not_ready": "The snapshot is being created, or has no archive: it failed, or was deleted.",
+    "tree_too_deep": "The tree has more levels of directories than can be copied, packed or compared.",
     "not_supported": "This provider or machine cannot do it; the message says what is missing.",
     "not_configured": "A setting is missing; the message names it.",
     "provider_unavailable": "The provider does not answer or failed.",

@@ -18,6 +18,7 @@ from sandkeep.ids import is_name
 from sandkeep.model import RebuildReport
 from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.durable import Replacement
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.metadata import FILE_NAME, Seen, document
 from sandkeep_store.views.state import State
 
@@ -71,7 +72,7 @@ class MetadataFiles:
         documents = {sandbox_id: self._document(sandbox_id) for sandbox_id in sandbox_ids}
         done = False
         try:
-            await trio.to_thread.run_sync(_write_changed, self.root, documents)
+            await in_thread(_write_changed, self.root, documents)
             done, self.failure = True, None
         except OSError as error:
             self.failure = f"cannot write {FILE_NAME} below {self.root}: {error.strerror}"
@@ -108,7 +109,7 @@ class MetadataFiles:
             settled = [s for s in fresh.sandboxes.values() if now.get(s.sandbox_id) == s.position]
             documents = {s.sandbox_id: document(s, self._log_id) for s in settled}
             failpoints.reach("rebuild.begun")
-            report = await trio.to_thread.run_sync(rebuild, self.root, documents, fresh.position)
+            report = await in_thread(rebuild, self.root, documents, fresh.position)
         await self.flush()
         return report
 

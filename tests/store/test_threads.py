@@ -1,4 +1,4 @@
-"""Blocking functions in threads with a limit of their own."""
+"""Blocking functions in threads, of which each owner has a share."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from sandkeep_store.threads import Threads
+from sandkeep_store.threads import Threads, check_cancelled, working_for
 
 
 def fail(words: str) -> None:
@@ -14,7 +14,7 @@ def fail(words: str) -> None:
 
 
 async def test_it_answers_and_raises_what_the_function_does() -> None:
-    in_thread = Threads(trio.CapacityLimiter(1))
+    in_thread = Threads(1)
     assert await in_thread(divmod, 7, 2) == (3, 1)
     assert await in_thread(threading.get_ident) != threading.get_ident()
     with pytest.raises(ValueError, match="so"):
@@ -23,7 +23,7 @@ async def test_it_answers_and_raises_what_the_function_does() -> None:
 
 @pytest.mark.parametrize("abandons", [False, True])
 async def test_cancelled_it_waits_unless_it_may_abandon_the_thread(abandons: bool) -> None:
-    in_thread = Threads(trio.CapacityLimiter(1), abandon_on_cancel=abandons)
+    in_thread = Threads(1, abandon_on_cancel=abandons)
     begun, go_on = trio.Event(), threading.Event()
     ended = []
 
@@ -45,15 +45,30 @@ async def test_cancelled_it_waits_unless_it_may_abandon_the_thread(abandons: boo
             scopes[0].cancel()
             await trio.testing.wait_all_tasks_blocked()
             assert ended == ([True] if abandons else [])
-            assert in_thread.limiter.borrowed_tokens == 1  # the thread is there still
+            assert in_thread.share.borrowed_tokens == 1  # the thread is there still
             go_on.set()
     finally:
         go_on.set()
     assert ended == [abandons]
 
 
+async def test_work_that_looks_ends_when_it_is_cancelled() -> None:
+    in_thread, begun = Threads(1), trio.Event()
+
+    def work() -> None:
+        trio.from_thread.run_sync(begun.set)
+        while True:
+            check_cancelled()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(in_thread, work)
+        await begun.wait()
+        nursery.cancel_scope.cancel()
+    assert in_thread.share.borrowed_tokens == 0
+
+
 async def test_no_more_run_at_once_than_the_limit_says() -> None:
-    in_thread = Threads(trio.CapacityLimiter(2))
+    in_thread = Threads(2)
     begun, go_on = list[int](), threading.Event()
 
     def work(number: int) -> None:
@@ -65,9 +80,31 @@ async def test_no_more_run_at_once_than_the_limit_says() -> None:
             for number in range(3):
                 nursery.start_soon(in_thread, work, number)
             await trio.testing.wait_all_tasks_blocked()
-            assert in_thread.limiter.statistics().borrowed_tokens == 2
-            assert in_thread.limiter.statistics().tasks_waiting == 1
+            assert in_thread.share.statistics().borrowed_tokens == 2
+            assert in_thread.share.statistics().tasks_waiting == 1
             go_on.set()
     finally:
         go_on.set()
     assert sorted(begun) == [0, 1, 2]
+
+
+async def test_an_owner_waits_for_own_work_alone() -> None:
+    in_thread, go_on = Threads(1), threading.Event()
+    try:
+        async with trio.open_nursery() as nursery:
+            with working_for("uid:1"):
+                for _ in range(100):  # each task inherits the owner
+                    nursery.start_soon(in_thread, go_on.wait)
+            await trio.testing.wait_all_tasks_blocked()
+            for owner in ("uid:2", ""):
+                with working_for(owner):
+                    assert await in_thread(divmod, 7, 2) == (3, 1)
+            with working_for("uid:1"):
+                assert in_thread.share.statistics().tasks_waiting == 99
+                with trio.CancelScope() as scope:
+                    scope.cancel()
+                    await in_thread(go_on.wait)
+                assert scope.cancelled_caught  # in its queue
+            go_on.set()
+    finally:
+        go_on.set()

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from sandkeep.errors import CallerError, StateError
 from sandkeep.protocol.methods import METHODS, EventQuery, Mutation
+from sandkeep_store.threads import working_for
 from sandkeep_store.views.sessions import SessionState
 from sandkeepd.api.repeated_commands import RepeatedCommands
 from sandkeepd.core.access import Request, admit
@@ -55,7 +56,7 @@ class Dispatch:
     async def __call__(self, call: Call) -> Any:
         """Answer a call. Raises SandkeepError."""
         request, handle = self._admitted(call)
-        with self._core.quotas.calling(request):
+        with self._core.quotas.calling(request), working_for(request.owner):
             if request.command_id is None:
                 return await handle(request)
             return await self._commands.once(call, request, handle)

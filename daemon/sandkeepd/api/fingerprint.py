@@ -4,9 +4,9 @@ from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
-import trio
 
 from sandkeep.protocol.methods import Method, Mutation
+from sandkeep_store.threads import in_thread
 
 _DIGEST_BYTES: Final = 16
 _LARGE_BYTES: Final = 64 * 1024
@@ -22,7 +22,7 @@ async def fingerprint(method: Method, params: Mutation) -> str:
     fingerprint, and the values of secrets, which are in no record in any form.
     """
     if _size(params) > _LARGE_BYTES:
-        return await trio.to_thread.run_sync(_of, method, params)
+        return await in_thread(_of, method, params)
     return _of(method, params)
 
 

@@ -56,6 +56,7 @@ from sandkeep_store import metadata_files
 from sandkeep_store.eventlog.codec import UnknownEvent
 from sandkeep_store.eventlog.log import EventLog, NewEvent
 from sandkeep_store.metadata_files import MetadataFiles
+from sandkeep_store.threads import in_thread
 from sandkeep_store.upkeep import offline, state_cache
 from sandkeep_store.views.state import State
 from sandkeepd.api.server import serve
@@ -326,7 +327,7 @@ async def _record_stop(core: Core, reason: str, state_dir: str) -> None:
                 stopped = NewEvent(DAEMON_STREAM, events.DaemonStopped(reason=reason))
                 await core.log.append([stopped], Meta(pid=os.getpid()))
                 await core.files.flush()
-                await trio.to_thread.run_sync(caching.save_final, core.state, core.log, state_dir)
+                await in_thread(caching.save_final, core.state, core.log, state_dir)
         except SandkeepError as error:
             logger.warning("the stop is not on record", extra={"why": error.message})
 

@@ -55,6 +55,8 @@ class Manager:
         self._last_status = ""
         self._is_deaf = False
         self._owes_ready = False
+        self.on_stopping: Callable[[], None] = lambda: None
+        """Called when the daemon begins to stop."""
 
     @property
     def listens(self) -> bool:
@@ -94,6 +96,7 @@ class Manager:
 
     def stopping(self, reason: str) -> None:
         """The end begins."""
+        self.on_stopping()
         self._last_status = ""
         self.tell("STOPPING=1", f"STATUS=stopping: {_one_line(reason)}; sandboxes go on")
 

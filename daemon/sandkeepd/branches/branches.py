@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import trio
 from msgspec.structs import replace
 
 from sandkeep.errors import CallerError
@@ -28,6 +27,7 @@ from sandkeep.protocol.methods import (
     SandboxTerminate,
     VersionRead,
 )
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.branches import MergeState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.branches.answers import as_many_as_fit, chosen, text_of
@@ -38,11 +38,11 @@ from sandkeepd.branches.lineage import Lineage, began_with
 from sandkeepd.branches.merge_files import MergeFiles, Origin
 from sandkeepd.branches.merging import MergeParts, MergeRemoval, Merging, Resolving, require_conflicts
 from sandkeepd.branches.points import Points
-from sandkeepd.branches.work import Work
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
 from sandkeepd.core.operation import Command, DirectCommand, Operation
 from sandkeepd.core.paging import page
+from sandkeepd.host.threads import in_long_thread
 from sandkeepd.sandboxes.images import Images
 from sandkeepd.sandboxes.sandboxes import Sandboxes
 from sandkeepd.snapshots.layers import LayerReferences
@@ -60,13 +60,12 @@ class Branches:
         self._termination = sandboxes.termination
         points = Points(core, sandboxes.runtimes, layers, state_dir)
         self._files = MergeFiles(state_dir)
-        self._work = work = Work()
-        parts = MergeParts(sandboxes, layers, points, self._files, work)
+        parts = MergeParts(sandboxes, layers, points, self._files)
         self.creation = BranchCreation(core, images, sandboxes, layers, unpacking, points)
         self.merging, self.resolving = Merging(core, parts), Resolving(core, parts)
         self.removal = MergeRemoval(core, parts)
-        self.comparing = Comparing(core, points, unpacking, layers, work)
-        self.committing = Committing(core, points, layers, self._files, self.comparing, work)
+        self.comparing = Comparing(core, points, unpacking, layers)
+        self.committing = Committing(core, points, layers, self._files, self.comparing)
         self.operations: Sequence[Operation[Any, Any]] = (
             self.creation, self.merging, self.resolving, self.removal, self.committing
         )  # fmt: skip
@@ -77,10 +76,10 @@ class Branches:
         targets.
         """
         # Looked for first: those that are made meanwhile are on record before they have files.
-        found, state = await trio.to_thread.run_sync(self._files.names), self._core.state
+        found, state = await in_thread(self._files.names), self._core.state
         left = [name for name in found if name not in state.merges and name not in state.commits]
         for name in left:
-            await trio.to_thread.run_sync(self._files.remove, name)
+            await in_thread(self._files.remove, name)
         for name in found:
             await self.committing.sweep(name)
 
@@ -119,14 +118,14 @@ class Branches:
             require_conflicts(merge)
             return ConflictList(conflicts=[])
         read = partial(self._files.conflicts, merge.merge_id, merge.record, query.after, query.limit)
-        found, following = await self._work.read(merge.owner, read)
+        found, following = await in_long_thread(read)
         return ConflictList(conflicts=found, next=following)
 
     async def read_version(self, request: Request[VersionRead]) -> FileContent:
         """Read a piece of one version of a file in a conflict."""
         asked = request.params
         read = partial(self._files.read_version, asked.merge_id, asked.sha256, asked.offset, asked.max_bytes)
-        return await self._work.read(self._core.state.merges[asked.merge_id].owner, read)
+        return await in_long_thread(read)
 
     async def blame(self, request: Request[BranchBlame]) -> Blame:
         """Show which branch each path came from."""
@@ -153,7 +152,7 @@ class Branches:
         if digest is None:
             message = "it has not been carried out, and brought nothing anywhere"
             raise CallerError("invalid", message, field="merge_id" if asked.merge_id else "commit_id")
-        return await trio.to_thread.run_sync(self._files.record, asked.merge_id or asked.commit_id or "", digest)
+        return await in_thread(self._files.record, asked.merge_id or asked.commit_id or "", digest)
 
 
 def _shown(sandbox: SandboxState, lineage: Lineage) -> Branch:

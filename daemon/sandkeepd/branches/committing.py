@@ -7,14 +7,13 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-import trio
-
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import CallerError, SandkeepError, StateError
 from sandkeep.model import Commit, CommitPath, CommitPlan
 from sandkeep.protocol.methods import BranchCommit, BranchPlan
 from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.branches import CommitState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.branches.answers import as_many_as_fit, text_of
@@ -23,7 +22,6 @@ from sandkeepd.branches.difference import Difference, Sources, changed_counts, d
 from sandkeepd.branches.lineage import Lineage, began_with
 from sandkeepd.branches.merge_files import MergeFiles, Origin
 from sandkeepd.branches.points import Files, Points
-from sandkeepd.branches.work import Work
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
@@ -33,6 +31,7 @@ from sandkeepd.host.host_commit import client as host
 from sandkeepd.host.host_commit.changes import Change
 from sandkeepd.host.host_commit.journal import Journal
 from sandkeepd.host.host_commit.names import STAGING_PREFIX
+from sandkeepd.host.threads import in_long_thread, run_in_thread
 from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.providers.common.errors import storage_errors
 from sandkeepd.snapshots.layers import LayerReferences
@@ -50,14 +49,13 @@ class Committing(Creation[CommitState, Commit]):
     interrupted = "the daemon stopped during the commit, and the directory is as it was before: commit again"
 
     def __init__(
-        self, core: Core, points: Points, layers: LayerReferences, files: MergeFiles, comparing: Comparing, work: Work
+        self, core: Core, points: Points, layers: LayerReferences, files: MergeFiles, comparing: Comparing
     ) -> None:
         super().__init__(core)
         self._points = points
         self._layers = layers
         self._files = files
         self._comparing = comparing
-        self._work = work
 
     # -- handlers -----------------------------------------------------------------------------------------------------
 
@@ -83,7 +81,7 @@ class Committing(Creation[CommitState, Commit]):
         target = _absolute(asked.target)
         async with self._compared(sandbox, base, target, request.progress, None) as found:
             check = partial(host.check, target, request.caller, found.changes)
-            report = await self._work.ask(request.caller.uid, check)
+            report = await in_long_thread(check)
         kinds = {change.path: _kind(change) for change in found.changes}
         named = [(each.path, each.status, each.why) for each in report.paths]
         paths = [_path(path, kinds[path], status, why) for path, status, why in named]
@@ -112,7 +110,7 @@ class Committing(Creation[CommitState, Commit]):
         _, base = await self._root(sandbox)
         with unnamed_file(self._files.state_dir) as contents:
             async with self._compared(sandbox, base, asked.target, order.progress, contents) as found:
-                digest = await trio.to_thread.run_sync(self._files.keep_record, commit_id, found.origins)
+                digest = await in_thread(self._files.keep_record, commit_id, found.origins)
                 failpoints.reach("commit.planned")
                 with closing_fd(read_only(contents)) as readable:
                     await order.progress(f"writing {len(found.changes)} changes to {asked.target}")
@@ -127,7 +125,7 @@ class Committing(Creation[CommitState, Commit]):
         apply = partial(_apply, self._files, order.stream, asked, changes, contents)
         while True:
             try:
-                return await self._work.ask(asked.uid, apply)
+                return await in_long_thread(apply)
             except StateError as error:
                 earlier = self.core.state.commits.get(error.data.get("unfinished", ""))
                 if earlier is None or earlier.commit_id in taken_back:
@@ -146,11 +144,11 @@ class Committing(Creation[CommitState, Commit]):
             backups = _backups_in(target, earlier.commit_id)
             raise StateError("conflict", f"an earlier commit was cut off, and files were changed since: {backups}")
         if earlier.status != "creating":  # else its own order looks at the journal yet
-            await trio.to_thread.run_sync(self._files.forget_journal, earlier.commit_id)
+            await in_thread(self._files.forget_journal, earlier.commit_id)
 
     async def roll_back(self, order: Order[CommitState]) -> None:
         if not await self._is_complete(order.stream) and not (await self._undo(order.subject)).leftover:
-            await trio.to_thread.run_sync(self._files.remove, order.stream)
+            await in_thread(self._files.remove, order.stream)
 
     async def failed(self, order: Order[CommitState], error: SandkeepError) -> Sequence[NewEvent]:
         if await self._is_complete(order.stream):  # its program, or the log, failed after that
@@ -160,20 +158,20 @@ class Committing(Creation[CommitState, Commit]):
 
     async def succeeded(self, order: Order[CommitState], facts: Sequence[Recorded]) -> None:  # noqa: ARG002
         if order.context:
-            await trio.to_thread.run_sync(self._files.forget_journal, order.stream)
+            await in_thread(self._files.forget_journal, order.stream)
 
     async def sweep(self, commit_id: str) -> None:
         """Remove what is left of a commit that is done, with its journal: an inode can be another directory's later."""
         commit = self.core.state.commits.get(commit_id)
         if commit is None or commit.status != "ready":
             return
-        if await trio.to_thread.run_sync(self._files.has_journal, commit_id) and await self._clean_up(commit):
-            await trio.to_thread.run_sync(self._files.forget_journal, commit_id)
+        if await in_thread(self._files.has_journal, commit_id) and await self._clean_up(commit):
+            await in_thread(self._files.forget_journal, commit_id)
 
     async def undo(self, order: Order[CommitState]) -> None:
         """See `Creation.undo`. The directory is as it was."""
         if await self._clean_up(order.subject):
-            await trio.to_thread.run_sync(self._files.remove, order.stream)
+            await in_thread(self._files.remove, order.stream)
 
     async def _clean_up(self, commit: CommitState) -> bool:
         """Remove the staging directory of a commit that is complete, or changed nothing; False if it stays.
@@ -188,22 +186,22 @@ class Committing(Creation[CommitState, Commit]):
             return False
 
     async def _undo(self, commit: CommitState) -> host.Undone:
-        return await self._work.ask(commit.requested.uid, partial(_undo, self._files, commit))
+        return await in_long_thread(partial(_undo, self._files, commit))
 
     async def _is_complete(self, commit_id: str) -> bool:
         with suppress(SandkeepError):
-            return await trio.to_thread.run_sync(self._files.journal_state, commit_id) == "complete"
+            return await in_thread(self._files.journal_state, commit_id) == "complete"
         return False
 
     async def _committed(self, commit_id: str) -> NewEvent:
-        digest, origins = await trio.to_thread.run_sync(self._files.found_record, commit_id)
+        digest, origins = await in_thread(self._files.found_record, commit_id)
         return NewEvent(commit_id, events.BranchCommitted(**changed_counts(origins), provenance=digest))
 
     async def _recover(self, order: Order[CommitState]) -> None:
         """Take back what an earlier daemon had begun; or record that it was complete."""
         commit_id, target = order.stream, order.subject.requested.target
         try:
-            state = await trio.to_thread.run_sync(self._files.journal_state, commit_id)
+            state = await in_thread(self._files.journal_state, commit_id)
             if state == "applying":
                 undone = await self._undo(order.subject)
                 if undone.leftover:
@@ -235,12 +233,12 @@ class Committing(Creation[CommitState, Commit]):
         merge = self.core.state.merges.get(began) if kind == "merge" else None
         merged: Mapping[bytes, Origin] = {}
         if merge is not None and merge.provenance is not None:
-            origins = await trio.to_thread.run_sync(self._files.record, merge.merge_id, merge.provenance)
+            origins = await in_thread(self._files.record, merge.merge_id, merge.provenance)
             merged = {origin.path: origin for origin in origins}
         written: dict[bytes, Origin] = {}
         for commit in self._earlier(sandbox, target):
             assert commit.made is not None
-            record = await trio.to_thread.run_sync(self._files.record, commit.commit_id, commit.made.provenance)
+            record = await in_thread(self._files.record, commit.commit_id, commit.made.provenance)
             written |= {origin.path: origin for origin in record}
         start = Files(provider=asked.provider, image_id=asked.image_id, plan=asked.plan)
         async with self._comparing.present(sandbox, progress) as now, self._points.opened(base, start, now) as trees:
@@ -250,7 +248,7 @@ class Committing(Creation[CommitState, Commit]):
                 merged=merged, written=written,
             )  # fmt: skip
             compare = partial(difference, sources, contents)
-            yield await self._work.compute(sandbox.owner, compare, progress, "comparing the files")
+            yield await run_in_thread(compare, progress, "comparing the files")
 
     def _earlier(self, sandbox: SandboxState, target: str) -> list[CommitState]:
         """Return the commits to the same directory by the branch, and by those that it came from, oldest first."""

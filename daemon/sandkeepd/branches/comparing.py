@@ -18,12 +18,11 @@ from sandkeepd.branches.answers import as_many_as_fit, chosen, text_of
 from sandkeepd.branches.lineage import Kept, began_with
 from sandkeepd.branches.merge_files import counting
 from sandkeepd.branches.points import Files, Points
-from sandkeepd.branches.work import Work
 from sandkeepd.contract.caller import Progress
 from sandkeepd.core import naming, rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
-from sandkeepd.host.threads import Meter
+from sandkeepd.host.threads import Meter, run_in_thread
 from sandkeepd.snapshots.forks import layering
 from sandkeepd.snapshots.layers import LayerReferences
 from sandkeepd.snapshots.restore import Unpacking, image_beneath, names_of
@@ -37,12 +36,11 @@ _COMPARED: Final[tuple[Kind, ...]] = ("sandbox", "snapshot", "image")
 class Comparing:
     """The comparison of a sandbox with others, and with what is kept."""
 
-    def __init__(self, core: Core, points: Points, unpacking: Unpacking, layers: LayerReferences, work: Work) -> None:
+    def __init__(self, core: Core, points: Points, unpacking: Unpacking, layers: LayerReferences) -> None:
         self._core = core
         self._points = points
         self._unpacking = unpacking
         self._layers = layers
-        self._work = work
 
     async def diff(self, request: Request[SandboxDiff]) -> Diff:
         """Compare a sandbox's workspace with another, a snapshot, an image, or its beginning."""
@@ -56,7 +54,7 @@ class Comparing:
         ):
             ignored = self._points.ignored(sandbox)
             compare = partial(_diff, before, after, asked, ignored, sandbox.sandbox_id, base_id)
-            return await self._work.compute(sandbox.owner, compare, request.progress, "comparing the files")
+            return await run_in_thread(compare, request.progress, "comparing the files")
 
     @asynccontextmanager
     async def present(self, sandbox: SandboxState, progress: Progress) -> AsyncIterator[Files]:

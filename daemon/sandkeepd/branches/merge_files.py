@@ -9,7 +9,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -94,9 +93,8 @@ class MergeFiles:
 
     def __init__(self, state_dir: str) -> None:
         self.state_dir = state_dir
-        self._reading = threading.Lock()
-        """Held while a document is read: it may be large, and who asks for its pages asks for one after the other."""
         self._last: tuple[str, Merge] | None = None
+        """The document that was read last: callers read one page of it after the other."""
 
     def place(self, object_id: str) -> str:
         """Return the directory of a merge or a commit."""
@@ -200,20 +198,20 @@ class MergeFiles:
 
     def _load(self, merge_id: str, record: str) -> Merge:
         path = f"{self.place(merge_id)}/{record}"
-        with self._reading:
-            if self._last is not None and self._last[0] == path:
-                return self._last[1]
-            self._last = None
-            try:
-                with open(path, "rb") as file:
-                    document = file.read()
-            except FileNotFoundError:
-                message = f"the files of merge {merge_id} are gone: abandon it, and merge again"
-                raise DataError("snapshot_missing", message, merge_id=merge_id) from None
-            merge = from_document(document)
-            if len(document) <= _MOST_REMEMBERED:
-                self._last = path, merge
-            return merge
+        last = self._last  # without a lock, for which the threads of all owners would wait: at worst it is read twice
+        if last is not None and last[0] == path:
+            return last[1]
+        self._last = None
+        try:
+            with open(path, "rb") as file:
+                document = file.read()
+        except FileNotFoundError:
+            message = f"the files of merge {merge_id} are gone: abandon it, and merge again"
+            raise DataError("snapshot_missing", message, merge_id=merge_id) from None
+        merge = from_document(document)
+        if len(document) <= _MOST_REMEMBERED:
+            self._last = path, merge
+        return merge
 
     def forget_document(self, merge_id: str, record: str) -> None:
         """Remove a document of a merge that is out of date. What a dead daemon leaves of others goes with the merge."""

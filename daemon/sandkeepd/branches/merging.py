@@ -17,18 +17,19 @@ from sandkeep.errors import CallerError, SetupError, StateError, error_from
 from sandkeep.model import Conflict, DroppedChange, Merge, Merged
 from sandkeep.protocol.methods import BranchAbandon, BranchMerge, BranchResolve
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.branches import MergeState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.branches.choices import ALL, BASE, counted_choices, resolutions_of
 from sandkeepd.branches.lineage import Lineage
 from sandkeepd.branches.merge_files import MergeFiles, Outcome
 from sandkeepd.branches.points import Files, Points
-from sandkeepd.branches.work import Work
 from sandkeepd.contract.layers import KeptArchive
 from sandkeepd.core import naming, rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import RUN_AGAIN, Core
 from sandkeepd.core.operation import Creation, Order, Removal
+from sandkeepd.host.threads import run_in_thread
 from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.sandboxes.creation import Maker
 from sandkeepd.sandboxes.sandboxes import Sandboxes
@@ -50,7 +51,6 @@ class MergeParts(Struct, frozen=True):
     layers: LayerReferences
     points: Points
     files: MergeFiles
-    work: Work
 
 
 class Finishing(Creation[MergeState, Merged]):
@@ -96,9 +96,9 @@ class Finishing(Creation[MergeState, Merged]):
                 write = partial(
                     parts.files.write_layer, order.stream, outcome, trees, sorted(asked.branches), output, into
                 )
-                packed = await parts.work.compute(asked.owner, write, order.progress, "writing the merged files")
+                packed = await run_in_thread(write, order.progress, "writing the merged files")
                 keep = partial(parts.files.keep_provenance, order.stream, outcome.merge, trees[0])
-                provenance = await trio.to_thread.run_sync(keep)
+                provenance = await in_thread(keep)
             failpoints.reach("branch.packed")
             archive = KeptArchive(
                 descriptor=output, sha256=packed.sha256, limits=own_limits(packed.members, packed.content_bytes),
@@ -131,7 +131,7 @@ class Finishing(Creation[MergeState, Merged]):
             return await super().recorded(order, facts)
         assert order.request is not None
         self._parts.sandboxes.creation.start(facts[1], payload=Maker(order.request.params.secrets))
-        await trio.to_thread.run_sync(self._parts.files.forget_work, order.stream)
+        await in_thread(self._parts.files.forget_work, order.stream)
         return None
 
     async def answered(self, request: Request[Any], subject: MergeState) -> Merged:  # noqa: ARG002
@@ -141,10 +141,10 @@ class Finishing(Creation[MergeState, Merged]):
             sandbox = await self._parts.sandboxes.creation.made(subject.sandbox_id)
         elif subject.record is not None:
             read = partial(files.conflicts, subject.merge_id, subject.record, 0, MOST_SHOWN)
-            conflicts, _ = await trio.to_thread.run_sync(read)
+            conflicts, _ = await in_thread(read)
         dropped: list[DroppedChange] = []
         if subject.dropped:
-            dropped = await trio.to_thread.run_sync(files.dropped, subject.merge_id, subject.record, MOST_SHOWN)
+            dropped = await in_thread(files.dropped, subject.merge_id, subject.record, MOST_SHOWN)
         return Merged(
             merge=subject.view(), sandbox=sandbox, conflicts=conflicts, dropped=dropped, dropped_count=subject.dropped
         )
@@ -240,7 +240,7 @@ class Merging(Finishing):
             compute = partial(
                 parts.files.merge, order.stream, trees, sorted(asked.branches), asked.rules, parts.points.ignored(first)
             )
-            outcome = await parts.work.compute(asked.owner, compute, order.progress, "merging")
+            outcome = await run_in_thread(compute, order.progress, "merging")
         failpoints.reach("branch.compared")
         if outcome.conflicts:
             self.release(order)
@@ -279,7 +279,7 @@ class Merging(Finishing):
         return [taken[label] for label in sorted(taken)]
 
     async def undo(self, order: Order[MergeState]) -> None:
-        await trio.to_thread.run_sync(self._parts.files.remove, order.stream)
+        await in_thread(self._parts.files.remove, order.stream)
 
     async def roll_back(self, order: Order[MergeState]) -> None:
         await self.undo(order)
@@ -326,7 +326,7 @@ class Resolving(Finishing):
         order.context = merge.record
         resolutions = resolutions_of(order.request.params.decisions)
         apply = partial(parts.files.resolve, order.stream, merge.record, resolutions)
-        outcome = await parts.work.compute(merge.owner, lambda _: apply(), order.progress, "resolving")
+        outcome = await run_in_thread(lambda _: apply(), order.progress, "resolving")
         failpoints.reach("branch.resolved")
         if outcome.conflicts:
             self.release(order)
@@ -344,7 +344,7 @@ class Resolving(Finishing):
             await self._parts.layers.drop(merge.requested.provider, [order.stream])
         elif order.context is not None:
             # By its name: whoever has the answer may be writing the next document already.
-            await trio.to_thread.run_sync(self._parts.files.forget_document, order.stream, order.context)
+            await in_thread(self._parts.files.forget_document, order.stream, order.context)
         return None
 
     async def answer(self, request: Request[Any], stream: str) -> Merged:
@@ -386,7 +386,7 @@ class MergeRemoval(Removal[MergeState, Merge]):
 
     async def act(self, order: Order[MergeState]) -> Sequence[NewEvent]:
         then = f"merge {order.stream} is given up, and will be removed when that answers"
-        remove = partial(trio.to_thread.run_sync, self._parts.files.remove, order.stream)
+        remove = partial(in_thread, self._parts.files.remove, order.stream)
         await self.insist(order.stream, remove, then)
         return [NewEvent(order.stream, events.BranchAbandoned())]
 

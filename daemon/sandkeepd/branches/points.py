@@ -10,13 +10,13 @@ from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
-import trio
 from msgspec import Struct
 
 from sandkeep.errors import StateError
 from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.archives.trees.rebase import Workspace
 from sandkeep_store.merging.trees import Layer, TreeState
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.branches.lineage import Kept
 from sandkeepd.contract.caller import Progress
@@ -122,7 +122,7 @@ class Points:
             for files in wanted:
                 layers = layering(self._core.provider(files.provider))
                 roots = await layers.workspace(files.plan, files.image_id)
-                found.append(await trio.to_thread.run_sync(partial(self._open, roots, opened)))
+                found.append(await in_thread(partial(self._open, roots, opened)))
             yield found
 
     @asynccontextmanager

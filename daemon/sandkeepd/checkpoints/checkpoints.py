@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import trio
-
 from sandkeep import events, failpoints, ids
 from sandkeep.errors import SandkeepError, SetupError, StateError
 from sandkeep.model import Checkpoint, CheckpointList, CheckpointRestoreResult
@@ -21,6 +19,7 @@ from sandkeep.protocol.methods import (
     CheckpointRestore,
 )
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.checkpoints.files import CheckpointFiles, remove_directory
@@ -88,7 +87,7 @@ class CheckpointCreation(Creation[CheckpointState, Checkpoint]):
             )
             failpoints.reach("checkpoint.made")
             still = [process for process in active if not process.ended]
-            await trio.to_thread.run_sync(write_manifest, directory, still)
+            await in_thread(write_manifest, directory, still)
             files = await self._files.keep(directory, asked.place, made.digests, fence, progress)
         return events.CheckpointStored(files=files, processes=len(still), pause_ms=made.pause_ms)
 
@@ -188,7 +187,7 @@ class Checkpoints:
         checkpoint_id = ids.new_id(ids.CHECKPOINT)
         bucket = command.archive == "bucket" or sandbox.spec.shared is not None
         place = self.files.place(checkpoint_id, bucket=bucket)
-        facts = await trio.to_thread.run_sync(provider.facts)
+        facts = await in_thread(provider.facts)
         core.quotas.require(request, sandbox.owner, "checkpoints")
         event = rules.create_checkpoint(sandbox, command, place, facts)
         await self._runtimes.standing(sandbox)
@@ -197,7 +196,7 @@ class Checkpoints:
     async def sweep(self, abandoned: Sequence[str]) -> None:
         """Remove copies of checkpoints that earlier daemons left."""
         for directory in abandoned:
-            await trio.to_thread.run_sync(remove_directory, directory)
+            await in_thread(remove_directory, directory)
 
     async def delete(self, request: Request[CheckpointDelete]) -> Checkpoint:
         """Delete a checkpoint. One that is deleted is answered as it is."""

@@ -26,10 +26,9 @@ from sandkeep_store.archives.stores.open import open_store
 from sandkeep_store.buckets.config import STORAGE
 from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.fence import Fence
-from sandkeep_store.threads import Threads
 from sandkeepd.contract.caller import Progress
 from sandkeepd.host import digests
-from sandkeepd.host.threads import Meter, run_in_thread
+from sandkeepd.host.threads import Meter, in_long_thread, run_in_thread
 from sandkeepd.snapshots.archive_paths import place_of, root_of
 from sandkeepd.snapshots.archives import LOCAL, LOG_KEY, SnapshotArchives
 
@@ -48,7 +47,7 @@ class CheckpointFiles:
 
     def __init__(self, archives: SnapshotArchives, log_id: str) -> None:
         self.archives = archives
-        self._in_thread = Threads(archives.limiter)
+        self._in_thread = in_long_thread
         self._log_id = log_id
 
     def place(self, checkpoint_id: str, *, bucket: bool) -> model.Place:
@@ -116,9 +115,7 @@ class CheckpointFiles:
             metadata, digest = {LOG_KEY: self._log_id}, file.digest.removeprefix("sha256:")
             copying.send(local, path, target, path, sha256=digest, metadata=metadata, fence=fence, progress=moved)
 
-        await run_in_thread(
-            work, progress, f"sending it to {place.uri}", limiter=self.archives.limiter, total_bytes=file.size_bytes
-        )
+        await run_in_thread(work, progress, f"sending it to {place.uri}", total_bytes=file.size_bytes)
 
     # Having again
 
@@ -167,7 +164,7 @@ class CheckpointFiles:
                         target.write(chunk)
                 _compare(file, found)
 
-        await run_in_thread(work, progress, f"reading {place.uri}", limiter=self.archives.limiter)
+        await run_in_thread(work, progress, f"reading {place.uri}")
 
     # Removing
 

@@ -13,6 +13,7 @@ from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.model import CheckpointRestoreResult, Sandbox, SandboxSpec
 from sandkeep.protocol.methods import CheckpointRestore, SandboxRestore
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeep_store.views.snapshots import ForkState
@@ -75,7 +76,7 @@ class CheckpointRestoration(SandboxBatch[CheckpointRestoreResult]):
         """Yield a checkpoint with its files and processes, for the length of a block."""
         assert checkpoint.stored is not None
         async with self._files.opened(checkpoint.requested.place, checkpoint.stored.files, progress) as copy:
-            yield OpenCheckpoint(checkpoint, copy, await trio.to_thread.run_sync(read_manifest, copy.directory))
+            yield OpenCheckpoint(checkpoint, copy, await in_thread(read_manifest, copy.directory))
 
     async def begin_one(
         self, request: Request[CheckpointRestore], checkpoint: CheckpointState, sandbox_id: str, spec: SandboxSpec,
@@ -170,7 +171,7 @@ class CheckpointReturn(FileReplacement):
         provider = checkpointing(self.core.provider(asked.provider))
         async with self._files.opened(checkpoint.requested.place, checkpoint.stored.files, progress) as copy:
             await copy.check(progress)
-            kept = await trio.to_thread.run_sync(read_manifest, copy.directory)
+            kept = await in_thread(read_manifest, copy.directory)
             under_way.runtime = runtime = await self.runtimes.drop(sandbox_id)
             failpoints.reach("checkpoint.returning")
             exit_of = runtime.instance.exit_of if runtime is not None else lambda _: None
@@ -231,7 +232,7 @@ async def require_here(core: Core, checkpoint: CheckpointState) -> Checkpointing
     """Return the provider that restores a checkpoint. Raises `not_supported` if that is impossible on this machine."""
     asked = checkpoint.requested
     provider = checkpointing(core.provider(asked.provider))
-    why = await trio.to_thread.run_sync(provider.why_not_here, asked.facts)
+    why = await in_thread(provider.why_not_here, asked.facts)
     if why is not None:
         message = f"checkpoint {checkpoint.checkpoint_id} cannot be restored here: {why}"
         raise SetupError("not_supported", message, checkpoint_id=checkpoint.checkpoint_id)
@@ -260,7 +261,7 @@ class _FromCheckpoint(Maker):
             named = [(ids.new_id(ids.PROCESS), one) for one in self._kept]
             for process_id, one in named:
                 await able.rename(sandbox_id, one.process_id, process_id)
-            await trio.to_thread.run_sync(self._inherit_times, sandbox_id, named)
+            await in_thread(self._inherit_times, sandbox_id, named)
             self._found = await _found(instance, self._checkpoint, named, sandbox_id)
             failpoints.reach("checkpoint.named")
         return instance

@@ -30,6 +30,7 @@ from sandkeep import failpoints
 from sandkeep.errors import SandkeepError, StateError, error_from
 from sandkeep.events import Event, Meta
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.threads import working_for
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.core.access import Request
 from sandkeepd.core.call import no_progress
@@ -239,8 +240,11 @@ class Operation(ABC, Generic[S, A]):
         return order
 
     def spawn(self, order: Order[S], what: str) -> None:
-        """Start the task that carries out an order: one of the daemon's own, which ends with the daemon."""
-        self.core.start_task(partial(self._execute, order), what)
+        """Start the task that carries out an order: one of the daemon's own, which ends with the daemon. Its blocking
+        work is charged to the caller, or to the subject's owner if the daemon itself gave the order.
+        """
+        with nullcontext() if order.request is not None else working_for(getattr(order.subject, "owner", "")):
+            self.core.start_task(partial(self._execute, order), what)
 
     async def _execute(self, order: Order[S]) -> None:
         async with order.resources:

@@ -14,6 +14,7 @@ from sandkeep.protocol.clock import now_us
 from sandkeep.protocol.methods import StoreCompact, StoreRedact
 from sandkeep.settings.daemon import RETAIN
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.threads import in_thread
 from sandkeep_store.upkeep import state_cache
 from sandkeep_store.upkeep.compaction import Compaction, Plan, Wanted
 from sandkeep_store.upkeep.redaction import Redaction, Target
@@ -65,7 +66,7 @@ class LogRedaction(Upkeep):
         """Remove data computed from an event."""
         core = self.core
         async with core.caching:
-            await trio.to_thread.run_sync(state_cache.discard, core.log.directory)
+            await in_thread(state_cache.discard, core.log.directory)
         if target.sandbox_id is not None:
             await core.files.discard_unfinished(target.sandbox_id)
             await self._runtimes.adopted(target.sandbox_id)
@@ -120,8 +121,8 @@ class LogCompaction(Upkeep):
         if provider is None:
             return
         try:
-            await trio.to_thread.run_sync(self._times.forget_processes, sandbox_id, process_ids)
-            await trio.to_thread.run_sync(provider.drop_output, sandbox_id, process_ids)
+            await in_thread(self._times.forget_processes, sandbox_id, process_ids)
+            await in_thread(provider.drop_output, sandbox_id, process_ids)
         except OSError as error:
             extra = {"sandbox_id": sandbox_id, "why": error.strerror}
             logger.warning("output of processes that are archived stays", extra=extra)
@@ -132,7 +133,7 @@ class LogCompaction(Upkeep):
         """
         for provider in self.core.providers.values():
             await provider.forget(sandboxes)
-        await trio.to_thread.run_sync(self._times.forget, sandboxes)
+        await in_thread(self._times.forget, sandboxes)
         for sandbox_id in sandboxes:
             self.core.files.mark(sandbox_id)
 

@@ -12,6 +12,7 @@ import trio
 from sandkeep.errors import DaemonError
 from sandkeep_store.eventlog.codec import UnknownEvent
 from sandkeep_store.eventlog.log import EventLog
+from sandkeep_store.threads import in_thread
 from sandkeep_store.upkeep import state_cache
 from sandkeep_store.views.state import State
 from sandkeepd.core.core import Core
@@ -68,7 +69,7 @@ async def check(core: Core, upto: int) -> None:
     position = 0
     try:
         while position < upto:
-            position = await trio.to_thread.run_sync(core.log.reader.check, position, upto, CHECKED_AT_ONCE)
+            position = await in_thread(core.log.reader.check, position, upto, CHECKED_AT_ONCE)
             await trio.sleep(CHECK_PAUSE_S)
     except DaemonError as damage:
         _stop_changes(core, damage.message)
@@ -84,7 +85,7 @@ async def check_later(core: Core) -> None:
     await trio.sleep(CHECK_AFTER_S)
     await check(core, core.state.cached_upto)
     try:
-        problems = await trio.to_thread.run_sync(core.log.reader.check_structure, _is_cancelled)
+        problems = await in_thread(core.log.reader.check_structure, _is_cancelled)
     except DaemonError as unreadable:
         problems = [unreadable.message]
     for problem in problems:
@@ -113,7 +114,7 @@ async def run(core: Core) -> None:
 async def refresh(core: Core) -> None:
     """Bring the cached fold up to date, apart from the daemon's own state, which moves on meanwhile."""
     async with core.caching:
-        await trio.to_thread.run_sync(_refresh, core.log, core.log.directory)
+        await in_thread(_refresh, core.log, core.log.directory)
 
 
 def _refresh(log: EventLog, state_dir: str) -> None:

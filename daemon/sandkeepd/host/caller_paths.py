@@ -18,15 +18,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Final, NoReturn, cast, get_args
-from weakref import WeakValueDictionary
 
-import trio
 from msgspec import Struct
 
 from sandkeep.errors import CallerError, DaemonError, ProviderError, SandkeepError
 from sandkeep.model import SkippedFile
 from sandkeep.system import ignore as ignored
 from sandkeep.system.descriptors import closing_fd
+from sandkeep_store.archives.tar.depth import MOST_LEVELS, require_depth
+from sandkeep_store.threads import Threads, check_cancelled
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.image_sources import Seen
 from sandkeepd.contract.images import ImportedImage
@@ -40,13 +40,14 @@ MAX_SKIPPED: Final = 100
 MAX_PATH_BYTES: Final = 4095
 """Maximum path length of the kernel. There can be longer ones below a directory, but programs could not copy them."""
 
-MAX_DEPTH: Final = MAX_PATH_BYTES // 2 + 1
+MAX_DEPTH: Final = MOST_LEVELS + 1
 MAX_NAMES_BYTES: Final = 4 * 1024**3
 MAX_FILE_BYTES: Final = 1024**4
 """A sparse file can have any length at no cost, but all of it has to be read for the digest."""
 
-IMPORTS_AT_ONCE: Final = 2
-"""Maximum imports of one caller at once, as callers can make their own take as long as they like."""
+_in_import_thread: Final = Threads(2)
+_in_look_thread: Final = Threads(2)
+"""Threads of their own: callers can make their own imports take as long as they like."""
 
 _SKIPPED: Final = {b"s": "socket", b"b": "device", b"c": "device", b"D": "door", b"K": "kernel"}
 _SETUID: Final = stat.S_ISUID | stat.S_ISGID
@@ -144,18 +145,18 @@ async def import_tree(
     if not source.startswith("/") or "\0" in source:
         raise CallerError("invalid", f"source: {source[:200]!r} is not an absolute path", field="source")
     await progress(f"looking at {source}")
-    async with _import_limit(caller):
-        own = trio.CapacityLimiter(1)  # not the daemon's: a caller can stop the programs that read for him
-        words = await trio.to_thread.run_sync(_left_out, source, caller, left_out, limiter=own)
-        survey = await trio.to_thread.run_sync(_survey, source, caller, hide, words, limiter=own)
-        try:
-            copy = functools.partial(_copy, source, caller, target, owner, survey.names)
-            await run_in_thread(copy, progress, f"copying {source}", limiter=own, total_bytes=survey.size_bytes)
-        finally:
-            os.close(survey.names)
-        await progress("computing the digest")
-        await trio.to_thread.run_sync(_drop_setuid, target, limiter=own)
-        digest, size, count = await trio.to_thread.run_sync(digest_tree, target, limiter=own)
+    words = await _in_import_thread(_left_out, source, caller, left_out)
+    survey = await _in_import_thread(_survey, source, caller, hide, words)
+    try:
+        copy = functools.partial(_copy, source, caller, target, owner, survey.names)
+        await run_in_thread(
+            copy, progress, f"copying {source}", threads=_in_import_thread, total_bytes=survey.size_bytes
+        )
+    finally:
+        os.close(survey.names)
+    await progress("computing the digest")
+    await _in_import_thread(_drop_setuid, target)
+    digest, size, count = await _in_import_thread(digest_tree, target)
     return ImportedImage(
         digest=digest, size_bytes=size, file_count=count, skipped=survey.skipped, skipped_count=survey.skipped_count
     )
@@ -164,23 +165,7 @@ async def import_tree(
 async def look(source: str, caller: Caller, dockerfile: str) -> Seen:
     """Return what `source` is, and if it has the `dockerfile`. Raises `invalid` if missing, `permission_denied`."""
     _check_caller(caller)
-    async with _import_limit(caller, "look"):
-        own = trio.CapacityLimiter(1)
-        return await trio.to_thread.run_sync(_look, source, caller, dockerfile, limiter=own)
-
-
-_busy: Final[WeakValueDictionary[tuple[int, str], trio.Semaphore]] = WeakValueDictionary()
-
-
-def _import_limit(caller: Caller, what: str = "import") -> trio.Semaphore:
-    """Return the semaphore that limits a caller's imports, kept while in use. Looks have another."""
-    return _busy.setdefault((caller.uid, what), trio.Semaphore(IMPORTS_AT_ONCE))
-
-
-def _check_cancelled() -> None:
-    """Raise in a thread of trio's when nobody waits for it any more."""
-    with suppress(RuntimeError):  # another thread
-        trio.from_thread.check_cancelled()
+    return await _in_look_thread(_look, source, caller, dockerfile)
 
 
 def _check_caller(caller: Caller) -> None:
@@ -316,6 +301,7 @@ class _Listing:
         kind, size, path = (*entry.split(b" ", 2), b"", b"")[:3]
         if len(path) > MAX_PATH_BYTES:
             self._refuse("holds paths that are longer than the kernel takes")
+        require_depth(path.removeprefix(b"./"))
         if kind == b"f" and (not size.isdigit() or int(size) > MAX_FILE_BYTES):
             self._refuse(f"holds a file of more than {MAX_FILE_BYTES >> 40} TiB: {_display(path)}")
         if kind == b"K" and path == b".":
@@ -447,7 +433,7 @@ def _drain(
             poll.register(fd, select.POLLIN)
         silent = False
         while running or not silent:
-            _check_cancelled()
+            check_cancelled()
             beat()
             ready = [fd for fd, _ in poll.poll(_PATIENCE_MS if running else 0)]
             silent = not ready
@@ -561,5 +547,5 @@ def _digest_file(path: bytes, top: int) -> bytes:
         while piece := file.read(_PIECE_BYTES):
             digest.update(piece)
             if len(piece) == _PIECE_BYTES:
-                _check_cancelled()
+                check_cancelled()
     return digest.digest()

@@ -23,6 +23,7 @@ from msgspec import Struct
 from sandkeep.errors import ProviderError
 from sandkeep.system import fresh_thread
 from sandkeep.system.descriptors import closing_fd
+from sandkeep_store.threads import check_cancelled
 from sandkeepd.host import spawn as spawning
 
 T = TypeVar("T")
@@ -45,6 +46,9 @@ _KEYCTL_JOIN_SESSION_KEYRING: Final = 1
 
 _LAST: Final = 511
 """The number of a descriptor that nobody uses: those below it have room in the table."""
+
+_LOOK_S: Final = 0.2
+"""Seconds in which a program is killed whose caller is cancelled."""
 
 _PRECEDENCE: Final = -10
 _OF_SESSION: Final = "/proc/self/autogroup"
@@ -267,7 +271,8 @@ def run_tool(
     """Run a program of the host to its end, with /dev/null as its stdin unless one is given. It inherits `descriptors`,
     under their numbers.
 
-    Blocks. Raises `provider_unavailable` when it is missing or takes too long.
+    Blocks. Raises `provider_unavailable` when it is missing or takes too long. It is killed when the call for
+    which this thread works is cancelled.
     """
     program = shutil.which(argv[0], path=TOOL_PATH)
     if program is None:
@@ -281,10 +286,15 @@ def run_tool(
             with ordinary_priority():
                 given = {**dict(enumerate([null, *written])), **{each: each for each in descriptors}}
                 pid = spawning.start([program, *argv[1:]], TOOL_ENV, given, _RESET)
-        output = _read_all(ends, time.monotonic() + timeout_s)
-        if output is None:
-            os.killpg(pid, signal.SIGKILL)  # bwrap 0.8, killed in its first instants, leaves a child that waits for it
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        output = None
+        try:
+            output = _read_all(ends, time.monotonic() + timeout_s)
+        finally:
+            if output is None:
+                os.killpg(
+                    pid, signal.SIGKILL
+                )  # bwrap 0.8, killed in its first instants, leaves a child that waits for it
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if output is None:
         message = f"{argv[0]} did not finish within {timeout_s:.0f} s: see whether this machine is overloaded"
         raise ProviderError("provider_unavailable", message)
@@ -303,8 +313,9 @@ def _read_all(pipes: Sequence[int], deadline: float) -> list[bytes] | None:
         poll.register(pipe, select.POLLIN)
     open_pipes = len(pipes)
     while open_pipes:
-        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        if not ready:
+        check_cancelled()
+        ready = poll.poll(max(0.0, min(_LOOK_S, deadline - time.monotonic())) * 1000)
+        if not ready and time.monotonic() >= deadline:
             return None
         for pipe, _ in ready:
             piece = os.read(pipe, 65536)

@@ -1,4 +1,4 @@
-"""Run a blocking function in a thread, with progress and cancellation."""
+"""Long work in threads, with progress; and threads of their own for ends. See `sandkeep_store.threads`."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -7,10 +7,20 @@ from typing import Final, TypeVar
 import trio
 
 from sandkeep.protocol.amounts import of_total
+from sandkeep_store.threads import Threads
 
 T = TypeVar("T")
 
 PROGRESS_PERIOD_S: Final = 1.0
+
+in_long_thread: Final = Threads(3)
+"""For work whose length callers and sandboxes choose, such as comparisons and archives."""
+
+in_ending_thread: Final = Threads(16)
+"""For what ends a sandbox, an archive or an image: no other work delays that, not even its owner's."""
+
+in_removal_thread: Final = Threads(4)
+"""For removing files of what has ended, of which there may be millions."""
 
 
 class AbandonedError(Exception):
@@ -50,12 +60,13 @@ async def run_in_thread(
     progress: Callable[[str], Awaitable[None]],
     doing: str,
     *,
-    limiter: trio.CapacityLimiter | None = None,
+    threads: Threads = in_long_thread,
     total_bytes: int | None = None,
 ) -> T:
     """Run `work` in a thread, calling `progress` with `doing` and the bytes done, of `total_bytes` if known.
 
-    Cancellation waits for it to end.
+    A call that is cancelled before its turn ends at once; later the work ends at its next call of the meter, or of
+    `check_cancelled`, and that is waited for.
     """
     meter = Meter(total_bytes)
     outcome: list[T | Exception] = []
@@ -63,11 +74,10 @@ async def run_in_thread(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_report_progress, meter, progress, doing)
         nursery.start_soon(_abandon_when_cancelled, meter)
-        with trio.CancelScope(shield=True):
-            try:
-                outcome.append(await trio.to_thread.run_sync(work, meter, limiter=limiter))
-            except Exception as error:  # noqa: BLE001  # raised below, where the nursery does not wrap it up
-                outcome.append(error)
+        try:
+            outcome.append(await threads(work, meter))
+        except Exception as error:  # noqa: BLE001  # raised below, where the nursery does not wrap it up
+            outcome.append(error)
         nursery.cancel_scope.cancel()
     await trio.lowlevel.checkpoint_if_cancelled()
     if isinstance(outcome[0], Exception):

@@ -18,6 +18,7 @@ import trio
 from sandkeep.errors import CallerError, StateError
 from sandkeep.ids import new_id
 from sandkeep.model import Artifact, Copied
+from sandkeep_store.threads import in_thread
 from sandkeepd.http.bodies import ContentQuery
 from sandkeepd.http.exchange import Asked, Reply
 from sandkeepd.http.gateway import Gateway, while_there
@@ -141,5 +142,5 @@ async def artifact(gateway: Gateway, row: Row, asked: Asked) -> None:
 async def _send_file(asked: Asked, found: Artifact, descriptor: int) -> None:
     headers = [*_attached(found.name), (b"content-length", b"%d" % found.size_bytes)]
     await asked.send({"type": "http.response.start", "status": 200, "headers": headers})
-    while piece := await trio.to_thread.run_sync(os.read, descriptor, FILE_PIECE_BYTES):
+    while piece := await in_thread(os.read, descriptor, FILE_PIECE_BYTES):
         await asked.send({"type": "http.response.body", "body": piece, "more_body": True})

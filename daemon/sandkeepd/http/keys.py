@@ -23,6 +23,7 @@ from sandkeep.model import ApiKey, KeyList, NewKey
 from sandkeep.protocol.clock import now_us, rfc3339
 from sandkeep.protocol.methods import KeyRef, NoParams
 from sandkeep_store.files import private_file
+from sandkeep_store.threads import in_thread
 from sandkeepd.core.access import Request
 from sandkeepd.core.peer import Peer
 
@@ -113,7 +114,7 @@ class Keys:
     async def _store(self, keys: dict[str, StoredKey]) -> None:
         with trio.CancelScope(shield=True):
             content = msgspec.json.encode(StoredKeys(keys=keys))
-            await trio.to_thread.run_sync(private_file.write, self._path, content)
+            await in_thread(private_file.write, self._path, content)
         self._stored = keys
 
     def _load(self) -> dict[str, StoredKey]:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from sandkeep.errors import SetupError
 from sandkeep.ids import new_id
+from sandkeep_store.archives.tar.depth import MOST_LEVELS
 from sandkeepd.contract.commands import CommandFailedError, PipedCommand
 from sandkeepd.contract.instance import Instance
 from sandkeepd.keeper.failure import failure
@@ -84,7 +85,7 @@ async def copying(instance: Instance, path: str, *, incoming: bool, form: Form) 
     if instance.no_copies is not None:
         raise SetupError("not_supported", instance.no_copies)
     command = ["sh", "-c", _SCRIPT, "sh", "receive" if incoming else "send", path]
-    command += [form, new_id(HELPER)]
+    command += [form, new_id(HELPER), str(MOST_LEVELS + 1)]
     try:
         async with instance.run_piped(command, incoming=incoming, working_dir=working_dir_for(path)) as piped:
             yield Copy(piped, path)

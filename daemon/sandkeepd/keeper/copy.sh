@@ -1,11 +1,11 @@
-# Copies between a sandbox and the world, as streams.   sh -c THIS sh send|receive PATH whole|contents|bytes TOKEN
+# Copies between a sandbox and the world, as streams.   sh -c THIS sh send|receive PATH whole|contents|bytes TOKEN LEVELS
 #
 # It runs inside, as the sandbox's own user. Descriptor 3 is the stream, 4 is where it is told what to do. What it says:
 #   ready                       both are open
 #   staged KIND FILES BYTES     receive: all has arrived beside its target. `commit` makes it effective, all else undoes it
 #   done KIND FILES BYTES PATH  the end; PATH is the rest, and has no newline after it
 # `whole` streams are archives of one file or tree, under its name; streams of `contents`, archives of what is in a
-# directory; streams of `bytes` are no archives, but one file's own content.
+# directory; streams of `bytes` are no archives, but one file's own content. Trees with LEVELS levels of names are too deep.
 export LC_ALL=C
 unset TAR_OPTIONS POSIXLY_CORRECT
 echo ready
@@ -31,6 +31,12 @@ measure() {
 		files=$((files + 1))
 		case $entry in 8*) bytes=$((bytes + ${entry#*:})) ;; esac
 	done
+}
+
+# Refuses a tree with paths of more names than $1: most programs take quadratic time for it, or cannot name its end.
+shallow() {
+	[ -z "$(find "$2" -mindepth "$1" -maxdepth "$1" 2>&5 | head -c 1)" ] ||
+		refuse "Too deep: there are more than $(($1 - 1)) levels of directories: remove or flatten them"
 }
 
 send() {
@@ -59,6 +65,7 @@ send() {
 		cd -P -- "$full/" || refuse 'Permission denied'
 		full=${PWD%/}/${path##*/}
 	fi
+	shallow "$levels" "$name"
 	if gnu_tar; then
 		tar --create --file=- --format=gnu --sparse --numeric-owner --blocking-factor=128 --no-unquote \
 			--exclude="$passing" "$name" >&3
@@ -180,6 +187,7 @@ receive() {
 	unpack || { [ $? -ne 153 ] || echo 'File too large' >&2; exit 1; }
 	cat <&3 >&5 # nothing is complete before the sender has closed its end
 	top=$stage/tree
+	shallow "$((levels + 1))" "$top"
 	[ "$what" = contents ] || only_entry
 	measure "$top"
 	echo "staged $kind $files $bytes"
@@ -200,4 +208,5 @@ exec 5>/dev/null
 trap undo EXIT
 trap 'undo; exit 1' INT TERM HUP
 command -v tar >&5 || refuse 'Not supported: there is no tar in the sandbox'
+levels=$5
 "$1" "$4"

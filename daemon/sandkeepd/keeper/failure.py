@@ -25,6 +25,7 @@ _MEANINGS: Final = (
     ("file too large", "disk_limit", "it exceeds the maximum size of a file in the sandbox"),
     ("is not a regular file", "invalid", "it is not a regular file"),
     ("invalid argument:", "invalid", ""),
+    ("too deep:", "tree_too_deep", ""),
     ("permission denied", "permission_denied", "the sandbox's user may not do that"),
     ("operation not permitted", "permission_denied", "the sandbox's user may not do that"),
     ("read-only", "permission_denied", "the file system there is read-only"),
@@ -45,7 +46,7 @@ _MEANINGS: Final = (
 )
 _CLASSES: Final[dict[str, type[SandkeepError]]] = {
     "conflict": StateError, "disk_limit": ProviderError, "invalid": CallerError, "permission_denied": CallerError,
-    "not_supported": SetupError, "not_found": CallerError,
+    "not_supported": SetupError, "not_found": CallerError, "tree_too_deep": StateError,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from sandkeep.errors import CallerError, ProviderError, SandkeepError
 from sandkeep.ids import new_id
 from sandkeep.model import FileContent, FileEntry, FileType
 from sandkeep.protocol.clock import rfc3339
+from sandkeep_store.threads import in_thread
 from sandkeepd.contract.instance import Directory, Instance
 from sandkeepd.keeper.failure import display, failure
 from sandkeepd.keeper.pipes import HELPER
@@ -149,7 +150,7 @@ async def list_directory(instance: Instance, path: str, after: bytes, limit: int
     output = await _run(instance, path, _NAMES, str(MAX_NAMES_BYTES), most_bytes=MAX_NAMES_BYTES)
     if len(output) >= MAX_NAMES_BYTES:
         raise CallerError("invalid", f"path: {path!r} has too many files to list: over 64 MiB of names", field="path")
-    names, more = await trio.to_thread.run_sync(_page, output, after, limit)
+    names, more = await in_thread(_page, output, after, limit)
     if not names:
         return Directory(entries=[], last=None)
     arguments = [os.fsdecode(b"./" + name) for name in names]

@@ -9,6 +9,7 @@ import trio
 
 from sandkeep.errors import SandkeepError
 from sandkeep.ids import new_id
+from sandkeep_store.threads import in_thread
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Launch
 from sandkeepd.keeper import input_files, pipes, requests
@@ -52,7 +53,7 @@ class Helpers:
             launch = Launch(process_id=process_id, command=command, stdin=stdin, working_dir=working_dir)
             await self._launcher.launch(launch)
             ended = await self._instance.wait(process_id)
-            stdout = await trio.to_thread.run_sync(self._instance.read, process_id, "stdout", 0, most_bytes)
+            stdout = await in_thread(self._instance.read, process_id, "stdout", 0, most_bytes)
             stderr = self._instance.read(process_id, "stderr", 0, HELPER_OUTPUT_BYTES)
             return ended.exit_code, stdout.data, stderr.data or pipes.unwritten_stderr(self._instance)
         finally:

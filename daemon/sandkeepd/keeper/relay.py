@@ -20,6 +20,7 @@ from typing import Final
 import trio
 
 from sandkeep.errors import SandkeepError
+from sandkeep_store.threads import in_thread
 from sandkeepd.host.hostile_files import HostileTree
 from sandkeepd.keeper import relay_frames as frames
 from sandkeepd.keeper import requests
@@ -242,7 +243,7 @@ class Relay:
                 try:
                     received = reader.feed(data)
                     while not self._take_while_there_is_room(connection, received):
-                        await trio.to_thread.run_sync(self._mirror.shrink)
+                        await in_thread(self._mirror.shrink)
                         await self.trimmed()
                 except OSError as error:
                     raise no_room(error) from error

@@ -14,9 +14,8 @@ import stat
 from contextlib import suppress
 from typing import Final
 
-import trio
-
 from sandkeep.errors import ProviderError, SandkeepError
+from sandkeep_store.threads import in_thread
 from sandkeepd.host.hostile_files import HostileTree, NotAFileError
 from sandkeepd.keeper import pipes
 from sandkeepd.keeper.failure import no_room
@@ -93,7 +92,7 @@ class SharedDirectory:
     async def reserve_output(self, process_id: str) -> None:
         """Make room for the first output of a process that is about to start, if the sandbox's own disk is full."""
         if self.is_full():
-            await trio.to_thread.run_sync(self.reserve.lend, process_id)
+            await in_thread(self.reserve.lend, process_id)
 
     def statvfs(self) -> os.statvfs_result | None:
         """Return the state of the sandbox's own disk; None if it has none, or that cannot be read."""
@@ -129,7 +128,7 @@ class SharedDirectory:
 
     async def write(self, name: str, data: bytes) -> None:
         """Make a file in `in`, in a thread, as it may wait for the disk. Raises OSError."""
-        await trio.to_thread.run_sync(_write_new, self.files, f"in/{name}", data)
+        await in_thread(_write_new, self.files, f"in/{name}", data)
 
     async def make_input(self, process_id: str) -> None:
         """Make the input of a process that is written to as it runs. Raises OSError."""
@@ -155,7 +154,7 @@ class SharedDirectory:
 
     async def make_fifo(self, name: str) -> None:
         """Make a FIFO in `in` that the sandbox's user can open. Raises OSError."""
-        await trio.to_thread.run_sync(self.files.make_fifo, f"in/{name}", self.input_owner)
+        await in_thread(self.files.make_fifo, f"in/{name}", self.input_owner)
 
     def remove_input(self, process_id: str) -> None:
         """Remove an input that is at its end; mark a growing file as complete, which stays until the process ends."""

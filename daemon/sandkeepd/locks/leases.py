@@ -69,9 +69,9 @@ class Leases:
         self._places: dict[str, Locks] = {}
         self._held: dict[str, Held] = {}
         self._nursery: trio.Nursery | None = None
-        self.in_thread = Threads(trio.CapacityLimiter(THREADS), abandon_on_cancel=True)
+        self.in_thread = Threads(THREADS, abandon_on_cancel=True)
         """Ask a store something. Cancelled, it is left alone with the question."""
-        self._renew_in_thread = Threads(trio.CapacityLimiter(THREADS), abandon_on_cancel=True)
+        self._renew_in_thread = Threads(THREADS, abandon_on_cancel=True)
         self._recovering: dict[str, trio.CancelScope] = {}
         self.on_adopted: Callable[[str], None] = lambda name: None  # noqa: ARG005
         """Hears of a lock that an earlier daemon held, once it is held again."""

@@ -20,6 +20,7 @@ from sandkeep_store.archives.stores.directory import DirectoryArchives
 from sandkeep_store.archives.tar.compression import Codec, compressing
 from sandkeep_store.archives.tar.output import Output, OutputError
 from sandkeep_store.buckets.config import Root
+from sandkeep_store.threads import in_thread
 from sandkeepd.keeper.copies import Form
 from sandkeepd.sandboxes.files import Files, plain
 
@@ -73,15 +74,15 @@ class ArtifactFiles:
                 raise error if other.code == "not_found" else other from None  # neither a file nor a directory
 
     async def _export(self, sandbox_id: str, artifact_id: str, path: str, form: Form, reserve: Reserve) -> ExportedFile:
-        upload = await trio.to_thread.run_sync(self._store.create, f"{sandbox_id}/{artifact_id}")
+        upload = await in_thread(self._store.create, f"{sandbox_id}/{artifact_id}")
         try:
             output = Output(upload.descriptor)
             source = await self._receive(sandbox_id, path, form, output, reserve)
             await _in_thread(output.finish)
-            await trio.to_thread.run_sync(upload.finish)
+            await in_thread(upload.finish)
         finally:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(upload.abort)
+                await in_thread(upload.abort)
         name = plain(os.path.basename(source))
         return ExportedFile(
             filename=name if form == "bytes" else f"{name}.tar.gz",
@@ -121,13 +122,13 @@ class ArtifactFiles:
 
     async def sweep(self) -> None:
         """Remove what an earlier daemon left unfinished."""
-        await trio.to_thread.run_sync(self._store.sweep, time.time() - self._since)
+        await in_thread(self._store.sweep, time.time() - self._since)
 
 
 async def _in_thread(work: Callable[..., object], *args: object) -> None:
     """Run a piece of blocking work. Raises `storage_unavailable`."""
     try:
-        await trio.to_thread.run_sync(work, *args)
+        await in_thread(work, *args)
     except OutputError as error:
         message = f"the artifact cannot be written: {error.strerror}: make room in the state directory"
         raise DaemonError("storage_unavailable", message) from None

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-import trio
 from msgspec.structs import replace
 
 from sandkeep import events, ids
@@ -16,6 +15,7 @@ from sandkeep.protocol.methods import ArtifactExport, ArtifactQuery, ArtifactRef
 from sandkeep.settings.storage import ARTIFACT_BASE_URL
 from sandkeep.system.descriptors import closing_fd
 from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.artifacts import ArtifactState
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
@@ -71,7 +71,7 @@ class ArtifactExporting(Creation[ArtifactState, Artifact]):
         await self.undo(order)
 
     async def undo(self, order: Order[ArtifactState]) -> None:
-        await trio.to_thread.run_sync(self._files.remove, order.subject.sandbox_id, order.stream)
+        await in_thread(self._files.remove, order.subject.sandbox_id, order.stream)
 
     async def answered(self, request: Request[ArtifactExport], subject: ArtifactState) -> Artifact:
         return await self._shown.with_content(subject, request.params.inline_bytes)
@@ -94,7 +94,7 @@ class ArtifactRemoval(Removal[ArtifactState, Artifact]):
         sandbox_id = order.subject.sandbox_id
 
         async def remove() -> None:
-            await trio.to_thread.run_sync(self._files.remove, sandbox_id, order.stream)
+            await in_thread(self._files.remove, sandbox_id, order.stream)
 
         await self.insist(order.stream, remove, then)
         return [NewEvent(order.stream, events.ArtifactRemoved())]
@@ -132,10 +132,10 @@ class ArtifactViews:
             return found
         data = None
         if inline_bytes and found.size_bytes <= inline_bytes:
-            data = await trio.to_thread.run_sync(self._read, artifact)
+            data = await in_thread(self._read, artifact)
         digest = self._digests.get(artifact.artifact_id)
         if digest is None:
-            digest = await trio.to_thread.run_sync(self._digest, artifact)
+            digest = await in_thread(self._digest, artifact)
             self.remember(artifact.artifact_id, digest)
         return replace(found, digest=digest, data=data)
 
@@ -191,7 +191,7 @@ class Artifacts:
         if artifact.status != "ready":
             message = f"artifact {artifact.artifact_id} is {artifact.status}: export it again"
             raise StateError("not_ready", message, artifact_id=artifact.artifact_id)
-        opened = await trio.to_thread.run_sync(self._files.open, artifact.sandbox_id, artifact.artifact_id)
+        opened = await in_thread(self._files.open, artifact.sandbox_id, artifact.artifact_id)
         with closing_fd(opened):
             await request.give([opened])
         return self._shown.view(artifact)

@@ -24,6 +24,7 @@ from sandkeep.model import Copied, DirectoryList, FileContent, FileWritten
 from sandkeep.protocol.methods import CopyCommit, CopyIn, CopyOut, DirectoryQuery, FileRead, FileWrite
 from sandkeep_store.eventlog.codec import CODEC
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.threads import in_thread
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
@@ -306,7 +307,7 @@ async def _written(data: bytes, event: events.SandboxFileWritten) -> FileWritten
     """Answer the writer of a file. The digest is for the writer alone: an event would reveal it to all readers of
     events.
     """
-    digest = await trio.to_thread.run_sync(lambda: sha256(data).hexdigest())
+    digest = await in_thread(lambda: sha256(data).hexdigest())
     return FileWritten(path=event.path, size_bytes=event.size_bytes, sha256=digest)
 
 

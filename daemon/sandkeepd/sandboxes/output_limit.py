@@ -15,6 +15,7 @@ import trio
 
 from sandkeep.protocol.clock import now_us
 from sandkeep.settings.daemon import RETAIN_OUTPUT
+from sandkeep_store.threads import Threads, in_thread
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.contract.provider import Provider
 from sandkeepd.core.core import Core
@@ -33,13 +34,13 @@ class OutputLimit:
         self._times = OutputTimes(core.log.directory)
         self._looked_at: dict[str, int] = {}
         self._warned: set[str] = set()
-        self._limiter = trio.CapacityLimiter(1)
+        self._in_own_thread = Threads(1)
 
     async def run(self) -> None:
         """Look after all sandboxes at once and every half minute, until cancelled."""
-        with_times = await trio.to_thread.run_sync(self._times.sandboxes)
+        with_times = await in_thread(self._times.sandboxes)
         gone = [name for name in with_times if name not in self._core.state.sandboxes]
-        await trio.to_thread.run_sync(self._times.forget, gone)
+        await in_thread(self._times.forget, gone)
         while True:
             await self.trim()
             await trio.sleep(EVERY_S)
@@ -79,11 +80,11 @@ class OutputLimit:
         began_us = now_us()
         try:
             trim = provider.trim_output
-            dropped = await trio.to_thread.run_sync(trim, name, running, most, limiter=self._limiter)
+            dropped = await self._in_own_thread(trim, name, running, most)
             if sweeps or dropped.processes:
                 is_gone = partial(_is_gone, provider, name)
-                await trio.to_thread.run_sync(self._times.sweep, name, running, is_gone, limiter=self._limiter)
-            times_bytes = await trio.to_thread.run_sync(self._times.size, name, limiter=self._limiter)
+                await self._in_own_thread(self._times.sweep, name, running, is_gone)
+            times_bytes = await self._in_own_thread(self._times.size, name)
         except FileNotFoundError:  # it is being made, or went to the archive
             return
         except OSError as error:

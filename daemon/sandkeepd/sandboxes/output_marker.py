@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 import trio
 
 from sandkeep.protocol.clock import now_us
+from sandkeep_store.threads import Threads
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.contract.instance import Instance
 from sandkeepd.core.core import Core
@@ -56,7 +57,7 @@ class OutputMarker:
         self._busy: dict[tuple[str, str], _Followed] = {}
         self._pending: dict[tuple[str, str], list[Mark]] = {}
         self._ticking = False
-        self._limiter = trio.CapacityLimiter(1)  # its own: a disk that hangs holds up nothing else
+        self._in_own_thread = Threads(1)  # a disk that hangs holds up nothing else
         self._failed = False
 
     async def run(self, instance: Instance, process: ProcessState) -> None:
@@ -149,7 +150,7 @@ class OutputMarker:
     async def _in_thread(self, work: Callable[[], T]) -> T | None:
         """Run file operations in a thread: they can wait for the disk. A failure is logged, once until they work."""
         try:
-            done = await trio.to_thread.run_sync(work, limiter=self._limiter)
+            done = await self._in_own_thread(work)
         except OSError as error:
             self._note_failure(error)
             return None

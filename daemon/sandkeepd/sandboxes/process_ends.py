@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Final
 
-import trio
-
 from sandkeep import events
 from sandkeep.model import TIMED_OUT, LimitName
 from sandkeep_store.eventlog.log import NewEvent
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.processes import ProcessState
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.contract.processes import Exit
@@ -48,7 +47,7 @@ async def ends_of_killed(core: Core, sandbox: SandboxState, runtime: Runtime | N
 async def exits_left(core: Core, sandbox: SandboxState) -> Callable[[str], Exit | None]:
     """Return the exits of processes, from the remains of their sandbox."""
     provider = core.provider(sandbox.requested.provider)
-    exits = await trio.to_thread.run_sync(provider.last_exits, sandbox.sandbox_id, list(sandbox.active))
+    exits = await in_thread(provider.last_exits, sandbox.sandbox_id, list(sandbox.active))
     return exits.get
 
 

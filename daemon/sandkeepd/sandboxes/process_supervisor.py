@@ -10,6 +10,7 @@ from sandkeep import events
 from sandkeep.errors import StateError
 from sandkeep.protocol.clock import now_us
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.processes import ProcessState
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.processes import Exit
@@ -122,7 +123,7 @@ class ProcessSupervisor:
     async def _sync(self, instance: Instance, process_id: str) -> None:
         """Fsync the journals. A failure may be permanent, and is only logged, so that the end can be recorded."""
         try:
-            await trio.to_thread.run_sync(instance.sync, process_id)
+            await in_thread(instance.sync, process_id)
         except OSError as error:
             why = error.strerror or str(error)
             logger.error("its output may not survive a power cut", extra={"process_id": process_id, "why": why})

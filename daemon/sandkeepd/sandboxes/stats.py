@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 import msgspec
-import trio
 
 from sandkeep.model import SandboxStats, SandboxStatsList
 from sandkeep.protocol.clock import now_us, optional_rfc3339, rfc3339
 from sandkeep.protocol.methods import StatsQuery
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.sandboxes import SandboxState
 from sandkeepd.core import rules
 from sandkeepd.core.access import Request
@@ -37,7 +37,7 @@ class Stats:
         found: list[SandboxStats] = []
         for start in range(0, len(asked), AT_ONCE):
             part = asked[start : start + AT_ONCE]
-            samples = await trio.to_thread.run_sync(_measure, [self._groups(sandbox) for sandbox in part])
+            samples = await in_thread(_measure, [self._groups(sandbox) for sandbox in part])
             for sandbox, sample in zip(part, samples, strict=True):
                 if sample is not None and sandbox.status == "running":
                     found.append(self._stats_of(sandbox, *sample))

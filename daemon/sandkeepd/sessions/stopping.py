@@ -1,7 +1,7 @@
 """Ends of the sandboxes of sessions, after a snapshot: by order, or for a limit of time."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from sandkeep import events, failpoints
 from sandkeep.errors import SandkeepError, error_from
@@ -20,10 +20,16 @@ from sandkeepd.sessions.saving import Saving
 
 LIMITS = ("idle_timeout", "max_lifetime")
 
+FILES_KEEP_S: Final = 3600.0
+"""Seconds past its limit that a sandbox goes on whose own files or programs keep snapshots from being made."""
+
+_OF_FILES: Final = ("tree_too_deep", "invalid", "conflict")
+
 
 class SessionStop(Operation[SessionState, Session]):
     """``session.close``, and what the reaper orders. A snapshot that fails lets the sandbox go on: until tries have
-    failed for ``SANDKEEP_SESSION_KEEP``, if it is due to end for a limit of time. `awake` is the clock of that, which
+    failed for ``SANDKEEP_SESSION_KEEP``, or for `FILES_KEEP_S` as the sandbox's files are the reason, if it is due to
+    end for a limit of time. `awake` is the clock of that, which
     neither steps nor goes on while the machine is suspended.
     """
 
@@ -39,7 +45,7 @@ class SessionStop(Operation[SessionState, Session]):
         super().__init__(core)
         self._view = view
         self._awake = awake
-        self._failing: dict[str, tuple[str, Moment, int]] = {}  # by keys: reason, last use, and first failure
+        self._failing: dict[str, tuple[str, Moment | None, int]] = {}  # by keys: reason, last use, and first failure
         self._termination = termination
         self._saving = saving
         self._activity = activity
@@ -72,7 +78,10 @@ class SessionStop(Operation[SessionState, Session]):
                 return self._saved_before(session), None
             return await self._saving.save_or_explain(session, sandbox, stop.reason)
         except SandkeepError as error:
-            if sandbox is None or not self._has_waited(session, sandbox, stop.reason):
+            if sandbox is None:
+                raise
+            is_of_files = await self._is_of_files(sandbox, error)
+            if not self._has_waited(session, sandbox, stop.reason, is_of_files=is_of_files):
                 raise
             return None, f"{error.code}: {error.message}"
 
@@ -81,16 +90,25 @@ class SessionStop(Operation[SessionState, Session]):
         last = self.core.state.snapshots.get(session.snapshot_ids[-1]) if session.snapshot_ids else None
         return last.snapshot_id if last is not None and last.requested_position > session.position else None
 
-    def _has_waited(self, session: SessionState, sandbox: SandboxState, reason: str) -> bool:
+    async def _is_of_files(self, sandbox: SandboxState, error: SandkeepError) -> bool:
+        """Tell if a snapshot failed because of the sandbox's own files or programs: those of an engine that works."""
+        if error.code == "provider_unavailable":
+            return (await self.core.provider(sandbox.requested.provider).capabilities()).works
+        return error.code in _OF_FILES
+
+    def _has_waited(self, session: SessionState, sandbox: SandboxState, reason: str, *, is_of_files: bool) -> bool:
         """Note that the files could not be saved. Tell if that goes on for long enough to give them up: for the same
         reason, without a use meanwhile, and seen by this daemon, since its downtime is no failure to save them.
+
+        The code inside must not outlive its limits by making its files unreadable, with its user's help or without.
         """
-        last, now = self._activity.last(session, sandbox), self._awake()
+        last = None if is_of_files and reason == "max_lifetime" else self._activity.last(session, sandbox)
+        now, keep_s = self._awake(), min(FILES_KEEP_S, SESSION_KEEP()) if is_of_files else SESSION_KEEP()
         known = self._failing.get(session.key)
         if known is None or known[:2] != (reason, last):
             self._failing[session.key] = reason, last, now
             return False
-        return reason in LIMITS and now >= known[2] + SESSION_KEEP() * 1e6
+        return reason in LIMITS and now >= known[2] + keep_s * 1e6
 
     async def failed(self, order: Order[SessionState], error: SandkeepError) -> Sequence[NewEvent]:
         """See `Operation.failed`. Events of a session are filed under its key."""

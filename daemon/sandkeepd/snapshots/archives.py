@@ -27,10 +27,11 @@ from sandkeep_store.archives.tar.inspect import inspect
 from sandkeep_store.buckets.config import STORAGE, Place, Root
 from sandkeep_store.buckets.sdks import require_sdk
 from sandkeep_store.locks.fence import Fence
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.contract.caller import Progress
 from sandkeepd.core.call import no_progress
-from sandkeepd.host.threads import Meter, run_in_thread
+from sandkeepd.host.threads import Meter, in_ending_thread, in_long_thread, run_in_thread
 from sandkeepd.host.unnamed_file import open_unnamed
 from sandkeepd.snapshots.archive_limits import limits_of
 from sandkeepd.snapshots.archive_paths import path_in, place_of, root_of
@@ -43,9 +44,6 @@ logger = logging.getLogger("sandkeepd")
 
 CATALOGUES: Final = "catalogues"
 """The directory of catalogues of this machine's archives, in the formats of their providers."""
-
-AT_ONCE: Final = 4
-"""Maximum number of archives that are made, copied or read at a time."""
 
 LOCAL: Final = ("directory", "state")
 """The kinds of places that are this machine's own, where archives are made."""
@@ -61,14 +59,13 @@ LOG_KEY: Final = "sandkeep-log"
 
 
 class SnapshotArchives:
-    """Operations on archives, all in threads of their own, a few at a time."""
+    """Operations on archives."""
 
     def __init__(self, state_dir: str, log_id: str) -> None:
         self._state_dir = state_dir
         self._catalogues = f"{state_dir}/{CATALOGUES}"
         self._log_id = log_id
         self._since = time.time()
-        self.limiter = trio.CapacityLimiter(AT_ONCE)
         self.fence: FenceOf = lambda sandbox_id, owner: None  # noqa: ARG005
         """Returns the fence for writes of a sandbox, if a lock guards it; see `Leases.fence`."""
         self.publish: Callable[[str], Awaitable[None]] = _nobody
@@ -120,13 +117,13 @@ class SnapshotArchives:
         The `fence` is called before the archive is written to a shared place. Its errors are raised here.
         """
         here = self.here(places)
-        upload = await trio.to_thread.run_sync(DirectoryArchives(root_of(here)).create, here.path)
+        upload = await in_thread(DirectoryArchives(root_of(here)).create, here.path)
         making = Making(self, upload, here, places, self._log_id, fence)
         try:
             yield making
         finally:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(upload.abort)
+                await in_thread(upload.abort)
                 if not making.is_kept:
                     await self._take_back(making.sent)
 
@@ -145,7 +142,7 @@ class SnapshotArchives:
                 local, here.path, target, place.path, sha256=sha256, metadata=metadata, fence=fence, progress=moved
             )
 
-        return await run_in_thread(work, no_progress, f"sending it to {place.uri}", limiter=self.limiter)
+        return await run_in_thread(work, no_progress, f"sending it to {place.uri}")
 
     async def release(self, here: model.Place, place: model.Place, sent: Stored) -> None:
         """Remove the archive on this machine, if the copy `sent` exists.
@@ -157,7 +154,7 @@ class SnapshotArchives:
             copy.release(DirectoryArchives(root_of(here)), here.path, open_store(root_of(place)), sent)
 
         try:
-            await trio.to_thread.run_sync(work, limiter=self.limiter)
+            await in_long_thread(work)
         except SandkeepError as error:
             logger.warning("a copy of an archive stays on this machine", extra={"why": error.message})
 
@@ -174,7 +171,7 @@ class SnapshotArchives:
     async def sweep(self) -> None:
         """Remove unfinished archives of an earlier daemon from the state directory."""
         root = Root("state", f"{self._state_dir}/archives")
-        await trio.to_thread.run_sync(DirectoryArchives(root).sweep, time.time() - self._since)
+        await in_thread(DirectoryArchives(root).sweep, time.time() - self._since)
 
     # -- having again -------------------------------------------------------------------------------------------------
 
@@ -201,7 +198,7 @@ class SnapshotArchives:
             work = partial(_had, snapshot, place, had, is_last=place == places[-1])
             try:
                 total = snapshot.stored.size_bytes if snapshot.stored is not None else None
-                await run_in_thread(work, progress, f"reading {place}", limiter=self.limiter, total_bytes=total)
+                await run_in_thread(work, progress, f"reading {place}", total_bytes=total)
                 return had.pop()
             except SandkeepError as error:
                 logger.warning("an archive is not to be had", extra={"place": str(place), "why": error.message})
@@ -215,7 +212,7 @@ class SnapshotArchives:
         """Remove archives. Safe to repeat. Raises `provider_unavailable`, naming the `engine` that has to answer."""
         for place in places:
             try:
-                await trio.to_thread.run_sync(_remove, place, limiter=self.limiter)
+                await in_ending_thread(_remove, place)
             except DaemonError:
                 raise
             except SandkeepError as error:
@@ -265,16 +262,14 @@ class Making:
         if self.unsent is not None or any(place.where in LOCAL for place in self._places):
             if (fence := self._fence()) is not None:
                 fence.check()
-            await trio.to_thread.run_sync(self._upload.finish)
+            await in_thread(self._upload.finish)
         self.is_kept = True
         failpoints.reach("snapshot.kept")
 
     async def _try_to_send(self, place: model.Place, sha256: str, size_bytes: int, progress: Progress) -> None:
         work = partial(self._send, place, sha256, size_bytes, self._fence())
         try:
-            await run_in_thread(
-                work, progress, f"sending it to {place.uri}", limiter=self._archives.limiter, total_bytes=size_bytes
-            )
+            await run_in_thread(work, progress, f"sending it to {place.uri}", total_bytes=size_bytes)
         except SandkeepError as error:
             if error.code not in PASSING:
                 raise

@@ -31,6 +31,7 @@ from sandkeep_store.archives.stores.store import ArchiveStore, Stored
 from sandkeep_store.buckets.config import STORAGE, Root
 from sandkeep_store.eventlog.log import NewEvent
 from sandkeep_store.locks.s3 import PROBE
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.snapshots import SnapshotState
 from sandkeepd.core.access import Request
 from sandkeepd.core.core import Core
@@ -179,8 +180,8 @@ class GarbageCollector:
         roots = dict.fromkeys((*STORAGE.roots("snapshot"), STORAGE.state_root()))
         for root in roots:
             try:
-                store = await trio.to_thread.run_sync(open_store, root)
-                orphans = await trio.to_thread.run_sync(self._orphans, store)
+                store = await in_thread(open_store, root)
+                orphans = await in_thread(self._orphans, store)
                 left += [
                     f"{store.where(orphan.path)}: {why}"
                     for orphan, why in orphans
@@ -198,13 +199,13 @@ class GarbageCollector:
                     removed += [store.where(orphan.path) for orphan in some]
                     freed += sum(orphan.size_bytes for orphan in some)
                 if not dry_run:
-                    await trio.to_thread.run_sync(self._sweep_unfinished, root, store)
+                    await in_thread(self._sweep_unfinished, root, store)
             except SandkeepError as error:
                 left.append(f"{root.base}: {error.message}")
         more = [root for root in STORAGE.roots("checkpoint") if root.is_bucket and root not in roots]
         for root in more if not dry_run else ():
             try:
-                await trio.to_thread.run_sync(self._sweep_unfinished, root)
+                await in_thread(self._sweep_unfinished, root)
             except SandkeepError as error:
                 left.append(f"{root.base}: {error.message}")
         return removed, left, freed

@@ -15,6 +15,7 @@ import trio
 from sandkeep.errors import DaemonError, DataError
 from sandkeep.protocol.amounts import of_total
 from sandkeep.system.descriptors import write_all
+from sandkeep_store.threads import in_thread
 from sandkeepd.contract.caller import Progress
 from sandkeepd.host.threads import PROGRESS_PERIOD_S
 
@@ -39,7 +40,7 @@ class Intake:
         """Take all of it, and answer its digest. Raises `snapshot_corrupt` unless it is so long."""
         told = trio.current_time()
         await progress("taking the archive")
-        while not await trio.to_thread.run_sync(self._take):
+        while not await in_thread(self._take):
             if trio.current_time() - told > PROGRESS_PERIOD_S:
                 told = trio.current_time()
                 await progress(f"taking the archive: {of_total(self._size, self._expected)}")

@@ -15,6 +15,7 @@ from sandkeep.errors import SandkeepError, SetupError, StateError
 from sandkeep.model import Snapshot, SnapshotList
 from sandkeep.protocol.methods import CheckpointQuery, SnapshotCreate, SnapshotDelete, SnapshotQuery, SnapshotRef
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.chains import chain, children
 from sandkeep_store.views.checkpoints import CheckpointState
 from sandkeep_store.views.sandboxes import SandboxState
@@ -117,7 +118,7 @@ class SnapshotCreation(Creation[SnapshotState, Snapshot]):
 
     async def undone(self, order: Order[SnapshotState]) -> None:
         """See `Creation.undone`. Removes the provider's copy of the files, and archives kept for this one alone."""
-        await trio.to_thread.run_sync(self._archives.drop_catalogue, order.stream)
+        await in_thread(self._archives.drop_catalogue, order.stream)
         await self._removal.drop_kept()
         provider = order.subject.requested.provider
         if provider is not None:
@@ -168,7 +169,7 @@ class SnapshotRemoval(Removal[SnapshotState, Snapshot]):
         await self.core.under_way.interrupt(snapshot_id)  # nothing of it is sent from then on
         then = f"the end of snapshot {snapshot_id} is ordered, and will be carried out when that answers"
         await self.insist(snapshot_id, partial(self._archives.remove, places), then)
-        await trio.to_thread.run_sync(self._archives.drop_catalogue, snapshot_id)
+        await in_thread(self._archives.drop_catalogue, snapshot_id)
 
     async def _discard_image(self, snapshot: SnapshotState) -> None:
         """Delete the image that a provider keeps besides the archive, however often that takes."""

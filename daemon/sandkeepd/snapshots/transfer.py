@@ -10,8 +10,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import trio
-
 from sandkeep import events, failpoints, ids, model
 from sandkeep.errors import DaemonError, DataError, SetupError, StateError
 from sandkeep.model import ArchiveFormat, Image, Snapshot, SnapshotExport
@@ -27,6 +25,7 @@ from sandkeep_store.archives.trees.read import Remarks
 from sandkeep_store.archives.trees.rebase import Rebased, Workspace
 from sandkeep_store.buckets.config import STORAGE
 from sandkeep_store.eventlog.log import NewEvent, Recorded
+from sandkeep_store.threads import in_thread
 from sandkeep_store.views.chains import chain
 from sandkeep_store.views.images import ImageState
 from sandkeep_store.views.snapshots import SnapshotState
@@ -129,7 +128,7 @@ class SnapshotIntake(SnapshotCreation):
                 base = await layering(provider).open_image(asked.image_id or "")
                 opened.callback(os.close, base)
             work = partial(_rewrite, archive, found.codec, strip=strip, into=layer, image=base)
-            packed = await run_in_thread(work, order.progress, "rewriting it", limiter=self._archives.limiter)
+            packed = await run_in_thread(work, order.progress, "rewriting it")
         return packed, "incremental" if layer is not None else None
 
     async def again(self, request: Request[Any], first: Recorded) -> Any:
@@ -234,12 +233,12 @@ class Transfers:
             if beneath is not None:
                 base = await layering(provider).open_image(beneath)
                 opened.callback(os.close, base)
-            output = await trio.to_thread.run_sync(partial(open_unnamed, STORAGE.local_root().base, create=True))
+            output = await in_thread(partial(open_unnamed, STORAGE.local_root().base, create=True))
             opened.callback(os.close, output)
             source = core.state.sandboxes.get(snapshot.sandbox_id or "")
             owner = snapshotting(provider).owner_in_archives(source.spec) if source is not None else None
             work = partial(_flattened, archives, base, output, snapshot.format, owner)
-            packed = await run_in_thread(work, progress, "putting it together", limiter=self._archives.limiter)
+            packed = await run_in_thread(work, progress, "putting it together")
             given = read_only(output)
             opened.callback(os.close, given)
             await request.give([given])

@@ -20,6 +20,7 @@ from msgspec import Struct, field
 
 from sandkeep.errors import DaemonError
 from sandkeep_store.files import private_file
+from sandkeep_store.threads import in_thread
 
 logger = logging.getLogger("sandkeepd")
 
@@ -54,7 +55,7 @@ class Tokens:
             count = self._stored.generations.get(str(uid), 0) + 1
             stored = msgspec.structs.replace(self._stored, generations={**self._stored.generations, str(uid): count})
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._write, stored)
+                await in_thread(self._write, stored)
             self._stored = stored
             for scope in self._in_use.pop(uid, ()):
                 scope.cancel()

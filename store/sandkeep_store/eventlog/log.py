@@ -90,7 +90,7 @@ class EventLog:
             reserve.hold()
         self._recorder = recorder
         self._writer = Writer(recorder, reserve, database.directory)
-        self._in_reader_thread = Threads(trio.CapacityLimiter(_READERS))
+        self._in_reader_thread = Threads(_READERS)
         self._arrival = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
         self._broken: BaseException | None = None

@@ -18,8 +18,6 @@ from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple
 
-import trio
-
 from sandkeep import failpoints
 from sandkeep.events import (
     LOG_STREAM,
@@ -32,6 +30,7 @@ from sandkeep.events import (
 from sandkeep.model import CompactReport
 from sandkeep_store.eventlog.log import EventLog, NewEvent
 from sandkeep_store.eventlog.reader import LiveObjects, Removal
+from sandkeep_store.threads import in_thread
 from sandkeep_store.upkeep import segments
 from sandkeep_store.views.folds.locks import can_be_archived
 from sandkeep_store.views.images import ImageState
@@ -133,10 +132,10 @@ class Compaction:
             frozenset(lock.lock_id for lock in state.locks.values() if not can_be_archived(state, lock, before_us)),
             frozenset(sandbox.position for sandbox in state.sandboxes.values()),
         )
-        positions = await trio.to_thread.run_sync(log.reader.removable, kept, before_us, ROUND_EVENTS)
+        positions = await in_thread(log.reader.removable, kept, before_us, ROUND_EVENTS)
         if len(positions) < wanted.least and not state.log.compacting:
             return None
-        await trio.to_thread.run_sync(segments.tidy, log.directory)
+        await in_thread(segments.tidy, log.directory)
         intent = LogCompactRequested(
             before_us=before_us, sandboxes=[*interrupted, *sandboxes], images=images, snapshots=snapshots,
             sessions=sessions, artifacts=artifacts,
@@ -166,7 +165,7 @@ class Compaction:
     async def _archive(self, positions: Sequence[int], kept: LiveObjects) -> str:
         """Move events into a segment; answer its name."""
         log = self._log
-        name, leaving, processes = await trio.to_thread.run_sync(partial(write_segment, log, positions, kept))
+        name, leaving, processes = await in_thread(partial(write_segment, log, positions, kept))
         for sandbox_id, process_ids in processes.items():
             await self._forget_processes(sandbox_id, process_ids)
         failpoints.reach("compact.output_dropped")

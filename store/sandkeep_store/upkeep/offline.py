@@ -16,6 +16,7 @@ from sandkeep.system.descriptors import closing_fd
 from sandkeep_store import metadata_files
 from sandkeep_store.eventlog import witness
 from sandkeep_store.eventlog.log import EventLog, Recorded
+from sandkeep_store.threads import in_thread
 from sandkeep_store.upkeep import segments, state_cache
 from sandkeep_store.upkeep.compaction import Compaction
 from sandkeep_store.views.metadata import document
@@ -98,10 +99,10 @@ async def _compact(log: EventLog, state_dir: str, before_us: int) -> CompactRepo
 
     async def forget(sandboxes: Sequence[str]) -> None:
         folders = [f"{state_dir}/{kind}/{name}" for name in sandboxes for kind in ("sandboxes", OUTPUT_TIMES)]
-        await trio.to_thread.run_sync(_remove, folders)
+        await in_thread(_remove, folders)
 
     async def forget_processes(sandbox_id: str, process_ids: Sequence[str]) -> None:
-        await trio.to_thread.run_sync(_remove_output, state_dir, sandbox_id, process_ids)
+        await in_thread(_remove_output, state_dir, sandbox_id, process_ids)
 
     log.on_commit.append(follow)
     failed: SandkeepError | None = None

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import msgspec
-import trio
 from msgspec import Raw
 
 from sandkeep import failpoints
@@ -31,6 +30,7 @@ from sandkeep.events import (
 from sandkeep.model import RedactReport
 from sandkeep.system.durable import sync_directory
 from sandkeep_store.eventlog.log import EventLog
+from sandkeep_store.threads import in_thread
 from sandkeep_store.upkeep import repair, segments
 from sandkeep_store.views.blanks import redact_data
 from sandkeep_store.views.state import State
@@ -64,7 +64,7 @@ class Redaction:
         Raises `not_found` when there is no such event, `invalid` for one of the daemon's own, `in_use` for an object
         that still runs by it, and `conflict` while copies of damaged logs are in quarantine.
         """
-        target = await trio.to_thread.run_sync(find, self._log, position)
+        target = await in_thread(find, self._log, position)
         if target is None:
             raise CallerError("not_found", f"there is no event at position {position}", position=position)
         if target.type.startswith(("log.", "daemon.")):
@@ -81,15 +81,15 @@ class Redaction:
         """
         log = self._log
         require_no_quarantine(log.directory)
-        target = await trio.to_thread.run_sync(find, log, position) or Target()
+        target = await in_thread(find, log, position) or Target()
         if target.type == LogEventLost.type:  # a repair found it damaged
             target = Target()
         places = ["log"] if target.type and await log.redact(position) else []
         failpoints.reach("redact.changed")
         await log.wipe()
         failpoints.reach("redact.wiped")
-        places += await trio.to_thread.run_sync(redact_segments, log.directory, position)
-        await trio.to_thread.run_sync(_tidy, log.directory)
+        places += await in_thread(redact_segments, log.directory, position)
+        await in_thread(_tidy, log.directory)
         await self._forget(target)
         failpoints.reach("redact.forgotten")
         outcome = LogRedacted(position=position, of=target.stream, what=target.type, time_us=target.time_us)

@@ -10,9 +10,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 from tests.support.expect import until
 
 from sandkeep.errors import ProviderError, StateError
+from sandkeep_store.threads import in_thread
 from sandkeepd.host.cgroups import freezer, groups, placement
 from sandkeepd.host.cgroups.freezer import Freezer, freezer_of
 from sandkeepd.host.cgroups.pause import frozen
@@ -206,3 +209,63 @@ def test_where_there_is_no_group_nothing_is_done(tmp_path: Path) -> None:
     with suppress(FileNotFoundError):
         freezer.thaw(gone)
     freezer.recover(gone, str(tmp_path / "read"))
+
+
+def test_what_is_being_killed_is_not_frozen_any_more(group: Group) -> None:
+    read = reading(group)
+    assert group.state() == IS_READ
+    freezer.end(group.groups)
+    assert not freezer.are_frozen(group.groups)
+    with pytest.raises(StateError, match="is being ended"):
+        group.freezer.suspend()
+    assert not freezer.are_frozen(group.groups)
+    with pytest.raises(StateError, match="was resumed"):
+        read.close()
+    with pytest.raises(StateError, match="is being ended"), reading(group):
+        raise AssertionError
+    freezer.recover(group.groups, group.mark)
+    with reading(group):
+        assert group.state() == IS_READ
+
+
+def test_a_freeze_that_begins_before_the_end_does_not_outlast_it(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end comes after the last look, and its thaw before the freeze."""
+    write = freezer.write
+
+    def write_late(path: str, value: str) -> None:
+        monkeypatch.setattr(freezer, "write", write)
+        freezer.end(group.groups)
+        write(path, value)
+
+    monkeypatch.setattr(freezer, "write", write_late)
+    with pytest.raises(StateError, match="is being ended"):
+        group.freezer.suspend()
+    assert not freezer.are_frozen(group.groups)
+
+
+async def test_readers_take_turns_in_order_and_can_leave_the_queue() -> None:
+    turn, order = freezer.Turn(), list[int]()
+
+    async def read(number: int) -> None:
+        async with turn.taken() as end:
+            order.append(number)
+            await trio.testing.wait_all_tasks_blocked()
+            await in_thread(end)  # early: the next one goes on
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        async with turn.taken():
+            for number in range(4):
+                nursery.start_soon(read, number)
+                await trio.testing.wait_all_tasks_blocked()
+            with trio.move_on_after(0):
+                async with turn.taken():
+                    raise AssertionError
+            assert order == []
+        while len(order) < 4:
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert order == [0, 1, 2, 3]
+    with trio.fail_after(60):
+        async with turn.taken():
+            pass

@@ -7,11 +7,12 @@ import pytest
 import trio.testing
 from tests.support.inside import Inside, inside
 
-from sandkeep.errors import SandkeepError
+from sandkeep.errors import SandkeepError, error_from
 from sandkeep.protocol.methods import METHODS
 from sandkeep_store.views.sessions import SessionState
 from sandkeepd.core.call import Call
 from sandkeepd.core.peer import Peer
+from sandkeepd.sessions.stopping import FILES_KEEP_S
 
 KEEP_S = 3600
 LIMITS = {"idle_timeout_s": 60, "max_lifetime_s": 100_000}
@@ -72,6 +73,34 @@ async def test_the_time_begins_anew_after_a_use(
     await used(daemon, method)
     assert await tried_at(daemon, session, 61 + KEEP_S + 70) == "ready"
     assert await tried_at(daemon, session, 61 + 2 * KEEP_S + 140) == "expired"
+
+
+@pytest.mark.parametrize("limits", [LIMITS, {"max_lifetime_s": 60}], ids=["idle", "life"])
+@pytest.mark.parametrize("code", ["tree_too_deep", "provider_unavailable"])
+async def test_files_that_keep_it_from_being_saved_are_given_up_earlier(
+    daemon: Inside, source: str, monkeypatch: pytest.MonkeyPatch, code: str, limits: dict[str, Any]
+) -> None:
+    """Also by a user who goes on with a session that is too old."""
+    monkeypatch.setenv("SANDKEEP_SESSION_KEEP", "24h")
+    session = await ready(daemon, source, **limits)
+
+    async def save(*of: Any) -> Any:
+        raise error_from(code, "links are swapped", {})
+
+    monkeypatch.setattr(daemon.sessions._saving, "save_or_explain", save)
+    monkeypatch.setattr(daemon.sessions._saving, "can_save", always)
+    assert await tried_at(daemon, session, 61) == "ready"
+    if "idle_timeout_s" not in limits:
+        daemon.clock.later_s = 62.0
+        await used(daemon, "session.ensure")
+    assert await tried_at(daemon, session, FILES_KEEP_S - 60) == "ready"
+    assert await tried_at(daemon, session, 61 + FILES_KEEP_S + 60) == "expired"
+    assert session.stopped is not None
+    assert session.stopped.unsaved == f"{code}: links are swapped"
+
+
+async def always(*of: Any) -> bool:
+    return True
 
 
 async def test_a_use_during_the_last_try_keeps_the_files(

@@ -4,18 +4,21 @@ Both may overlap in any order; neither undoes the other, and the group is thawed
 frozen only for a read, there is a file, its *mark*. From that the next daemon knows that the group has to be thawed: a
 suspended group has no mark, and stays frozen.
 
-Everything here blocks.
+Everything here blocks, but for a reader's `Turn`.
 """
 
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
-from sandkeep.errors import DaemonError, ProviderError
+import trio
+
+from sandkeep.errors import DaemonError, ProviderError, StateError
+from sandkeep_store.threads import check_cancelled
 from sandkeepd.host.cgroups.placement import read, write
 
 DEADLINE_S: Final = 10.0
@@ -53,20 +56,61 @@ def thaw(groups: Mapping[str, str]) -> None:
             write(switch.file, switch.thaw)
 
 
+def end(groups: Mapping[str, str]) -> None:
+    """Thaw the groups of a sandbox that is being killed, and let nobody freeze them any more: a killed process that is
+    frozen does not end. Safe to repeat. The next sandbox of the same groups begins with `recover`.
+    """
+    state = freezer_state_of(groups)
+    if state is not None:
+        state.is_over = True  # first: whoever freezes looks again afterwards
+        thaw(groups)
+
+
 def are_frozen(groups: Mapping[str, str]) -> bool:
     """Return True if the groups are frozen, for any reason."""
     switch = switch_of(groups)
     return switch is not None and _is_frozen(switch)
 
 
-class FreezerState:
-    """The shared state of all users of one group's freezer. A reader holds the `lock` for the time of its read."""
+class Turn:
+    """The turn to read a sandbox, of one reader at a time, first come first served. It is waited for without a thread,
+    so that readers of one sandbox delay nobody else; a wait can be cancelled.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self._limiter = trio.CapacityLimiter(1)
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[Callable[[], None]]:
+        """Have the turn for the length of a block, or until the function that it yields is called, from any thread."""
+        reader, is_over = object(), False
+        await self._limiter.acquire_on_behalf_of(reader)
+        token = trio.lowlevel.current_trio_token()
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self._limiter.release_on_behalf_of(reader)
+
+        try:
+            yield lambda: token.run_sync_soon(end)
+        finally:
+            end()
+
+
+class FreezerState:
+    """The shared state of all users of one group's freezer. A reader has its `turn` for the time of its read."""
+
+    def __init__(self) -> None:
+        self.turn = Turn()
         self.changing = threading.Lock()
-        """Held while it is frozen or thawed, or while that changes hands."""
+        """Held while it is frozen or thawed, or while that changes hands: for `DEADLINE_S` at most, by the one reader,
+        whose thread takes it, or by the one order that suspends or resumes.
+        """
         self.is_being_read = False
+        self.is_over = False
+        """True once the sandbox is being killed. See `end`."""
         self.is_frozen_for_read = False
         """True while it is frozen only for a read."""
 
@@ -75,10 +119,10 @@ _states: Final[WeakValueDictionary[str, FreezerState]] = WeakValueDictionary()
 _states_lock: Final = threading.Lock()
 
 
-def freezer_state(what: str) -> FreezerState:
-    """The one turn of that name."""
+def freezer_state(name: str) -> FreezerState:
+    """Return the one state of that name."""
     with _states_lock:
-        return _states.setdefault(what, FreezerState())
+        return _states.setdefault(name, FreezerState())
 
 
 def freezer_state_of(groups: Mapping[str, str]) -> FreezerState | None:
@@ -146,8 +190,11 @@ class Freezer:
 
     def _freeze(self) -> None:
         try:
-            write(self._switch.file, self._switch.freeze)
-            wait_until(lambda: _is_frozen(self._switch))
+            if not self.state.is_over:
+                write(self._switch.file, self._switch.freeze)
+            wait_until(lambda: self.state.is_over or _is_frozen(self._switch))
+            if self.state.is_over:
+                raise StateError("not_ready", "the sandbox is being ended")
         except OSError as error:
             self._thaw()
             message = f"the sandbox's control group cannot be frozen: {error.strerror}: check that the sandbox runs"
@@ -183,6 +230,9 @@ def freezer_of(groups: Mapping[str, str], mark: str) -> Freezer | None:
 
 def recover(groups: Mapping[str, str], mark: str) -> None:
     """Thaw the groups if an earlier daemon, and its guard, died during a read. Safe to repeat."""
+    state = freezer_state_of(groups)
+    if state is not None:
+        state.is_over = False
     if os.path.exists(mark):
         thaw(groups)
         with suppress(FileNotFoundError):
@@ -195,6 +245,7 @@ def wait_until(done: Callable[[], bool], otherwise: str = STUCK) -> None:
     while not done():
         if time.monotonic() > deadline:
             raise ProviderError("provider_unavailable", otherwise)
+        check_cancelled()
         time.sleep(_LOOK_EVERY_S)
 
 

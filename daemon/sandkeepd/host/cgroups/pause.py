@@ -7,21 +7,21 @@ so.
 A sandbox that is suspended, before or meanwhile, stays so; see `freezer`.
 
 A guard, a small program that waits at a pipe of ours, thaws the sandbox if this process dies: a killed daemon leaves no
-sandbox frozen. Everything here blocks.
+sandbox frozen. Everything here but `reading` blocks.
 """
 
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final
 
 from msgspec import Struct
 
 from sandkeep.errors import StateError
 from sandkeepd.host.cgroups import groups as cgroups
-from sandkeepd.host.cgroups.freezer import Freezer, Switch, freezer_state, switch_of, wait_until
+from sandkeepd.host.cgroups.freezer import Freezer, Switch, freezer_state, freezer_state_of, switch_of, wait_until
 from sandkeepd.host.cgroups.placement import read
 from sandkeepd.host.processes import pids_where, reap, spawn
 
@@ -47,7 +47,7 @@ class Pause(Struct):
 
 @contextmanager
 def frozen(groups: Mapping[str, str], first_pid: int | None, mark: str) -> Iterator[Pause]:
-    """Freeze a sandbox for the length of a block. Concurrent callers take turns.
+    """Freeze a sandbox for the length of a block. The caller has the turn of `reading`.
 
     `groups` are the directories of its control groups by controller; `first_pid` is the first process of its pid
     namespace, None when it has none of its own; `mark` is the path of the mark of a read. Raises `provider_unavailable`
@@ -56,19 +56,28 @@ def frozen(groups: Mapping[str, str], first_pid: int | None, mark: str) -> Itera
     switch = switch_of(groups)
     pause = Pause()
     if switch is not None and cgroups.members(groups):
-        state, freezing = freezer_state(switch.file), _group_frozen(switch, mark)
+        freezing = _group_frozen(switch, mark)
     elif switch is None and first_pid is not None:
-        state, freezing = freezer_state(f"pid {first_pid}"), _all_stopped(first_pid)
+        freezing = _all_stopped(first_pid)
     else:
         yield pause
         return
-    with state.lock:
-        began = time.monotonic()
-        try:
-            with freezing:
-                yield pause
-        finally:
-            pause.ms = (time.monotonic() - began) * 1e3
+    began = time.monotonic()
+    try:
+        with freezing:
+            yield pause
+    finally:
+        pause.ms = (time.monotonic() - began) * 1e3
+
+
+@asynccontextmanager
+async def reading(groups: Mapping[str, str], name: str) -> AsyncIterator[Callable[[], None]]:
+    """Have the turn to read the sandbox of that name for the length of a block: in it, a thread may call `frozen`. The
+    function that it yields ends the turn before the block ends. See `Turn`.
+    """
+    state = freezer_state_of(groups) or freezer_state(name)
+    async with state.turn.taken() as end:
+        yield end
 
 
 def processes(groups: Mapping[str, str], first_pid: int | None) -> list[int]:

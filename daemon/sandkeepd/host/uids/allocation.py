@@ -21,6 +21,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
 from sandkeep.settings.daemon import UID_BASE, UID_RANGE
+from sandkeep_store.threads import in_thread
 from sandkeepd.host.uids import processes
 from sandkeepd.host.uids.accounts import Accounts
 from sandkeepd.host.uids.registry import Entry, Registry, now
@@ -237,13 +238,13 @@ class Claims:
             for _ in range(SWEEP_EVERY):
                 await trio.sleep(RENEW_PERIOD_S)
                 try:
-                    await trio.to_thread.run_sync(self.renew)
+                    await in_thread(self.renew)
                 except SandkeepError as error:
                     if error.message != why:
                         logger.warning("cannot keep the uid registry", extra={"why": error.message})
                     why = error.message
             with suppress(SandkeepError):  # another daemon does it
-                await trio.to_thread.run_sync(self.sweep)
+                await in_thread(self.sweep)
 
 
 def _stuck_message(uid: int) -> str:

@@ -12,6 +12,7 @@ from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, Images, ImportedImage
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.caller_paths import LeftOut, import_tree
+from sandkeepd.host.threads import in_removal_thread
 from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.common.errors import converted_errors
 from sandkeepd.providers.common.layout import IMAGE_MARK, Layout, log_of, unmount_below, write_mark
@@ -52,7 +53,7 @@ class DirectoryImages(Images):
             write_mark(f"{directory}/{IMAGE_MARK}", self._log_id)
 
     async def remove(self, image_id: str) -> None:
-        await self._in_thread(self._layout.discard, [self._layout.image(image_id)])
+        await in_removal_thread(self._layout.discard, [self._layout.image(image_id)])
 
     async def open(self, image_id: str) -> int:
         """Open the directory of an image's files, for reading. Raises `not_found`."""

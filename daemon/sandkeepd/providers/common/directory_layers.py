@@ -15,7 +15,7 @@ from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.layers import KeptArchive, Layering, WorkspaceRoots
 from sandkeepd.host.caller_paths import digest_tree
-from sandkeepd.host.threads import run_in_thread
+from sandkeepd.host.threads import in_removal_thread, run_in_thread
 from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.common.directory_images import require_directories
 from sandkeepd.providers.common.directory_provider import DirectoryProvider
@@ -79,7 +79,7 @@ class DirectoryLayers(Layering):
         return [layer["name"] for layer in plan.get("layers", ())]
 
     async def discard_layers(self, names: Collection[str]) -> None:
-        await self._in_thread(self._store.discard, names)
+        await in_removal_thread(self._store.discard, names)
 
 
 def document(layers: Sequence[Layer], *, over_image: bool) -> dict[str, Any]:

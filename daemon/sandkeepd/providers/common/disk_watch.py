@@ -13,6 +13,7 @@ import trio
 
 from sandkeep.errors import SandkeepError
 from sandkeep.protocol.amounts import size
+from sandkeep_store.threads import Threads
 from sandkeepd.contract.pauses import Pausing
 from sandkeepd.host.processes import written_bytes
 from sandkeepd.keeper.shared_directory import LEAST_FULL_BYTES
@@ -40,7 +41,7 @@ class DiskWatch:
     def __init__(self, instances: Mapping[str, "HeldInstance"], occupied_bytes: Callable[[Any], int]) -> None:
         self._instances = instances
         self._occupied_bytes = occupied_bytes
-        self._limiter = trio.CapacityLimiter(_AT_ONCE)
+        self._in_thread = Threads(_AT_ONCE, abandon_on_cancel=True)
 
     async def run(self) -> None:
         """Measure them all periodically, until cancelled. A sandbox with so many files that it takes long does not
@@ -76,7 +77,7 @@ class DiskWatch:
         instance.measured_at, instance.written_before = trio.current_time(), _written_bytes(instance)
         measure = partial(self._occupied_bytes, instance)
         try:
-            occupied = await trio.to_thread.run_sync(measure, limiter=self._limiter, abandon_on_cancel=True)
+            occupied = await self._in_thread(measure)
         finally:
             now = trio.current_time()
             instance.measure_s = now - instance.measured_at

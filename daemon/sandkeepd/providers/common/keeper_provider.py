@@ -18,13 +18,14 @@ from msgspec.structs import replace
 
 from sandkeep.errors import ProviderError
 from sandkeep.model import Capability, Network, ProviderCapabilities
-from sandkeep_store.threads import Threads
+from sandkeep_store.threads import Threads, in_thread
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.processes import Chunk, Dropped, Exit
 from sandkeepd.contract.provider import Parts
 from sandkeepd.host.fairness import yield_to_loop
 from sandkeepd.host.hostile_files import HostileRoot, HostileTree, NotAFileError
 from sandkeepd.host.processes import Identity, keep_descriptors_private, open_process, reap, wait_ended
+from sandkeepd.host.threads import in_removal_thread
 from sandkeepd.keeper import journal, journal_trimming, pty, requests
 from sandkeepd.keeper.client import KeeperInstance
 from sandkeepd.keeper.processes import last_exits
@@ -149,7 +150,7 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
     ) -> None:
         self.layout = Layout(state_dir)
         self.log_id = log_id
-        self.in_thread = Threads(trio.CapacityLimiter(threads))
+        self.in_thread = Threads(threads)
         self._watcher = watcher
         self.nursery = nursery
         self.instances: dict[str, InstanceT] = {}
@@ -226,7 +227,7 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
             await wait_ended(instance.pidfd)
             await yield_to_loop()
             if instance.child is not None:
-                await trio.to_thread.run_sync(reap, instance.child)
+                await in_thread(reap, instance.child)
             await instance.went(instance.ending or await self._why_ended(instance))
 
     async def _release(self, instance: InstanceT) -> None:
@@ -267,10 +268,33 @@ class KeeperProvider(Parts, ABC, Generic[InstanceT]):
                 instance.sweep()
                 await trio.lowlevel.checkpoint()
 
+    async def finish(self, removal: Callable[[], None]) -> None:
+        """Run a blocking removal to its end, even if the caller is cancelled: only the end of the provider cuts it off.
+        The next daemon removes the rest.
+        """
+        outcome: list[Exception | None] = []
+        is_over = trio.Event()
+
+        async def run() -> None:
+            try:
+                await in_removal_thread(removal)
+                outcome.append(None)
+            except Exception as error:  # noqa: BLE001 - for the caller, if it still waits
+                outcome.append(error)
+            finally:
+                is_over.set()
+
+        self.nursery.start_soon(run)
+        await is_over.wait()
+        if not outcome:
+            raise ProviderError("provider_unavailable", "the daemon stops; the next one removes the rest of the files")
+        if outcome[0] is not None:
+            raise outcome[0]
+
     # Output
 
     async def forget(self, sandbox_ids: Sequence[str]) -> None:
-        await self.in_thread(self.layout.discard, [self.layout.sandbox(sandbox_id) for sandbox_id in sandbox_ids])
+        await in_removal_thread(self.layout.discard, [self.layout.sandbox(sandbox_id) for sandbox_id in sandbox_ids])
 
     def files(self, sandbox_id: str) -> HostileTree:
         """Return the directory of a sandbox, as a tree in which its code may own files. Raises OSError."""

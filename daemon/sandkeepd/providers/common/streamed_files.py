@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-import trio
 from msgspec import structs
 
 from sandkeep import failpoints
@@ -17,6 +16,7 @@ from sandkeep.system.descriptors import write_all
 from sandkeep_store.archives.tar.inspect import CheckedArchive
 from sandkeep_store.archives.trees.pack import NO_LIMITS, PackedArchive, write
 from sandkeep_store.archives.trees.read import Remarks
+from sandkeep_store.threads import in_abandoned_thread
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.instance import Instance
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest
@@ -46,7 +46,7 @@ _COPIES: Final = 3
 async def receive(instance: Instance, workspace: str, into: int) -> None:
     """Write a tar of a sandbox's workspace to an open file, at its current position."""
     async with copying(instance, workspace, incoming=False, form="contents") as copy:
-        await trio.to_thread.run_sync(_receive, copy.take_data(), into, abandon_on_cancel=True)
+        await in_abandoned_thread(_receive, copy.take_data(), into)
         await copy.done()
 
 

@@ -9,11 +9,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import trio
-
 from sandkeep import failpoints
 from sandkeep.errors import SetupError
 from sandkeep_store.archives.trees.pack import pack
+from sandkeep_store.threads import in_abandoned_thread
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.instance import Instance
@@ -108,7 +107,7 @@ class StreamedLayers(DirectoryLayers):
         """Put the files of layers into the workspace of a sandbox that has just begun."""
         async with copying(instance, workspace, incoming=True, form="contents") as copy:
             work = functools.partial(self._write, self.roots(names, None), copy.take_data())
-            await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+            await in_abandoned_thread(work)
             await copy.staged()
             await copy.commit()
 

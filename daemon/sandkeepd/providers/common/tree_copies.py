@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from sandkeep.errors import DaemonError, ProviderError
+from sandkeep_store.threads import check_cancelled
 from sandkeepd.host import privileges
 from sandkeepd.host.processes import in_fresh_thread, poll_in, spawn
 from sandkeepd.providers.common.views import writable
@@ -22,6 +23,7 @@ STUCK_S: Final = 20
 for a file's owner who has a lease on it. A disk that does not answer is waited for.
 """
 
+_LOOK_S: Final = 0.2
 _FIRST_BYTES: Final = 65536
 _CAPABILITIES: Final = (
     privileges.CHOWN, privileges.DAC_OVERRIDE, privileges.FOWNER, privileges.FSETID, privileges.MKNOD,
@@ -33,7 +35,8 @@ def copy_tree(source: int, target: str, *, enter: Sequence[str] = (), reflink: s
     """Copy the content of the open directory `source`, one from `open_merged`, to `target`. `enter` is the argv before
     a program.
 
-    Raises `storage_unavailable` when the disk is full, and `provider_unavailable`.
+    Raises `storage_unavailable` when the disk is full, and `provider_unavailable`. It is killed when the call for which
+    this thread works is cancelled.
     """
     directory, name = os.path.split(target)
     argv = [*enter, "cp", "-a", f"--reflink={reflink}", "-T", "--", "/proc/self/fd/0/.", f"/proc/self/fd/3/{name}"]
@@ -47,7 +50,12 @@ def copy_tree(source: int, target: str, *, enter: Sequence[str] = (), reflink: s
         finally:
             os.close(saying)
         with open(output, "rb", buffering=0) as complaints:
-            first = _follow(complaints.fileno(), child)
+            try:
+                first = _follow(complaints.fileno(), child)
+            except BaseException:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                raise
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
         if "No space left" in first or "quota" in first:
             raise DaemonError("storage_unavailable", f"the state directory is full: make room there: {first[:300]}")
@@ -61,16 +69,17 @@ def _start(argv: Sequence[str], source: int, saying: int, target: int) -> int:
 
 def _follow(output: int, child: int) -> str:
     """Return the beginning of its stderr when it has ended; kill it when it is stuck."""
-    first, waiting_s, before = b"", 0, ""
+    first, waiting_s, before = b"", 0.0, ""
     while True:
-        if poll_in(output, 1.0):
+        check_cancelled()
+        if poll_in(output, _LOOK_S):
             piece = os.read(output, _FIRST_BYTES)
             if not piece:
                 return first.decode(errors="replace").strip()
             first = (first + piece)[:_FIRST_BYTES]
             continue
         now = _waits(child)
-        waiting_s = waiting_s + 1 if now and now == before else 0
+        waiting_s = waiting_s + _LOOK_S if now and now == before else 0
         before = now
         if waiting_s >= STUCK_S:
             os.kill(child, signal.SIGKILL)

@@ -24,6 +24,7 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import CallerError, SandkeepError
 from sandkeep.settings import docker
+from sandkeep_store.threads import in_thread
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import ImageRequest, ImportedImage
@@ -82,7 +83,7 @@ class Builder:
         if request.kind == "dockerfile":
             _check_may_build(caller)
         tree = f"{self._layout.build(image_id)}/{TREE}"
-        await trio.to_thread.run_sync(self._make_place, image_id)
+        await in_thread(self._make_place, image_id)
         copied = await import_tree(
             request.source, caller, tree, owner=None, hide=never_packed(self._layout.state_dir),
             progress=progress,
@@ -115,7 +116,7 @@ class Builder:
     ) -> tuple[Dockerfile, dict[str, str], bool]:
         """Return the Dockerfile, the ids of the images that it names, and True if the cache must not be used."""
         path = request.dockerfile or "Dockerfile"
-        content = await trio.to_thread.run_sync(read_below, tree, path, dockerfile.MOST_BYTES)
+        content = await in_thread(read_below, tree, path, dockerfile.MOST_BYTES)
         if content is None:
             raise CallerError("invalid", f"dockerfile: {path} is no file below {request.source}", field="dockerfile")
         read = dockerfile.read(content)
@@ -200,7 +201,7 @@ class Builder:
         if build_group.why_missing(found, root=os.geteuid() == 0) is not None:
             return None
         group = BuildGroup(f"{self._log_id}.{image_id}", found["CgroupDriver"])
-        await trio.to_thread.run_sync(group.open)
+        await in_thread(group.open)
         return group
 
     # Clean-up
@@ -213,18 +214,18 @@ class Builder:
     async def discard(self, image_id: str) -> None:
         """Remove the build context of an image. Safe to repeat."""
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(self._layout.discard, [self._layout.build(image_id)])
+            await in_thread(self._layout.discard, [self._layout.build(image_id)])
 
     async def _clear(self, group: BuildGroup | None, pauses_s: Sequence[float]) -> None:
         """End all that a build has left running, also without the engine, and remove its remains."""
         if group is not None:
             with suppress(SandkeepError):
-                await trio.to_thread.run_sync(group.kill)
+                await in_thread(group.kill)
         with suppress(SandkeepError):  # without the engine, the next start does it
             await self._sweep(pauses_s)
         if group is not None:
             with suppress(SandkeepError):
-                await trio.to_thread.run_sync(group.close)
+                await in_thread(group.close)
 
     async def _sweep(self, pauses_s: Sequence[float]) -> None:
         """Remove the remains of failed builds, unless another build is running, which then removes them.
@@ -245,10 +246,10 @@ class Builder:
 
     async def clean_up(self, is_making: Callable[[str], bool]) -> list[str]:
         """Remove the remains of an earlier daemon's builds; return sentences about them."""
-        for image_id in await trio.to_thread.run_sync(self._layout.builds):
+        for image_id in await in_thread(self._layout.builds):
             if not is_making(image_id):
                 await self.discard(image_id)
-        for group in await trio.to_thread.run_sync(build_group.left_over, self._log_id):
+        for group in await in_thread(build_group.left_over, self._log_id):
             if not is_making(group.name.rpartition(".")[2]):
                 await self._clear(group, ())
         async with self._gate:

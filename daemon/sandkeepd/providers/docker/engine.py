@@ -19,6 +19,7 @@ import trio
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError
 from sandkeep.settings import docker
 from sandkeep.system import extras
+from sandkeep_store.threads import Threads, in_abandoned_thread
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -29,7 +30,7 @@ Client: TypeAlias = "APIClient"
 T = TypeVar("T")
 
 AT_ONCE: Final = 16
-"""Maximum number of concurrent requests; more take no less time."""
+"""Maximum number of concurrent requests of one owner; more take no less time."""
 
 ANSWER_S: Final = 5
 """Seconds that an engine may take to answer a probe."""
@@ -124,7 +125,7 @@ class Engine:
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
-        self._limiter = trio.CapacityLimiter(AT_ONCE)
+        self._in_thread = Threads(AT_ONCE, abandon_on_cancel=True)
         self._client: APIClient | None = None
         self._asking: APIClient | None = None
         self._hanging: HangingError | None = None
@@ -156,9 +157,7 @@ class Engine:
         self._under_way.add(request)
         try:
             with request.scope:
-                return await trio.to_thread.run_sync(
-                    self._run, work, request, limiter=self._limiter, abandon_on_cancel=True
-                )
+                return await self._in_thread(self._run, work, request)
         except HangingError as error:
             self._note_hanging(error)
             raise
@@ -204,7 +203,7 @@ class Engine:
 
     async def _is_awake(self) -> bool:
         try:
-            await trio.to_thread.run_sync(self._work, _nothing, abandon_on_cancel=True)
+            await in_abandoned_thread(self._work, _nothing)
         except HangingError as error:
             self._note_hanging(error)
             return False

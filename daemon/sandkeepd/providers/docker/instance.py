@@ -11,9 +11,11 @@ import trio
 
 from sandkeep.errors import SetupError
 from sandkeep.model import FileContent
+from sandkeep_store.threads import Threads
 from sandkeepd.contract.instance import Directory
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
+from sandkeepd.host.cgroups.pause import reading
 from sandkeepd.host.processes import Identity
 from sandkeepd.keeper.pause import Pauses
 from sandkeepd.providers.common.keeper_provider import HeldInstance
@@ -88,14 +90,8 @@ class ContainerPauses(Pauses):
     @asynccontextmanager
     async def _freezer_lock(self) -> AsyncIterator[None]:
         """For the length of a block, keep others from freezing it to read its files."""
-        turn = freezer.freezer_state_of(self._instance.cgroups)
-        while turn is not None and not turn.lock.acquire(blocking=False):  # noqa: ASYNC110 - threads hold it
-            await trio.sleep(LOOK_AGAIN_S)
-        try:
+        async with reading(self._instance.cgroups, self._instance.sandbox_id):
             yield
-        finally:
-            if turn is not None:
-                turn.lock.release()
 
 
 class ShelllessInstance(DockerInstance):
@@ -107,7 +103,7 @@ class ShelllessInstance(DockerInstance):
         self.no_copies = "the sandbox's image has no shell, which copies need: read and write single files"
         first = msgspec.convert(self.handle["first"], Identity)
         self._root = files.Root(self.sandbox_id, first, (plan.uid, plan.gid), self.working_dir)
-        self._files = trio.CapacityLimiter(FILES_AT_ONCE)
+        self._in_file_thread = Threads(FILES_AT_ONCE)
 
     async def read_piece(self, path: str, offset: int, max_bytes: int) -> FileContent:
         return await self._run_in_thread(files.read_piece, self._root, path, offset, max_bytes)
@@ -128,7 +124,7 @@ class ShelllessInstance(DockerInstance):
             nursery.start_soon(self._give_up_when_gone, nursery.cancel_scope)
             await self.pause.changed(True)
             nursery.cancel_scope.cancel()
-        return await trio.to_thread.run_sync(work, *arguments, limiter=self._files)
+        return await self._in_file_thread(work, *arguments)
 
     async def _give_up_when_gone(self, scope: trio.CancelScope) -> None:
         await self.ended()

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import trio
 
 from sandkeep import failpoints
 from sandkeep.errors import SandkeepError, SetupError
@@ -20,7 +19,7 @@ from sandkeepd.contract.images import ImportedImage
 from sandkeepd.contract.layers import CopiedChanges, KeptArchive, Layering, WorkspaceRoots
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.contract.snapshots import Source
-from sandkeepd.host.threads import run_in_thread
+from sandkeepd.host.threads import in_long_thread, run_in_thread
 from sandkeepd.host.undo import undo_on_error
 from sandkeepd.host.unnamed_file import unnamed_file
 from sandkeepd.providers.common.views import open_merged
@@ -56,10 +55,8 @@ class DockerLayers(Layering):
         beneath = await self._engine.call(partial(docker_layers.base_of_image, image=files.image))
         container = self._provider.instances.get(source.sandbox_id)
         with unnamed_file(self._provider.layout.state_dir) as output:
-            with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
-                changes = await self._provider.in_thread(
-                    self._snapshots.packer.changes, files, container, output, "layer.frozen"
-                )
+            async with self._snapshots.reading(source.sandbox_id):
+                changes = await in_long_thread(self._snapshots.packer.changes, files, container, output, "layer.frozen")
             failpoints.reach("layer.copied")
             try:
                 await self._load(name, beneath, changes.layer)

@@ -3,7 +3,7 @@ tar, in a file without a name. Everything here blocks.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import NamedTuple
 
@@ -50,13 +50,16 @@ class Packer:
 
     def pack(
         self, files: ContainerFiles, image: Sequence[str], container: DockerInstance | None, request: PackRequest,
-        moved: Meter,
+        end_reading: Callable[[], None], moved: Meter,
     ) -> PackedFiles:  # fmt: skip
-        """Pack the files as they are at one moment. `image` are the directories of the container's image."""
+        """Pack the files as they are at one moment. `image` are the directories of the container's image. The function
+        `end_reading` is called when the container will not be frozen any more.
+        """
         if request.over != "parent" and (request.include or request.exclude):
             return self._pack_some(files, container, request, moved)
         with unnamed_file(self._state_dir) as output:
             changes = self.changes(files, container, output, "snapshot.frozen", request, moved)
+            end_reading()
             failpoints.reach("snapshot.copied")
             moved.total_bytes = changes.layer.size_bytes if request.over != "nothing" else None
             packed = self._pack_all(output, image, request, moved)

@@ -21,7 +21,9 @@ from sandkeep.settings.daemon import MEMORY_LIMIT
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.instance import Ending
 from sandkeepd.contract.ledger import Ledger, Swept
+from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.hostile_files import HostileTree
+from sandkeepd.host.threads import in_ending_thread
 from sandkeepd.host.undo import undo_on_error
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
@@ -230,15 +232,20 @@ class DockerProvider(KeeperProvider[DockerInstance]):
         """See `Provider.terminate`. Processes end at once, also when the engine is down; the rest waits for it."""
         self._mark_terminated(sandbox_id)
         self._replacement.forget(sandbox_id)
-        await self.in_thread(kill, handle)
+        await in_ending_thread(kill, handle)
+        instance = self.instances.get(sandbox_id)
+        if instance is not None and not instance.is_suspended():  # what a reader has frozen does not end
+            freezer.end(instance.cgroups)
         failpoints.reach("docker.killed")
         await self.docker.call(lambda client: docker_start.remove(client, sandbox_id, self.log_id))
         failpoints.reach("docker.removed")
         await self.await_end(sandbox_id)
-        with trio.CancelScope(shield=True):
-            await self.in_thread(self.own_disks.disks.release, sandbox_id)
-            self.release_disk(sandbox_id)
-            await self.in_thread(self.layout.clear, sandbox_id)
+        await self.finish(partial(self._clear, sandbox_id))
+        self.release_disk(sandbox_id)
+
+    def _clear(self, sandbox_id: str) -> None:
+        self.own_disks.disks.release(sandbox_id)
+        self.layout.clear(sandbox_id)
 
     # Events of the engine
 

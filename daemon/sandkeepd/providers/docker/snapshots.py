@@ -6,7 +6,8 @@ A container is frozen only while its difference from its image is packed, as a p
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from sandkeep.model import Capability
 from sandkeep_store.archives.trees.rebase import Workspace
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
+from sandkeepd.host.cgroups.pause import reading
 from sandkeepd.host.threads import run_in_thread
 from sandkeepd.providers.common.own_disks import refused
 from sandkeepd.providers.docker import trees
@@ -53,8 +55,14 @@ class DockerSnapshots(Snapshotting):
         files = await self.files_of(source)
         beneath = await self.files_of_image(files.image) if request.over == "nothing" else []
         container = self._provider.instances.get(source.sandbox_id)
-        packing = partial(self.packer.pack, files, beneath, container, request)
-        return await run_in_thread(packing, progress, "packing the files")
+        async with self.reading(source.sandbox_id) as end:
+            packing = partial(self.packer.pack, files, beneath, container, request, end)
+            return await run_in_thread(packing, progress, "packing the files")
+
+    def reading(self, sandbox_id: str) -> AbstractAsyncContextManager[Callable[[], None]]:
+        """Have the turn to freeze a container. See `pause.reading`."""
+        container = self._provider.instances.get(sandbox_id)
+        return reading(container.cgroups if container is not None else {}, sandbox_id)
 
     async def files_of(self, source: Source) -> ContainerFiles:
         """Return the files of a container. Raises `not_supported` where they cannot be read, and `not_ready`."""

@@ -5,6 +5,7 @@ import trio
 from sandkeep.errors import SandkeepError
 from sandkeep.model import Capability, ProviderCapabilities
 from sandkeep.settings import gvisor
+from sandkeep_store.threads import in_thread
 from sandkeepd.host.cgroups.groups import Hierarchies
 from sandkeepd.keeper import program
 from sandkeepd.providers.common.capabilities import capability
@@ -20,7 +21,7 @@ async def capabilities(name: str, hierarchies: Hierarchies, *, root: bool) -> Pr
     if why is None:
         try:
             with trio.fail_after(20):
-                await trio.to_thread.run_sync(runsc.version)
+                await in_thread(runsc.version)
         except (SandkeepError, trio.TooSlowError) as error:
             why = str(error)
     return ProviderCapabilities(provider=name, works=why is None, why=why, features=_features(hierarchies, root=root))

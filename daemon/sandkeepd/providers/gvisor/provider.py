@@ -21,13 +21,14 @@ from sandkeep.errors import ProviderError, SandkeepError, SetupError
 from sandkeep.ids import is_name
 from sandkeep.model import Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings import gvisor as settings
-from sandkeep_store.threads import Threads
+from sandkeep_store.threads import Threads, in_abandoned_thread
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups import groups as cgroups
 from sandkeepd.host.cgroups.groups import Limits
 from sandkeepd.host.processes import Identity, in_fresh_thread, kill_all, kill_process, open_process, reap
+from sandkeepd.host.threads import in_ending_thread
 from sandkeepd.host.undo import undo_on_error
 from sandkeepd.keeper.watcher import Watcher
 from sandkeepd.providers.common import disk_usage
@@ -75,7 +76,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         self, state_dir: str, log_id: str, watcher: Watcher, nursery: trio.Nursery, *, uid_base: int, disk_limit: int
     ) -> None:
         super().__init__(state_dir, log_id, watcher, nursery, uid_base=uid_base, disk_limit=disk_limit, threads=32)
-        self.starts = Threads(trio.CapacityLimiter(max(8, 4 * len(os.sched_getaffinity(0)))))
+        self.starts = Threads(max(8, 4 * len(os.sched_getaffinity(0))))
         self._saves = Saves(self)
         self.checkpoints = GvisorCheckpoints(self, self._saves)
         self.layers = GvisorLayers(self)
@@ -232,14 +233,14 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
 
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         self._mark_terminated(sandbox_id)
-        with trio.CancelScope(shield=True):
-            await self.in_thread(self._end, sandbox_id, plan)
+        with trio.CancelScope(shield=True):  # each is bounded by its own deadlines
+            await in_ending_thread(self._end, sandbox_id, plan)
             failpoints.reach("gvisor.killed")
             instance = self.instances.get(sandbox_id)
             if instance is not None and instance.pidfd < 0 and instance.ending is not None:  # no process will end
                 await instance.went(instance.ending)
             await self.await_end(sandbox_id)
-            await self.in_thread(self._clear, sandbox_id)
+        await self.finish(functools.partial(self._clear, sandbox_id))
 
     def _end(self, sandbox_id: str, plan: dict[str, Any]) -> None:
         """Kill its processes and remove its control groups. Blocks."""
@@ -251,7 +252,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
         everything = Limits(memory_bytes=1, cpus=1, pids=1)
         groups = plan["cgroups"] if plan else self.hierarchies.plan(sandbox_id, everything)
         if groups:
-            freezer.thaw(groups)
+            freezer.end(groups)
             kill_all(lambda: cgroups.members(groups))
             cgroups.remove(groups)
 
@@ -319,7 +320,7 @@ class GvisorProvider(DirectoryProvider[GvisorInstance]):
 
 async def _reap(child: int) -> None:
     if child >= 0:
-        await trio.to_thread.run_sync(reap, child, abandon_on_cancel=True)
+        await in_abandoned_thread(reap, child)
 
 
 class Found(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from sandkeep.errors import ProviderError, SandkeepError, SetupError
+from sandkeep_store.threads import in_abandoned_thread, in_thread
 from sandkeepd.contract.instance import Ending
 from sandkeepd.host.processes import Identity, has_ended, in_fresh_thread, kill_and_wait, wait_ended
 from sandkeepd.keeper.pause import Pauses
@@ -149,8 +150,8 @@ async def _await_gone(pidfd: int, root: str, container: str) -> None:
         with trio.move_on_after(ENDING_S):
             await wait_ended(pidfd)
         if not has_ended(pidfd):
-            await trio.to_thread.run_sync(kill_and_wait, pidfd, abandon_on_cancel=True)
-        await trio.to_thread.run_sync(runsc.forget, root, container)
+            await in_abandoned_thread(kill_and_wait, pidfd)
+        await in_thread(runsc.forget, root, container)
     finally:
         trio.lowlevel.notify_closing(pidfd)
         os.close(pidfd)

@@ -32,6 +32,7 @@ from msgspec import Struct
 from sandkeep.errors import ProviderError, SandkeepError, StateError
 from sandkeep.ids import new_id
 from sandkeep.system.descriptors import closing_fd
+from sandkeep_store.threads import in_thread
 from sandkeepd.host.processes import has_ended, kill_and_wait, open_process, run_tool, spawn
 from sandkeepd.keeper import requests, terminal
 from sandkeepd.keeper.shared_directory import CONTROL
@@ -111,7 +112,7 @@ class GvisorViewers(Viewers):
         script, runsc = f"{self._shared.inside}/in/{viewer}", self._instance.runsc
         work = functools.partial(open_viewer, runsc, self._instance.container, viewer, script, rows, cols)
         with trio.CancelScope(shield=True):
-            fd, pidfd = await trio.to_thread.run_sync(work)
+            fd, pidfd = await in_thread(work)
         try:
             if not await _shown(fd, pidfd):
                 raise terminal.not_attached(self._instance.read(viewer, "stderr", 0, 500).data)
@@ -133,12 +134,12 @@ class GvisorViewers(Viewers):
         one: a state saved with that could not be restored.
         """
         runsc = self._instance.runsc
-        if await trio.to_thread.run_sync(_viewers, runsc.bundle):
+        if await in_thread(_viewers, runsc.bundle):
             with trio.move_on_after(DETACH_S), suppress(SandkeepError):
                 await run(["sh", "-c", _ASK_TO_GO, self._shared.sockets, SAVED])
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(await_gone, runsc, self._instance.container)
-        if await trio.to_thread.run_sync(has_host_terminal, runsc.bundle):
+                await in_thread(await_gone, runsc, self._instance.container)
+        if await in_thread(has_host_terminal, runsc.bundle):
             message = "a process still holds a viewer's terminal, perhaps a tmux that hangs: end it, then try again"
             raise StateError("conflict", message, sandbox_id=self._instance.sandbox_id)
 

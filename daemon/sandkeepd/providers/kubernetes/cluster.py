@@ -16,6 +16,7 @@ import trio
 from sandkeep.errors import SandkeepError, SetupError
 from sandkeep.settings import kubernetes as settings
 from sandkeep.system import extras
+from sandkeep_store.threads import Threads, in_thread
 from sandkeepd.providers.kubernetes import requests
 from sandkeepd.providers.kubernetes.observed import Event, Metadata, Observed
 from sandkeepd.providers.kubernetes.requests import CONFLICT, NOT_FOUND, RefusedError, Requests, UnderWay
@@ -218,7 +219,7 @@ class Cluster:
 
     def __init__(self, kubeconfig: str | None = None) -> None:
         self._kubeconfig = kubeconfig
-        self._limiter = trio.CapacityLimiter(AT_ONCE)
+        self._threads = Threads(AT_ONCE, abandon_on_cancel=True)
         self.opening = trio.CapacityLimiter(AT_ONCE)
         """Taken to open a channel: those of all pods break at once when the API server is started anew."""
         self._api: Api | None = None
@@ -245,7 +246,7 @@ class Cluster:
             return self._api
         async with self._connecting:
             if self._api is None:
-                self._api = await trio.to_thread.run_sync(connect, self._kubeconfig or settings.KUBECONFIG())
+                self._api = await in_thread(connect, self._kubeconfig or settings.KUBECONFIG())
         return self._api
 
     async def call(self, work: Callable[[Api], T]) -> T:
@@ -255,7 +256,7 @@ class Cluster:
         """
         api = await self.api()
         with trio.CancelScope() as scope:
-            return await _in_thread(work, api, _Timed(self._limiter, scope, requests.CALL_S))
+            return await _in_thread(work, api, _Timed(self._threads.share, scope, requests.CALL_S))
         raise api.requests.no_answer(f"it took longer than {requests.CALL_S:.0f} s")
 
     async def stream(self, work: Callable[[Api], None], seconds: float) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from sandkeep.errors import CallerError, ProviderError, SandkeepError, SetupError, StateError
+from sandkeep_store.threads import in_abandoned_thread
 from sandkeepd.providers.common.remote import BrokenExecError, Outcome, RemoteStream, readable
 from sandkeepd.providers.kubernetes import channels
 from sandkeepd.providers.kubernetes.channels import Demultiplexer
@@ -120,7 +121,7 @@ async def open_exec(
     Raises `provider_unavailable` when the API server does not answer, and when the connection breaks within the block;
     `not_found` and `not_ready` when there is no such pod or it does not run, `not_configured` when the daemon may not.
     """
-    endpoint = await trio.to_thread.run_sync(read_endpoint, configuration, abandon_on_cancel=True)
+    endpoint = await in_abandoned_thread(read_endpoint, configuration)
     path = channels.exec_path(
         namespace, pod, command, container, stdin=stdin, stdout=True, stderr=stderr and not tty, tty=tty
     )

@@ -102,4 +102,4 @@ def _kill_frozen(groups: Mapping[str, str]) -> None:
         for pid in cgroups.members(groups):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    freezer.thaw(groups)
+    freezer.end(groups)

@@ -1,10 +1,11 @@
 """The files of a local sandbox, and its freeze while they are read."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
 from msgspec import Struct
 
-from sandkeepd.host.cgroups.pause import Pause, frozen
+from sandkeepd.host.cgroups.pause import Pause, frozen, reading
 from sandkeepd.host.processes import identify
 from sandkeepd.providers.local.plan import Plan
 from sandkeepd.providers.local.start import Handle
@@ -20,6 +21,8 @@ class SandboxFiles(Struct, frozen=True, kw_only=True):
     upper: str
     lowers: list[str]
     mark: str
+    end_reading: Callable[[], None] = lambda: None
+    """Called by the thread of a reader that will not freeze it any more."""
 
     @property
     def first_pid(self) -> int | None:
@@ -27,8 +30,12 @@ class SandboxFiles(Struct, frozen=True, kw_only=True):
         first = self.handle.first
         return first.pid if self.plan.mechanism == "bubblewrap" and identify(first.pid) == first else None
 
+    def reading(self) -> AbstractAsyncContextManager[Callable[[], None]]:
+        """Have the turn to freeze it. See `pause.reading`."""
+        return reading(self.plan.cgroups, self.upper)
+
     def freeze(self) -> AbstractContextManager[Pause]:
-        """Freeze it for the length of a block. See `pause.frozen`."""
+        """Freeze it for the length of a block, in a turn. See `pause.frozen`."""
         return frozen(self.plan.cgroups, self.first_pid, self.mark)
 
     @property

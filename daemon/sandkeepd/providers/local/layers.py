@@ -15,10 +15,12 @@ import trio
 from sandkeep import failpoints
 from sandkeep.errors import SetupError, StateError
 from sandkeep.system.descriptors import closing_fd
+from sandkeep_store.archives.trees.changes import require_shallow
 from sandkeep_store.archives.trees.passes import PassCopy
 from sandkeepd.contract.layers import CopiedChanges
 from sandkeepd.contract.snapshots import Source
 from sandkeepd.host.cgroups.pause import Pause
+from sandkeepd.host.threads import in_long_thread
 from sandkeepd.host.undo import undo_on_error
 from sandkeepd.providers.common.directory_layers import DirectoryLayers, document
 from sandkeepd.providers.common.layers import MOST_LAYERS, Layer
@@ -57,12 +59,12 @@ class LocalLayers(DirectoryLayers):
         held = await self.files_of(source)
         flat = not held.lowers or len(held.plan.layers) >= MOST_LAYERS
         async with undo_on_error(self.discard_layers, [name]):
-            with trio.CancelScope(shield=True):  # it is short, and a sandbox must not be left standing
-                shares_blocks = (await self._abilities()).reflink.works
-                freeze = functools.partial(self._freeze, name, held, flat=flat, shares_blocks=shares_blocks)
-                pause = await self._in_thread(freeze)
+            shares_blocks = (await self._abilities()).reflink.works
+            freeze = functools.partial(self._freeze, name, held, flat=flat, shares_blocks=shares_blocks)
+            async with held.reading():
+                pause = await in_long_thread(freeze)
             failpoints.reach("layer.copied")
-            size = await self._in_thread(self._store.size_bytes, self._store.root(name))
+            size = await in_long_thread(self._store.size_bytes, self._store.root(name))
         layer = Layer(name=name, uid=held.plan.uid)
         layers = [layer] if flat else [layer, *held.plan.layers]
         files = document(layers, over_image=held.plan.over_image and not flat)
@@ -80,6 +82,7 @@ class LocalLayers(DirectoryLayers):
             making = self._store.begin(name)
         with shown(*roots, above=state_dir) as source, held.freeze() as pause:
             failpoints.reach("layer.frozen")
+            require_shallow(source, self._store.enter)
             self._store.copy(source, making)
         if len(roots) > 1 and held.plan.uid is not None:
             self._store.give(making, held.plan.uid)

@@ -102,6 +102,7 @@ class Packer:
                 failpoints.reach("snapshot.frozen")
                 _save(look(held, self._layers, upper), request)
                 self._layers.copy(upper, target)
+            held.end_reading()
             failpoints.reach("snapshot.copied")
             yield target, pause
         finally:
@@ -122,6 +123,7 @@ class Packer:
                 spool = Spool(tree, target, lambda: moved(0))
                 copied = copy_running(held, self._layers, tree, spool, select=select, point="snapshot.frozen")
                 if copied is not None:
+                    held.end_reading()
                     _save(copied.look, request)
                     failpoints.reach("snapshot.copied")
                 yield None if copied is None else (spool, copied)

@@ -10,6 +10,7 @@ import trio
 
 from sandkeepd.host.cgroups import freezer
 from sandkeepd.host.cgroups.freezer import Freezer
+from sandkeepd.host.threads import in_ending_thread
 from sandkeepd.keeper.pause import Pause, Pauses
 
 LOOK_S: Final = 5.0
@@ -38,12 +39,12 @@ class FreezerPauses(Pauses):
 
     async def suspend(self) -> None:
         assert self._freezer is not None
-        await trio.to_thread.run_sync(self._freezer.suspend)
+        await in_ending_thread(self._freezer.suspend)
         self.pause.set(True)
 
     async def resume(self) -> None:
         assert self._freezer is not None
-        await trio.to_thread.run_sync(self._freezer.resume)
+        await in_ending_thread(self._freezer.resume)
         self.pause.set(False)
 
 

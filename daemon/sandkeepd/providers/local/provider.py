@@ -20,7 +20,7 @@ from sandkeep.errors import ProviderError, SandkeepError, SetupError
 from sandkeep.ids import is_name
 from sandkeep.model import Capability, Isolation, ProviderCapabilities, SandboxSpec
 from sandkeep.settings.daemon import UID_REGISTRY
-from sandkeep_store.threads import Threads
+from sandkeep_store.threads import Threads, in_thread
 from sandkeepd.contract.caller import Caller
 from sandkeepd.contract.ledger import Ledger, Swept
 from sandkeepd.host.processes import (
@@ -28,6 +28,7 @@ from sandkeepd.host.processes import (
     in_fresh_thread,
     reap,
 )
+from sandkeepd.host.threads import in_ending_thread
 from sandkeepd.host.uids.allocation import Claims
 from sandkeepd.host.uids.registry import Registry
 from sandkeepd.host.undo import undo_on_error
@@ -85,9 +86,7 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
             self.host_uids = Claims(Registry(UID_REGISTRY()), base=uid_base, log_id=log_id, home=self.layout.state_dir)
             self._uids = UidClaims(self.host_uids)
         self._being_cleared: dict[str, trio.Event] = {}
-        self._clear_in_thread = Threads(trio.CapacityLimiter(64))
-        """Separate threads, as removing a million files must not keep other sandboxes from being made."""
-        self._starts = Threads(trio.CapacityLimiter(max(4, 2 * len(os.sched_getaffinity(0)))))
+        self._starts = Threads(max(4, 2 * len(os.sched_getaffinity(0))))
         """More concurrent starts finish no sooner, and keep the daemon from its other work."""
         self._probing = trio.Lock()
         self._abilities: Abilities | None = None
@@ -284,18 +283,18 @@ class LocalProvider(DirectoryProvider[LocalInstance]):
     async def terminate(self, sandbox_id: str, plan: dict[str, Any], handle: dict[str, Any]) -> None:
         decided = await self._decided(sandbox_id, plan)
         self._mark_terminated(sandbox_id)
-        with trio.CancelScope(shield=True):
-            await self.in_thread(self.cleanup.end, sandbox_id, decided, handle)
+        with trio.CancelScope(shield=True):  # each is bounded by its own deadlines
+            await in_ending_thread(self.cleanup.end, sandbox_id, decided, handle)
             failpoints.reach("end.killed")
             await self.await_end(sandbox_id)
-            await self._clear_in_thread(self.cleanup.end_for_good, sandbox_id, decided)
-            self.release_disk(sandbox_id)
+        await self.finish(functools.partial(self.cleanup.end_for_good, sandbox_id, decided))
+        self.release_disk(sandbox_id)
 
     async def _decided(self, sandbox_id: str, plan: dict[str, Any]) -> Plan:
         """Return the plan of a sandbox, reconstructed from its remains when no event has it."""
         if plan:
             return msgspec.convert(plan, Plan)
-        return await self.in_thread(self.cleanup.plan_of_stray, sandbox_id)
+        return await in_ending_thread(self.cleanup.plan_of_stray, sandbox_id)
 
     async def found(self) -> tuple[list[str], list[str]]:
         return await self.in_thread(self.layout.found)
@@ -363,7 +362,7 @@ async def open_local(
 
     make = functools.partial(LocalProvider, state_dir, log_id, uid_base=uid_base, disk_limit=disk_limit)
     if os.geteuid() == 0:
-        await trio.to_thread.run_sync(Disks(Layout(state_dir)).attach_all)
+        await in_thread(Disks(Layout(state_dir)).attach_all)
     async with running(make) as provider:
         looks = functools.partial(poll_freezers, lambda: [each.freezer for each in provider.instances.values()])
         provider.nursery.start_soon(looks)

@@ -4,6 +4,8 @@ import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from sandkeep.model import Capability, SandboxSpec
 from sandkeepd.contract.caller import Progress
 from sandkeepd.contract.snapshots import PackedFiles, PackRequest, Snapshotting, Source
@@ -40,7 +42,9 @@ class LocalSnapshots(Snapshotting):
         held, found = await self._layers.files_of(source), await self._provider.abilities()
         paths([*request.include, *request.exclude])
         packer = Packer(self._provider.store, self._provider.layout.state_dir, shares_blocks=found.reflink.works)
-        return await run_in_thread(functools.partial(packer.pack, held, request), progress, "packing the files")
+        async with held.reading() as end:
+            work = functools.partial(packer.pack, msgspec.structs.replace(held, end_reading=end), request)
+            return await run_in_thread(work, progress, "packing the files")
 
 
 _WITHOUT_FREEZER: Final = f"{NO_FREEZER}: processes are stopped one by one meanwhile"

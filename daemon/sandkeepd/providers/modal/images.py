@@ -18,6 +18,7 @@ from sandkeep.errors import CallerError, StateError
 from sandkeep.settings import modal as settings
 from sandkeep.settings.daemon import DOCKER_BASE
 from sandkeep_store.archives.trees.pack import pack
+from sandkeep_store.threads import in_thread
 from sandkeepd.contract import image_references
 from sandkeepd.contract.caller import Caller, Progress
 from sandkeepd.contract.images import Building, ImageRequest, Images, ImportedImage
@@ -68,7 +69,7 @@ class ModalImages(Images, Building):
         finally:
             self._making.discard(image_id)
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._discard, image_id)
+                await in_thread(self._discard, image_id)
 
     async def _of_reference(self, request: ImageRequest, progress: Progress) -> ImportedImage:
         reference = image_references.parse(request.source, "source").in_full
@@ -83,7 +84,7 @@ class ModalImages(Images, Building):
     ) -> ImportedImage:
         place = self._place(image_id)
         with converted_errors("the image"):
-            await trio.to_thread.run_sync(partial(os.makedirs, f"{place}/context", mode=0o700))
+            await in_thread(partial(os.makedirs, f"{place}/context", mode=0o700))
         copied = await import_tree(
             request.source, caller, f"{place}/tree", owner=None, hide=never_packed(self._layout.state_dir),
             left_out=LeftOut(names=request.ignore, patterns=request.patterns, by_file=request.by_file),
@@ -97,7 +98,7 @@ class ModalImages(Images, Building):
         is_built = request.kind == "dockerfile"
         stage = partial(_stage_build if is_built else _stage_archive, place, request)
         with converted_errors("the image"):
-            ignore = await trio.to_thread.run_sync(stage)
+            ignore = await in_thread(stage)
         await progress("building at Modal")
         modal_id = await self._service.call(
             lambda sdk: sdk.build_dockerfile(
@@ -114,7 +115,7 @@ class ModalImages(Images, Building):
 
     async def remove(self, image_id: str) -> None:
         """See `Images.remove`. At Modal the image stays: another of the same content has the same id there."""
-        await trio.to_thread.run_sync(self._discard, image_id)
+        await in_thread(self._discard, image_id)
 
     async def clean_up(self) -> None:
         """Remove what a daemon left that died while it made an image."""
@@ -125,7 +126,7 @@ class ModalImages(Images, Building):
                     if name not in self._making:
                         self._discard(name)
 
-        await trio.to_thread.run_sync(remove)
+        await in_thread(remove)
 
 
 def _imported(modal_id: str, copied: ImportedImage, *, has_files: bool) -> ImportedImage:

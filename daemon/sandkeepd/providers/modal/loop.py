@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from sandkeep_store.threads import in_thread
+
 T = TypeVar("T")
 
 CLOSE_S: Final = 10.0
@@ -39,7 +41,7 @@ class Loop:
             if self._is_closed:
                 raise trio.ClosedResourceError("the SDK's loop is closed")
             if self._loop is None:  # in a thread: the import takes a third of a second
-                self._loop = await trio.to_thread.run_sync(_thread.enter)
+                self._loop = await in_thread(_thread.enter)
             started = self._loop
         assert started is not None
         return started
@@ -75,7 +77,7 @@ class Loop:
         with trio.CancelScope(shield=True):
             call = Call(loop, set(), lambda: _shut_down(self._tasks, last))
             await call.done.wait()
-            await trio.to_thread.run_sync(_thread.leave)
+            await in_thread(_thread.leave)
 
 
 class _Thread:

@@ -4,6 +4,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from sandkeep_store.archives.tar.depth import require_depth
 from sandkeep_store.archives.tar.members import Member, corrupt, shown
 
 _TOO_SMALL_TO_TELL: Final = 64 << 20
@@ -36,7 +37,8 @@ class Tally:
         self.data_bytes = 0
 
     def count(self, member: Member) -> None:
-        """Count one more."""
+        """Count one more. Raises `tree_too_deep`, too."""
+        require_depth(member.name)
         self.members += 1
         self.content_bytes += member.whole_size
         self.data_bytes += member.size

@@ -18,8 +18,10 @@ from sandkeep.errors import DataError, ProviderError, SetupError
 from sandkeep.system.descriptors import closing_fd
 from sandkeep.system.openat2 import open_beneath
 from sandkeep_store.archives.tar import whiteouts
+from sandkeep_store.archives.tar.depth import MOST_LEVELS, require_depth, too_deep
 from sandkeep_store.archives.tar.members import TOP, Member
 from sandkeep_store.archives.tar.reader import Reader
+from sandkeep_store.archives.trees import pipes
 from sandkeep_store.archives.trees.read import Names, Program, Remarks
 from sandkeep_store.archives.trees.tree import Overlay, is_opaque, reserved
 
@@ -67,11 +69,13 @@ def take_catalogue(tree: int, enter: Sequence[str] = (), overlay: Overlay | None
     """Catalogue an open directory, upper one of an `overlay` or plain. `enter` precedes find's argv. Blocks.
 
     Raises `not_supported` for more files than `MAX_BYTES` hold: they cost whoever makes them less than the catalogue.
+    Raises `tree_too_deep` as soon as it comes to such a file.
     """
     recent = _seconds(time.time_ns() - RECENT_NS)
     found: dict[bytes, Seen] = {}
     size = 0
     for kind, inode, changed, path in _few(tree) or _all(tree, enter):
+        require_depth(path)
         size += _SEEN_BYTES + len(path)
         if size > MAX_BYTES:
             message = f"there are more than {len(found)} changed files, too many for a snapshot: remove some"
@@ -80,6 +84,18 @@ def take_catalogue(tree: int, enter: Sequence[str] = (), overlay: Overlay | None
         is_recent = changed >= recent  # both have ten digits before the point
         found[path or TOP] = Seen(OPAQUE if hides else kind, inode, b"" if is_recent else changed)
     return found
+
+
+def require_shallow(tree: int, enter: Sequence[str] = ()) -> None:
+    """Raise `tree_too_deep` for an open directory that is too deep to copy. `enter` precedes find's argv. Blocks."""
+    if few := _few(tree):
+        for *_, path in few:
+            require_depth(path)
+        return
+    beyond = str(MOST_LEVELS + 1)
+    program = [*enter, "find", ".", "-mindepth", beyond, "-maxdepth", beyond, "-printf", r"%P\0", "-quit"]
+    for path in _listed(tree, program):
+        raise too_deep(path)
 
 
 _Entry = Sequence[bytes]
@@ -131,22 +147,30 @@ def _seconds(time_ns: int) -> bytes:
 
 
 def _all(tree: int, enter: Sequence[str]) -> Iterator[_Entry]:
-    program = [*enter, "find", ".", "-mindepth", "0", "-printf", _FORMAT]
+    program = [*enter, "find", ".", "-maxdepth", str(MOST_LEVELS + 1), "-printf", _FORMAT]
+    for line in _listed(tree, program):  # as they come, while it looks further
+        kind, *rest = line.split(b" ", 3)
+        yield _SAME.get(kind, kind), *rest
+
+
+def _listed(tree: int, program: Sequence[str]) -> Iterator[bytes]:
     with subprocess.Popen(
         program, cwd=f"/proc/self/fd/{tree}", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
     ) as finder:  # fmt: skip
         assert finder.stdout is not None
-        for line in _lines(finder.stdout):  # as they come, while it looks further
-            kind, *rest = line.split(b" ", 3)
-            yield _SAME.get(kind, kind), *rest
+        try:
+            yield from _lines(finder.stdout)
+        except BaseException:
+            finder.kill()
+            raise
     if finder.returncode:
         raise ProviderError("provider_unavailable", "the sandbox's files cannot be listed: try again")
 
 
 def _lines(pipe: IO[bytes]) -> Iterator[bytes]:
     rest = b""
-    while chunk := os.read(pipe.fileno(), _CHUNK):
+    while chunk := pipes.read_some(pipe.fileno(), _CHUNK):
         *whole, rest = (rest + chunk).split(b"\0")
         yield from whole
 

@@ -97,7 +97,7 @@ class Program:
         """The archive that it writes."""
         assert self._process.stdout is not None
         descriptor = self._process.stdout.fileno()
-        while chunk := os.read(descriptor, _CHUNK):
+        while chunk := pipes.read_some(descriptor, _CHUNK):
             yield chunk
 
     def check(self, prefix: bytes, remarks: Remarks) -> None:

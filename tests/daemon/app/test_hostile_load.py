@@ -1,0 +1,167 @@
+"""One hostile owner of four: what the others wait for, against the same machine with as many bare busy programs."""
+
+import os
+import pickle
+import signal
+import subprocess
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from tests.conftest import RunningDaemon, daemon_in
+from tests.daemon.app.test_shares import DEEP, box_of
+from tests.support.users import as_client
+
+from sandkeep.blocking import connect
+from sandkeep.errors import SandkeepError
+
+pytestmark = [pytest.mark.soak, pytest.mark.needs("root", "bwrap")]
+
+OTHERS = (40_021, 40_022, 40_023)
+ENEMY = 40_024
+ROUNDS = 3
+SECONDS = 15.0
+BOXES = 4
+"""Sandboxes of the enemy, in each of which a program is busy."""
+
+CALLERS = 40
+"""Threads that compare them."""
+
+PROGRAMS = BOXES + 2 + 3
+"""Busy programs at once that the enemy has: in sandboxes, two clients, and what the daemon runs for the comparisons."""
+
+MOST_TIMES = 3.0
+
+Times = dict[str, list[float]]
+
+
+def lives(daemon: RunningDaemon, image: dict[str, Any]) -> Times:
+    """Make calls one after the other for a while; return the seconds that each took."""
+    times: Times = defaultdict(list)
+    with connect(daemon.socket) as client:
+        image_id = client.image.create(**image).image_id
+
+        def timed(name: str, call: Callable[..., Any], *words: Any) -> Any:
+            began = time.monotonic()
+            answer = call(*words)
+            times[name].append(time.monotonic() - began)
+            return answer
+
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            box = timed("create", client.sandbox.create, image_id).sandbox_id
+            for _ in range(5):
+                timed("exec", client.sandbox.exec, box, "true")
+            for _ in range(20):
+                timed("get", client.sandbox.get, box)
+            [fork] = timed("fork", client.sandbox.fork, box).sandboxes
+            for one in (fork.sandbox_id, box):
+                timed("terminate", client.sandbox.terminate, one)
+    return dict(times)
+
+
+def all_lives(daemon: RunningDaemon, image: dict[str, Any]) -> Times:
+    """Let the others live at once; return all their times."""
+    times: Times = defaultdict(list)
+    children = [child(uid, lambda: lives(daemon, image)) for uid in OTHERS]
+    for pid, reading in children:
+        with open(reading, "rb") as pipe:
+            answer: Times = pickle.loads(pipe.read())
+        os.waitpid(pid, 0)
+        for name, each in answer.items():
+            times[name] += each
+    return times
+
+
+def child(uid: int, work: Callable[[], Any]) -> tuple[int, int]:
+    """Begin some work as another user; return the process, and the pipe for what it answers."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        with open(writing, "wb") as pipe:
+            pickle.dump(work(), pipe)
+        os._exit(0)
+    os.close(writing)
+    return pid, reading
+
+
+@contextmanager
+def busy_programs(count: int) -> Iterator[None]:
+    programs = [subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+def prepare(image: dict[str, Any], client: Any) -> list[str]:
+    """Make the enemy's sandboxes: with many files, and one besides with a tree that is too deep."""
+    boxes = [box_of(image, client, "seq 1500 | xargs touch") for _ in range(BOXES)]
+    for box in boxes:
+        client.process.launch(box, "while :; do :; done")
+    return [*boxes, box_of(image, client, DEEP)]
+
+
+def for_ever(daemon: RunningDaemon, calls: list[Callable[[Any], object]]) -> None:
+    """Make each call again and again, in a thread and with a client of its own."""
+
+    def repeat(call: Callable[[Any], object]) -> None:
+        with connect(daemon.socket) as client:
+            while True:
+                with suppress(SandkeepError):
+                    call(client)
+
+    threads = [threading.Thread(target=repeat, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@contextmanager
+def hostile_load(daemon: RunningDaemon, image: dict[str, Any]) -> Iterator[None]:
+    boxes = as_client(daemon, ENEMY, lambda client: prepare(image, client))
+    compare = [lambda client, box=box: client.sandbox.diff(box) for box in boxes]
+    flood = [lambda client: client.sandbox.get(boxes[0])] * CALLERS
+    reads = [compare[number % len(compare)] for number in range(CALLERS)]
+    children = [child(ENEMY, lambda calls=calls: for_ever(daemon, calls)) for calls in (reads, flood)]
+    try:
+        yield
+    finally:
+        for pid, reading in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(reading)
+        as_client(daemon, ENEMY, lambda client: [client.sandbox.terminate(box) for box in boxes])
+
+
+def p99(times: list[float]) -> float:
+    return sorted(times)[int(0.99 * len(times))]
+
+
+def test_others_wait_hardly_longer_than_for_bare_programs(places: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with daemon_in(places) as daemon:
+        os.mkdir(f"{daemon.root}/source", 0o755)
+        image = {"source": f"{daemon.root}/source"}
+        daemon.start()
+        bare, beside = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+        for _ in range(ROUNDS):  # in turns, as the machine may have other work
+            for times, load in ((bare, busy_programs(PROGRAMS)), (beside, hostile_load(daemon, image))):
+                with load:
+                    for name, seconds in all_lives(daemon, image).items():
+                        times[name] += seconds
+    ratios = {name: p99(beside[name]) / p99(bare[name]) for name in bare}
+    with capsys.disabled():
+        for name, ratio in ratios.items():
+            figures = f"{p99(bare[name]) * 1e3:.0f} ms of {len(bare[name])}, {p99(beside[name]) * 1e3:.0f} ms of "
+            print(f"\n{name}: p99 {figures}{len(beside[name])}: {ratio:.2f}", end="")
+    assert max(ratios.values()) <= MOST_TIMES, ratios
