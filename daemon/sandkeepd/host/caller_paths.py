@@ -102,6 +102,8 @@ cd -- "$SOURCE" || { ls -d -- "$SOURCE/"; exit 3; }
 echo directory
 """
 
+_READ_FILE: Final = '[ ! -f "$SOURCE" ] || exec head -c "$1" -- "$SOURCE"'
+
 
 class LeftOut(Struct, frozen=True, kw_only=True):
     """Files of a directory that are not copied: `names` at any depth; what the patterns match of the first of
@@ -167,6 +169,16 @@ async def look(source: str, caller: Caller, dockerfile: str) -> Seen:
     async with _import_limit(caller, "look"):
         own = trio.CapacityLimiter(1)
         return await trio.to_thread.run_sync(_look, source, caller, dockerfile, limiter=own)
+
+
+async def read_file(path: str, caller: Caller, most_bytes: int) -> bytes:
+    """Return the beginning of a small regular file; nothing if there is none, or the caller may not read it."""
+    _check_caller(caller)
+    async with _import_limit(caller, "look"):
+        own = trio.CapacityLimiter(1)
+        run = functools.partial(_run_as, caller, [_READ_FILE, "sh", str(most_bytes)], None, SOURCE=path)
+        _, output, _ = await trio.to_thread.run_sync(run, limiter=own)
+        return output
 
 
 _busy: Final[WeakValueDictionary[tuple[int, str], trio.Semaphore]] = WeakValueDictionary()
