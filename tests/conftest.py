@@ -77,6 +77,7 @@ ENGINES: dict[str, Callable[[], str | None]] = {
     "bwrap": _program("bwrap"),
     "tmux": _program("tmux"),
     "docker": lambda: _program("dockerd")() or _root_alone("start a Docker engine"),
+    "registry": _program("docker-registry"),
     "runsc": _program("runsc"),
     "bsdtar": _program("bsdtar"),
     "busybox": _program("busybox"),

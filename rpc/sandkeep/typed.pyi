@@ -180,6 +180,8 @@ class _ImageView:
     def error(self) -> str | None: ...
     @property
     def names(self) -> list[str]: ...
+    @property
+    def published(self) -> dict[str, list[str]]: ...
 
 class _NamedVolumeView:
     info: model.NamedVolume
@@ -487,6 +489,7 @@ class AsyncImageMethods:
     async def list(
         self,
         all: bool = False,
+        published: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -494,7 +497,9 @@ class AsyncImageMethods:
     ) -> model.ImageList:
         """List images.
 
-        `all` adds those that failed or were removed.
+        `all` adds those that failed or were removed. With `published` the list
+        has the images that are published to the caller instead, for an
+        administrator all that are published.
 
         `progress` is called with the messages of a long call.
         """
@@ -533,6 +538,40 @@ class AsyncImageMethods:
 
         The image, and the name to take from it. `not_found` if the image is not
         called so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def publish(
+        self,
+        reference: str,
+        owners: Sequence[str] = [],
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Let others use an image of the Docker engine.
+
+        The `owners` who may use the image of the Docker engine that `reference`
+        means now; everybody, if there are none.
+
+        It is made an image of the caller's own, which is the one that is
+        published until the same reference is published again, wherever its tag
+        is moved.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def unpublish(
+        self,
+        reference: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Withdraw a published image.
+
+        A published reference. Images that others have made by it stay theirs.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -3031,12 +3070,15 @@ class AsyncImages:
     async def list(
         self,
         all: bool = False,
+        published: bool = False,
         *,
         progress: Callable[[str], None] | None = None,
     ) -> builtins.list[AsyncImage]:
         """List images.
 
-        `all` adds those that failed or were removed.
+        `all` adds those that failed or were removed. With `published` the list
+        has the images that are published to the caller instead, for an
+        administrator all that are published.
 
         `progress` is called with the messages of a long call.
         """
@@ -3050,6 +3092,40 @@ class AsyncImages:
 
         An image.
 
+        `progress` is called with the messages of a long call.
+        """
+    async def publish(
+        self,
+        reference: str,
+        owners: Sequence[str] = [],
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncImage:
+        """Let others use an image of the Docker engine.
+
+        The `owners` who may use the image of the Docker engine that `reference`
+        means now; everybody, if there are none.
+
+        It is made an image of the caller's own, which is the one that is
+        published until the same reference is published again, wherever its tag
+        is moved.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    async def unpublish(
+        self,
+        reference: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> AsyncImage:
+        """Withdraw a published image.
+
+        A published reference. Images that others have made by it stay theirs.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
 
@@ -3473,6 +3549,7 @@ class BlockingImageMethods:
     def list(
         self,
         all: bool = False,
+        published: bool = False,
         after: str | None = None,
         limit: int = 1000,
         *,
@@ -3480,7 +3557,9 @@ class BlockingImageMethods:
     ) -> model.ImageList:
         """List images.
 
-        `all` adds those that failed or were removed.
+        `all` adds those that failed or were removed. With `published` the list
+        has the images that are published to the caller instead, for an
+        administrator all that are published.
 
         `progress` is called with the messages of a long call.
         """
@@ -3519,6 +3598,40 @@ class BlockingImageMethods:
 
         The image, and the name to take from it. `not_found` if the image is not
         called so.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def publish(
+        self,
+        reference: str,
+        owners: Sequence[str] = [],
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Let others use an image of the Docker engine.
+
+        The `owners` who may use the image of the Docker engine that `reference`
+        means now; everybody, if there are none.
+
+        It is made an image of the caller's own, which is the one that is
+        published until the same reference is published again, wherever its tag
+        is moved.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def unpublish(
+        self,
+        reference: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> model.Image:
+        """Withdraw a published image.
+
+        A published reference. Images that others have made by it stay theirs.
 
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
@@ -5979,10 +6092,18 @@ class Images:
         `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
-    def list(self, all: bool = False, *, progress: Callable[[str], None] | None = None) -> builtins.list[Image]:
+    def list(
+        self,
+        all: bool = False,
+        published: bool = False,
+        *,
+        progress: Callable[[str], None] | None = None,
+    ) -> builtins.list[Image]:
         """List images.
 
-        `all` adds those that failed or were removed.
+        `all` adds those that failed or were removed. With `published` the list
+        has the images that are published to the caller instead, for an
+        administrator all that are published.
 
         `progress` is called with the messages of a long call.
         """
@@ -5991,6 +6112,40 @@ class Images:
 
         An image.
 
+        `progress` is called with the messages of a long call.
+        """
+    def publish(
+        self,
+        reference: str,
+        owners: Sequence[str] = [],
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Image:
+        """Let others use an image of the Docker engine.
+
+        The `owners` who may use the image of the Docker engine that `reference`
+        means now; everybody, if there are none.
+
+        It is made an image of the caller's own, which is the one that is
+        published until the same reference is published again, wherever its tag
+        is moved.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
+        `progress` is called with the messages of a long call.
+        """
+    def unpublish(
+        self,
+        reference: str,
+        *,
+        command_id: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Image:
+        """Withdraw a published image.
+
+        A published reference. Images that others have made by it stay theirs.
+
+        `command_id` is an idempotency key: a repeated call has its effect once.
         `progress` is called with the messages of a long call.
         """
 

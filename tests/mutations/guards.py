@@ -40,6 +40,7 @@ _CALLS = "tests/conformance/test_seccomp.py::"
 _COMMITS = "tests/daemon/host/test_host_commit.py::"
 _BUILDING = "tests/daemon/providers/docker/test_images.py::"
 _BUILD_LIMITS = "tests/daemon/providers/docker/test_build_limits.py::"
+_FOREIGN_IMAGES = "tests/daemon/providers/docker/test_foreign_images.py::"
 
 GUARDS = [
     # what the sandbox writes and the daemon reads
@@ -371,6 +372,41 @@ GUARDS = [
         "if image_references.could_be_an_id(name):",
         "if False:",
         f"{_BUILDING}test_the_beginning_of_an_id_finds_nobodys_image",
+    ),
+    Guard(
+        "An image of the engine is for others by its registry, or as it is published",
+        "daemon/sandkeepd/providers/docker/references.py",
+        "if request.published is None or _is_default_base(wanted):",
+        "if True:",
+        f"{_FOREIGN_IMAGES}test_an_image_that_an_administrator_built_is_his",
+    ),
+    Guard(
+        "A registry is asked with the caller's login",
+        "daemon/sandkeepd/providers/docker/references.py",
+        "client.inspect_distribution(reference, auth_config=login)",
+        "client.inspect_distribution(reference)",
+        f"{_FOREIGN_IMAGES}test_the_login_of_the_daemons_user_is_for_administrators",
+    ),
+    Guard(
+        "A registry that only names an image has not given it",
+        "daemon/sandkeepd/providers/docker/references.py",
+        'if found is not None and found["Id"] in elsewhere:',
+        "if False:",
+        f"{_FOREIGN_IMAGES}test_a_registry_that_only_names_an_image_of_here_has_not_given_it",
+    ),
+    Guard(
+        "A build uses the images that were checked",
+        "daemon/sandkeepd/providers/docker/dockerfile.py",
+        'flags = [f"--from={image}" if flag.startswith("--from=") else flag for flag in flags]',
+        "",
+        f"{_FOREIGN_IMAGES}test_a_registry_for_everybody_and_a_tag_that_is_another_here",
+    ),
+    Guard(
+        "A base's triggers name no images",
+        "daemon/sandkeepd/providers/docker/dockerfile.py",
+        "if images and not may_name_images:",
+        "if False:",
+        f"{_FOREIGN_IMAGES}test_a_base_that_copies_from_it_by_a_trigger",
     ),
     Guard(
         "A shell that lies is not believed",

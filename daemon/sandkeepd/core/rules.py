@@ -390,6 +390,21 @@ def require_name(image: ImageState, name: str) -> None:
         raise CallerError("not_found", message, image_id=image.image_id, name=name)
 
 
+def published_images(state: State, owner: str) -> dict[str, str]:
+    """Return the references that are published to an owner, each with the digest of its image."""
+    return {
+        reference: image.created.digest
+        for image in state.images.values()
+        if image.status == "ready" and image.created is not None
+        for reference in image.published_to(owner)
+    }
+
+
+def published_image(state: State, reference: str) -> ImageState | None:
+    """Return the image that is published by a reference."""
+    return next((image for image in state.images.values() if reference in image.published and not image.ended), None)
+
+
 def same_content(state: State, image_id: str, digest: str) -> ImageState | None:
     """An older image, ready and of the same owner, provider and content, that can stand for a new one."""
     new = state.images[image_id]
@@ -414,6 +429,9 @@ def remove_image(state: State, image_id: str, pending: Sequence[str]) -> events.
         raise StateError("not_ready", f"image {image_id} is still being made: wait, then remove it", image_id=image_id)
     if not may(found, "image.remove_requested"):
         return None
+    if found.published:
+        message = f"image {image_id} is published as {_some(list(found.published))}: withdraw that first"
+        raise StateError("in_use", message, image_id=image_id, references=list(found.published))
     above = [s.snapshot_id for s in state.snapshots.values() if s.alive and s.needs_image(image_id)]
     if above:
         message = f"image {image_id} is the base of the incremental snapshot {_some(above)}: delete that, or promote it"

@@ -110,13 +110,18 @@ def _no_directory(error: SandkeepError, word: str) -> SandkeepError:
 
 @command(examples=["sandkeep image ls", "sandkeep image ls --json | jq -r '.[].image_id'"])
 @click.option("--all", "-a", "everything", is_flag=True, help="Include failed and removed images.")
+@click.option("--published", is_flag=True, help="List the references that administrators let you use instead.")
 @common()
-def ls(front: Frontend, everything: bool) -> None:
+def ls(front: Frontend, everything: bool, published: bool) -> None:
     """List images."""
     with front.client() as client:
-        images: list[Image] = every(client.image.list, all=everything)
+        images: list[Image] = every(client.image.list, all=everything, published=published)
     if front.as_json:
         return json_line(images)
+    if published:
+        public = [(name, _owners(owners), size(i.size_bytes), i.image_id)
+                  for i in images for name, owners in i.published.items()]  # fmt: skip
+        return table((Column("REFERENCE", least=12, shorten=cut_middle), "FOR", "SIZE", "IMAGE"), sorted(public))
     named = [Column("NAME", least=12)] if any(i.names for i in images) else []
     rows = [
         (
@@ -136,6 +141,10 @@ def ls(front: Frontend, everything: bool) -> None:
     return table(("IMAGE", *named, status(), "AGE", "SIZE", kind, docker, source), rows)
 
 
+def _owners(owners: list[str]) -> str:
+    return ", ".join(owners) or "everybody"
+
+
 def _short(docker_image_id: str | None) -> str:
     """As much of an id as Docker's own lists show."""
     return (docker_image_id or "").removeprefix("sha256:")[:12]
@@ -153,6 +162,7 @@ def _describe(image: Image) -> list[tuple[str, object]]:
     return [
         ("image", image.image_id),
         ("names", ", ".join(image.names)),
+        *(("published", f"{name} for {_owners(owners)}") for name, owners in image.published.items()),
         ("status", image.status),
         ("provider", image.provider),
         ("kind", image.kind),
@@ -185,6 +195,31 @@ def tag(front: Frontend, image: str, name: str) -> None:
 def untag(front: Frontend, name: str) -> None:
     """Take a name from its image, and print the image's id. The image stays."""
     front.for_each("taking the name", "image.untag", (name,), name=name)
+
+
+@command(
+    examples=[
+        "sandkeep image publish registry.lan/team/app:1",
+        "sandkeep image publish app:1 --for uid:1000 --for key:ci",
+    ]
+)
+@click.argument("reference", type=REFERENCE, metavar="REF")
+@click.option("--for", "owners", multiple=True, metavar="OWNER", help="Owner, such as uid:1000 (default: everybody).")
+@common()
+def publish(front: Frontend, reference: str, owners: tuple[str, ...]) -> None:
+    """Let others use an image of the Docker engine, and print the id of its own.
+
+    It stays the image that REF means now, until REF is published again. For administrators.
+    """
+    front.for_each("publishing", "image.publish", (reference,), owners=list(owners))
+
+
+@command(examples=["sandkeep image unpublish registry.lan/team/app:1"])
+@click.argument("reference", type=REFERENCE, metavar="REF")
+@common()
+def unpublish(front: Frontend, reference: str) -> None:
+    """Withdraw a published image, and print its id. Images that others have made of it stay theirs."""
+    front.for_each("withdrawing", "image.unpublish", (reference,))
 
 
 @command(examples=["sandkeep image rm $IMG", "sandkeep image rm py:3.12"])

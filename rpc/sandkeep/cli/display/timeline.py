@@ -148,6 +148,8 @@ DETAILS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
     "image.created": _content,
     "image.reused": lambda data: f"the same as {data['image_id']}",
     "image.tagged": lambda data: f"called {data['name']}",
+    "image.published": lambda data: f"{data['reference']} for {', '.join(data['owners']) or 'everybody'}",
+    "image.unpublished": lambda data: str(data["reference"]),
     "image.untagged": lambda data: f"not called {data['name']} any more",
     "sandbox.create_requested": _requested,
     "sandbox.created": _isolation,
